@@ -1,0 +1,39 @@
+"""A CPU build of torch beside a CUDA build of torchvision.
+
+PyPI's x86-64 torchvision is linked against CUDA; its compiled part does not load beside a CPU torch, and
+`import torchvision` then dies with "operator torchvision::nms does not exist" while registering a meta kernel for
+an operator that was never defined. Where PyTorch's CPU wheel index cannot be reached this is what pip installs.
+The models here use torchvision's transforms only, never these two operators, so defining their schemas is enough.
+"""
+
+from __future__ import annotations
+
+_SCHEMAS = {
+    "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+}
+
+_library = None
+
+
+def ensure_torchvision_importable() -> None:
+    """Define torchvision's missing operator schemas; does nothing where torchvision's own library loads."""
+    global _library
+    import torch
+
+    if _library is not None or torch.version.cuda is not None or _torchvision_matches():
+        return
+    _library = torch.library.Library("torchvision", "FRAGMENT")
+    for name, schema in _SCHEMAS.items():
+        if not hasattr(torch.ops.torchvision, name):
+            _library.define(schema)
+
+
+def _torchvision_matches() -> bool:
+    """Whether the installed torchvision is the CPU build (its version says so), which needs no help."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return "+cpu" in version("torchvision")
+    except PackageNotFoundError:
+        return True

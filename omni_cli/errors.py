@@ -1,0 +1,87 @@
+"""Every failure that a user can cause, and the exit code it ends in.
+
+    OmniError                    6  the run failed
+    ├── UsageError               2  a wrong option or argument
+    │   ├── ProfileError         2  the profile (or `--set`) is wrong; carries all diagnostics
+    │   ├── InputError           2  a prompt, audio or image that cannot be used
+    │   ├── CheckpointError      2  a model folder that is missing or broken
+    │   └── OutputError          2  the output folder cannot be written
+    ├── StageError               6  a stage failed while loading or running
+    └── DeadlineError            6  `--timeout` or a stage's deadline passed
+
+No module but `omni_cli.cli` prints these or turns them into exit codes.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the process's exit status means; the contract fixes the numbers."""
+
+    OK = 0
+    REGRESSION = 1
+    USAGE = 2
+    INCONCLUSIVE = 3
+    NOT_COMPARABLE = 4
+    OUTPUT_MISMATCH = 5
+    RUN_FAILED = 6
+    INTERRUPTED = 130
+
+
+class OmniError(Exception):
+    """A failure to show to the user as one `error:` paragraph and, where there is something to do, a `hint:`."""
+
+    exit_code = ExitCode.RUN_FAILED
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(OmniError):
+    exit_code = ExitCode.USAGE
+
+
+class ProfileError(UsageError):
+    """One or more things wrong with a profile; `message` is the fully rendered diagnostics."""
+
+
+class InputError(UsageError):
+    pass
+
+
+class CheckpointError(UsageError):
+    pass
+
+
+class OutputError(UsageError):
+    pass
+
+
+class StageError(OmniError):
+    """A stage failed.
+
+    `stage` is its name in the profile; `request_id` is set when one request is to blame;
+    `details` is the stage's traceback or log tail, shown with `-v`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stage: str,
+        request_id: str | None = None,
+        hint: str | None = None,
+        details: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.stage = stage
+        self.request_id = request_id
+        self.details = details
+
+
+class DeadlineError(OmniError):
+    pass
