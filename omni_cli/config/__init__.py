@@ -1,0 +1,1 @@
+"""YAML profiles in, one frozen `EngineConfig` out. Imports no torch, vLLM or diffusers."""

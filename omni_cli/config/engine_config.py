@@ -1,0 +1,90 @@
+"""The resolved configuration that everything behind the command line works from: complete, frozen, no "auto" left.
+
+Field names are vLLM's for AR stages and diffusers' for diffusion stages. `None` means that the engine's own
+default holds (vLLM's or the pipeline's), never "decide later".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+CudagraphMode = Literal["none", "piecewise", "full", "full_decode_only", "full_and_piecewise"]
+Execution = Literal["eager", "compile", "cudagraph"]
+OutputCopy = Literal["async", "sync"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class ARStageConfig:
+    """One autoregressive stage; `sampling` holds vLLM `SamplingParams` fields."""
+
+    name: str
+    backend: Literal["vllm"] = "vllm"
+    input: str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float | None = None
+    kv_cache_memory_bytes: int | None = None
+    block_size: int | None = None
+    enable_prefix_caching: bool | None = None
+    enable_chunked_prefill: bool | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    distributed_executor_backend: Literal["mp", "ray", "external_launcher"] | None = None
+    cudagraph_mode: CudagraphMode = "none"
+    output_copy: OutputCopy = "async"
+    devices: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    kind: Literal["ar"] = "ar"
+
+
+@dataclass(frozen=True)
+class DiffusionStageConfig:
+    """One diffusion stage on a vLLM runner or on a diffusers pipeline.
+
+    `call` holds further arguments of the pipeline call by diffusers' names (`true_cfg_scale`, `max_sequence_length`);
+    `max_num_seqs` bounds how many compatible requests share a batch.
+    """
+
+    name: str
+    backend: Literal["vllm", "diffusers"] = "diffusers"
+    input: str | None = None
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = None
+    negative_prompt: str | None = None
+    height: int | None = None
+    width: int | None = None
+    sway_coefficient: float | None = None
+    max_num_seqs: int | None = None
+    max_model_len: int | None = None
+    gpu_memory_utilization: float | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    execution: Execution = "eager"
+    output_copy: OutputCopy = "async"
+    devices: str | None = None
+    call: Mapping[str, Any] = field(default_factory=dict)
+    kind: Literal["diffusion"] = "diffusion"
+
+
+StageConfig = ARStageConfig | DiffusionStageConfig
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """A whole model. `model` is as written (`builtin:NAME`, a folder, a Hugging Face repo id)."""
+
+    name: str
+    description: str
+    model: str
+    dtype: Dtype
+    stages: tuple[StageConfig, ...]
+    seed: int = 0
+    trust_remote_code: bool = False
+
+    def stage(self, name: str) -> StageConfig:
+        """The stage of that name; `KeyError` if there is none."""
+        return {stage.name: stage for stage in self.stages}[name]
