@@ -1,0 +1,117 @@
+"""The `omni` command: which commands there are, and what becomes of a failure."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+from typer.main import get_group
+
+from omni_cli import __version__
+from omni_cli.cli import console
+from omni_cli.cli.lazy import LazyCommand, LazyGroup
+from omni_cli.cli.usage import TYPER_ERROR, is_missing_command, usage_error
+from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
+
+# What a shell reports for a program that SIGPIPE ended; 0 or 1 would read as a verdict.
+_BROKEN_PIPE = 141
+
+
+class _Commands(LazyGroup):
+    lazy_commands = {
+        "generate": LazyCommand(
+            "omni_cli.cli.generate:generate", "Run a model end to end and write its text, audio and images."
+        ),
+        "profiles": LazyCommand("omni_cli.cli.profiles:profiles", "List, show and check the YAML profiles."),
+        "models": LazyCommand("omni_cli.cli.models:models", "Build small random-weight checkpoints."),
+        "doctor": LazyCommand(
+            "omni_cli.cli.doctor:doctor", "Say what this machine can run and what is missing."
+        ),
+    }
+
+
+app = typer.Typer(cls=_Commands, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        console.print_text(f"omni {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def omni(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Run and benchmark omni models: chains of autoregressive and diffusion stages."""
+
+
+def main() -> NoReturn:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line and return its exit code; every failure is shown here and nowhere else."""
+    console.reset()
+    # Read before parsing, because the parser itself may fail.
+    flags = argv[: argv.index("--")] if "--" in argv else argv
+    as_json = "--json" in flags
+    verbose = "-v" in flags or "--verbose" in flags
+    try:
+        code = _run_command(argv, as_json=as_json, verbose=verbose)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        _drop_stdout()
+        return _BROKEN_PIPE
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except OSError as error:
+        _drop_stdout()
+        failure = OutputError(f"cannot write to standard output: {error.strerror or error}")
+        return console.report_failure(failure, as_json=False, verbose=verbose)
+
+
+def _run_command(argv: Sequence[str], *, as_json: bool, verbose: bool) -> int:
+    try:
+        # Not Typer's own main: it turns a broken pipe into exit code 1, which here means a regression.
+        group = get_group(app)
+        with group.make_context("omni", list(argv)) as context:
+            result = group.invoke(context)
+        return result if isinstance(result, int) else ExitCode.OK
+    except typer.Exit as stop:
+        return stop.exit_code
+    except (BrokenPipeError, KeyboardInterrupt):
+        raise
+    except typer.Abort as abort:
+        raise KeyboardInterrupt from abort
+    except OmniError as error:
+        failure = error
+    except TYPER_ERROR as error:
+        if is_missing_command(error) and not as_json:
+            console.print_note(error.message)
+            return ExitCode.USAGE
+        failure = UsageError("missing command") if is_missing_command(error) else usage_error(error)
+    except Exception as error:  # noqa: BLE001 - the last resort: whatever is expected is an OmniError
+        failure = _internal_error(error)
+    return console.report_failure(failure, as_json=as_json, verbose=verbose)
+
+
+def _internal_error(error: Exception) -> OmniError:
+    failure = OmniError(
+        f"internal error: {type(error).__name__}: {error}",
+        hint="this is a fault of omni, not yours; run it again with `-v` and report what it prints",
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def _drop_stdout() -> None:
+    """Send what is still buffered nowhere; Python would otherwise complain about it while it shuts down."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

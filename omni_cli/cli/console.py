@@ -1,0 +1,119 @@
+"""The one place that writes to the terminal: data to stdout, everything else to stderr, colours only where they help.
+
+Imports nothing heavy: it is loaded for `omni --help`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from omni_cli.errors import ExitCode, OmniError
+
+ERROR_SCHEMA = "omni.error/1"
+
+_COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "hint": "\x1b[1;36m"}
+_RESET = "\x1b[0m"
+_LABEL = re.compile(r"^(error|warning|hint):", re.MULTILINE)
+
+# A command that has printed its own document must not get a second one when it fails after that.
+_json_printed = False
+
+
+def reset() -> None:
+    """Forget what an earlier command of this process printed, and make both streams safe to write anything to.
+
+    A character that the terminal's encoding lacks, or a stray byte of an argument, is shown escaped.
+    """
+    global _json_printed
+    _json_printed = False
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def use_colour(stream: TextIO) -> bool:
+    """Whether escape codes may be written to `stream`: a terminal that understands them, and no `NO_COLOR`."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def print_text(text: str) -> None:
+    """Write data to stdout, one newline at its end."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Write the one JSON document of a `--json` command to stdout; call it once.
+
+    Raises `ValueError` for NaN and infinity, which JSON lacks, and before anything is written.
+    """
+    global _json_printed
+    # backslashreplace would turn a character into something that is not JSON's escape for it.
+    ascii_only = (sys.stdout.encoding or "ascii").lower().replace("-", "") != "utf8"
+    text = json.dumps(document, indent=2, ensure_ascii=ascii_only, allow_nan=False)
+    sys.stdout.write(text + "\n")
+    _json_printed = True
+
+
+def print_note(text: str) -> None:
+    """Write progress or a result's context to stderr."""
+    sys.stderr.write(_coloured(text, sys.stderr) + "\n")
+
+
+def print_warning(message: str, *, hint: str | None = None) -> None:
+    print_note(f"warning: {message}" + (f"\n\nhint: {hint}" if hint else ""))
+
+
+def print_error(error: OmniError, *, verbose: bool = False) -> None:
+    """Show a failure on stderr: `error:` paragraph, blank line, `hint:` paragraph; with `verbose` what led to it."""
+    if verbose:
+        sys.stderr.write("".join(traceback.format_exception(error)) + "\n")
+        details = getattr(error, "details", None)
+        if details:
+            sys.stderr.write(f"{details.rstrip()}\n\n")
+    paragraphs = [f"error: {error.message}"]
+    if error.hint:
+        paragraphs.append(f"hint: {error.hint}")
+    print_note("\n\n".join(paragraphs))
+
+
+def error_document(error: OmniError) -> dict[str, Any]:
+    """What a failed `--json` command prints instead of its result.
+
+    `kind` names the class (`profile`, `input`, `checkpoint`, `output`, `stage`, `deadline`, `usage`, ...);
+    a profile's diagnostics are listed one by one.
+    """
+    kind = type(error).__name__.removesuffix("Error").lower()
+    body: dict[str, Any] = {
+        "kind": "run" if kind == "omni" else kind,
+        "message": error.message,
+        "hint": error.hint,
+        "exit_code": int(error.exit_code),
+    }
+    for name in ("stage", "request_id"):
+        if getattr(error, name, None) is not None:
+            body[name] = getattr(error, name)
+    diagnostics = getattr(error, "diagnostics", ())
+    if diagnostics:
+        body["diagnostics"] = [diagnostic.as_dict() for diagnostic in diagnostics]
+    return {"schema": ERROR_SCHEMA, "error": body}
+
+
+def report_failure(error: OmniError, *, as_json: bool, verbose: bool) -> ExitCode:
+    """Show a failure everywhere it belongs and return the process's exit code for it."""
+    print_error(error, verbose=verbose)
+    if as_json and not _json_printed:
+        print_json(error_document(error))
+    return error.exit_code
+
+
+def _coloured(text: str, stream: TextIO) -> str:
+    if not use_colour(stream):
+        return text
+    return _LABEL.sub(lambda match: f"{_COLOURS[match[1]]}{match[0]}{_RESET}", text)

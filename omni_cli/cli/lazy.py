@@ -1,0 +1,62 @@
+"""A Typer group whose commands are imported only when they are called, so that `omni --help` stays fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command, get_group
+
+from omni_cli.cli.usage import did_you_mean
+from omni_cli.errors import UsageError
+
+
+@dataclass(frozen=True)
+class LazyCommand:
+    """Where a command lives (`module:attribute`, a function or a `typer.Typer`) and its line in the help."""
+
+    target: str
+    summary: str
+
+
+class LazyGroup(TyperGroup):
+    """Lists its commands from a table; a subclass sets `lazy_commands`."""
+
+    lazy_commands: ClassVar[dict[str, LazyCommand]] = {}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.lazy_commands)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = self.lazy_commands.get(cmd_name)
+        return None if command is None else _load(cmd_name, command)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.summary) for name, command in self.lazy_commands.items()])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.lazy_commands and not args[0].startswith("-"):
+            raise UsageError(
+                f"unknown command `{args[0]}`",
+                hint=did_you_mean(args[0], self.lazy_commands) or "see `omni --help`",
+            )
+        return super().resolve_command(ctx, args)
+
+
+def _load(name: str, command: LazyCommand) -> Any:
+    """The parser of one command, in plain text: Rich's help costs more time than all the rest of `--help`."""
+    module, attribute = command.target.split(":")
+    target = getattr(import_module(module), attribute)
+    if isinstance(target, typer.Typer):
+        target.rich_markup_mode = None
+        parser = get_group(target)
+    else:
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(name)(target)
+        parser = get_command(single)
+    parser.name = name
+    return parser

@@ -1,0 +1,72 @@
+"""Options that mean the same in every command, as types for Typer's signatures.
+
+A command writes `profile: ProfileOption = DEFAULT_PROFILE` and so on; `--model` and the like default to None.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_PROFILE = "tiny-omni"
+MAX_SEED = 2**32 - 1  # what NumPy's generator, which vLLM seeds too, takes
+
+
+def _positive_seconds(value: float | None) -> float | None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise typer.BadParameter("expected a number of seconds greater than 0")
+    return value
+
+
+ProfileOption = Annotated[
+    str,
+    typer.Option(
+        "--profile", "-p", metavar="NAME|PATH", help="Profile: a bundled one by name, else a YAML file."
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="DIR|REPO", help="Another checkpoint for the same profile: folder or repo id."
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="[STAGE.]KEY=VALUE",
+        help="Set a key of the profile; repeatable. `null` removes the key.",
+    ),
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option("--seed", metavar="N", min=0, max=MAX_SEED, help="Seed; without it the profile's, else 0."),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print exactly one JSON document on stdout and nothing else there.")
+]
+OutputDirOption = Annotated[
+    Path, typer.Option("--output-dir", metavar="DIR", help="Folder for the files that are written.")
+]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        callback=_positive_seconds,
+        help="Stop with an error after this many seconds.",
+    ),
+]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show the libraries' logs, and tracebacks of errors.")
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show only results, warnings and errors.")]
+TrustRemoteCodeOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code", help="Run Python code that comes with the checkpoint. Off by default."
+    ),
+]

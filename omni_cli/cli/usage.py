@@ -1,0 +1,70 @@
+"""Typer's own complaints about a command line, in the words and the form of every other error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+import typer
+
+from omni_cli.errors import UsageError
+
+# Typer's public exceptions derive from these two, which it keeps in a private module.
+TYPER_USAGE_ERROR, TYPER_ERROR = typer.BadParameter.__mro__[1:3]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """`did you mean ...?`, or None where no known word is near."""
+    near = get_close_matches(word, list(known), n=1)
+    return f"did you mean `{near[0]}`?" if near else None
+
+
+def is_missing_command(error: Exception) -> bool:
+    """Whether a group was called without a command; `error.message` then is its whole help."""
+    return type(error).__name__ == "NoArgsIsHelpError"
+
+
+def usage_error(error: Any) -> UsageError:
+    """One of Typer's exceptions as ours, with the nearest option or the place to look as its hint."""
+    context = getattr(error, "ctx", None)
+    option = getattr(error, "option_name", None)
+    if type(error).__name__ == "NoSuchOption":
+        return UsageError(f"unknown option `{option}`", hint=_option_hint(option, context))
+    return UsageError(_message(error), hint=_help_hint(context))
+
+
+def _message(error: Any) -> str:
+    """Typer's sentence without its capital, its full stop and its quotation marks."""
+    param = getattr(error, "param", None)
+    detail = error.message.rstrip(".")
+    if param is not None and type(error).__name__ == "MissingParameter":
+        text = f"missing {param.param_type_name} `{_name(param)}`"
+    elif param is not None:
+        text = f"invalid value for `{_name(param)}`: {detail[:1].lower()}{detail[1:]}"
+    else:
+        text = error.format_message().rstrip(".")
+        text = text[:1].lower() + text[1:]
+    return re.sub(r"'([^'\n]*)'", r"`\1`", text)
+
+
+def _name(param: Any) -> str:
+    """An option as it is typed (the long form), an argument by its placeholder."""
+    if param.param_type_name == "option":
+        return max(param.opts, key=len)
+    return (param.metavar or param.name).upper()
+
+
+def _option_hint(option: str, context: Any) -> str | None:
+    if context is None:
+        return None
+    known = [name for param in context.command.params for name in (*param.opts, *param.secondary_opts)]
+    suggestion = did_you_mean(option, [*known, "--help"])
+    if suggestion is None and context.parent is None:
+        return f"options of a command come after its name; see `{context.command_path} --help`"
+    return suggestion or _help_hint(context)
+
+
+def _help_hint(context: Any) -> str | None:
+    return f"see `{context.command_path} --help`" if context is not None else None
