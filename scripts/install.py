@@ -121,7 +121,7 @@ def install_cpu_torch(pip: Pip, index: str) -> None:
     pip.install(
         *arguments,
         *packages,
-        hint="torch's CPU build is not on PyPI. Name a mirror of its index with `make install TORCH_INDEX=URL`, "
+        hint="torch's CPU build is not on PyPI. Name a mirror of its index: `make install TORCH_INDEX=URL`, "
         f"or a folder with its wheel for Python {sys.version_info.major}.{sys.version_info.minor} on "
         f"{platform.machine()} with `PIP_FIND_LINKS=DIR make install`",
     )
@@ -180,7 +180,8 @@ class Pip:
             command = [self.python, "-m", "pip", verb, *arguments]
             failed = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
         if failed:
-            tail = "\n".join(f"  | {line}" for line in self.log.read_text().splitlines()[-8:])
+            lines = [line for line in self.log.read_text().splitlines() if line and "WARNING" not in line]
+            tail = "\n".join(f"  | {line}" for line in lines[-12:])
             raise InstallError(f"pip {verb} failed; {self.log} ends with\n{tail}", hint)
 
     def version(self, name: str) -> str | None:
