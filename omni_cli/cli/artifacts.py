@@ -1,0 +1,135 @@
+"""Writing audio and images to the output folder, each file whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import secrets
+import wave
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omni_cli.errors import OmniError, OutputError
+from omni_cli.outputs import AudioOutput, ImageOutput
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_MAX_STEM_LENGTH = 80
+_PROBE_BYTES = 4096
+# Windows opens a device for these, whatever the folder and the ending.
+_DEVICE_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+
+
+def encode_wav(samples: np.ndarray, sample_rate: int) -> bytes:
+    """Float32 samples (num_samples,) in [-1, 1] as a mono 16-bit PCM WAV file; what is beyond that range is clipped.
+
+    Raises `OmniError` for NaN and infinity, which no WAV file of integers can say.
+    """
+    import numpy as np
+
+    if not np.isfinite(samples).all():
+        raise OmniError("the model made audio that is not numbers (NaN or infinite)")
+    pcm = np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2")
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(sample_rate)
+        file.writeframes(pcm.tobytes())
+    return buffer.getvalue()
+
+
+def encode_png(pixels: np.ndarray) -> bytes:
+    """Pixels uint8 RGB (height, width, 3) as a PNG file."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def file_stems(request_ids: Iterable[str]) -> dict[str, str]:
+    """A file name without ending for each request id: the id itself where that is a safe and unique name.
+
+    Anything else (`../x`, `CON`, an id that differs from another by case only) is made safe and gets a short
+    hash of the id, so that no id can leave the folder and no two share a file. Same ids, same names.
+    """
+    stems: dict[str, str] = {}
+    taken: set[str] = set()
+    for request_id in request_ids:
+        stem = re.sub(r"[^A-Za-z0-9._-]", "_", request_id).lstrip(".-")[:_MAX_STEM_LENGTH].rstrip(".")
+        if stem != request_id or not stem or _DEVICE_NAMES.fullmatch(stem) or stem.casefold() in taken:
+            digest = hashlib.sha256(request_id.encode()).hexdigest()[:12]
+            stem = f"{stem or 'request'}-{digest}"
+        taken.add(stem.casefold())
+        stems[request_id] = stem
+    return stems
+
+
+class ArtifactWriter:
+    """Writes outputs as `FOLDER/STEM.wav` and `FOLDER/STEM.png`; the second of a kind as `STEM.1.wav`."""
+
+    def __init__(self, folder: Path, request_ids: Iterable[str]) -> None:
+        self.folder = folder
+        self._stems = file_stems(request_ids)
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def prepare(self) -> None:
+        """Make the folder and write a block into it, to fail now rather than after minutes. Raises `OutputError`."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe = self.folder / f".omni-{secrets.token_hex(8)}.tmp"
+            try:
+                _write_through(probe, bytes(_PROBE_BYTES))
+            finally:
+                probe.unlink(missing_ok=True)
+        except (OSError, ValueError) as error:
+            raise _output_error(self.folder, error) from error
+
+    def write(self, request_id: str, output: AudioOutput | ImageOutput) -> Path:
+        """Encode and write one output; returns its path. Raises `OutputError` where it cannot be written."""
+        if isinstance(output, AudioOutput):
+            suffix, content = "wav", encode_wav(output.samples, output.sample_rate)
+        else:
+            suffix, content = "png", encode_png(output.pixels)
+        number = self._counts.get((request_id, suffix), 0)
+        self._counts[request_id, suffix] = number + 1
+        path = self.folder / f"{self._stems[request_id]}{f'.{number}' if number else ''}.{suffix}"
+        try:
+            write_whole(path, content)
+        except OSError as error:
+            raise _output_error(path, error) from error
+        return path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that `path` has either its old content or all of the new; leaves nothing else behind.
+
+    Raises `OSError`.
+    """
+    temporary = path.with_name(f".omni-{secrets.token_hex(8)}.tmp")
+    try:
+        _write_through(temporary, content)
+        temporary.replace(path)
+    except BaseException:  # an interrupt, too, must leave nothing behind
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write_through(path: Path, content: bytes) -> None:
+    """Write a new file to the disk itself: some file systems report a full disk only then."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _output_error(path: Path, error: OSError | ValueError) -> OutputError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return OutputError(f"cannot write `{path}`: {reason}", hint="choose another folder with `--output-dir`")

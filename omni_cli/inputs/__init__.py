@@ -1,0 +1,1 @@
+"""What users hand in: files and JSONL lines, checked and decoded into requests. Imports neither torch nor vLLM."""

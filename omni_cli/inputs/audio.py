@@ -1,0 +1,85 @@
+"""Audio files to mono float32 samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from omni_cli.errors import InputError
+from omni_cli.inputs.files import open_input
+
+if TYPE_CHECKING:
+    import numpy as np
+    import soundfile
+
+MAX_AUDIO_S = 600.0
+MAX_CHANNELS = 32
+# Beyond these a header is more likely broken than meant.
+SAMPLE_RATE_RANGE_HZ = (1_000, 384_000)
+
+_FORMATS_HINT = "WAV, FLAC, OGG and MP3 can be read"
+
+
+def load_audio(path: Path) -> tuple[np.ndarray, int]:
+    """Decode an audio file.
+
+    Returns (samples float32 mono (num_samples,), sample rate in Hz); several channels are averaged. At most
+    `MAX_AUDIO_S` seconds. Raises `InputError` for anything that cannot be used.
+    """
+    with open_input(path, "audio file") as file:
+        return decode_audio(file, f"audio file `{path}`")
+
+
+def decode_audio(file: BinaryIO, name: str) -> tuple[np.ndarray, int]:
+    """Like `load_audio`, from an open file; `name` says in messages what it is."""
+    import soundfile
+
+    try:
+        with soundfile.SoundFile(file) as sound:
+            _check_header(sound, name)
+            expected = sound.frames
+            frames = sound.read(dtype="float32", always_2d=True)
+            # An MP3 does not store its length: libsndfile's figure for one is an estimate.
+            exact = sound.format != "MP3"
+            sample_rate = sound.samplerate
+    except (soundfile.LibsndfileError, TypeError, RuntimeError) as error:
+        raise InputError(f"cannot read the {name}: {_reason(error)}", hint=_FORMATS_HINT) from error
+    if exact and len(frames) < expected:
+        raise InputError(f"the {name} is truncated: {len(frames)} of {expected} samples")
+    return _to_mono(frames, name), sample_rate
+
+
+def _check_header(sound: soundfile.SoundFile, name: str) -> None:
+    """Refuse by the header alone what would be wrong or too large to decode."""
+    low, high = SAMPLE_RATE_RANGE_HZ
+    if not low <= sound.samplerate <= high:
+        raise InputError(
+            f"the {name} has a sample rate of {sound.samplerate} Hz; {low} to {high} Hz can be used"
+        )
+    if sound.channels > MAX_CHANNELS:
+        raise InputError(f"the {name} has {sound.channels} channels; at most {MAX_CHANNELS} can be used")
+    if sound.frames <= 0:
+        raise InputError(f"the {name} has no samples")
+    duration_s = sound.frames / sound.samplerate
+    if duration_s > MAX_AUDIO_S:
+        raise InputError(
+            f"the {name} is {duration_s:.0f} s long; at most {MAX_AUDIO_S:.0f} s can be used",
+            hint="cut it into shorter files",
+        )
+
+
+def _to_mono(frames: np.ndarray, name: str) -> np.ndarray:
+    """(num_samples, channels) float32 -> contiguous (num_samples,) float32, all finite and at least one."""
+    import numpy as np
+
+    if len(frames) == 0:
+        raise InputError(f"the {name} has no samples")
+    samples = np.ascontiguousarray(frames.mean(axis=1, dtype=np.float32))
+    if not np.isfinite(samples).all():
+        raise InputError(f"the {name} contains samples that are not numbers (NaN or infinite)")
+    return samples
+
+
+def _reason(error: Exception) -> str:
+    text = getattr(error, "error_string", None) or str(error)
+    return text.strip().rstrip(".")

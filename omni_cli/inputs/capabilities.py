@@ -1,0 +1,65 @@
+"""What a profile takes and makes, told from its stages alone, so that a pointless option is refused before any load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omni_cli.config.engine_config import ARStageConfig, EngineConfig
+from omni_cli.errors import UsageError
+from omni_cli.outputs import Modality
+
+_ALWAYS = frozenset({"request_id", "prompt", "seed", "modalities"})
+_OF_AR = frozenset({"audio", "image", "sampling", "max_tokens", "temperature", "raw"})
+_OF_SPEECH = frozenset({"speaker"})
+_OF_DIFFUSION = frozenset({"num_inference_steps", "guidance_scale"})
+_OF_IMAGES = frozenset({"negative_prompt", "height", "width"})
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """`modalities` are what a profile makes, in stage order; `fields` the request fields that have an effect."""
+
+    profile: str
+    modalities: tuple[Modality, ...]
+    fields: frozenset[str]
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Capabilities:
+        """Text comes from a first AR stage, audio from a diffusion stage fed by another, an image from one that is not."""
+        modalities: list[Modality] = []
+        fields = _ALWAYS
+        for index, stage in enumerate(config.stages):
+            if isinstance(stage, ARStageConfig):
+                if index == 0:
+                    modalities.append("text")
+                    fields |= _OF_AR
+                continue
+            fields |= _OF_DIFFUSION
+            modalities.append("image" if stage.input is None else "audio")
+            fields |= _OF_IMAGES if stage.input is None else _OF_SPEECH
+        return cls(config.name, tuple(modalities), fields)
+
+    def makes_files(self, modalities: frozenset[Modality] | None) -> bool:
+        """Whether a request for these modalities (None: all) writes anything to the output folder."""
+        wanted = set(self.modalities) if modalities is None else modalities
+        return bool(wanted - {"text"})
+
+    def check_field(self, field: str, label: str) -> None:
+        """Raise `UsageError` if `field` has no effect here; `label` is what the user wrote."""
+        if field not in self.fields:
+            raise UsageError(
+                f"{label} has no effect with profile `{self.profile}`, which makes {self._made()}",
+                hint="`omni profiles list` shows the other profiles; choose one with `--profile`",
+            )
+
+    def check_modalities(self, modalities: frozenset[str], label: str) -> None:
+        """Raise `UsageError` for a modality that no stage of the profile makes."""
+        for modality in sorted(modalities):
+            if modality not in self.modalities:
+                raise UsageError(
+                    f"{label}: profile `{self.profile}` makes {self._made()}, not `{modality}`",
+                    hint=f"choose from: {', '.join(self.modalities)}",
+                )
+
+    def _made(self) -> str:
+        return " and ".join(self.modalities) if self.modalities else "nothing"

@@ -1,0 +1,95 @@
+"""Image files to RGB pixels."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from omni_cli.errors import InputError
+from omni_cli.inputs.files import open_input
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL import Image
+
+MAX_IMAGE_PIXELS = 64 * 1024 * 1024
+
+# Not all that Pillow has: some of its plug-ins start other programs (EPS) or need a renderer.
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+_FORMATS_HINT = "PNG, JPEG, WebP, GIF, BMP and TIFF can be read"
+
+Warn = Callable[[str], None]
+
+
+def load_image(path: Path, warn: Warn) -> np.ndarray:
+    """Decode an image file.
+
+    Returns uint8 RGB (height, width, 3), turned as its EXIF orientation says; transparency is laid over white, as
+    vLLM does. At most `MAX_IMAGE_PIXELS` pixels, checked before anything is decoded. Of an animation the first
+    frame is used and `warn` is called. Raises `InputError` for anything that cannot be used.
+    """
+    with open_input(path, "image file") as file:
+        return decode_image(file, f"image file `{path}`", warn)
+
+
+def decode_image(file: BinaryIO, name: str, warn: Warn) -> np.ndarray:
+    """Like `load_image`, from an open file; `name` says in messages what it is."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        # Pillow warns of large images and odd metadata; sizes are checked here, and the rest is no news to users.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(file, formats=_FORMATS) as image:
+                _check_size(image, name)
+                num_frames = getattr(image, "n_frames", 1)
+                pixels = _to_rgb(image, name)
+    except InputError:
+        raise
+    except UnidentifiedImageError as error:
+        raise InputError(
+            f"cannot read the {name}: its format is not recognised", hint=_FORMATS_HINT
+        ) from error
+    except Image.DecompressionBombError as error:
+        raise _too_large(name, "too many") from error
+    except Exception as error:
+        # Decoders of broken bytes raise whatever they stumble over: OSError, SyntaxError, struct.error, zlib.error.
+        raise InputError(f"cannot read the {name}: {error}") from error
+    if num_frames > 1:
+        warn(f"the {name} has {num_frames} frames; only the first is used")
+    return pixels
+
+
+def _check_size(image: Image.Image, name: str) -> None:
+    width, height = image.size
+    if width < 1 or height < 1:
+        raise InputError(f"the {name} has no pixels ({width}x{height})")
+    if width * height > MAX_IMAGE_PIXELS:
+        raise _too_large(name, f"{width}x{height}")
+
+
+def _too_large(name: str, size: str) -> InputError:
+    return InputError(
+        f"the {name} has {size} pixels; at most {MAX_IMAGE_PIXELS // 2**20} Mi pixels can be used",
+        hint="scale it down",
+    )
+
+
+def _to_rgb(image: Image.Image, name: str) -> np.ndarray:
+    import numpy as np
+    from PIL import Image, ImageOps
+
+    image.load()
+    image = ImageOps.exif_transpose(image)
+    if image.mode in ("I", "F"):
+        raise InputError(f"the {name} has 32 bits per channel; 8 and 16 can be used")
+    if image.mode.startswith("I;16"):
+        # Pillow's own conversion clips 16-bit grey at 255 instead of scaling it.
+        grey = (np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)
+        return np.ascontiguousarray(np.repeat(grey[:, :, None], 3, axis=2))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return np.array(image.convert("RGB"), dtype=np.uint8)

@@ -1,0 +1,134 @@
+"""`--requests FILE.jsonl`: one request a line; a bad line fails alone."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from omni_cli.errors import InputError, UsageError
+from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.inputs.fields import CHECKERS
+from omni_cli.inputs.files import open_input
+from omni_cli.inputs.request_spec import BadRequest, RequestSpec, check_fields, spec_of
+
+MAX_LINE_BYTES = 16 * 1024 * 1024
+
+# On the command line these are options of their own; in a line they are keys of `sampling`.
+KEYS = tuple(name for name in CHECKERS if name not in ("max_tokens", "temperature"))
+
+
+def read_requests(
+    path: Path, capabilities: Capabilities, defaults: Mapping[str, Any]
+) -> list[RequestSpec | BadRequest]:
+    """The requests of a JSONL file in the order of its lines; blank lines are skipped.
+
+    `defaults` are checked fields that hold where a line does not say otherwise; `sampling` is merged key by key.
+    A request without `request_id` is named by its number, from 0. File names in a line are relative to the folder
+    of the JSONL file. Raises `InputError` only where the file itself cannot be used or holds no request.
+    """
+    requests: list[RequestSpec | BadRequest] = []
+    taken: dict[str, str] = {}
+    for number, line in _lines(path):
+        place = f"{path}:{number}"
+        request_id = str(len(requests))
+        try:
+            fields = _parse_line(line)
+            request_id = _claim_id(fields, request_id, place, taken)
+            checked = check_fields(fields, capabilities, _label)
+            merged = {**defaults, **checked}
+            merged["sampling"] = {**_sampling_of(defaults), **checked.get("sampling", {})}
+            merged = {name: value for name, value in merged.items() if name in KEYS}
+            requests.append(spec_of(merged, request_id=request_id, folder=path.parent, place=place))
+        except UsageError as error:
+            requests.append(BadRequest(request_id, error, place))
+    if not requests:
+        raise InputError(
+            f"the requests file `{path}` has no requests", hint='one a line, as {"prompt": "hello"}'
+        )
+    return requests
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """(line number from 1, line) of all lines that are not blank; a line over the cap comes cut, one byte too long."""
+    with open_input(path, "requests file") as file:
+        number = 0
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            rest = line
+            while not rest.endswith(b"\n") and len(rest) > MAX_LINE_BYTES:
+                rest = file.readline(MAX_LINE_BYTES + 1)
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if line.strip():
+                yield number, line
+
+
+def _parse_line(line: bytes) -> dict[str, Any]:
+    if len(line) > MAX_LINE_BYTES:
+        raise InputError(f"the line is longer than {MAX_LINE_BYTES // 2**20} MiB")
+    try:
+        fields = json.loads(line.decode(), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise InputError("the line is not UTF-8 text") from error
+    except RecursionError as error:
+        raise InputError("the line is not usable JSON: nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise InputError(f"the line is not JSON: {error.msg} at column {error.colno}") from error
+    except ValueError as error:
+        raise InputError(f"the line is not usable JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise InputError("the line is not a JSON object", hint='write each request as {"prompt": "hello"}')
+    _check_keys(fields)
+    return fields
+
+
+def _check_keys(fields: Mapping[str, Any]) -> None:
+    for key in fields:
+        if key in KEYS:
+            continue
+        if key in CHECKERS:
+            hint = f'write it as "sampling": {{"{key}": ...}}'
+        else:
+            near = difflib.get_close_matches(key, KEYS, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(KEYS)}"
+        raise InputError(f"unknown key `{key}`", hint=hint)
+    if "prompt" not in fields:
+        raise InputError("the key `prompt` is missing")
+
+
+def _claim_id(fields: Mapping[str, Any], default: str, place: str, taken: dict[str, str]) -> str:
+    """The line's request id, which no line before may have; `taken` maps ids to places and gains this one."""
+    request_id = default
+    if "request_id" in fields:
+        try:
+            request_id = CHECKERS["request_id"](fields["request_id"])
+        except ValueError as error:
+            raise InputError(f"{_label('request_id')} {error}") from error
+    if request_id in taken:
+        raise InputError(f"the request id `{request_id}` is already used at {taken[request_id]}")
+    taken[request_id] = place
+    return request_id
+
+
+def _sampling_of(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: defaults[name] for name in ("max_tokens", "temperature") if name in defaults}
+
+
+def _label(name: str) -> str:
+    return f"`{name}`"
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key `{twice}` is there twice")
+    return fields
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,0 +1,104 @@
+"""A request as its user described it: checked, its files named but not yet read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omni_cli.errors import InputError, UsageError
+from omni_cli.inputs.audio import load_audio
+from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.inputs.fields import CHECKERS
+from omni_cli.inputs.images import Warn, load_image
+from omni_cli.outputs import GenerateRequest, Modality
+
+_DIFFUSION_FIELDS = ("negative_prompt", "num_inference_steps", "guidance_scale", "height", "width")
+_SAMPLING_FIELDS = ("max_tokens", "temperature")
+
+Label = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class RequestSpec:
+    """`seed` None means the profile's; `place` is FILE:LINE of a JSONL line."""
+
+    request_id: str
+    prompt: str
+    audio: tuple[Path, ...] = ()
+    image: tuple[Path, ...] = ()
+    seed: int | None = None
+    modalities: frozenset[Modality] | None = None
+    raw: bool = False
+    speaker: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    diffusion: Mapping[str, Any] = field(default_factory=dict)
+    place: str | None = None
+
+
+def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: Label) -> dict[str, Any]:
+    """Check each field's value and that it has an effect with the profile; returns the checked values.
+
+    `label` turns a field's name into what the user wrote (an option, a JSON key). Raises `InputError` for a value
+    and `UsageError` for a field or modality that the profile has no use for.
+    """
+    checked = {}
+    for name, value in fields.items():
+        capabilities.check_field(name, label(name))
+        try:
+            checked[name] = CHECKERS[name](value)
+        except ValueError as error:
+            raise InputError(f"{label(name)} {error}") from error
+    if "modalities" in checked:
+        capabilities.check_modalities(checked["modalities"], label("modalities"))
+    return checked
+
+
+def spec_of(
+    checked: Mapping[str, Any], *, request_id: str, folder: Path, place: str | None = None
+) -> RequestSpec:
+    """The request that checked fields describe; relative file names are relative to `folder`.
+
+    `checked` has a `prompt`; `max_tokens` and `temperature` override the same keys of `sampling`.
+    """
+    sampling = dict(checked.get("sampling", {}))
+    sampling.update({name: checked[name] for name in _SAMPLING_FIELDS if name in checked})
+    return RequestSpec(
+        request_id=request_id,
+        prompt=checked["prompt"],
+        audio=tuple(folder / path for path in checked.get("audio", ())),
+        image=tuple(folder / path for path in checked.get("image", ())),
+        seed=checked.get("seed"),
+        modalities=checked.get("modalities"),
+        raw=checked.get("raw", False),
+        speaker=checked.get("speaker"),
+        sampling=sampling,
+        diffusion={name: checked[name] for name in _DIFFUSION_FIELDS if name in checked},
+        place=place,
+    )
+
+
+def build_request(spec: RequestSpec, *, seed: int, warn: Warn) -> GenerateRequest:
+    """Read and decode the files of a request. `seed` holds where the request has none. Raises `InputError`."""
+    return GenerateRequest(
+        request_id=spec.request_id,
+        prompt=spec.prompt,
+        audio=tuple(load_audio(path) for path in spec.audio),
+        images=tuple(load_image(path, warn) for path in spec.image),
+        seed=seed if spec.seed is None else spec.seed,
+        modalities=spec.modalities,
+        raw=spec.raw,
+        speaker=spec.speaker,
+        sampling=spec.sampling,
+        diffusion=spec.diffusion,
+    )
+
+
+@dataclass(frozen=True)
+class BadRequest:
+    """A request that failed before it became one; `place` is FILE:LINE."""
+
+    request_id: str
+    error: UsageError
+    place: str | None = None

@@ -1,0 +1,93 @@
+"""The document of `omni generate --json`, schema `omni.generate/1`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from omni_cli.config.engine_config import EngineConfig
+from omni_cli.errors import OmniError
+from omni_cli.outputs import AudioOutput, StageInfo, StageTrace, TextOutput
+from omni_cli.report.records import RequestRecord, WrittenOutput
+
+SCHEMA = "omni.generate/1"
+
+_OPTIONAL_OF_TRACE = (
+    "ttft_s",
+    "num_input_tokens",
+    "num_output_tokens",
+    "output_token_ids",
+    "num_inference_steps",
+)
+
+
+def generate_document(
+    config: EngineConfig, records: Iterable[RequestRecord], stages: Iterable[StageInfo]
+) -> dict[str, Any]:
+    """A run as plain JSON types. A key that does not apply (`ttft_s` of a diffusion stage) is absent, never null."""
+    return {
+        "schema": SCHEMA,
+        "profile": config.name,
+        "model": config.model,
+        "seed": config.seed,
+        "results": [_result(record) for record in records],
+        "stages": [
+            {"name": stage.name, "load_s": stage.load_s, "peak_memory_bytes": dict(stage.peak_memory_bytes)}
+            for stage in stages
+        ],
+    }
+
+
+def _result(record: RequestRecord) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "request_id": record.request_id,
+        "status": "ok" if record.error is None else "error",
+    }
+    if record.place is not None:
+        result["place"] = record.place
+    if record.error is not None:
+        result.update(_error(record.error))
+    result["outputs"] = [_output(output) for output in record.outputs]
+    result["stages"] = [_trace(trace) for trace in record.stages]
+    return result
+
+
+def _error(error: OmniError) -> dict[str, Any]:
+    described: dict[str, Any] = {"message": error.message}
+    if error.hint:
+        described["hint"] = error.hint
+    stage = getattr(error, "stage", None)
+    if stage is not None:
+        described["stage"] = stage
+    return described
+
+
+def _output(written: WrittenOutput) -> dict[str, Any]:
+    output = written.output
+    if isinstance(output, TextOutput):
+        return {
+            "type": "text",
+            "text": output.text,
+            "token_ids": [int(token) for token in output.token_ids],
+            "finish_reason": output.finish_reason,
+        }
+    path = str(written.path)
+    if isinstance(output, AudioOutput):
+        return {
+            "type": "audio",
+            "path": path,
+            "sample_rate": int(output.sample_rate),
+            "num_samples": len(output.samples),
+        }
+    height, width = output.pixels.shape[:2]
+    return {"type": "image", "path": path, "width": int(width), "height": int(height)}
+
+
+def _trace(trace: StageTrace) -> dict[str, Any]:
+    stage: dict[str, Any] = {"name": trace.name, "kind": trace.kind, "latency_s": trace.latency_s}
+    for name in _OPTIONAL_OF_TRACE:
+        value = getattr(trace, name)
+        if value is not None:
+            stage[name] = [int(token) for token in value] if name == "output_token_ids" else value
+    stage["effective"] = dict(trace.effective)
+    return stage

@@ -1,0 +1,60 @@
+"""What `omni generate` says in plain text about stages, files and times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from omni_cli.outputs import AudioOutput, ImageOutput, StageInfo
+from omni_cli.report.records import RequestRecord, WrittenOutput
+from omni_cli.report.units import count, memory, milliseconds, sample_rate, seconds
+
+
+def file_line(written: WrittenOutput) -> str:
+    """`out/0.wav   0.48 s audio, 24 kHz` or `out/0.png   64x64 image`."""
+    output = written.output
+    if isinstance(output, AudioOutput):
+        duration = seconds(len(output.samples) / output.sample_rate)
+        return f"{written.path}   {duration} audio, {sample_rate(output.sample_rate)}"
+    if isinstance(output, ImageOutput):
+        height, width = output.pixels.shape[:2]
+        return f"{written.path}   {width}x{height} image"
+    raise TypeError("text has no file")
+
+
+def loaded_lines(stages: Sequence[StageInfo]) -> list[str]:
+    """One aligned line a stage: what it is, what is in effect, how long it took to load, its memory."""
+    rows = [
+        (
+            stage.name,
+            stage.kind,
+            "  ".join(f"{name} {value}" for name, value in stage.effective.items()),
+            f"loaded in {seconds(stage.load_s)}",
+            memory(_peak_bytes(stage)),
+        )
+        for stage in stages
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)] if rows else []
+    return [
+        f"  {index} " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for index, row in enumerate(rows)
+    ]
+
+
+def summary_line(records: Sequence[RequestRecord], stages: Iterable[StageInfo], total_s: float) -> str:
+    """Where the time went: each stage of a single request, or how many of several came through."""
+    peak = f"peak {memory(sum(_peak_bytes(stage) for stage in stages))}"
+    if len(records) == 1:
+        record = records[0]
+        total_s = total_s if record.total_s is None else record.total_s
+        parts = [f"{trace.name} {seconds(trace.latency_s)}" for trace in record.stages]
+        line = "  " + " · ".join([*parts, f"total {seconds(total_s)}"])
+        ttft = [trace.ttft_s for trace in record.stages if trace.ttft_s is not None]
+        return line + (f"   TTFT {milliseconds(ttft[0])}" if ttft else "") + f"   {peak}"
+    failed = sum(record.error is not None for record in records)
+    outcome = f"{failed} failed" if failed else "all ok"
+    return f"  {count(len(records), 'request')} in {seconds(total_s)} · {outcome}   {peak}"
+
+
+def _peak_bytes(stage: StageInfo) -> int:
+    """Device memory where the stage has a device, else the host's."""
+    return stage.peak_memory_bytes.get("device") or stage.peak_memory_bytes.get("host", 0)

@@ -1,0 +1,32 @@
+"""What became of one request of `omni generate`: what every rendering of a run works from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from omni_cli.errors import OmniError
+from omni_cli.outputs import Output, StageTrace
+
+
+@dataclass(frozen=True)
+class WrittenOutput:
+    """An output and its file; `path` is None for text, which has none."""
+
+    output: Output
+    path: Path | None = None
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """`error` None means that the request is done; a failed one keeps the outputs that were whole before.
+
+    `place` is FILE:LINE of a JSONL line; `total_s` is from submission to the end, as the user waits for it.
+    """
+
+    request_id: str
+    outputs: tuple[WrittenOutput, ...] = ()
+    stages: tuple[StageTrace, ...] = ()
+    error: OmniError | None = None
+    place: str | None = None
+    total_s: float | None = None

@@ -1,0 +1,29 @@
+"""Numbers for people: three significant digits, the unit always there."""
+
+from __future__ import annotations
+
+
+def seconds(value: float) -> str:
+    """`0.48 s`, `14.9 s`, `125 s`."""
+    return f"{value:.2f} s" if value < 10 else f"{value:.1f} s" if value < 100 else f"{value:.0f} s"
+
+
+def milliseconds(value_s: float) -> str:
+    """A short time given in seconds: `38 ms`, `0.6 ms`."""
+    value = value_s * 1000
+    return f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms"
+
+
+def memory(num_bytes: int) -> str:
+    """`15.8 GiB`, `312 MiB`."""
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def sample_rate(hertz: int) -> str:
+    """`24 kHz`, `22.05 kHz`."""
+    return f"{hertz / 1000:g} kHz"
+
+
+def count(number: int, unit: str) -> str:
+    """`1 token`, `16 tokens`."""
+    return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
