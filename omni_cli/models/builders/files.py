@@ -1,0 +1,36 @@
+"""What is the same for every folder that a builder writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars and no warnings from transformers.
+
+    It warns that the talker's text ids lie outside the talker's own vocabulary, where they never belong.
+    """
+    from transformers.utils import logging
+
+    verbosity, progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if progress:
+            logging.enable_progress_bar()
+
+
+def make_readable(folder: Path) -> None:
+    """Give every file the mode that the umask asks for; safetensors makes its own readable by the owner only."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.chmod(0o666 & ~umask)

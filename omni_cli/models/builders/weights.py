@@ -1,0 +1,79 @@
+"""Random weights that depend on the seed and the parameter's name only.
+
+Each parameter has its own random stream, so the order in which a library creates its modules, the number of
+threads and the process do not matter, and a model is built without allocating or initializing it first.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import nn
+
+_BIAS_STD = 0.05
+_NORM_STD = 0.05
+
+
+def random_state_dict(
+    model: nn.Module, seed: int, *, prefix: str = "", gains: Mapping[str, float] | None = None
+) -> dict[str, torch.Tensor]:
+    """A float32 state dict for `model`, which may live on the meta device.
+
+    Linear and convolution weights have a standard deviation of gain / sqrt(fan-in), embeddings of gain, so that
+    activations stay near unit scale at every width. Biases and norms are close to, not at, zero and one: a
+    loader that loses one changes the output. `gains` maps a part of a parameter's name to its gain (the
+    longest match wins; 1 otherwise); `prefix` keeps the streams of several models apart. `TypeError` for a parameter that no rule covers.
+    """
+    state: dict[str, torch.Tensor] = {}
+    for module_name, module in model.named_modules():
+        for parameter_name, parameter in module.named_parameters(recurse=False):
+            name = f"{module_name}.{parameter_name}" if module_name else parameter_name
+            mean, std = _moments(name, module, parameter, _gain(name, gains or {}))
+            state[name] = _normal(prefix + name, tuple(parameter.shape), mean, std, seed)
+    persistent = model.state_dict().keys() - state.keys()
+    if persistent:
+        raise TypeError(f"no rule for the buffers {sorted(persistent)} of {type(model).__name__}")
+    return state
+
+
+def random_tensor(name: str, shape: tuple[int, ...], seed: int, *, mean: float = 0.0, std: float = 1.0):
+    """One float32 tensor of the stream `name`."""
+    return _normal(name, shape, mean, std, seed)
+
+
+def _normal(name: str, shape: tuple[int, ...], mean: float, std: float, seed: int) -> torch.Tensor:
+    generator = np.random.Generator(np.random.PCG64([seed, zlib.crc32(name.encode())]))
+    values = generator.standard_normal(shape, dtype=np.float32)
+    values *= np.float32(std)
+    values += np.float32(mean)
+    return torch.from_numpy(values)
+
+
+def _gain(name: str, gains: Mapping[str, float]) -> float:
+    matches = [part for part in gains if part in name]
+    return gains[max(matches, key=len)] if matches else 1.0
+
+
+def _moments(name: str, module: nn.Module, parameter: nn.Parameter, gain: float) -> tuple[float, float]:
+    """Mean and standard deviation of a parameter, by what it does in its module."""
+    kind = type(module).__name__
+    leaf = name.rpartition(".")[2]
+    if "Norm" in kind or "RMS_norm" in kind:
+        return (0.0 if leaf == "bias" else 1.0), _NORM_STD
+    if leaf == "bias":
+        return 0.0, _BIAS_STD
+    if isinstance(module, nn.Embedding):
+        return 0.0, gain
+    if isinstance(module, nn.ConvTranspose1d):
+        # Each output sample sums over the input channels and only every stride-th kernel tap.
+        taps = parameter.shape[0] * parameter.shape[2] / module.stride[0]
+        return 0.0, gain / math.sqrt(taps)
+    if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return 0.0, gain / math.sqrt(parameter[0].numel())
+    if kind.endswith("SnakeBeta"):
+        return 0.0, 0.2
+    raise TypeError(f"no rule for the parameter {name} of {kind}")
