@@ -1,0 +1,1 @@
+"""What this machine can run: packages, devices, memory and profiles, found out without importing them."""

