@@ -1,0 +1,95 @@
+"""What may be imported when: the command line answers without the libraries that take seconds to load."""
+
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import omni_cli
+
+ROOT = Path(omni_cli.__file__).parent
+HEAVY = ["torch", "torchvision", "vllm", "diffusers", "transformers", "accelerate"]
+TORCH_FREE = ["cli", "config", "doctor", "inputs", "report", "errors", "outputs"]
+
+BLOCKED_IMPORT = """
+import importlib, json, sys
+
+heavy, modules = json.loads(sys.argv[1])
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in heavy:
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocker())
+for module in modules:
+    importlib.import_module(module)
+"""
+
+COMMAND = """
+import json, sys
+from omni_cli.cli.app import run
+
+heavy, arguments = json.loads(sys.argv[1])
+code = run(arguments)
+loaded = sorted({name.partition(".")[0] for name in sys.modules} & set(heavy))
+print("\\n" + json.dumps([int(code), loaded]))
+"""
+
+
+def python(program: str, argument: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, json.dumps(argument)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT.parent,
+        timeout=60,
+    )
+
+
+def modules_of(name: str) -> list[str]:
+    folder = ROOT / name
+    if not folder.is_dir():
+        return [f"omni_cli.{name}"]
+    found = pkgutil.walk_packages([str(folder)], prefix=f"omni_cli.{name}.")
+    return [f"omni_cli.{name}", *(module.name for module in found)]
+
+
+@pytest.mark.parametrize("package", TORCH_FREE)
+def test_imports_no_heavy_library(package: str) -> None:
+    modules = modules_of(package)
+    assert package in ("errors", "outputs") or len(modules) > 1
+    result = python(BLOCKED_IMPORT, [HEAVY, modules])
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_blocker_blocks() -> None:
+    result = python(BLOCKED_IMPORT, [["json"], ["json.tool"]])
+    assert "json.tool is blocked" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--help"], 0),
+        (["--version"], 0),
+        (["profiles", "list"], 0),
+        (["profiles", "show", "tiny-omni"], 0),
+        (["profiles", "validate", "BAD"], 2),
+        (["generate", "--profile", "BAD", "hello"], 2),
+        (["generate", "--profile", "no-such-profile", "hello"], 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_answers_without_heavy_libraries(arguments: list[str], expected: int, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("version: 1\nname: bad\nstages:\n  thinker:\n    kind: arr\n")
+    arguments = [str(bad) if argument == "BAD" else argument for argument in arguments]
+    result = python(COMMAND, [[*HEAVY, "numpy"], arguments])
+    code, loaded = json.loads(result.stdout.splitlines()[-1])
+    assert code == expected, result.stderr
+    assert loaded == []
+    assert "Traceback" not in result.stderr
