@@ -26,7 +26,7 @@ _DEVICE_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECAS
 
 
 def encode_wav(samples: np.ndarray, sample_rate: int) -> bytes:
-    """Float32 samples (num_samples,) in [-1, 1] as a mono 16-bit PCM WAV file; what is beyond that range is clipped.
+    """Float32 samples (num_samples,) as a mono 16-bit PCM WAV file; what is beyond [-1, 1] is clipped.
 
     Raises `OmniError` for NaN and infinity, which no WAV file of integers can say.
     """
@@ -80,7 +80,10 @@ class ArtifactWriter:
         self._counts: dict[tuple[str, str], int] = {}
 
     def prepare(self) -> None:
-        """Make the folder and write a block into it, to fail now rather than after minutes. Raises `OutputError`."""
+        """Make the folder and write a block into it, to fail now rather than after minutes.
+
+        Raises `OutputError`.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             probe = self.folder / f".omni-{secrets.token_hex(8)}.tmp"

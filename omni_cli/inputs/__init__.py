@@ -1,1 +1,1 @@
-"""What users hand in: files and JSONL lines, checked and decoded into requests. Imports neither torch nor vLLM."""
+"""What users hand in: files and JSONL lines, checked and decoded into requests. No torch, no vLLM."""

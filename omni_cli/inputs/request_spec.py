@@ -102,3 +102,4 @@ class BadRequest:
     request_id: str
     error: UsageError
     place: str | None = None
+    writes_files: bool = False

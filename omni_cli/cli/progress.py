@@ -1,0 +1,195 @@
+"""Progress of a run on stderr: a live table on a terminal, plain lines with `-v`, else nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from omni_cli.outputs import Event, RequestResult, StageLoading, StageProgress
+from omni_cli.report.units import count, seconds
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+_REFRESH_PER_SECOND = 8
+
+
+class Progress(Protocol):
+    """Shows events as they come. Between `hide` and `show` other lines may be written to the terminal."""
+
+    def handle(self, event: Event) -> None: ...
+
+    def show(self) -> None: ...
+
+    def hide(self) -> None: ...
+
+
+class NoProgress:
+    def handle(self, event: Event) -> None:
+        pass
+
+    def show(self) -> None:
+        pass
+
+    def hide(self) -> None:
+        pass
+
+
+def choose_progress(
+    stages: Sequence[tuple[str, str]], stream: TextIO, *, quiet: bool, verbose: bool
+) -> Progress:
+    """The display that suits `stream`; `stages` are (name, kind) in order.
+
+    With `verbose` the libraries' logs share the terminal, where a live table would be torn apart.
+    """
+    if quiet:
+        return NoProgress()
+    if verbose:
+        return LineProgress(stream)
+    if stream.isatty() and os.environ.get("TERM") != "dumb":
+        return LiveProgress(StageBoard(stages), stream)
+    return NoProgress()
+
+
+class LineProgress:
+    """One plain line for each thing that happened."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, StageLoading):
+            state = "loading" if event.info is None else f"ready in {seconds(event.info.load_s)}"
+            self._write(f"stage {event.name} ({event.kind}): {state}")
+        elif isinstance(event, RequestResult):
+            self._write(f"request {event.request_id}: {'done' if event.error is None else 'failed'}")
+
+    def show(self) -> None:
+        pass
+
+    def hide(self) -> None:
+        pass
+
+    def _write(self, line: str) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+@dataclass
+class StageRow:
+    """What is known of one stage. `done` and `totals` are by request id, in units of `unit`."""
+
+    name: str
+    kind: str
+    loading_since: float | None = None
+    load_s: float | None = None
+    unit: str = "token"
+    done: dict[str, int] = field(default_factory=dict)
+    totals: dict[str, int | None] = field(default_factory=dict)
+    first: tuple[float, int] | None = None
+    last_at: float = 0.0
+
+    def state(self, now: float) -> str:
+        if self.load_s is not None:
+            return f"ready in {seconds(self.load_s)}"
+        return "waiting" if self.loading_since is None else f"loading {seconds(now - self.loading_since)}"
+
+    def work(self) -> str:
+        """`16 tokens`, or `8/10 steps` where every request's total is known."""
+        if not self.done:
+            return ""
+        done = sum(self.done.values())
+        totals = list(self.totals.values())
+        if None in totals:
+            return count(done, self.unit)
+        return f"{done}/{count(sum(total for total in totals if total is not None), self.unit)}"
+
+    def rate(self) -> str:
+        """Units a second from the first report to the last; empty until there are two."""
+        if self.first is None or self.last_at <= self.first[0]:
+            return ""
+        first_at, first_done = self.first
+        return f"{(sum(self.done.values()) - first_done) / (self.last_at - first_at):.1f} {self.unit}s/s"
+
+
+class StageBoard:
+    """The state of all stages, from events alone."""
+
+    def __init__(
+        self, stages: Sequence[tuple[str, str]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.rows = {name: StageRow(name, kind) for name, kind in stages}
+        self.requests_done = 0
+        self._clock = clock
+
+    def handle(self, event: Event) -> None:
+        now = self._clock()
+        if isinstance(event, StageLoading):
+            row = self.rows[event.name]
+            if event.info is None:
+                row.loading_since = now
+            else:
+                row.load_s = event.info.load_s
+        elif isinstance(event, StageProgress):
+            row = self.rows[event.stage]
+            row.unit = event.unit
+            row.done[event.request_id] = event.done
+            row.totals[event.request_id] = event.total
+            row.last_at = now
+            if row.first is None:
+                row.first = (now, event.done)
+        elif isinstance(event, RequestResult):
+            self.requests_done += 1
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """One row a stage: name, kind, state, work done, rate."""
+        now = self._clock()
+        return [(row.name, row.kind, row.state(now), row.work(), row.rate()) for row in self.rows.values()]
+
+
+class LiveProgress:
+    """A table that redraws itself in place and is gone in the end."""
+
+    def __init__(self, board: StageBoard, stream: TextIO) -> None:
+        self._board = board
+        self._stream = stream
+        self._live: Live | None = None
+
+    def handle(self, event: Event) -> None:
+        self._board.handle(event)
+
+    def show(self) -> None:
+        if self._live is not None:
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        # The streams stay as they are: what goes to stdout is data, which rich must not touch.
+        self._live = Live(
+            get_renderable=self._table,
+            console=Console(file=self._stream, highlight=False),
+            refresh_per_second=_REFRESH_PER_SECOND,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._live.start()
+
+    def hide(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _table(self) -> Table:
+        from rich.table import Table
+
+        table = Table.grid(padding=(0, 2), pad_edge=True)
+        for style in ("bold", None, None, None, "dim"):
+            table.add_column(style=style, no_wrap=True)
+        for cells in self._board.cells():
+            table.add_row(*cells)
+        return table
