@@ -1,0 +1,36 @@
+"""The speaker file of a Qwen2.5-Omni checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omni_cli.errors import CheckpointError, InputError
+
+
+def load_speakers(model: str) -> dict[str, dict[str, Any]]:
+    """`spk_dict.pt` of a folder or repo: name -> {"bos_token": int, "cond" (1, enc_emb_dim), "ref_mel" (1, T, mels)}.
+
+    Raises `CheckpointError` where it is missing or cannot be read without running code.
+    """
+    import pickle
+
+    import torch
+    from transformers.utils import cached_file
+
+    try:
+        path = cached_file(model, "spk_dict.pt")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+        raise CheckpointError(
+            f"cannot read the speaker file spk_dict.pt of {model}: {str(error).splitlines()[0]}",
+            hint="Qwen2.5-Omni checkpoints come with one; copy it into the folder",
+        ) from error
+
+
+def pick_speaker(speakers: dict[str, dict[str, Any]], name: str | None) -> str:
+    """The speaker to use: the first one where none is named. Raises `InputError` with the list."""
+    if name is None:
+        return next(iter(speakers))
+    if name not in speakers:
+        raise InputError(f"unknown speaker `{name}`", hint=f"this model has {', '.join(speakers)}")
+    return name

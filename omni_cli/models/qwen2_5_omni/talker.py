@@ -1,0 +1,130 @@
+"""Qwen2.5-Omni's talker as a vLLM model: codec tokens from the thinker's hidden states and embeddings.
+
+Every position is conditioned on one row of the thinker (`fill_conditions`): prompt positions on the thinker's prompt,
+decoded ones on its reply, one row a step. Prompt tokens are codec ids too, the mask id standing for "no codec token
+here", so that a request is ordinary token ids for vLLM and batches, splits and preempts like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.distributed import get_pp_group
+from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsPP
+from vllm.model_executor.models.llama import LlamaDecoderLayer
+from vllm.model_executor.models.qwen2 import Qwen2Model
+from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper, maybe_prefix
+from vllm.sequence import IntermediateTensors
+
+from omni_cli.models.qwen2_5_omni.weights import shards_with_prefix
+
+
+def _decoder_layer(config, cache_config=None, quant_config=None, prefix=""):  # noqa: ANN001, ANN202
+    """A Qwen2 layer whose head size comes from the config.
+
+    The talker's `head_dim` is not hidden_size / num_attention_heads, which vLLM's Qwen2 layer assumes; its Llama
+    layer is the same arithmetic with the head size, and the bias on q, k and v alone, taken from the config.
+    """
+    config.qkv_bias = True
+    return LlamaDecoderLayer(vllm_config=get_current_vllm_config(), prefix=prefix, config=config)
+
+
+class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsMRoPE):
+    """The talker alone; loads the weights called `talker.` of a whole Qwen2.5-Omni checkpoint."""
+
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_prefix={
+            "talker.codec_head.": "lm_head.",
+            "talker.model.": "model.",
+            "talker.thinker_to_talker_proj.": "thinker_to_talker_proj.",
+            "thinker.": None,
+            "token2wav.": None,
+        }
+    )
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        self.config = config
+        self.allow_patterns_overrides = shards_with_prefix(vllm_config.model_config.model, "talker.")
+        self.model = Qwen2Model(
+            vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"), decoder_layer_type=_decoder_layer
+        )
+        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+        self.logits_processor = LogitsProcessor(config.vocab_size)
+        if get_pp_group().is_first_rank:
+            # Codec embeddings are as wide as the thinker and are projected together with its rows.
+            self.model.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.embedding_size)
+            self.thinker_to_talker_proj = ReplicatedLinear(
+                config.embedding_size,
+                config.hidden_size,
+                prefix=maybe_prefix(prefix, "thinker_to_talker_proj"),
+            )
+            # Persistent buffers, because a captured CUDA graph reads the addresses it was captured with.
+            num_rows = vllm_config.scheduler_config.max_num_batched_tokens
+            self.register_buffer("conditions", torch.zeros(num_rows, config.embedding_size), persistent=False)
+            self.register_buffer("projected", torch.zeros(num_rows, config.hidden_size), persistent=False)
+        else:
+            self.thinker_to_talker_proj = PPMissingLayer()
+        if get_pp_group().is_last_rank:
+            self.lm_head = ParallelLMHead(
+                config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "codec_head")
+            )
+        else:
+            self.lm_head = PPMissingLayer()
+
+    def fill_conditions(self, row: int, conditions: torch.Tensor | None) -> None:
+        """Set what rows [row, row + len) of the next forward pass are conditioned on.
+
+        `conditions` (num_rows, embedding_size); None, for a request without any, is refused with a `ValueError`.
+        """
+        if conditions is None:
+            raise ValueError("a talker request needs prompt_embeds: the thinker's rows for its prompt")
+        if conditions.shape[1] != self.conditions.shape[1]:
+            raise ValueError(
+                f"the talker is conditioned on rows of {self.conditions.shape[1]}, got {conditions.shape[1]}"
+            )
+        self.conditions[row : row + conditions.shape[0]].copy_(conditions)
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Codec embeddings (num_tokens, embedding_size); zero where the id is the mask."""
+        embeds = self.model.embed_tokens(input_ids)
+        return embeds.masked_fill_((input_ids == self.config.tts_codec_mask_token_id).unsqueeze(-1), 0)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor | IntermediateTensors:
+        """`input_ids` (num_tokens,) codec ids, `positions` (3, num_tokens) -> hidden states (num_tokens, hidden_size)."""
+        if get_pp_group().is_first_rank and inputs_embeds is None:
+            num_tokens = input_ids.shape[0]
+            embeds = self.embed_input_ids(input_ids) + self.conditions[:num_tokens]
+            self.projected[:num_tokens].copy_(self.thinker_to_talker_proj(embeds)[0])
+            inputs_embeds = self.projected[:num_tokens]
+        return self.model(None, positions, intermediate_tensors, inputs_embeds)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        logits = self.logits_processor(self.lm_head, hidden_states)
+        if logits is not None:
+            # The reference suppresses the start token in every step.
+            logits[:, self.config.tts_codec_start_token_id] = float("-inf")
+        return logits
+
+    def get_mrope_input_positions(
+        self, input_tokens: list[int], mm_features: list
+    ) -> tuple[torch.Tensor, int]:
+        """Positions (3, num_tokens) of a prompt without images, audio or video; others come with the request."""
+        return torch.arange(len(input_tokens)).expand(3, -1), 0
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        mapper = self.hf_to_vllm_mapper | self.model.hf_to_vllm_mapper
+        return AutoWeightsLoader(self).load_weights(weights, mapper=mapper)

@@ -1,0 +1,19 @@
+"""Loading one part of a checkpoint that holds several models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+def shards_with_prefix(model: str, prefix: str) -> list[str] | None:
+    """File names of the safetensors shards that hold weights called `prefix...`.
+
+    None where that cannot be told (a repo id, a single file), which means all of them. Without this, each of the
+    three stages would read the whole checkpoint.
+    """
+    index = Path(model) / "model.safetensors.index.json"
+    if not index.is_file():
+        return None
+    weight_map = json.loads(index.read_text())["weight_map"]
+    return sorted({shard for name, shard in weight_map.items() if name.startswith(prefix)})

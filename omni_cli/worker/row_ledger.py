@@ -1,0 +1,91 @@
+"""Which hidden-state rows of a request have been handed out, so that every position is handed out exactly once.
+
+vLLM does not compute each position of a request once, in order: a prefix may come from the KV cache and never be
+computed, a preempted request computes its positions again, a long prompt is split over steps, and rejected draft
+tokens are rolled back. The ledger turns the span that a step computed into the rows that are still owed, and keeps
+the rows of cached blocks so that a prefix hit can be paid from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class ComputedSpan:
+    """Positions [start, start + length) of `request_id` were computed; rows [row, row + length) of the step's batch.
+
+    `block_ids` are the KV-cache blocks that hold positions 0, 1, ... of the request; None without prefix caching.
+    `num_draft_tokens` of the positions were drafted, so that some of the last rows may turn out to be rejected.
+    """
+
+    request_id: str
+    start: int
+    length: int
+    row: int
+    block_ids: Sequence[int] | None = None
+    num_draft_tokens: int = 0
+
+    def accepted(self, num_sampled_tokens: int) -> ComputedSpan:
+        """The span less the positions of rejected draft tokens; a step samples one token more than it accepts."""
+        rejected = max(0, self.num_draft_tokens - max(0, num_sampled_tokens - 1))
+        return ComputedSpan(self.request_id, self.start, self.length - rejected, self.row, self.block_ids)
+
+
+class RowLedger:
+    """Per-request accounting of rows (num_tokens, hidden_size) on the host."""
+
+    def __init__(self) -> None:
+        self._next_position: dict[str, int] = {}
+        self._slot_rows: torch.Tensor | None = None
+        self._block_size = 0
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        self._next_position.pop(request_id, None)
+
+    def keep_cached_rows(self, num_blocks: int, block_size: int, hidden_size: int, dtype: torch.dtype) -> None:
+        """Keep one row a KV-cache slot in host memory, which the system commits only as rows are written."""
+        self._slot_rows = torch.empty((num_blocks * block_size, hidden_size), dtype=dtype)
+        self._block_size = block_size
+
+    @property
+    def keeps_cached_rows(self) -> bool:
+        return self._slot_rows is not None
+
+    def settle(self, span: ComputedSpan, rows: torch.Tensor) -> torch.Tensor:
+        """Rows that the span's request is owed now: (num_owed, hidden_size), in order of position.
+
+        `rows` (span.length, hidden_size) on the host are those that the step computed.
+        """
+        end = span.start + span.length
+        owed_from = self._next_position.get(span.request_id, 0)
+        if self._slot_rows is not None:
+            self._slot_rows[self._slots(span, span.start, end)] = rows
+        parts = []
+        if owed_from < span.start:
+            parts.append(self._cached_rows(span, owed_from))
+        if owed_from < end:
+            parts.append(rows[max(0, owed_from - span.start) :])
+            self._next_position[span.request_id] = end
+        if not parts:
+            return rows[:0]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _cached_rows(self, span: ComputedSpan, owed_from: int) -> torch.Tensor:
+        if self._slot_rows is None:
+            raise RuntimeError(
+                f"request {span.request_id}: positions {owed_from} to {span.start - 1} were never computed here, "
+                "and no rows are kept for cached blocks"
+            )
+        return self._slot_rows[self._slots(span, owed_from, span.start)]
+
+    def _slots(self, span: ComputedSpan, start: int, end: int) -> torch.Tensor:
+        assert span.block_ids is not None
+        positions = torch.arange(start, end)
+        first = start // self._block_size
+        blocks = torch.tensor(span.block_ids[first : -(-end // self._block_size)])
+        return blocks[positions // self._block_size - first] * self._block_size + positions % self._block_size
