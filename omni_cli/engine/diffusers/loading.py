@@ -1,0 +1,158 @@
+"""A diffusers pipeline from a folder or a repository, or one clear error that says what is wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from omni_cli.errors import CheckpointError, OmniError, StageError
+
+# Arguments that only pipelines for other tasks than text to image have.
+_OTHER_TASKS = {
+    "num_frames": "makes video",
+    "video": "takes video",
+    "audio_length_in_s": "makes audio",
+    "audio_end_in_s": "makes audio",
+    "mask_image": "fills in a picture",
+    "strength": "changes a picture",
+}
+
+
+def load_pipeline(model: str, dtype: str, device: str, *, stage: str, trust_remote_code: bool) -> Any:
+    """The text-to-image pipeline at `model` (folder or Hugging Face repo id), on `device`, weights in
+    `dtype`. `CheckpointError` for a folder that is missing, broken or no text-to-image pipeline; `StageError`
+    when there is not enough memory for it.
+    """
+    from omni_cli.compat.torchvision import ensure_torchvision_importable
+
+    ensure_torchvision_importable()
+    import torch
+    from diffusers import DiffusionPipeline
+
+    if Path(model).is_dir():
+        _check_folder(Path(model), trust_remote_code)
+    elif model.count("/") != 1 or model.startswith((".", "/", "~")):
+        raise CheckpointError(
+            f"no such folder: {model}", hint="name a diffusers folder or a Hugging Face repo id"
+        )
+    try:
+        with _quiet_loading():
+            pipeline = DiffusionPipeline.from_pretrained(
+                model, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+            )
+            check_text_to_image(type(pipeline))
+            pipeline.to(device)
+    except OmniError:
+        raise
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise StageError(
+            f"not enough memory on {device} to load {model}",
+            stage=stage,
+            hint="use a smaller model, a 16-bit `dtype` or another device",
+            details=str(error),
+        ) from error
+    except Exception as error:
+        # diffusers, transformers, safetensors and the hub client each raise their own kinds for broken files.
+        raise CheckpointError(
+            f"cannot load a pipeline from {model}: {type(error).__name__}: {_first_line(error)}",
+            hint="check that the folder is complete"
+            if Path(model).is_dir()
+            else "check the name and the network",
+        ) from error
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def check_text_to_image(pipeline_class: type) -> None:
+    """`CheckpointError` unless the class turns a prompt into pictures and needs nothing else."""
+    from diffusers.pipelines import auto_pipeline
+
+    if pipeline_class in auto_pipeline.AUTO_TEXT2IMAGE_PIPELINES_MAPPING.values():
+        return
+    name, why = pipeline_class.__name__, None
+    parameters = inspect.signature(pipeline_class.__call__).parameters
+    others = (
+        auto_pipeline.AUTO_IMAGE2IMAGE_PIPELINES_MAPPING,
+        auto_pipeline.AUTO_INPAINT_PIPELINES_MAPPING,
+        auto_pipeline.AUTO_TEXT2VIDEO_PIPELINES_MAPPING,
+        auto_pipeline.AUTO_IMAGE2VIDEO_PIPELINES_MAPPING,
+    )
+    if "prompt" not in parameters:
+        why = "takes no prompt"
+    elif any(pipeline_class in mapping.values() for mapping in others):
+        why = "changes a picture or makes video"
+    else:
+        why = next((reason for argument, reason in _OTHER_TASKS.items() if argument in parameters), None)
+    if why is None:
+        needed = [
+            p.name for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+        ]
+        needed = [argument for argument in needed if argument not in ("self", "prompt")]
+        why = f"needs {', '.join(f'`{argument}`' for argument in needed)}" if needed else None
+    if why is not None:
+        raise CheckpointError(
+            f"{name} is not a text-to-image pipeline: it {why}",
+            hint="use a checkpoint of a text-to-image pipeline",
+        )
+
+
+def _check_folder(folder: Path, trust_remote_code: bool) -> None:
+    """What can be said about a folder before any weights are read."""
+    import diffusers
+
+    index = folder / "model_index.json"
+    if not index.is_file():
+        raise CheckpointError(
+            f"{folder} has no model_index.json", hint="name the folder that `pipeline.save_pretrained` wrote"
+        )
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{index} cannot be read: {error}") from error
+    name = content.get("_class_name") if isinstance(content, dict) else None
+    if isinstance(name, list) and not trust_remote_code:
+        raise CheckpointError(
+            f"{folder} brings its own pipeline code", hint="if you trust it, add `--trust-remote-code`"
+        )
+    if isinstance(name, str):
+        pipeline_class = getattr(diffusers, name, None)
+        if not isinstance(pipeline_class, type):
+            near = difflib.get_close_matches(name, [n for n in dir(diffusers) if n.endswith("Pipeline")], n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"this is diffusers {diffusers.__version__}"
+            raise CheckpointError(f"{index}: diffusers has no pipeline class `{name}`", hint=hint)
+        check_text_to_image(pipeline_class)
+    elif not isinstance(name, list):
+        raise CheckpointError(f"{index} names no pipeline class (`_class_name`)")
+    parts = {
+        part: spec for part, spec in content.items() if not part.startswith("_") and isinstance(spec, list)
+    }
+    missing = [part for part, spec in parts.items() if all(spec) and not (folder / part).is_dir()]
+    if missing:
+        raise CheckpointError(
+            f"{folder} is not complete: no folder " + ", ".join(f"`{part}`" for part in missing)
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no further message")
+
+
+@contextmanager
+def _quiet_loading() -> Iterator[None]:
+    """No progress bars of diffusers and transformers meanwhile; how they were set before is restored."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    modules = [m for m in (diffusers_logging, transformers_logging) if m.is_progress_bar_enabled()]
+    for module in modules:
+        module.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.enable_progress_bar()

@@ -1,0 +1,127 @@
+"""What goes into a diffusion stage and what comes out. Imports neither torch nor diffusers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from omni_cli.errors import OmniError
+
+FinishReason = Literal["stop", "abort", "error"]
+
+# Call arguments that every text-to-image pipeline shares; they are fields of their own below.
+STANDARD_ARGUMENTS = ("negative_prompt", "height", "width", "num_inference_steps", "guidance_scale")
+
+
+@dataclass(frozen=True)
+class DiffusionRequest:
+    """One picture. `None` means the stage's value, else the pipeline's own default. `height` and `width` are
+    pixels; `call` holds further arguments of the pipeline call by diffusers' names; `deadline` is a time of
+    `time.monotonic()`, in seconds. `num_prompt_tokens` holds the token counts of prompt and negative prompt
+    for each of the pipeline's tokenizers; `DiffusersPipelineExecutor.resolve` fills it when it has checked
+    the request, so None means "not checked yet".
+    """
+
+    request_id: str
+    prompt: str
+    negative_prompt: str | None = None
+    height: int | None = None
+    width: int | None = None
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = None
+    seed: int = 0
+    call: Mapping[str, Any] = field(default_factory=dict)
+    deadline: float | None = None
+    num_prompt_tokens: tuple[int, ...] | None = None
+
+    @classmethod
+    def from_arguments(
+        cls,
+        request_id: str,
+        prompt: str,
+        seed: int,
+        arguments: Mapping[str, Any],
+        deadline: float | None = None,
+    ) -> DiffusionRequest:
+        """A request from flat call arguments by diffusers' names, such as `GenerateRequest.diffusion`."""
+        standard = {name: arguments[name] for name in STANDARD_ARGUMENTS if name in arguments}
+        call = {name: value for name, value in arguments.items() if name not in standard}
+        return cls(request_id, prompt, seed=seed, call=call, deadline=deadline, **standard)
+
+
+def batch_key(request: DiffusionRequest) -> Hashable:
+    """Equal for requests whose pipeline calls differ in prompt, negative prompt and seed only. Having a
+    negative prompt is part of it, for it doubles the work of a step. The dtype is the executor's, so it is
+    the same for all requests that meet here.
+    """
+    return (
+        request.height,
+        request.width,
+        request.num_inference_steps,
+        request.guidance_scale,
+        request.negative_prompt is not None,
+        freeze(request.call),
+    )
+
+
+def freeze(value: Any) -> Hashable:
+    """A hashable twin of a plain value (numbers, strings, lists, mappings); values of unlike types stay
+    apart.
+
+    Raises `TypeError` for what has no such twin, a tensor for example.
+    """
+    if isinstance(value, Mapping):
+        return ("mapping", tuple(sorted((str(key), freeze(item)) for key, item in value.items())))
+    if isinstance(value, list | tuple):
+        return ("sequence", tuple(freeze(item) for item in value))
+    if value is None or isinstance(value, str | int | float | bool):
+        return (type(value).__name__, value)
+    raise TypeError(f"not a plain value: {type(value).__name__}")
+
+
+@dataclass(frozen=True)
+class DiffusionTimes:
+    """Seconds spent on one request; on a CUDA device measured there, between events of its stream.
+    `text_encode_s` is 0 or nearly so when the prompt cache had the embeddings. `denoise_step_s` has one entry
+    a step; the first begins when the denoiser is first called, so the preparation of noise and timesteps is
+    in `total_s` only. `vae_decode_s` includes the conversion to uint8 and the copy to the host. The few
+    pipelines that report no steps leave `denoise_step_s` empty and `vae_decode_s` None. Requests that were
+    stacked into one pipeline call share its times.
+    """
+
+    text_encode_s: float
+    denoise_step_s: tuple[float, ...]
+    vae_decode_s: float | None
+    total_s: float
+
+
+@dataclass(frozen=True)
+class DiffusionOutput:
+    """How one request ended. `pixels` is uint8 RGB (height, width, 3), and set exactly when it stopped
+    normally.
+
+    `error` is set exactly when `finish_reason` is "error".
+    """
+
+    request_id: str
+    finish_reason: FinishReason
+    pixels: np.ndarray | None = None
+    times: DiffusionTimes | None = None
+    error: OmniError | None = None
+
+
+@dataclass(frozen=True)
+class DiffusionSchedulerOutput:
+    """One batch, oldest request first; all its requests have the same `batch_key`."""
+
+    requests: tuple[DiffusionRequest, ...]
+
+
+@dataclass(frozen=True)
+class DiffusionModelOutput:
+    """The outputs of one batch, in the batch's order."""
+
+    outputs: tuple[DiffusionOutput, ...]
