@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, ClassVar, NoReturn
 
 import typer
 from typer.main import get_group
@@ -21,15 +21,13 @@ _BROKEN_PIPE = 141
 
 
 class _Commands(LazyGroup):
-    lazy_commands = {
+    lazy_commands: ClassVar[dict[str, LazyCommand]] = {
         "generate": LazyCommand(
             "omni_cli.cli.generate:generate", "Run a model end to end and write its text, audio and images."
         ),
         "profiles": LazyCommand("omni_cli.cli.profiles:profiles", "List, show and check the YAML profiles."),
         "models": LazyCommand("omni_cli.cli.models:models", "Build small random-weight checkpoints."),
-        "doctor": LazyCommand(
-            "omni_cli.cli.doctor:doctor", "Say what this machine can run and what is missing."
-        ),
+        "doctor": LazyCommand("omni_cli.cli.doctor:doctor", "Say what can run here and what is missing."),
     }
 
 

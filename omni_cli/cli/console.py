@@ -1,4 +1,4 @@
-"""The one place that writes to the terminal: data to stdout, everything else to stderr, colours only where they help.
+"""The one place that writes to the terminal: data to stdout, everything else to stderr.
 
 Imports nothing heavy: it is loaded for `omni --help`.
 """
@@ -26,7 +26,7 @@ _json_printed = False
 
 
 def reset() -> None:
-    """Forget what an earlier command of this process printed, and make both streams safe to write anything to.
+    """Forget what an earlier command of this process printed, and make both streams take any character.
 
     A character that the terminal's encoding lacks, or a stray byte of an argument, is shown escaped.
     """
@@ -39,7 +39,7 @@ def reset() -> None:
 
 
 def use_colour(stream: TextIO) -> bool:
-    """Whether escape codes may be written to `stream`: a terminal that understands them, and no `NO_COLOR`."""
+    """Whether escape codes may be written to `stream`: a terminal that knows them, and no `NO_COLOR`."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -71,7 +71,7 @@ def print_warning(message: str, *, hint: str | None = None) -> None:
 
 
 def print_error(error: OmniError, *, verbose: bool = False) -> None:
-    """Show a failure on stderr: `error:` paragraph, blank line, `hint:` paragraph; with `verbose` what led to it."""
+    """Show a failure on stderr: `error:`, blank line, `hint:`; with `verbose` also what led to it."""
     if verbose:
         sys.stderr.write("".join(traceback.format_exception(error)) + "\n")
         details = getattr(error, "details", None)
@@ -89,7 +89,8 @@ def error_document(error: OmniError) -> dict[str, Any]:
     `kind` names the class (`profile`, `input`, `checkpoint`, `output`, `stage`, `deadline`, `usage`, ...);
     a profile's diagnostics are listed one by one.
     """
-    kind = type(error).__name__.removesuffix("Error").lower()
+    public = next(cls for cls in type(error).__mro__ if cls.__module__ == OmniError.__module__)
+    kind = public.__name__.removesuffix("Error").lower()
     body: dict[str, Any] = {
         "kind": "run" if kind == "omni" else kind,
         "message": error.message,

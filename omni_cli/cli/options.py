@@ -66,7 +66,5 @@ VerboseOption = Annotated[
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show only results, warnings and errors.")]
 TrustRemoteCodeOption = Annotated[
     bool,
-    typer.Option(
-        "--trust-remote-code", help="Run Python code that comes with the checkpoint. Off by default."
-    ),
+    typer.Option("--trust-remote-code", help="Run Python code that the checkpoint brings. Off by default."),
 ]

@@ -1,4 +1,4 @@
-"""The resolved configuration that everything behind the command line works from: complete, frozen, no "auto" left.
+"""The resolved configuration that everything behind the command line works from: complete and frozen.
 
 Field names are vLLM's for AR stages and diffusers' for diffusion stages. `None` means that the engine's own
 default holds (vLLM's or the pipeline's), never "decide later".
@@ -45,7 +45,7 @@ class ARStageConfig:
 class DiffusionStageConfig:
     """One diffusion stage on a vLLM runner or on a diffusers pipeline.
 
-    `call` holds further arguments of the pipeline call by diffusers' names (`true_cfg_scale`, `max_sequence_length`);
+    `call` holds further arguments of the pipeline call by diffusers' names (`true_cfg_scale`);
     `max_num_seqs` bounds how many compatible requests share a batch.
     """
 

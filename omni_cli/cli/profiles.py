@@ -1,0 +1,164 @@
+"""`omni profiles`: what profiles there are, one fully resolved, a check of files, and their JSON Schema."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from omni_cli.cli import console
+from omni_cli.cli.options import (
+    DEFAULT_PROFILE,
+    JsonOption,
+    ModelOption,
+    QuietOption,
+    SeedOption,
+    SetOption,
+    TrustRemoteCodeOption,
+    VerboseOption,
+)
+from omni_cli.errors import ExitCode
+
+profiles = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+
+@profiles.callback()
+def _profiles() -> None:
+    """List, show and check the YAML profiles."""
+
+
+@profiles.command("list")
+def list_profiles(
+    as_json: JsonOption = False, verbose: VerboseOption = False, quiet: QuietOption = False
+) -> None:
+    """List the bundled profiles."""
+    from omni_cli.config.bundled import bundled_profiles
+    from omni_cli.config.loader import load_profile
+
+    configs = {path: load_profile(name) for name, path in bundled_profiles().items()}
+    if as_json:
+        entries = [
+            {
+                "name": config.name,
+                "description": config.description,
+                "model": config.model,
+                "dtype": config.dtype,
+                "stages": [{"name": stage.name, "kind": stage.kind} for stage in config.stages],
+                "path": str(path),
+            }
+            for path, config in configs.items()
+        ]
+        console.print_json({"schema": "omni.profiles.list/1", "profiles": entries})
+        return
+    rows = [
+        (config.name, " > ".join(stage.name for stage in config.stages), config.description)
+        for config in configs.values()
+    ]
+    console.print_text(_table(("NAME", "STAGES", "DESCRIPTION"), rows))
+
+
+@profiles.command("show")
+def show(
+    profile: Annotated[str, typer.Argument(metavar="NAME|PATH")] = DEFAULT_PROFILE,
+    option_profile: Annotated[
+        str | None, typer.Option("--profile", "-p", metavar="NAME|PATH", help="The same as the argument.")
+    ] = None,
+    model: ModelOption = None,
+    overrides: SetOption = None,
+    seed: SeedOption = None,
+    trust_remote_code: TrustRemoteCodeOption = False,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Show a profile fully resolved: with its defaults, `--set`, `--model` and `--seed` put in, as YAML."""
+    from omni_cli.config.loader import load_profile
+    from omni_cli.config.resolve import to_profile_data
+
+    config = load_profile(
+        option_profile or profile,
+        overrides or (),
+        model=model,
+        trust_remote_code=trust_remote_code,
+        seed=seed,
+    )
+    data = to_profile_data(config)
+    if as_json:
+        console.print_json(
+            {
+                "schema": "omni.profiles.show/1",
+                "profile": data,
+                "trust_remote_code": config.trust_remote_code,
+            }
+        )
+        return
+    console.print_text(_to_yaml(data))
+
+
+@profiles.command("validate")
+def validate(
+    files: Annotated[list[str], typer.Argument(metavar="NAME|PATH...", help="Profiles to check.")],
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Check profiles and show every mistake in each; exit code 2 when there is one."""
+    results = [_check(file) for file in files]
+    if as_json:
+        console.print_json({"schema": "omni.profiles.validate/1", "profiles": results})
+    elif not quiet:
+        for result in results:
+            if result["valid"]:
+                console.print_text(f"{result['path']}: ok")
+    if not all(result["valid"] for result in results):
+        raise typer.Exit(ExitCode.USAGE)
+
+
+@profiles.command("schema")
+def schema(as_json: JsonOption = False) -> None:
+    """Print the JSON Schema of a profile, for editors.
+
+    Save it beside a profile and begin that with `# yaml-language-server: $schema=FILE`.
+    """
+    from omni_cli.config.schema import json_schema
+
+    console.print_json(json_schema())
+
+
+def _check(name_or_path: str) -> dict[str, Any]:
+    """Check one profile, show its mistakes on stderr, and return its entry for `--json`."""
+    from omni_cli.config.bundled import find_profile
+    from omni_cli.config.diagnostics import InvalidProfileError
+    from omni_cli.config.loader import check_profile
+    from omni_cli.errors import ProfileError
+
+    entry: dict[str, Any] = {"path": name_or_path, "valid": True, "diagnostics": []}
+    try:
+        diagnostics = check_profile(find_profile(name_or_path))
+        if diagnostics:
+            raise InvalidProfileError(diagnostics)
+    except ProfileError as error:
+        console.print_error(error)
+        console.print_note("")
+        found = [item.as_dict() for item in getattr(error, "diagnostics", ())]
+        unreadable = {"source": name_or_path, "line": None, "column": None}
+        entry["valid"] = False
+        entry["diagnostics"] = found or [{**unreadable, "message": error.message, "hint": error.hint}]
+    return entry
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Columns as wide as their longest cell, two spaces apart."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in (header, *rows)
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _to_yaml(data: dict[str, Any]) -> str:
+    """YAML that `omni` reads back to the same data, without the types that YAML 1.1 would guess."""
+    from omni_cli.config.yaml_writer import to_yaml
+
+    return to_yaml(data)

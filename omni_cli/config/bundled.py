@@ -1,0 +1,67 @@
+"""Where profiles come from: the bundled ones by name, anything else by path."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from omni_cli.config.diagnostics import suggest, visible
+from omni_cli.errors import ProfileError
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_SUFFIXES = (".yaml", ".yml")
+
+
+def bundled_folder() -> Path:
+    """The folder of the bundled profiles: inside the installed package, or at the top of a source tree."""
+    for folder in (_PACKAGE / "profiles", _PACKAGE.parent / "profiles"):
+        if folder.is_dir():
+            return folder
+    raise ProfileError(
+        "the bundled profiles are missing from this installation",
+        hint="install omni-cli again, or pass a path",
+    )
+
+
+def bundled_profiles() -> dict[str, Path]:
+    """Name to path of every bundled profile, sorted by name."""
+    return {path.stem: path for path in sorted(bundled_folder().glob("*.yaml"))}
+
+
+def find_profile(name_or_path: str) -> Path:
+    """The file of a profile.
+
+    Raises `ProfileError` when it is neither a bundled name nor a file.
+    """
+    bundled = bundled_profiles()
+    if name_or_path in bundled:
+        return bundled[name_or_path]
+    shown = visible(name_or_path)
+    looks_like_path = os.sep in name_or_path or name_or_path.endswith(_SUFFIXES)
+    try:
+        path = Path(name_or_path)
+        if path.is_dir():
+            raise ProfileError(f"profile `{shown}` is a folder", hint="name the YAML file in it")
+        if name_or_path and path.exists():
+            return path
+    except (OSError, ValueError) as error:  # too long, a NUL byte, a folder that may not be entered
+        raise ProfileError(f"cannot read profile `{shown}`: {_reason(error)}") from error
+    near = suggest(path.stem if looks_like_path else name_or_path, bundled)
+    names = ", ".join(bundled)
+    hint = f"bundled profiles are {names}"
+    message = (
+        f"no profile file `{shown}`" if looks_like_path else f"no profile named `{shown}`, and no such file"
+    )
+    raise ProfileError(message, hint=f"{near}\n{hint}" if near else hint)
+
+
+def shown_path(path: Path) -> str:
+    """A path as people write it: relative where it lies below the working directory."""
+    try:
+        return str(path.relative_to(Path.cwd())) if path.is_absolute() else str(path)
+    except (ValueError, OSError):
+        return str(path)
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,149 @@
+"""What is wrong with a profile, and where: all of it, in source order, each with its line and a caret.
+
+profiles/bad.yaml:5:5: unknown key `gpu_memory_utilisation` in stage `thinker`
+  |
+5 |     gpu_memory_utilisation: 0.8
+  |     ^^^^^^^^^^^^^^^^^^^^^^
+hint: did you mean `gpu_memory_utilization`?
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from omni_cli.errors import ProfileError
+
+# What YAML 1.1, and so PyYAML's line numbers, take for the end of a line.
+_LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
+_MAX_LINE = 160  # characters of a source line that are shown
+_MAX_SHOWN = 20  # diagnostics of one file that are shown
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file (`label` as the user wrote it) or a command-line option (`label` is the option, no lines)."""
+
+    label: str
+    lines: tuple[str, ...] = ()
+
+    @classmethod
+    def of_text(cls, label: str, text: str) -> Source:
+        return cls(label, tuple(_LINE_BREAK.split(text)))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a token stands: line and column from 0, length in characters."""
+
+    source: Source
+    line: int = 0
+    column: int = 0
+    length: int = 1
+
+    @property
+    def label(self) -> str:
+        """`FILE:LINE:COLUMN`, counted from 1, or the command-line option."""
+        name = visible(self.source.label)
+        return f"{name}:{self.line + 1}:{self.column + 1}" if self.source.lines else name
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One mistake; `order` keeps the file before the options, and these in the order they were given."""
+
+    place: Place
+    message: str
+    hint: str | None = None
+    order: int = 0
+
+    def render(self) -> str:
+        """The mistake as text, without `error:` in front; lines joined with newlines, none at the end."""
+        parts = [f"{self.place.label}: {self.message}", *_snippet(self.place)]
+        if self.hint:
+            parts.append(f"hint: {self.hint}")
+        return "\n".join(parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; `line` and `column` count from 1 and are None for a command-line option."""
+        in_file = bool(self.place.source.lines)
+        return {
+            "source": self.place.source.label,
+            "line": self.place.line + 1 if in_file else None,
+            "column": self.place.column + 1 if in_file else None,
+            "message": self.message,
+            "hint": self.hint,
+        }
+
+
+class InvalidProfileError(ProfileError):
+    """A profile with mistakes; `diagnostics` holds them in source order, never empty."""
+
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self.diagnostics = in_source_order(diagnostics)
+        super().__init__(render_all(self.diagnostics))
+
+
+def in_source_order(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    return tuple(sorted(diagnostics, key=lambda item: (item.order, item.place.line, item.place.column)))
+
+
+def render_all(diagnostics: Sequence[Diagnostic]) -> str:
+    """All mistakes as paragraphs, every one but the first with its own `error:` in front."""
+    parts = [diagnostic.render() for diagnostic in diagnostics[:_MAX_SHOWN]]
+    left = len(diagnostics) - len(parts)
+    if left > 0:
+        parts.append(f"{left} more in {visible(diagnostics[-1].place.source.label)}; fix these first")
+    return "\n\nerror: ".join(parts)
+
+
+def suggest(word: str, known: Iterable[str]) -> str | None:
+    """`did you mean ...?` for the nearest known word, or None where none is near."""
+    near = get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
+    return f"did you mean `{near[0]}`?" if near else None
+
+
+def visible(text: str, limit: int = 200) -> str:
+    """`text` with invisible characters escaped, cut to `limit` characters: safe to show on a terminal."""
+    shown = "".join(_visible_character(character) for character in text[:limit])
+    return shown + "..." if len(text) > limit else shown
+
+
+def _visible_character(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+
+
+def _snippet(place: Place) -> list[str]:
+    """The source line with a caret under the token; nothing for an option or an empty file."""
+    if place.line >= len(place.source.lines) or not place.source.lines[place.line].strip():
+        return []
+    line = place.source.lines[place.line]
+    column = min(place.column, len(line))
+    start = max(0, column - _MAX_LINE // 2) if len(line) > _MAX_LINE else 0
+    shown = line[start : start + _MAX_LINE]
+    before = shown[: column - start]
+    token = shown[column - start : column - start + max(place.length, 1)]
+    number = str(place.line + 1)
+    gutter = " " * len(number)
+    carets = "^" * max(_width(token), 1)
+    return [
+        f"{gutter} |",
+        f"{number} | {_expanded(shown)}".rstrip(),
+        f"{gutter} | {' ' * _width(before)}{carets}",
+    ]
+
+
+def _expanded(text: str) -> str:
+    return "".join(" " if character == "\t" else _visible_character(character) for character in text)
+
+
+def _width(text: str) -> int:
+    """Columns that `text` takes on a terminal."""
+    return sum(
+        0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        for character in _expanded(text)
+    )

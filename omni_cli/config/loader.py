@@ -1,0 +1,97 @@
+"""From a profile's name or path, and overrides, to the resolved `EngineConfig` or to all mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+
+from yaml.reader import Reader
+
+from omni_cli.config.bundled import find_profile, shown_path
+from omni_cli.config.diagnostics import Diagnostic, InvalidProfileError, Place, Source, in_source_order
+from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.overrides import apply_overrides
+from omni_cli.config.resolve import resolve
+from omni_cli.config.schema import Profile
+from omni_cli.config.validation import validate
+from omni_cli.config.yaml_tree import MAX_BYTES, Tree, parse_yaml
+from omni_cli.errors import ProfileError
+
+
+def load_profile(
+    name_or_path: str,
+    overrides: Iterable[str] = (),
+    model: str | None = None,
+    trust_remote_code: bool = False,
+    seed: int | None = None,
+) -> EngineConfig:
+    """The resolved configuration of a bundled profile or of a file.
+
+    `overrides` are `[STAGE.]KEY=VALUE` as after `--set`, applied in order; `model` and `seed` come last.
+    Raises `ProfileError` when there is no such profile or it cannot be read, and `InvalidProfileError`, with
+    every mistake in it and in the overrides, when it is wrong.
+    """
+    profile, diagnostics = read_profile(find_profile(name_or_path), overrides, model=model, seed=seed)
+    if profile is None:
+        raise InvalidProfileError(diagnostics)
+    return resolve(profile, trust_remote_code=trust_remote_code)
+
+
+def check_profile(path: Path) -> tuple[Diagnostic, ...]:
+    """Every mistake in a file, in source order; raises `ProfileError` when it cannot be read."""
+    return read_profile(path)[1]
+
+
+def read_profile(
+    path: Path, overrides: Iterable[str] = (), *, model: str | None = None, seed: int | None = None
+) -> tuple[Profile | None, tuple[Diagnostic, ...]]:
+    """The profile in a file with the overrides put in, or None and every mistake; exactly one of the two."""
+    tree = _read_tree(path)
+    order: dict[str, int] = {}
+    if tree.data is not None:
+        order = apply_overrides(tree, overrides, model=model, seed=seed)
+    profile = validate(tree)
+    found = (
+        dataclasses.replace(item, order=order.get(item.place.source.label, 0)) for item in tree.diagnostics
+    )
+    return profile, in_source_order(found)
+
+
+def _read_tree(path: Path) -> Tree:
+    label = shown_path(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ProfileError(f"cannot read profile `{label}`: {reason}") from error
+    if len(content) > MAX_BYTES:
+        message = f"larger than {MAX_BYTES // 1024} KiB, which no profile is"
+        return _refused(Diagnostic(Place(Source(label, ("",))), message))
+    return _decode(label, content)
+
+
+def _decode(label: str, content: bytes) -> Tree:
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = content[: error.start].decode("utf-8-sig", errors="replace")
+        place = _end_of(label, before, content.decode("utf-8-sig", errors="replace"))
+        return _refused(Diagnostic(place, "not UTF-8 text", "save the file as UTF-8"))
+    unprintable = Reader.NON_PRINTABLE.search(text)
+    if unprintable is not None:
+        place = _end_of(label, text[: unprintable.start()], text)
+        code = ord(unprintable.group())
+        return _refused(Diagnostic(place, f"the character U+{code:04X} is not allowed in YAML", "remove it"))
+    return parse_yaml(Source.of_text(label, text), text)
+
+
+def _end_of(label: str, before: str, text: str) -> Place:
+    """The place of the character that follows `before` in `text`."""
+    lines = Source.of_text(label, before).lines
+    return Place(Source.of_text(label, text), len(lines) - 1, len(lines[-1]))
+
+
+def _refused(diagnostic: Diagnostic) -> Tree:
+    return Tree(None, values={(): diagnostic.place}, diagnostics=[diagnostic])

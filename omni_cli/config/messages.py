@@ -1,0 +1,220 @@
+"""Pydantic's errors about a profile in words: what was expected, what stands there, what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+from omni_cli.config.diagnostics import suggest, visible
+from omni_cli.config.schema import (
+    STAGE_MODELS,
+    STAGE_NAME_PATTERN,
+    ARStage,
+    DiffusionStage,
+    Profile,
+    Sampling,
+)
+from omni_cli.config.yaml_tree import Path, Tree, parse_scalar
+
+_EXPECTED_TYPE = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+_LIMIT = {
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "string_too_long": "at most {max_length} characters long",
+    "too_short": "given at least one stage",
+}
+
+
+def to_path(location: tuple[str | int, ...], data: Any) -> Path:
+    """Pydantic's location without what is not in the data: the names of union members and `[key]`."""
+    if location[:1] == ("stages",) and len(location) > 2:
+        location = (*location[:2], *location[3:]) if location[2] in STAGE_MODELS else location
+    limit = 4 if location[2:3] == ("call",) else len(location)  # every value of `call` is one union
+    path: list[str | int] = []
+    for part in location[:limit]:
+        is_key = isinstance(data, dict) and part in data
+        if is_key or (isinstance(data, list) and isinstance(part, int) and part < len(data)):
+            data = data[part]
+        else:
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def value_at(data: Any, path: Path) -> Any:
+    for part in path:
+        data = data[part]
+    return data
+
+
+def describe(error: Mapping[str, Any], path: Path, tree: Tree) -> tuple[str, str | None]:
+    """Message and hint for one of pydantic's errors other than unknown and missing keys."""
+    kind = error["type"]
+    name = _name(path)
+    value = value_at(tree.data, path)
+    if len(path) == 2 and path[0] == "stages" and kind == "string_pattern_mismatch":
+        return f"invalid stage name {name}", f"a stage name matches {STAGE_NAME_PATTERN}"
+    if _is_union(path):
+        expected = _union_expected(path)
+        return f"invalid type for {name}: expected {expected}, got {_describe_type(value)}", None
+    if kind in _EXPECTED_TYPE:
+        hint = _type_hint(kind, value, path in tree.quoted)
+        return (
+            f"invalid type for {name}: expected {_EXPECTED_TYPE[kind]}, got {_describe_type(value)}",
+            hint,
+        )
+    if kind == "literal_error":
+        choices = _choices(path, tree.data)
+        hint = suggest(value, choices) if isinstance(value, str) else None
+        return f"invalid value for {name}: expected one of {', '.join(choices)}", hint
+    if kind == "finite_number":
+        return f"invalid value for {name}: expected a finite number", None
+    if kind in _LIMIT:
+        return f"invalid value for {name}: must be {_LIMIT[kind].format(**error['ctx'])}", None
+    if kind == "string_too_short":
+        return f"invalid value for {name}: must not be empty", None
+    if kind == "string_pattern_mismatch":
+        return f"invalid value for {name}: must match {error['ctx']['pattern']}", None
+    return f"invalid value for {name}: {error['msg']}", None
+
+
+def unknown_key(path: Path, data: Any) -> tuple[str, str | None]:
+    """Message and hint for a key that the schema lacks there."""
+    key = str(path[-1])
+    if key == "trust_remote_code":
+        return (
+            "`trust_remote_code` cannot be set in a profile",
+            "code of a checkpoint runs only with the command-line flag `--trust-remote-code`",
+        )
+    known = known_keys(path[:-1], data)
+    hint = _other_home(key, path, data) or suggest(key, known)
+    return f"unknown key `{visible(key, 80)}`{_where(path[:-1])}", hint
+
+
+def missing_key(path: Path, key: str, data: Any) -> tuple[str, str | None]:
+    """Message and hint for a required key."""
+    examples = {
+        "version": "add `version: 1`",
+        "name": "add `name: NAME`",
+        "model": "add `model: DIR` or a Hugging Face repo id",
+        "dtype": "add `dtype: bfloat16`, `float16` or `float32`",
+        "kind": "add `kind: ar` (makes tokens) or `kind: diffusion` (denoises)",
+        "stages": "see `omni profiles show tiny-omni` for an example",
+    }
+    if path:
+        return f"missing key `{key}`{_where(path)}", examples.get(key)
+    near = [other for other in data if other not in Profile.model_fields and suggest(other, [key])]
+    hint = f"`{visible(near[0], 80)}` may be meant" if near else examples.get(key)
+    return f"missing key `{key}`", hint
+
+
+def known_keys(path: Path, data: Any) -> Iterable[str]:
+    """The keys that the mapping at `path` may have; none where any is allowed."""
+    if path == ():
+        return Profile.model_fields
+    if len(path) == 2 and path[0] == "stages":
+        return STAGE_MODELS[data["stages"][path[1]]["kind"]].model_fields
+    if len(path) == 3 and path[2] == "sampling":
+        return Sampling.model_fields
+    return ()
+
+
+def _other_home(key: str, path: Path, data: Any) -> str | None:
+    """Where a key that is known elsewhere belongs."""
+    if len(path) == 1:
+        is_stage_key = key in ARStage.model_fields or key in DiffusionStage.model_fields
+        if is_stage_key or key in Sampling.model_fields:
+            return f"`{key}` belongs into a stage" + ("" if is_stage_key else "'s `sampling`")
+        return None
+    if key in Profile.model_fields:
+        return f"`{key}` is a key of the whole profile, not of a stage"
+    if len(path) == 4:
+        return f"`{key}` is a key of the stage itself" if key in ARStage.model_fields else None
+    kind = data["stages"][path[1]]["kind"]
+    if kind == "ar" and key in Sampling.model_fields:
+        return f"`{key}` belongs into this stage's `sampling`"
+    for other, model in STAGE_MODELS.items():
+        if other != kind and key in model.model_fields:
+            return f"`{key}` is a key of stages of kind `{other}`"
+    if kind == "diffusion" and suggest(key, DiffusionStage.model_fields) is None:
+        return "further arguments of a diffusers pipeline belong into `call`"
+    return None
+
+
+def _where(path: Path) -> str:
+    if len(path) < 2:
+        return ""
+    stage = f"stage `{visible(str(path[1]), 80)}`"
+    return f" in {stage}" if len(path) == 2 else f" in `{path[2]}` of {stage}"
+
+
+def _name(path: Path) -> str:
+    """The last key of a path, items of a list by their number from 1."""
+    if path and isinstance(path[-1], int):
+        return f"item {path[-1] + 1} of `{path[-2]}`"
+    return f"`{visible(str(path[-1]), 80)}`" if path else "the profile"
+
+
+def _is_union(path: Path) -> bool:
+    return (path[2:3] == ("call",) and len(path) == 4) or path[2:] == ("sampling", "stop")
+
+
+def _union_expected(path: Path) -> str:
+    return "a text or a list of texts" if path[-1] == "stop" else "a number, a text, true or false"
+
+
+def _describe_type(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"the number {visible(str(value), 40)}"
+    if isinstance(value, str):
+        return f'the text "{visible(value, 40)}"'
+    return "a list" if isinstance(value, list) else "nothing" if value is None else "a mapping"
+
+
+def _type_hint(kind: str, value: Any, quoted: bool) -> str | None:
+    if isinstance(value, str):
+        meant = parse_scalar(value)
+        if quoted and not isinstance(meant, str) and meant is not None:
+            return "remove the quotes"
+        words = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+        if kind == "bool_type" and value.lower() in words:
+            return f"write `{words[value.lower()]}`"
+    if kind == "string_type" and isinstance(value, int | float):
+        return "put it into quotes"
+    if kind == "list_type":
+        return "write a list: `[...]`"
+    is_whole = isinstance(value, float) and value.is_integer()
+    return f"write `{int(value)}`" if kind.startswith("int_") and is_whole else None
+
+
+def _choices(path: Path, data: Any) -> list[str]:
+    """The values that the schema allows at `path`, which holds one of a few words."""
+    if len(path) == 1:
+        field = Profile.model_fields[str(path[0])]
+    else:
+        field = STAGE_MODELS[data["stages"][path[1]]["kind"]].model_fields[str(path[-1])]
+    return [str(choice) for choice in _literal_values(field.annotation)]
+
+
+def _literal_values(annotation: Any) -> list[Any]:
+    values: list[Any] = []
+    for argument in get_args(annotation):
+        if isinstance(argument, str | int):
+            values.append(argument)
+        elif argument is not type(None):
+            values.extend(_literal_values(argument))
+    return values

@@ -1,0 +1,124 @@
+"""`--set [STAGE.]KEY=VALUE` and its relatives put into a profile's data before anything is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from omni_cli.config.diagnostics import Diagnostic, Place, Source, suggest, visible
+from omni_cli.config.yaml_tree import Path, Tree, parse_scalar, parse_yaml
+
+_MAX_PARTS = 6
+
+
+def apply_overrides(
+    tree: Tree, overrides: Iterable[str], *, model: str | None = None, seed: int | None = None
+) -> dict[str, int]:
+    """Put `--set` options, `--model` and `--seed` into `tree`, later ones over earlier ones.
+
+    Mistakes are added to the tree's diagnostics. Returns each option's label with its position, for sorting.
+    """
+    order: dict[str, int] = {}
+    for text in overrides:
+        place = Place(Source(f"--set {text}"))
+        order.setdefault(place.source.label, len(order) + 1)
+        _apply(tree, text, place)
+    for option, key, value in (("--model", "model", model), ("--seed", "seed", seed)):
+        if value is not None:
+            place = Place(Source(f"{option} {value}"))
+            order.setdefault(place.source.label, len(order) + 1)
+            _assign(tree, (key,), value, place)
+    return order
+
+
+def _apply(tree: Tree, text: str, place: Place) -> None:
+    name, equals, raw = text.partition("=")
+    parts = name.strip().split(".")
+    if not equals or not all(parts) or len(parts) > _MAX_PARTS:
+        _refuse(tree, place, "expected [STAGE.]KEY=VALUE", "for example `--set thinker.max_num_seqs=4`")
+        return
+    path = _path(tree, parts, place)
+    if path is None:
+        return
+    value = _value(tree, raw, place)
+    if value is None:
+        _remove(tree, path)
+    elif value is not _REFUSED:
+        _assign(tree, path, value, place)
+
+
+def _path(tree: Tree, parts: list[str], place: Place) -> Path | None:
+    """Where in the profile `STAGE.KEY` or `KEY` is; None, with a diagnostic, where there is none."""
+    stages = (tree.data or {}).get("stages")
+    names = list(stages) if isinstance(stages, dict) else []
+    if len(parts) == 1:
+        if parts[0] in names or parts[0] == "stages":
+            stage = parts[0] if parts[0] in names else "STAGE"
+            _refuse(tree, place, "sets a whole stage", f"set one of its keys: `--set {stage}.KEY=VALUE`")
+            return None
+        return (parts[0],)
+    if parts[0] not in names:
+        if isinstance(stages, dict):
+            hint = "write the stage's name first, without `stages.`" if parts[0] == "stages" else None
+            known = f"stages are {', '.join(visible(name, 80) for name in names)}"
+            message = f"unknown stage `{visible(parts[0], 80)}`"
+            _refuse(tree, place, message, hint or suggest(parts[0], names) or known)
+        return None
+    return ("stages", *parts)
+
+
+_REFUSED = object()
+
+
+def _value(tree: Tree, raw: str, place: Place) -> Any:
+    """A YAML scalar; text that starts with a bracket or a quotation mark is read as YAML."""
+    raw = raw.strip()
+    if raw[:1] not in ("[", "{", '"', "'"):
+        return parse_scalar(raw)
+    wrapped = parse_yaml(place.source, f"value: {raw}\n")
+    if wrapped.diagnostics or wrapped.data is None or list(wrapped.data) != ["value"]:
+        message = wrapped.diagnostics[0].message if wrapped.diagnostics else "expected one value"
+        _refuse(tree, place, message)
+        return _REFUSED
+    return wrapped.data["value"]
+
+
+def _assign(tree: Tree, path: Path, value: Any, place: Place) -> None:
+    node: Any = tree.data
+    for end, part in enumerate(path[:-1], start=1):
+        if not isinstance(node, dict):
+            _refuse(tree, place, f"`{visible(str(path[end - 2]), 80)}` has no keys of its own")
+            return
+        if part not in node:
+            node[part] = {}
+            tree.keys[path[:end]] = place
+        node = node[part]
+    if not isinstance(node, dict):
+        _refuse(tree, place, f"`{visible(str(path[-2]), 80)}` has no keys of its own")
+        return
+    _forget(tree, path)
+    node[path[-1]] = value
+    tree.keys[path] = tree.values[path] = place
+
+
+def _remove(tree: Tree, path: Path) -> None:
+    node: Any = tree.data
+    for part in path[:-1]:
+        node = node.get(part) if isinstance(node, dict) else None
+    if isinstance(node, dict):
+        node.pop(path[-1], None)
+        _forget(tree, path)
+
+
+def _forget(tree: Tree, path: Path) -> None:
+    """Drop what was known of the old value; its mistakes, and those in it, no longer count."""
+    for table in (tree.keys, tree.values):
+        for known in [known for known in table if known[: len(path)] == path]:
+            del table[known]
+    for known in [known for known in tree.faulty | tree.quoted if known[: len(path)] == path]:
+        tree.faulty.discard(known)
+        tree.quoted.discard(known)
+
+
+def _refuse(tree: Tree, place: Place, message: str, hint: str | None = None) -> None:
+    tree.diagnostics.append(Diagnostic(place, message, hint))

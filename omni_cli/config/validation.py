@@ -1,0 +1,210 @@
+"""Everything that can be wrong with a profile, found in one pass over its data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from omni_cli.config import chain
+from omni_cli.config.diagnostics import Diagnostic, suggest, visible
+from omni_cli.config.messages import describe, missing_key, to_path, unknown_key
+from omni_cli.config.schema import (
+    BUILTIN_NAMES,
+    BUILTIN_PREFIX,
+    RESERVED_STAGE_NAMES,
+    STAGE_MODELS,
+    DiffusionStage,
+    Profile,
+)
+from omni_cli.config.yaml_tree import Path, Tree
+
+# What a diffusion stage needs vLLM or a diffusers pipeline for; elsewhere the key would do nothing.
+_BACKEND_OF_KEY = {
+    "max_model_len": "vllm",
+    "gpu_memory_utilization": "vllm",
+    "tensor_parallel_size": "vllm",
+    "pipeline_parallel_size": "vllm",
+    "sway_coefficient": "vllm",
+    "call": "diffusers",
+}
+
+
+def validate(tree: Tree) -> Profile | None:
+    """The profile, or None; mistakes are added to `tree.diagnostics`.
+
+    `tree` may be changed: a stage without a usable `kind` is given the likelier one, so that its other
+    keys are checked as well.
+    """
+    if tree.data is None:
+        return None
+    checker = _Checker(tree)
+    checker.run()
+    return checker.profile if not tree.diagnostics else None
+
+
+class _Checker:
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.data: dict[str, Any] = tree.data or {}
+        self.profile: Profile | None = None
+
+    def run(self) -> None:
+        self._refuse_nulls((), self.data)
+        stages = self.data.get("stages")
+        self.stages: Mapping[str, Any] = stages if isinstance(stages, dict) else {}
+        self._settle_kinds()
+        self._check_schema()
+        self._check_model()
+        for name, stage in self.stages.items():
+            self._check_stage(name, stage)
+        chain.check_inputs(self.tree, self.stages)
+
+    def _add(self, path: Path, message: str, hint: str | None = None, *, at_key: bool = False) -> None:
+        if path in self.tree.faulty:
+            return
+        self.tree.faulty.add(path)
+        place = self.tree.key_place(path) if at_key else self.tree.place(path)
+        self.tree.diagnostics.append(Diagnostic(place, message, hint))
+
+    def _add_stage_name(self, name: str, message: str, hint: str | None) -> None:
+        """A mistake in a stage's name alone: what stands in the stage is still reported."""
+        place = self.tree.key_place(("stages", name))
+        self.tree.diagnostics.append(Diagnostic(place, message, hint))
+
+    def _refuse_nulls(self, path: Path, node: Any) -> None:
+        if node is None:
+            hint = "give it a value, or leave the key out for the default"
+            self._add(path, f"`{visible(str(path[-1]), 80)}` has no value", hint, at_key=True)
+        children = (
+            node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        )
+        for key, child in children:
+            self._refuse_nulls((*path, key), child)
+
+    def _settle_kinds(self) -> None:
+        """Report stages without a usable `kind` and put in the kind whose keys they have."""
+        for name, stage in self.stages.items():
+            if not isinstance(stage, dict) or stage.get("kind") in list(STAGE_MODELS):
+                continue
+            path: Path = ("stages", name)
+            if "kind" in stage:
+                kind = stage["kind"]
+                choices = ", ".join(STAGE_MODELS)
+                near = suggest(kind, STAGE_MODELS) if isinstance(kind, str) else None
+                self._add((*path, "kind"), f"invalid value for `kind`: expected one of {choices}", near)
+            else:
+                self._add((*path, "kind"), *missing_key(path, "kind", self.data), at_key=True)
+            stage["kind"] = _likely_kind(stage)
+
+    def _check_schema(self) -> None:
+        try:
+            self.profile = Profile.model_validate(self.data)
+        except ValidationError as error:
+            for detail in error.errors(include_url=False, include_input=False):
+                self._report(detail)
+
+    def _report(self, detail: Mapping[str, Any]) -> None:
+        path = to_path(detail["loc"], self.data)
+        if any(path[:end] in self.tree.faulty for end in range(1, len(path) + 1)):
+            return
+        if detail["type"] == "missing":
+            key = detail["loc"][-1]
+            self._add((*path, key), *missing_key(path, key, self.data), at_key=True)
+        elif detail["type"] == "extra_forbidden":
+            self._add(path, *unknown_key(path, self.data), at_key=True)
+        elif path[2:] == ("backend",):
+            self._report_backend(path)
+        elif detail["loc"][-1] == "[key]" and len(path) == 2:
+            self._add_stage_name(path[1], *describe(detail, path, self.tree))
+        else:
+            self._add(path, *describe(detail, path, self.tree), at_key=detail["loc"][-1] == "[key]")
+
+    def _report_backend(self, path: Path) -> None:
+        stage = self.stages[path[1]]
+        backend = stage["backend"]
+        if stage["kind"] == "ar" and backend == "diffusers":
+            self._add(path, "backend `diffusers` cannot run a stage of kind `ar`", "write `backend: vllm`")
+            return
+        choices = ["vllm"] if stage["kind"] == "ar" else ["vllm", "diffusers"]
+        hint = suggest(backend, choices) if isinstance(backend, str) else None
+        self._add(path, f"invalid value for `backend`: expected one of {', '.join(choices)}", hint)
+
+    def _check_model(self) -> None:
+        model = self.data.get("model")
+        if not isinstance(model, str) or not model.startswith(BUILTIN_PREFIX):
+            return
+        name = model.removeprefix(BUILTIN_PREFIX)
+        if name not in BUILTIN_NAMES:
+            known = ", ".join(BUILTIN_NAMES)
+            message = f"unknown builtin model `{visible(name, 80)}`: expected one of {known}"
+            self._add(("model",), message, suggest(name, BUILTIN_NAMES))
+
+    def _check_stage(self, name: str, stage: Any) -> None:
+        path: Path = ("stages", name)
+        if name in RESERVED_STAGE_NAMES:
+            hint = "`--stage` and `--vary` give this word another meaning"
+            self._add_stage_name(name, f"a stage cannot be named `{name}`", hint)
+        if not isinstance(stage, dict):
+            return
+        if stage["kind"] == "ar":
+            self._check_ar(path, stage)
+        else:
+            self._check_diffusion(path, stage)
+        ranks = _integer(stage, "tensor_parallel_size", 1) * _integer(stage, "pipeline_parallel_size", 1)
+        devices = stage.get("devices")
+        if isinstance(devices, str) and devices and 1 < ranks != devices.count(",") + 1:
+            self._add(
+                (*path, "devices"),
+                f"`devices` names {devices.count(',') + 1}, but the stage has {ranks} ranks",
+                "ranks are tensor_parallel_size times pipeline_parallel_size",
+            )
+
+    def _check_ar(self, path: Path, stage: Mapping[str, Any]) -> None:
+        sampling = stage.get("sampling")
+        if isinstance(sampling, dict):
+            low, high = _integer(sampling, "min_tokens", 0), _integer(sampling, "max_tokens", None)
+            if high is not None and low > high:
+                self._add((*path, "sampling", "min_tokens"), f"`min_tokens` is above `max_tokens` ({high})")
+        length, tokens = (
+            _integer(stage, "max_model_len", None),
+            _integer(stage, "max_num_batched_tokens", None),
+        )
+        requests = _integer(stage, "max_num_seqs", 1)
+        if tokens is None:
+            return
+        if tokens < requests:
+            self._add(
+                (*path, "max_num_batched_tokens"),
+                f"`max_num_batched_tokens` is below `max_num_seqs` ({requests})",
+            )
+        elif length is not None and tokens < length and stage.get("enable_chunked_prefill") is False:
+            self._add(
+                (*path, "max_num_batched_tokens"),
+                f"`max_num_batched_tokens` is below `max_model_len` ({length}) without chunked prefill",
+                "raise it, or set `enable_chunked_prefill: true`",
+            )
+
+    def _check_diffusion(self, path: Path, stage: Mapping[str, Any]) -> None:
+        backend = stage.get("backend", "diffusers")
+        for key, needed in _BACKEND_OF_KEY.items():
+            if key in stage and backend in ("vllm", "diffusers") and backend != needed:
+                self._add((*path, key), f"`{key}` has no effect with `backend: {backend}`", at_key=True)
+        call = stage.get("call")
+        for name in call if isinstance(call, dict) else ():
+            if name in DiffusionStage.model_fields:
+                message = f"`{name}` is a key of the stage itself, not of `call`"
+                self._add((*path, "call", name), message, "move it out of `call`", at_key=True)
+
+
+def _likely_kind(stage: Mapping[str, Any]) -> str:
+    kind = stage.get("kind")
+    if isinstance(kind, str) and (near := suggest(kind, STAGE_MODELS)):
+        return "ar" if "`ar`" in near else "diffusion"
+    return max(STAGE_MODELS, key=lambda name: len(STAGE_MODELS[name].model_fields.keys() & stage.keys()))
+
+
+def _integer(mapping: Mapping[str, Any], key: str, default: Any) -> Any:
+    value = mapping.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else default

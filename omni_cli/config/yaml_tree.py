@@ -1,0 +1,243 @@
+"""YAML text to plain data in which every key and value knows its place; takes only harmless YAML.
+
+Scalars follow YAML 1.2's core schema, as editors read them: `no` and dates are texts, `1e-3` is a number.
+Anchors, aliases, merge keys, tags and a second document are refused, so that a file means what it shows.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+from yaml.events import (
+    AliasEvent,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+    StreamEndEvent,
+)
+
+from omni_cli.config.diagnostics import Diagnostic, Place, Source, visible
+
+Path = tuple[str | int, ...]
+
+MAX_BYTES = 64 * 1024
+_MAX_DEPTH = 20
+_MAX_DIGITS = 40
+
+_INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_SPECIAL = {
+    "": None, "~": None, "null": None, "Null": None, "NULL": None,
+    "true": True, "True": True, "TRUE": True,
+    "false": False, "False": False, "FALSE": False,
+    ".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan"),
+}  # fmt: skip
+
+
+@dataclass
+class Tree:
+    """`data` is None unless the text held a mapping; `faulty` are paths whose value was refused already."""
+
+    data: dict[str, Any] | None
+    keys: dict[Path, Place] = field(default_factory=dict)
+    values: dict[Path, Place] = field(default_factory=dict)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    faulty: set[Path] = field(default_factory=set)
+    quoted: set[Path] = field(default_factory=set)
+
+    def place(self, path: Path) -> Place:
+        """The place of the value at `path`, else of its key, else of the nearest thing around it."""
+        while path:
+            found = self.values.get(path) or self.keys.get(path)
+            if found is not None:
+                return found
+            path = path[:-1]
+        return self.values[()]
+
+    def key_place(self, path: Path) -> Place:
+        return self.keys.get(path) or self.place(path)
+
+
+def parse_scalar(text: str) -> Any:
+    """The value of a plain (unquoted) scalar: None, bool, int, float or str."""
+    if text in _SPECIAL:
+        return _SPECIAL[text]
+    if len(text) <= _MAX_DIGITS:
+        if _INTEGER.fullmatch(text):
+            return int(text, 0) if text.startswith("0") and text[1:2] in "ox" and len(text) > 1 else int(text)
+        if _FLOAT.fullmatch(text):
+            return float(text)
+    return text
+
+
+def parse_yaml(source: Source, text: str) -> Tree:
+    """Read one YAML document; every mistake becomes a diagnostic of the tree, none is raised."""
+    tree = Tree(None, values={(): Place(source)})
+    reader = _Reader(source, tree)
+    try:
+        data = reader.read(text)
+    except _Stop:
+        return tree
+    except yaml.MarkedYAMLError as error:
+        tree.diagnostics.append(_syntax_diagnostic(source, error))
+        return tree
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        # An impossible escape ("\UFFFFFFFF") reaches Python's chr().
+        reader.refuse(reader.here(), f"not valid YAML: {visible(str(error))}")
+        return tree
+    if isinstance(data, dict):
+        tree.data = data
+    elif () not in tree.faulty:
+        what = "empty" if data is None else "not a mapping"
+        reader.refuse(tree.values[()], f"the profile is {what}", "see `omni profiles show tiny-omni` for one")
+    return tree
+
+
+class _Stop(Exception):
+    """Reading cannot go on; the diagnostic is in the tree."""
+
+
+class _Reader:
+    """Builds the tree from PyYAML's events, which need no memory of their own and resolve nothing."""
+
+    def __init__(self, source: Source, tree: Tree) -> None:
+        self.source = source
+        self.tree = tree
+        self.loader: Any = None
+
+    def read(self, text: str) -> Any:
+        self.loader = yaml.SafeLoader(text)
+        self.loader.get_event()
+        if self.loader.check_event(StreamEndEvent):
+            return None
+        self.loader.get_event()
+        data = self._node((), 0)
+        self.loader.get_event()
+        if not self.loader.check_event(StreamEndEvent):
+            mark = self.loader.peek_event().start_mark
+            self.refuse(self._at(mark, 3), "a profile is one YAML document; a second one starts here")
+        return data
+
+    def here(self) -> Place:
+        mark = self.loader.get_mark() if self.loader is not None else None
+        return Place(self.source) if mark is None else self._at(mark, 1)
+
+    def refuse(self, place: Place, message: str, hint: str | None = None) -> None:
+        self.tree.diagnostics.append(Diagnostic(place, message, hint))
+
+    def _node(self, path: Path | None, depth: int) -> Any:
+        """The next value; `path` None when it is read only to get past it."""
+        event = self.loader.get_event()
+        if isinstance(event, AliasEvent):
+            self._refuse_value(path, event, "*" + event.anchor, "an alias", "write the value out")
+            return None
+        if event.anchor is not None:
+            self.refuse(
+                self._at(event.start_mark, len(event.anchor) + 1),
+                f"an anchor (`&{visible(event.anchor, 40)}`) is not allowed in a profile",
+                "write the value out where it is needed",
+            )
+        if event.tag is not None:
+            self._refuse_value(path, event, event.tag, "a tag", "a profile holds plain values only")
+        if depth > _MAX_DEPTH:
+            self.refuse(self._span(event), f"nested more than {_MAX_DEPTH} levels deep")
+            raise _Stop
+        if isinstance(event, ScalarEvent):
+            return self._scalar(path, event)
+        if path is not None and (path == () or event.flow_style):
+            self.tree.values[path] = self._span(event)
+        if isinstance(event, SequenceStartEvent):
+            return self._sequence(path, depth)
+        assert isinstance(event, MappingStartEvent)
+        return self._mapping(path, depth)
+
+    def _scalar(self, path: Path | None, event: ScalarEvent) -> Any:
+        is_plain = event.style is None
+        if path is not None:
+            if event.value or not is_plain:
+                self.tree.values[path] = self._span(event)
+            if not is_plain:
+                self.tree.quoted.add(path)
+        return parse_scalar(event.value) if is_plain else event.value
+
+    def _sequence(self, path: Path | None, depth: int) -> list[Any]:
+        items: list[Any] = []
+        while not self.loader.check_event(SequenceEndEvent):
+            items.append(self._node(None if path is None else (*path, len(items)), depth + 1))
+        self.loader.get_event()
+        return items
+
+    def _mapping(self, path: Path | None, depth: int) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
+        while not self.loader.check_event(MappingEndEvent):
+            key = self._key(path, mapping, depth)
+            value = self._node(None if path is None or key is None else (*path, key), depth + 1)
+            if key is not None:
+                mapping[key] = value
+        self.loader.get_event()
+        return mapping
+
+    def _key(self, path: Path | None, mapping: dict[str, Any], depth: int) -> str | None:
+        """The next key, or None when its value is not to be kept."""
+        event = self.loader.peek_event()
+        if not isinstance(event, ScalarEvent):
+            self.refuse(self._span(event), "a key must be a word, not an alias, a list or a mapping")
+            self._node(None, depth + 1)
+            return None
+        place = self._span(event)
+        self._node(None, depth)
+        key = event.value
+        if key == "<<" and event.style is None:
+            self.refuse(place, "a merge key (`<<`) is not allowed in a profile", "write the keys out")
+            return None
+        if key in mapping:
+            first = self.tree.keys.get((*(path or ()), key), place)
+            is_stage = path == ("stages",)
+            self.refuse(
+                place,
+                f"duplicate {'stage' if is_stage else 'key'} `{visible(key)}`",
+                f"the first one is on line {first.line + 1}",
+            )
+            return None
+        if path is not None:
+            self.tree.keys[(*path, key)] = place
+        return key
+
+    def _refuse_value(self, path: Path | None, event: Any, token: str, what: str, hint: str) -> None:
+        place = self._at(event.start_mark, len(token))
+        self.refuse(place, f"{what} (`{visible(token, 40)}`) is not allowed in a profile", hint)
+        if path is not None:
+            self.tree.faulty.add(path)
+
+    def _span(self, event: Any) -> Place:
+        """An event's first line from its start to its end; of a block collection only the first character."""
+        start, end = event.start_mark, event.end_mark
+        if end.line == start.line:
+            return self._at(start, end.column - start.column)
+        rest = self.source.lines[start.line][start.column :] if start.line < len(self.source.lines) else ""
+        return self._at(start, len(rest.rstrip()))
+
+    def _at(self, mark: Any, length: int) -> Place:
+        return Place(self.source, mark.line, mark.column, max(length, 1))
+
+
+def _syntax_diagnostic(source: Source, error: yaml.MarkedYAMLError) -> Diagnostic:
+    mark = error.problem_mark or error.context_mark
+    place = Place(source) if mark is None else Place(source, mark.line, mark.column)
+    if place.line >= len(source.lines) or (place.line and not source.lines[place.line]):
+        # The end of the file: point behind its last text instead.
+        last = max((number for number, line in enumerate(source.lines) if line.strip()), default=0)
+        place = Place(source, last, len(source.lines[last].rstrip()))
+    problem = error.problem or "cannot be read"
+    if "'\\t'" in problem:
+        return Diagnostic(place, "a tab cannot indent YAML", "use spaces")
+    hint = None
+    if "mapping values are not allowed" in problem:
+        hint = "put a text that has `: ` in it into quotes, and check the indentation"
+    context = f" {error.context}" if error.context else ""
+    return Diagnostic(place, f"not valid YAML: {visible(problem)}{visible(context)}", hint)

@@ -1,0 +1,38 @@
+"""Plain data as YAML that `yaml_tree` reads back unchanged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from omni_cli.config.yaml_tree import parse_scalar
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes a text exactly where YAML 1.1 or 1.2 would read something else; never writes anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: _Dumper, value: str) -> yaml.Node:
+    style = None if parse_scalar(value) == value else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+def _represent_float(dumper: _Dumper, value: float) -> yaml.Node:
+    # Python's shortest form always has a dot or an exponent, and 1.2 reads both as a float.
+    text = repr(value)
+    if "e" in text and "." not in text:
+        text = text.replace("e", ".0e")
+    return dumper.represent_scalar("tag:yaml.org,2002:float", text)
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(float, _represent_float)
+
+
+def to_yaml(data: Any) -> str:
+    """`data` of mappings, lists and scalars as block-style YAML in its own order."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
