@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from omni_cli.config.engine_config import DiffusionStageConfig
 from omni_cli.engine.diffusers.arguments import MAX_PIXELS, PipelineCall, check_stage, resolve_request
 from omni_cli.engine.diffusers.execution import check_supported, num_compiled_graphs, prepare_execution
+from omni_cli.engine.diffusers.failures import describe_failure
 from omni_cli.engine.diffusers.loading import load_pipeline
 from omni_cli.engine.diffusers.pipeline_run import PipelineRunner
 from omni_cli.engine.diffusers.requests import (
@@ -223,7 +223,8 @@ class DiffusersPipelineExecutor:
         except OmniError as raised:
             error = raised
         except Exception as raised:  # noqa: BLE001 - pipelines raise anything; it becomes the requests' error
-            error = self._stage_error(raised, group)
+            error = describe_failure(raised, self.config.name, group)
+            self._check_device()
         outputs = []
         for index, request in enumerate(group):
             reason = self._ended(request)
@@ -251,36 +252,10 @@ class DiffusersPipelineExecutor:
             )
         return DiffusionOutput(request.request_id, reason, error=error)
 
-    def _stage_error(self, raised: Exception, group: Sequence[DiffusionRequest]) -> StageError:
-        import torch
-
-        details = "".join(traceback.format_exception(raised))
-        # The frames of the call hold its tensors: without this they would live as long as the error does.
-        traceback.clear_frames(raised.__traceback__)
-        request = group[0]
-        size = f"{request.width}x{request.height}"
-        out_of_memory = isinstance(raised, torch.OutOfMemoryError | MemoryError) or "can't allocate" in str(
-            raised
-        )
-        if out_of_memory:
-            message, hint = (
-                f"not enough memory for {len(group)} of {size}",
-                "use a smaller `height` and `width`",
-            )
-        else:
-            message, hint = f"{type(raised).__name__}: {raised}", None
-        if self.device.startswith("cuda"):
-            self._check_device()
-        return StageError(
-            f"stage `{self.config.name}`: {message}",
-            stage=self.config.name,
-            request_id=request.request_id if len(group) == 1 else None,
-            hint=hint,
-            details=details,
-        )
-
     def _check_device(self) -> None:
         """After an error on a CUDA device: an illegal access leaves it unusable, anything else does not."""
+        if not self.device.startswith("cuda"):
+            return
         import torch
 
         try:
