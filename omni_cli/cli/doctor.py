@@ -14,11 +14,11 @@ def doctor(as_json: JsonOption = False) -> int:
 
     Exits with 0 when the profiles that need no download can run, else with 6.
     """
-    from omni_cli.config.loader import bundled_profiles, load_profile
+    from omni_cli.config.bundled import bundled_profiles
+    from omni_cli.config.loader import load_profile
     from omni_cli.doctor import checkup, report
-    from omni_cli.models.checkpoints import cache_folder
 
-    facts = checkup.look(cache_folder())
+    facts = checkup.look(checkup.cache_folder())
     problems = checkup.find_problems(facts)
     profiles = [load_profile(name) for name in bundled_profiles()]
     verdicts = [checkup.judge(profile, facts, problems) for profile in profiles]

@@ -83,11 +83,19 @@ def look(cache: Path) -> Facts:
     )
 
 
+def cache_folder() -> Path:
+    """Where omni keeps the checkpoints that it builds."""
+    return _cache_home() / "omni-cli"
+
+
 def hub_cache_folder() -> Path:
     """Where Hugging Face's libraries keep what they download; their own variables, in their own order."""
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    home = Path(os.environ.get("HF_HOME") or cache_home / "huggingface")
+    home = Path(os.environ.get("HF_HOME") or _cache_home() / "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+
+
+def _cache_home() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def find_problems(facts: Facts) -> list[Problem]:

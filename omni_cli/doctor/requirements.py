@@ -33,8 +33,8 @@ CACHE_BYTES = 1 << 30
 class CheckpointNeeds:
     """A checkpoint on the Hugging Face hub.
 
-    `download_bytes` is about what its weight files come to; `gpu_bytes` leaves room for activations and a KV
-    cache beside the bfloat16 weights.
+    `download_bytes` is about what its weight files come to; `gpu_bytes` is the memory of the device that its
+    bundled profile is written for (all stages on one, with room for KV caches).
     """
 
     download_bytes: int
@@ -42,7 +42,7 @@ class CheckpointNeeds:
 
 
 CHECKPOINTS = {
-    "Qwen/Qwen2.5-Omni-3B": CheckpointNeeds(download_bytes=12 * 10**9, gpu_bytes=24 * 10**9),
-    "Qwen/Qwen2.5-Omni-7B": CheckpointNeeds(download_bytes=22 * 10**9, gpu_bytes=40 * 10**9),
-    "Qwen/Qwen-Image": CheckpointNeeds(download_bytes=58 * 10**9, gpu_bytes=64 * 10**9),
+    "Qwen/Qwen2.5-Omni-3B": CheckpointNeeds(download_bytes=12 * 10**9, gpu_bytes=40 * 10**9),
+    "Qwen/Qwen2.5-Omni-7B": CheckpointNeeds(download_bytes=22 * 10**9, gpu_bytes=80 * 10**9),
+    "Qwen/Qwen-Image": CheckpointNeeds(download_bytes=58 * 10**9, gpu_bytes=80 * 10**9),
 }

@@ -88,7 +88,9 @@ def test_answers_without_heavy_libraries(arguments: list[str], expected: int, tm
     bad = tmp_path / "bad.yaml"
     bad.write_text("version: 1\nname: bad\nstages:\n  thinker:\n    kind: arr\n")
     arguments = [str(bad) if argument == "BAD" else argument for argument in arguments]
-    result = python(COMMAND, [[*HEAVY, "numpy"], arguments])
+    # A run decodes audio and images with NumPy; everything else does without it too.
+    heavy = HEAVY if arguments[0] == "generate" else [*HEAVY, "numpy"]
+    result = python(COMMAND, [heavy, arguments])
     code, loaded = json.loads(result.stdout.splitlines()[-1])
     assert code == expected, result.stderr
     assert loaded == []
