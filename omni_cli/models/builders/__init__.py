@@ -1,4 +1,4 @@
-"""Small random-weight checkpoints of the real architectures, written as complete folders without any download.
+"""Small random-weight checkpoints of the real architectures, written as complete folders, nothing downloaded.
 
 Importing this package imports neither torch nor transformers; building does.
 """

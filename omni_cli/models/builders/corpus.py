@@ -8,8 +8,8 @@ import itertools
 # Qwen-Image puts before every prompt (diffusers drops a fixed number of tokens there).
 ROLES = "system\nuser\nassistant\n"
 IMAGE_INSTRUCTION = (
-    "Describe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of the "
-    "objects and background:"
+    "Describe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships "
+    "of the objects and background:"
 )
 
 _SENTENCES = """
@@ -33,13 +33,13 @@ A photo of a cat on a chair. A drawing of a mountain at sunset. A painting of a 
 Does this work? If it does not, please write what happened, what you did and what you expected.
 """
 
-_ONSETS = "b c d f g h k l m n p r s t v w z br cl dr fl gr pl st tr".split()
-_VOWELS = "a e i o u ai ea ou".split()
-_CODAS = "n r s t l m nd st".split()
+_ONSETS = [*"bcdfghklmnprstvwz", "br", "cl", "dr", "fl", "gr", "pl", "st", "tr"]
+_VOWELS = [*"aeiou", "ai", "ea", "ou"]
+_CODAS = [*"nrstlm", "nd", "st"]
 
 
 def training_text(num_words: int) -> list[str]:
-    """Lines to train on; `num_words` made-up words follow the real ones so that a large vocabulary fills up."""
+    """Lines to train on; `num_words` made-up words follow the real ones, to fill a large vocabulary."""
     lines = [ROLES + IMAGE_INSTRUCTION] * 8 + [ROLES] * 8 + _SENTENCES.strip().splitlines() * 2
     syllables = [f"{onset}{vowel}" for onset, vowel in itertools.product(_ONSETS, _VOWELS)]
     for index in range(num_words):

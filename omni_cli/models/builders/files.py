@@ -28,7 +28,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def make_readable(folder: Path) -> None:
-    """Give every file the mode that the umask asks for; safetensors makes its own readable by the owner only."""
+    """Give every file the mode that the umask asks for; safetensors lets only the owner read its own."""
     umask = os.umask(0)
     os.umask(umask)
     for file in folder.rglob("*"):

@@ -64,7 +64,7 @@ def _transformer(sizes: ImageSizes, seed: int) -> QwenImageTransformer2DModel:
 
 def _vae(sizes: ImageSizes, seed: int) -> AutoencoderKLQwenImage:
     with torch.device("meta"):
-        model = AutoencoderKLQwenImage(base_dim=sizes.vae_base_dim)
+        model = AutoencoderKLQwenImage(base_dim=sizes.vae_base_dim, dim_mult=[1, 2, 2, 2], num_res_blocks=1)
     return _filled(model, "vae", seed)
 
 

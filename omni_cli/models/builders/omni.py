@@ -22,7 +22,7 @@ from omni_cli.models.builders.weights import random_state_dict, random_tensor
 
 _MEL_DIM = 80
 _REFERENCE_MEL_FRAMES = 96
-# BigVGAN makes 240 samples of a mel frame and token2wav two frames of a code: 50 codes are a second at 24 kHz.
+# BigVGAN makes 240 samples of a mel frame, token2wav two frames of a code: 50 codes are a second at 24 kHz.
 _UPSAMPLE_RATES = [5, 3, 2, 2, 2, 2]
 _UPSAMPLE_KERNEL_SIZES = [11, 7, 4, 4, 4, 4]
 
@@ -35,8 +35,13 @@ _GAINS = {
     # Confident enough that greedy choices do not hang on the last bits of a logit.
     "thinker.lm_head": 3.0,
     "talker.codec_head": 3.0,
-    # Loud enough to hear, seldom clipped.
-    "conv_post": 0.05,
+    # Loud enough to hear and seldom clipped, whatever the number of channels.
+    "bigvgan_model.resblocks": 0.3,
+    "conv_post": 0.12,
+    # Codes and mel frames must be heard over the vocoder's own hum.
+    "codec_embed": 3.0,
+    "dit_model.proj_out": 2.0,
+    "conv_pre": 4.0,
 }
 
 # How long the rows of the end tokens are: text ends about once in a hundred steps, speech less often.
@@ -64,7 +69,7 @@ def write_omni(output_dir: Path, sizes: OmniSizes, seed: int) -> None:
 
 
 def omni_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> Qwen2_5OmniConfig:
-    """The configuration with every token id inside the small vocabularies; `ValueError` for sizes that do not fit."""
+    """The configuration, all token ids inside the small vocabularies; `ValueError` for unfit sizes."""
     _check(sizes)
     return Qwen2_5OmniConfig(
         thinker_config=_thinker_config(sizes, tokenizer),
@@ -231,17 +236,19 @@ def _weights(
         end=talker.tts_codec_end_token_id,
         end_gain=_CODEC_END_GAIN,
     )
-    # Taps that sum to zero: no constant offset in the waveform.
-    last = state["token2wav.code2wav_bigvgan_model.conv_post.weight"]
-    last -= last.mean(dim=-1, keepdim=True)
+    # Taps that sum to zero: the vocoder follows what varies in the mel frames, and adds no constant offset.
+    vocoder = "token2wav.code2wav_bigvgan_model."
+    for name, dims in (("conv_pre", (1, 2)), ("conv_post", (2,))):
+        weight = state[f"{vocoder}{name}.weight"]
+        weight -= weight.mean(dim=dims, keepdim=True)
     return state
 
 
 def _shape_head(weight: torch.Tensor, *, never: list[int], end: int, end_gain: float) -> None:
-    """Make the `never` rows of an output head (vocab_size, hidden_size) lose every greedy choice, but not `end`.
+    """Make the `never` rows of a head (vocab_size, hidden_size) lose every greedy choice, but not `end`.
 
-    A zero row has logit zero, far below the best of many random ones. The end row is lengthened so that it wins
-    about equally often at every vocabulary size: the best of n normal variables grows like sqrt(2 ln n).
+    A zero row has logit zero, far below the best of many random ones. The end row is lengthened so that it
+    wins about equally often at every vocabulary size: the best of n normal variables grows like sqrt(2 ln n).
     """
     num_rivals = weight.shape[0] - len(never)
     end_row = weight[end] * (end_gain * math.sqrt(2 * math.log(num_rivals)))
@@ -250,7 +257,7 @@ def _shape_head(weight: torch.Tensor, *, never: list[int], end: int, end_gain: f
 
 
 def _speakers(sizes: VocoderSizes, tokenizer: Qwen2Tokenizer, seed: int) -> dict[str, dict]:
-    """Per speaker: its first text token, embedding (1, speaker_dim) and reference mel frames (1, frames, 80)."""
+    """Per speaker: its first text token, embedding (1, speaker_dim), reference mel (1, num_frames, 80)."""
     return {
         name: {
             "bos_token": tokenizer.convert_tokens_to_ids(f"<|tts_bos_{name.lower()}|>"),

@@ -54,8 +54,8 @@ class VocoderSizes:
 class OmniSizes:
     """A whole Qwen2.5-Omni. The defaults are `tiny-omni`'s.
 
-    `vocab_size` counts text tokens, special ones included; `num_codes` the audio codes (the talker's vocabulary
-    has a few special ones more).
+    `vocab_size` counts text tokens, special ones included; `num_codes` the audio codes, to which the talker's
+    vocabulary adds a few special ones.
     """
 
     vocab_size: int = 512
@@ -80,7 +80,7 @@ class ImageSizes:
     num_layers: int = 2
     num_attention_heads: int = 2
     head_dim: int = 32
-    vae_base_dim: int = 24
+    vae_base_dim: int = 16
 
 
 BUILTIN_SIZES: dict[str, OmniSizes | ImageSizes] = {

@@ -41,7 +41,10 @@ _OMNI_ROLES = {
 
 
 def train_tokenizer(vocab_size: int, model_max_length: int) -> Qwen2Tokenizer:
-    """A tokenizer with exactly `vocab_size` ids, `SPECIAL_TOKENS` last; `ValueError` if it cannot have so few or many."""
+    """A tokenizer with exactly `vocab_size` ids, `SPECIAL_TOKENS` last.
+
+    `ValueError` if the training text has too few words for that many, or no words fit into so few.
+    """
     num_merges = vocab_size - 256 - len(SPECIAL_TOKENS)
     if num_merges < 128:
         raise ValueError(

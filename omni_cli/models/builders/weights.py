@@ -23,10 +23,11 @@ def random_state_dict(
 ) -> dict[str, torch.Tensor]:
     """A float32 state dict for `model`, which may live on the meta device.
 
-    Linear and convolution weights have a standard deviation of gain / sqrt(fan-in), embeddings of gain, so that
-    activations stay near unit scale at every width. Biases and norms are close to, not at, zero and one: a
-    loader that loses one changes the output. `gains` maps a part of a parameter's name to its gain (the
-    longest match wins; 1 otherwise); `prefix` keeps the streams of several models apart. `TypeError` for a parameter that no rule covers.
+    Linear and convolution weights have a standard deviation of gain / sqrt(fan-in), embeddings of gain, so
+    that activations stay near unit scale at every width. Biases and norms are close to, not at, zero and one:
+    a loader that loses one changes the output. `gains` maps a part of a parameter's name to its gain (the
+    longest match wins; 1 otherwise); `prefix` keeps the streams of several models apart. `TypeError` for a
+    parameter that no rule covers.
     """
     state: dict[str, torch.Tensor] = {}
     for module_name, module in model.named_modules():
