@@ -30,7 +30,7 @@ test: lint unit integration ## install if needed, then everything that a change 
 lint: dev ## style and import rules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 
 format: dev ## rewrite the code in the project's style
 	@$(BIN)/ruff check --fix .
@@ -56,5 +56,5 @@ python:
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found" >&2; echo >&2; \
 	  echo "hint: install one from python.org, your distribution or pyenv, or name it: make demo PYTHON=/path/to/python3.11" >&2; \
 	  exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "error: $(PYTHON) is older than Python 3.11, or does not run" >&2; exit 1; }

@@ -112,19 +112,19 @@ def install_cpu_torch(pip: Pip, index: str) -> None:
     """
     packages = [f"torch=={pinned('torch')}+cpu", f"torchvision=={pinned('torchvision')}"]
     arguments = ["--no-deps", "--retries", "0"]
+    hint = (
+        "torch's CPU build is not on PyPI. Name a mirror of its index: `make install TORCH_INDEX=URL`, "
+        f"or a folder with its wheel for Python {sys.version_info.major}.{sys.version_info.minor} on "
+        f"{platform.machine()}: `PIP_FIND_LINKS=DIR make install`"
+    )
     if index and answers(index):
-        if pip.try_install(*arguments, "--extra-index-url", index, *packages):
-            return
-        say(f"{index} did not serve {packages[0]}; trying pip's other sources ...")
+        try:
+            return pip.install(*arguments, "--extra-index-url", index, *packages, hint=hint)
+        except InstallError:
+            say(f"{index} does not have {packages[0]}; trying pip's other sources ...")
     elif index:
         say(f"PyTorch's CPU index ({index}) does not answer; trying pip's other sources ...")
-    pip.install(
-        *arguments,
-        *packages,
-        hint="torch's CPU build is not on PyPI. Name a mirror of its index: `make install TORCH_INDEX=URL`, "
-        f"or a folder with its wheel for Python {sys.version_info.major}.{sys.version_info.minor} on "
-        f"{platform.machine()} with `PIP_FIND_LINKS=DIR make install`",
-    )
+    pip.install(*arguments, *packages, hint=hint)
 
 
 def answers(index: str) -> bool:
@@ -166,23 +166,21 @@ class Pip:
     def __init__(self, venv: Path) -> None:
         self.python = str(venv / "bin" / "python")
         self.log = venv / "install.log"
-
-    def try_install(self, *arguments: str) -> bool:
-        with self.log.open("a") as log:
-            command = [self.python, "-m", "pip", "install", "--progress-bar", "off", *arguments]
-            return subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode == 0
+        self.log.write_text("")
 
     def install(self, *arguments: str, hint: str) -> None:
         self.run("install", "--progress-bar", "off", *arguments, hint=hint)
 
     def run(self, verb: str, *arguments: str, hint: str) -> None:
-        with self.log.open("a") as log:
+        with self.log.open("a+") as log:
+            start = log.tell()
             command = [self.python, "-m", "pip", verb, *arguments]
             failed = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
+            log.seek(start)
+            lines = [line for line in log.read().splitlines() if line and not line.startswith("WARNING")]
         if failed:
-            lines = [line for line in self.log.read_text().splitlines() if line and "WARNING" not in line]
             tail = "\n".join(f"  | {line}" for line in lines[-12:])
-            raise InstallError(f"pip {verb} failed; {self.log} ends with\n{tail}", hint)
+            raise InstallError(f"`pip {verb}` failed; {self.log} ends with\n{tail}", hint)
 
     def version(self, name: str) -> str | None:
         """The installed version of a distribution, None if there is none."""

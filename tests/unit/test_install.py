@@ -1,0 +1,119 @@
+"""The installer that `make` runs: what it decides before it calls pip."""
+
+import importlib.util
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "install.py"
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setenv("no_proxy", "*")  # the servers below are on this machine
+    spec = importlib.util.spec_from_file_location("omni_install", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def not_found_server() -> Iterator[str]:
+    """An HTTP server that answers 404 to everything, as an index does for a package that it lacks."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_an_index_that_answers_is_asked(install: ModuleType, not_found_server: str) -> None:
+    assert install.answers(not_found_server)
+
+
+def test_an_index_that_refuses_is_not_asked(install: ModuleType) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        assert not install.answers(f"http://127.0.0.1:{unused.getsockname()[1]}")
+
+
+def test_an_index_that_never_answers_costs_no_more_than_the_limit(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "INDEX_TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        started = time.monotonic()
+        assert not install.answers(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert time.monotonic() - started < 5
+
+
+def test_a_machine_without_nvidia_driver_gets_the_cpu_build(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert install.default_extra() == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("script", "extra"),
+    [
+        ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'", "cuda"),
+        ("echo 'No devices were found'", "cpu"),
+        ("echo 'GPU 0'; exit 9", "cpu"),
+    ],
+)
+def test_the_driver_decides(
+    script: str, extra: str, install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert install.default_extra() == extra
+
+
+def test_an_installed_environment_is_left_alone(install: ModuleType, tmp_path: Path) -> None:
+    for group in ("cpu", "dev"):
+        (tmp_path / f".installed-{group}-{install.fingerprint()}").touch()
+    before = sorted(tmp_path.iterdir())
+    install.install(tmp_path, "cpu", dev=True, torch_index="")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_is_installed_depends_on_pyproject(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = install.fingerprint()
+    assert install.fingerprint() == here
+    monkeypatch.setattr(install, "ROOT", tmp_path)
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    first = install.fingerprint()
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert len({here, first, install.fingerprint()}) == 3
+
+
+def test_a_failing_pip_shows_the_end_of_its_output(install: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    pip = install.Pip(tmp_path)
+    with pytest.raises(install.InstallError) as failure:
+        pip.install("--no-index", "no-such-package-anywhere", hint="do this")
+    assert "no-such-package-anywhere" in str(failure.value)
+    assert failure.value.hint == "do this"
+    assert "no-such-package-anywhere" in pip.log.read_text()
