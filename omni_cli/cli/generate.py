@@ -128,7 +128,7 @@ def make_engine(config: EngineConfig, *, verbose: bool) -> Engine:
 def run(
     requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, settings: RunSettings
 ) -> ExitCode:
-    """Run requests on an engine of their own and show what comes out. Raises `OmniError` if nothing could run."""
+    """Run requests on their own engine and show what comes out. Raises `OmniError` if none could run."""
     from omni_cli.cli.artifacts import ArtifactWriter
     from omni_cli.cli.generate_run import GenerateRun
     from omni_cli.cli.progress import choose_progress

@@ -51,6 +51,6 @@ RequestsOption = Annotated[
     typer.Option(
         "--requests",
         metavar="FILE.jsonl",
-        help="Many requests, one JSON object a line; options of the command line hold where a line is silent.",
+        help="Many requests, one JSON object a line; other options hold where a line is silent.",
     ),
 ]

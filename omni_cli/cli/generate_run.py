@@ -1,4 +1,4 @@
-"""One run of `omni generate` around the engine: requests in, records out, and an orderly end whatever happens."""
+"""One run of `omni generate` around the engine: requests in, records out, an orderly end in any case."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class GenerateRun:
         self._stages: tuple[StageInfo, ...] = ()
 
     async def run(self, *, timeout_s: float | None) -> Outcome:
-        """Run everything; finished requests are kept when a signal, the deadline or a full disk ends it early.
+        """Run everything; what is finished is kept when a signal, the deadline or a full disk ends it early.
 
         Raises `OmniError` only where the engine could not be started, for then there is nothing to keep.
         """

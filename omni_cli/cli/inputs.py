@@ -49,7 +49,7 @@ def decode_specs(
 ) -> list[PendingRequest | BadRequest]:
     """Read and decode the files of all requests, so that what is wrong with them is known before any load.
 
-    A line of a JSONL file whose file cannot be used becomes a `BadRequest`; for the request of the command line
+    A JSONL line with a file that cannot be used becomes a `BadRequest`; for the request of the command line
     itself `InputError` is raised.
     """
     capabilities = Capabilities.of(config)

@@ -151,7 +151,7 @@ def placed(record: RequestRecord) -> OmniError:
 
 
 def on_terminal(text: str) -> str:
-    """Text as it is for a pipe; for a terminal with its control characters escaped, which could command it."""
+    """Text as it is for a pipe; for a terminal without control characters, which could command it."""
     if not sys.stdout.isatty():
         return text
     return "".join(

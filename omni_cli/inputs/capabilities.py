@@ -1,4 +1,4 @@
-"""What a profile takes and makes, told from its stages alone, so that a pointless option is refused before any load."""
+"""What a profile takes and makes, so that a pointless option is refused before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_IMAGES = frozenset({"negative_prompt", "height", "width"})
 
 @dataclass(frozen=True)
 class Capabilities:
-    """`modalities` are what a profile makes, in stage order; `fields` the request fields that have an effect."""
+    """`modalities` is what a profile makes, in stage order; `fields` the request fields that matter to it."""
 
     profile: str
     modalities: tuple[Modality, ...]
@@ -25,7 +25,7 @@ class Capabilities:
 
     @classmethod
     def of(cls, config: EngineConfig) -> Capabilities:
-        """Text comes from a first AR stage, audio from a diffusion stage fed by another, an image from one that is not."""
+        """A first AR stage makes text, a diffusion stage with an input audio, one without an image."""
         modalities: list[Modality] = []
         fields = _ALWAYS
         for index, stage in enumerate(config.stages):

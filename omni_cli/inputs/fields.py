@@ -1,15 +1,18 @@
-"""One checker per field of a request; each returns the checked value or raises `ValueError("must be ...")`."""
+"""One checker a field of a request: it returns the checked value or raises `ValueError("must be ...")`."""
 
 from __future__ import annotations
 
-import math
+import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 MAX_SEED = 2**32 - 1  # what NumPy's generator, which vLLM seeds too, takes
-MAX_NUM_INFERENCE_STEPS = 10_000
-MAX_IMAGE_SIDE = 8192
+MAX_NUM_INFERENCE_STEPS = 1000
+MAX_IMAGE_SIDE = 16_384
+MAX_TEMPERATURE = 100.0
+MAX_GUIDANCE_SCALE = 1000.0
+MAX_TOKENS = 2**24  # far beyond any model's context; catches a slip of the keyboard
 MAX_REQUEST_ID_LENGTH = 200
 MODALITIES = ("text", "audio", "image")
 
@@ -59,12 +62,17 @@ def _whole_number(low: int, high: int) -> Callable[[Any], int]:
     return check
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"must be a number, not {_kind(value)}")
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"must be a finite number of 0 or more, not {value}")
-    return float(value)
+def _number(high: float) -> Callable[[Any], float]:
+    def check(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"must be a number, not {_kind(value)}")
+        if not 0 <= value <= high:  # NaN is not either
+            raise ValueError(
+                f"must be from 0 to {high:g}, not {value if abs(value) < 1e20 else 'that large'}"
+            )
+        return float(value)
+
+    return check
 
 
 def _paths(value: Any) -> tuple[Path, ...]:
@@ -88,6 +96,21 @@ def _modalities(value: Any) -> frozenset[str]:
 def _sampling(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"must be an object of sampling parameters, not {_kind(value)}")
+    from pydantic import ValidationError
+
+    from omni_cli.config.schema import Sampling
+
+    try:
+        Sampling.model_validate(value)
+    except ValidationError as failure:
+        error = failure.errors()[0]
+        key = str(error["loc"][0])
+        if error["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(key, Sampling.model_fields, n=1)
+            meant = f"; did you mean `{near[0]}`?" if near else ""
+            raise ValueError(f"has an unknown key `{key}`{meant}") from failure
+        reason = error["msg"].removeprefix("Input ")
+        raise ValueError(f"has a wrong value for `{key}`, which {reason}") from failure
     return value
 
 
@@ -98,14 +121,14 @@ CHECKERS: Mapping[str, Callable[[Any], Any]] = {
     "image": _paths,
     "seed": _whole_number(0, MAX_SEED),
     "sampling": _sampling,
-    "max_tokens": _whole_number(1, 2**31 - 1),
-    "temperature": _number,
+    "max_tokens": _whole_number(1, MAX_TOKENS),
+    "temperature": _number(MAX_TEMPERATURE),
     "modalities": _modalities,
     "raw": _flag,
     "speaker": _name,
     "negative_prompt": _text,
     "num_inference_steps": _whole_number(1, MAX_NUM_INFERENCE_STEPS),
-    "guidance_scale": _number,
+    "guidance_scale": _number(MAX_GUIDANCE_SCALE),
     "height": _whole_number(1, MAX_IMAGE_SIDE),
     "width": _whole_number(1, MAX_IMAGE_SIDE),
 }

@@ -12,8 +12,8 @@ from omni_cli.errors import InputError
 def open_input(path: Path, what: str) -> BinaryIO:
     """Open a non-empty regular file for reading bytes.
 
-    `what` names its role in messages ("audio file"). Raises `InputError` for a path that is missing, a folder,
-    a pipe or device (which could block or never end), unreadable, or empty.
+    `what` names its role in messages ("audio file"). Raises `InputError` for a path that is missing, a
+    folder, a pipe or device (which could block or never end), unreadable, or empty.
     """
     try:
         mode = path.stat().st_mode

@@ -26,9 +26,9 @@ Warn = Callable[[str], None]
 def load_image(path: Path, warn: Warn) -> np.ndarray:
     """Decode an image file.
 
-    Returns uint8 RGB (height, width, 3), turned as its EXIF orientation says; transparency is laid over white, as
-    vLLM does. At most `MAX_IMAGE_PIXELS` pixels, checked before anything is decoded. Of an animation the first
-    frame is used and `warn` is called. Raises `InputError` for anything that cannot be used.
+    Returns uint8 RGB (height, width, 3), turned as its EXIF orientation says; transparency is laid over
+    white, as vLLM does. At most `MAX_IMAGE_PIXELS` pixels, checked before anything is decoded. Of an
+    animation the first frame is used and `warn` is called. Raises `InputError` for what cannot be used.
     """
     with open_input(path, "image file") as file:
         return decode_image(file, f"image file `{path}`", warn)
@@ -39,7 +39,7 @@ def decode_image(file: BinaryIO, name: str, warn: Warn) -> np.ndarray:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        # Pillow warns of large images and odd metadata; sizes are checked here, and the rest is no news to users.
+        # Pillow warns of large images and odd metadata; sizes are checked here, the rest is no news.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(file, formats=_FORMATS) as image:
@@ -55,7 +55,7 @@ def decode_image(file: BinaryIO, name: str, warn: Warn) -> np.ndarray:
     except Image.DecompressionBombError as error:
         raise _too_large(name, "too many") from error
     except Exception as error:
-        # Decoders of broken bytes raise whatever they stumble over: OSError, SyntaxError, struct.error, zlib.error.
+        # Decoders of broken bytes raise whatever they stumble over: OSError, SyntaxError, struct.error.
         raise InputError(f"cannot read the {name}: {error}") from error
     if num_frames > 1:
         warn(f"the {name} has {num_frames} frames; only the first is used")

@@ -25,9 +25,9 @@ def read_requests(
 ) -> list[RequestSpec | BadRequest]:
     """The requests of a JSONL file in the order of its lines; blank lines are skipped.
 
-    `defaults` are checked fields that hold where a line does not say otherwise; `sampling` is merged key by key.
-    A request without `request_id` is named by its number, from 0. File names in a line are relative to the folder
-    of the JSONL file. Raises `InputError` only where the file itself cannot be used or holds no request.
+    `defaults` are checked fields that hold where a line does not say otherwise; `sampling` is merged key by
+    key. A request without `request_id` is named by its number, from 0. File names in a line are relative to
+    the folder of the JSONL file. Raises `InputError` only where the file itself cannot be used or is empty.
     """
     requests: list[RequestSpec | BadRequest] = []
     taken: dict[str, str] = {}
@@ -52,7 +52,7 @@ def read_requests(
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(line number from 1, line) of all lines that are not blank; a line over the cap comes cut, one byte too long."""
+    """(line number from 1, line) of all that are not blank; one over the cap comes cut to a byte above it."""
     with open_input(path, "requests file") as file:
         number = 0
         while line := file.readline(MAX_LINE_BYTES + 1):

@@ -14,6 +14,8 @@ from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.images import Warn, load_image
 from omni_cli.outputs import GenerateRequest, Modality
 
+MAX_IMAGE_PIXELS = 4096 * 4096
+
 _DIFFUSION_FIELDS = ("negative_prompt", "num_inference_steps", "guidance_scale", "height", "width")
 _SAMPLING_FIELDS = ("max_tokens", "temperature")
 
@@ -40,8 +42,8 @@ class RequestSpec:
 def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: Label) -> dict[str, Any]:
     """Check each field's value and that it has an effect with the profile; returns the checked values.
 
-    `label` turns a field's name into what the user wrote (an option, a JSON key). Raises `InputError` for a value
-    and `UsageError` for a field or modality that the profile has no use for.
+    `label` turns a field's name into what the user wrote (an option, a JSON key). Raises `InputError` for a
+    value and `UsageError` for a field or modality that the profile has no use for.
     """
     checked = {}
     for name, value in fields.items():
@@ -50,6 +52,12 @@ def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: L
             checked[name] = CHECKERS[name](value)
         except ValueError as error:
             raise InputError(f"{label(name)} {error}") from error
+    pixels = checked.get("height", 1) * checked.get("width", 1)
+    if pixels > MAX_IMAGE_PIXELS:
+        raise InputError(
+            f"{label('height')} times {label('width')} is {pixels} pixels; at most {MAX_IMAGE_PIXELS} "
+            "can be made"
+        )
     if "modalities" in checked:
         capabilities.check_modalities(checked["modalities"], label("modalities"))
     return checked
@@ -80,7 +88,7 @@ def spec_of(
 
 
 def build_request(spec: RequestSpec, *, seed: int, warn: Warn) -> GenerateRequest:
-    """Read and decode the files of a request. `seed` holds where the request has none. Raises `InputError`."""
+    """Read and decode the files of a request; `seed` holds where it has none. Raises `InputError`."""
     return GenerateRequest(
         request_id=spec.request_id,
         prompt=spec.prompt,

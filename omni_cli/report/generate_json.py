@@ -24,7 +24,7 @@ _OPTIONAL_OF_TRACE = (
 def generate_document(
     config: EngineConfig, records: Iterable[RequestRecord], stages: Iterable[StageInfo]
 ) -> dict[str, Any]:
-    """A run as plain JSON types. A key that does not apply (`ttft_s` of a diffusion stage) is absent, never null."""
+    """A run as plain JSON types; a key that does not apply (`ttft_s` of a diffusion stage) is absent."""
     return {
         "schema": SCHEMA,
         "profile": config.name,

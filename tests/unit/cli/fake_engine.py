@@ -1,0 +1,146 @@
+"""An engine of two scripted stages for tests of the command around it; the prompt says what is to happen."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import numpy as np
+
+from omni_cli.config.engine_config import EngineConfig
+from omni_cli.errors import CheckpointError, InputError, StageError
+from omni_cli.outputs import (
+    AudioOutput,
+    Event,
+    GenerateRequest,
+    ImageOutput,
+    Output,
+    OutputReady,
+    RequestResult,
+    StageInfo,
+    StageLoading,
+    StageProgress,
+    StageTrace,
+    TextDelta,
+    TextOutput,
+)
+
+SAMPLE_RATE = 24000
+
+
+class FakeEngine:
+    """Answers the words of the prompt in capitals, one delta a word.
+
+    Words with a meaning: `late` finishes after the others, `stall` stops after its text, `input-error` and
+    `stage-error` fail, `crash` raises what no engine should. `fail_start`, `stall_start` and `stall_close` as the model
+    do so while loading and closing.
+    """
+
+    instances: list[FakeEngine] = []  # noqa: RUF012 - what a test looks at afterwards
+
+    def __init__(self, config: EngineConfig, *, verbose: bool = False) -> None:
+        self.config = config
+        self.verbose = verbose
+        self.requests: list[GenerateRequest] = []
+        self.closed = 0
+        self.stages: tuple[StageInfo, ...] = ()
+        FakeEngine.instances.append(self)
+
+    async def start(self, on_event: Callable[[Event], None] | None = None) -> None:
+        infos = []
+        for stage in self.config.stages:
+            on_event(StageLoading(stage.name, stage.kind))
+            if "fail_start" in self.config.model:
+                raise CheckpointError("the checkpoint is broken", hint="build it again")
+            if "stall_start" in self.config.model:
+                announce("loading")
+                await asyncio.sleep(600)
+            memory = {"device": 0, "host": 2**28}
+            info = StageInfo(stage.name, stage.kind, 0.25, memory, {"output_copy": "async"})
+            on_event(StageLoading(stage.name, stage.kind, info))
+            infos.append(info)
+        self.stages = tuple(infos)
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+        self.requests.append(request)
+        words = request.prompt.split()
+        if "crash" in words:
+            raise RuntimeError("boom")
+        if "late" in words:
+            await asyncio.sleep(0.2)
+        outputs: list[Output] = []
+        wanted = request.modalities or {"text", "audio", "image"}
+        text = " ".join(word.upper() for word in words)
+        if self.config.stages[0].kind == "ar" and "text" in wanted:
+            for index, word in enumerate(words):
+                yield StageProgress(request.request_id, self.config.stages[0].name, index + 1, None, "token")
+                yield TextDelta(request.request_id, (" " if index else "") + word.upper())
+                await asyncio.sleep(0)
+            outputs.append(TextOutput(text, tuple(range(len(words))), "stop"))
+            yield OutputReady(request.request_id, outputs[-1])
+        if "stall" in words:
+            announce("stalled")
+            await asyncio.sleep(600)
+        error = None
+        if "input-error" in words:
+            error = InputError("the prompt has 9 tokens; the model takes 8", hint="shorten it")
+        elif "stage-error" in words:
+            error = StageError("the talker ran out of memory", stage="talker", request_id=request.request_id)
+        elif media := self._media(request):
+            outputs.append(media)
+            yield OutputReady(request.request_id, media)
+        yield RequestResult(request.request_id, tuple(outputs), self._traces(words), error)
+
+    def _media(self, request: GenerateRequest) -> Output | None:
+        wanted = request.modalities or {"audio", "image"}
+        if self.config.stages[0].kind == "diffusion":
+            return ImageOutput(np.full((4, 6, 3), request.seed, np.uint8))
+        return AudioOutput(np.zeros(SAMPLE_RATE // 2, np.float32), SAMPLE_RATE) if "audio" in wanted else None
+
+    def _traces(self, words: list[str]) -> tuple[StageTrace, ...]:
+        return tuple(
+            StageTrace(
+                stage.name,
+                stage.kind,
+                0.5,
+                ttft_s=0.038,
+                num_input_tokens=len(words),
+                num_output_tokens=len(words),
+                output_token_ids=tuple(range(len(words))),
+                effective={"output_copy": "async"},
+            )
+            if stage.kind == "ar"
+            else StageTrace(stage.name, stage.kind, 0.25, num_inference_steps=10)
+            for stage in self.config.stages
+        )
+
+    async def close(self) -> None:
+        self.closed += 1
+        if "stall_close" in self.config.model:
+            child = await asyncio.create_subprocess_exec("sleep", "600")
+            announce("closing")
+            await child.wait()
+        announce("closed")
+
+
+def announce(word: str) -> None:
+    """Tell a test in another process how far this one is."""
+    if "FAKE_ENGINE_LOG" in os.environ:
+        with Path(os.environ["FAKE_ENGINE_LOG"]).open("a") as log:
+            log.write(word + "\n")
+
+
+def main() -> None:
+    """The `omni` command on this engine, for tests that need a process of its own."""
+    import omni_cli.cli.generate
+    from omni_cli.cli.app import run
+
+    omni_cli.cli.generate.make_engine = FakeEngine
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

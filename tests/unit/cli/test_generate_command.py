@@ -1,0 +1,439 @@
+"""`omni generate` around an engine: what it prints, where it writes, how it ends.
+
+The engine is a scripted one (`fake_engine.py`): these tests are about the command alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import soundfile
+
+import omni_cli.cli.generate
+from omni_cli.cli.app import run
+from omni_cli.errors import ExitCode
+
+FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
+ROOT = Path(omni_cli.__file__).parents[1]
+
+Omni = Callable[..., SimpleNamespace]
+
+
+def load_fake_engine() -> type:
+    spec = importlib.util.spec_from_file_location("fake_engine", FAKE_ENGINE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["fake_engine"] = module
+    spec.loader.exec_module(module)
+    return module.FakeEngine
+
+
+@pytest.fixture
+def omni(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Omni]:
+    """Runs a command line in an empty folder; gives code, out, err and the engines that were made."""
+    engine = load_fake_engine()
+    monkeypatch.setattr(omni_cli.cli.generate, "make_engine", engine)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str, stdin: bytes | None = None) -> SimpleNamespace:
+        engine.instances.clear()
+        stream = io.TextIOWrapper(io.BytesIO(stdin or b""))
+        if stdin is None:
+            stream.isatty = lambda: True
+        monkeypatch.setattr(sys, "stdin", stream)
+        code = run(["generate", *arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        assert all(instance.closed for instance in engine.instances), "an engine was left open"
+        return SimpleNamespace(code=code, out=out, err=err, engines=list(engine.instances))
+
+    yield call
+    sys.modules.pop("fake_engine", None)
+
+
+def requests_file(*lines: object) -> str:
+    text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+    Path("requests.jsonl").write_text(text)
+    return "requests.jsonl"
+
+
+def names(folder: Path | str = ".") -> list[str]:
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+# One request
+
+
+def test_text_then_the_file(omni: Omni) -> None:
+    result = omni("hello there")
+    assert result.code == 0
+    assert result.out == "HELLO THERE\nout/0.wav   0.50 s audio, 24 kHz\n"
+    assert soundfile.info("out/0.wav").frames == 12000
+    assert names("out") == ["0.wav"]
+    loaded, summary = result.err.splitlines()[:3], result.err.splitlines()[3]
+    assert [line.split()[:3] for line in loaded] == [
+        ["0", "thinker", "ar"],
+        ["1", "talker", "ar"],
+        ["2", "token2wav", "diffusion"],
+    ]
+    assert summary.startswith("  thinker 0.50 s · talker 0.50 s · token2wav 0.25 s · total ")
+    assert "TTFT 38 ms" in summary and "peak 768 MiB" in summary
+    assert "\x1b" not in result.out + result.err
+
+
+def test_image(omni: Omni) -> None:
+    result = omni("a cube", "-p", "tiny-image", "--seed", "9", "--height", "32")
+    assert (result.code, result.out) == (0, "out/0.png   6x4 image\n")
+    (request,) = result.engines[0].requests
+    assert (dict(request.diffusion), request.seed) == ({"height": 32}, 9)
+
+
+def test_options_reach_the_engine(omni: Omni, tmp_path: Path) -> None:
+    soundfile.write("a.wav", [0.5] * 100, 8000)
+    result = omni(
+        *("hi", "--audio", "a.wav", "--audio", "a.wav", "--max-tokens", "3", "--temperature", "0.5", "--raw"),
+        *(
+            "--speaker",
+            "Chelsie",
+            "--num-inference-steps",
+            "4",
+            "--guidance-scale",
+            "0.5",
+            "--modalities",
+            "text,audio",
+        ),
+    )
+    assert result.code == 0, result.err
+    (request,) = result.engines[0].requests
+    assert [rate for _, rate in request.audio] == [8000, 8000]
+    assert dict(request.sampling) == {"max_tokens": 3, "temperature": 0.5}
+    assert dict(request.diffusion) == {"num_inference_steps": 4, "guidance_scale": 0.5}
+    assert (request.raw, request.speaker, request.modalities) == (True, "Chelsie", {"text", "audio"})
+
+
+def test_text_alone_touches_no_folder(omni: Omni) -> None:
+    result = omni("hello", "--modalities", "text", "--output-dir", "/proc/nowhere")
+    assert (result.code, result.out) == (0, "HELLO\n")
+    assert names() == []
+
+
+def test_prompt_from_stdin(omni: Omni) -> None:
+    assert omni("-", "--modalities", "text", stdin=b"from a pipe\n").out == "FROM A PIPE\n"
+    assert omni("--modalities", "text", stdin=b"so too").out == "SO TOO\n"
+
+
+def test_quiet_shows_results_only(omni: Omni) -> None:
+    result = omni("hello", "-q")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("HELLO\n")
+
+
+def test_verbose_shows_plain_progress(omni: Omni) -> None:
+    result = omni("hello", "-v")
+    assert "stage thinker (ar): ready in 0.25 s\n" in result.err
+    assert "request 0: done\n" in result.err
+    assert result.engines[0].verbose
+
+
+def test_json_is_the_only_thing_on_stdout(omni: Omni) -> None:
+    result = omni("hello there", "--json", "--seed", "3")
+    document = json.loads(result.out)
+    assert (result.code, result.err) == (0, "")
+    assert (document["schema"], document["profile"], document["seed"]) == ("omni.generate/1", "tiny-omni", 3)
+    (entry,) = document["results"]
+    assert (entry["request_id"], entry["status"]) == ("0", "ok")
+    assert entry["outputs"] == [
+        {"type": "text", "text": "HELLO THERE", "token_ids": [0, 1], "finish_reason": "stop"},
+        {"type": "audio", "path": "out/0.wav", "sample_rate": 24000, "num_samples": 12000},
+    ]
+    assert [stage["name"] for stage in entry["stages"]] == ["thinker", "talker", "token2wav"]
+    assert [stage["load_s"] for stage in document["stages"]] == [0.25] * 3
+
+
+@pytest.mark.parametrize(("word", "code"), [("input-error", 2), ("stage-error", 6)])
+def test_failed_request(omni: Omni, word: str, code: int) -> None:
+    result = omni(f"hello {word}")
+    assert result.code == code
+    assert result.err.count("error: ") == 1
+    assert result.out == f"HELLO {word.upper()}\n"
+    document = json.loads(omni(f"hello {word}", "--json").out)
+    (entry,) = document["results"]
+    assert entry["status"] == "error" and entry["message"]
+    assert [output["type"] for output in entry["outputs"]] == ["text"], "what was finished is kept"
+
+
+def test_failure_to_load(omni: Omni) -> None:
+    result = omni("hello", "--model", "fail_start")
+    assert result.code == 2
+    assert result.err == "error: the checkpoint is broken\n\nhint: build it again\n"
+    assert json.loads(omni("hello", "--model", "fail_start", "--json").out)["error"]["kind"] == "checkpoint"
+
+
+def test_a_fault_of_the_engine_is_no_traceback(omni: Omni) -> None:
+    result = omni("crash")
+    assert result.code == ExitCode.RUN_FAILED
+    assert "error: internal error: RuntimeError: boom" in result.err
+
+
+# Mistakes that need no engine
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["hi", "--height", "64"],
+            "`--height` has no effect with profile `tiny-omni`, which makes text and audio",
+        ),
+        (["hi", "-p", "tiny-image", "--audio", "a.wav"], "`--audio` has no effect with profile `tiny-image`"),
+        (["hi", "-p", "tiny-image", "--height", "0"], "`--height` must be from 1 to 16384, not 0"),
+        (["hi", "-p", "tiny-image", "--width", "99999"], "`--width` must be from 1 to 16384"),
+        (
+            ["hi", "--modalities", "image"],
+            "`--modalities`: profile `tiny-omni` makes text and audio, not `image`",
+        ),
+        (["hi", "--modalities", "sound"], "`sound` is none of them"),
+        (["hi", "--max-tokens", "0"], "`--max-tokens` must be from 1"),
+        (["hi", "--temperature", "nan"], "`--temperature` must be from 0"),
+        (["hi", "--audio", "absent.wav"], "cannot open the audio file `absent.wav`: No such file"),
+        (["hi", "--image", "empty"], "the image file `empty` is empty"),
+        ([""], "the prompt is empty"),
+        ([" \n"], "the prompt is empty"),
+        ([], "there is no prompt"),
+        (["hi", "--output-dir", "empty"], "cannot write `empty`"),
+        (["--requests", "absent.jsonl"], "cannot open the requests file"),
+        (["hi", "--requests", "empty"], "exclude each other"),
+        (["--requests", "empty", "--audio", "a.wav"], "exclude each other"),
+        (["--requests", "empty"], "is empty"),
+        (["--timeout", "0", "hi"], "--timeout"),
+    ],
+)
+def test_user_mistakes(omni: Omni, arguments: list[str], message: str) -> None:
+    Path("empty").write_bytes(b"")
+    result = omni(*arguments)
+    assert result.code == ExitCode.USAGE
+    assert message in result.err and result.err.startswith("error: ")
+    assert (result.out, result.engines) == ("", []), "an engine was made for a request that cannot run"
+    as_json = omni(*arguments, "--json")
+    assert message in json.loads(as_json.out)["error"]["message"] or message == "--timeout"
+    assert names() == ["empty"]
+
+
+def test_prompt_on_stdin_that_is_not_text(omni: Omni) -> None:
+    result = omni("-", stdin=b"\xff\xfe")
+    assert (result.code, result.engines) == (2, [])
+    assert "not UTF-8" in result.err
+
+
+def test_empty_stdin(omni: Omni) -> None:
+    result = omni(stdin=b"")
+    assert result.code == 2 and "the prompt is empty" in result.err
+
+
+# Several requests
+
+
+def test_requests_finish_in_any_order_and_are_listed_in_theirs(omni: Omni) -> None:
+    path = requests_file(
+        {"prompt": "late one"}, {"prompt": "two", "request_id": "b", "seed": 5}, {"prompt": "three"}
+    )
+    result = omni("--requests", path)
+    assert result.code == 0
+    assert result.out == (
+        "[b]\nTWO\nout/b.wav   0.50 s audio, 24 kHz\n"
+        "\n[2]\nTHREE\nout/2.wav   0.50 s audio, 24 kHz\n"
+        "\n[0]\nLATE ONE\nout/0.wav   0.50 s audio, 24 kHz\n"
+    )
+    assert "3 requests in" in result.err and "all ok" in result.err
+    document = json.loads(omni("--requests", path, "--json").out)
+    assert [entry["request_id"] for entry in document["results"]] == ["0", "b", "2"]
+    assert names("out") == ["0.wav", "2.wav", "b.wav"]
+
+
+def test_requests_run_concurrently(omni: Omni) -> None:
+    path = requests_file(*({"prompt": "late"} for _ in range(32)))
+    started = time.monotonic()
+    assert omni("--requests", path, "--modalities", "text").code == 0
+    assert time.monotonic() - started < 32 * 0.2 / 2
+
+
+def test_bad_lines_fail_alone(omni: Omni) -> None:
+    path = requests_file(
+        {"prompt": "one"},
+        "{broken",
+        {"prompt": "x", "audio": "absent.wav"},
+        {"prompt": "stage-error"},
+        {"prompt": "two"},
+    )
+    result = omni("--requests", path, "--json")
+    results = json.loads(result.out)["results"]
+    assert [entry["status"] for entry in results] == ["ok", "error", "error", "error", "ok"]
+    assert [entry["place"] for entry in results] == [f"requests.jsonl:{number}" for number in range(1, 6)]
+    assert "not JSON" in results[1]["message"]
+    assert "absent.wav" in results[2]["message"]
+    assert results[3]["stage"] == "talker"
+    assert result.code == ExitCode.RUN_FAILED
+    for entry in results[1:4]:
+        assert f"error: {entry['place']}: {entry['message']}" in result.err
+    assert len(result.engines[0].requests) == 3
+
+
+def test_only_user_mistakes_is_exit_code_2(omni: Omni) -> None:
+    result = omni("--requests", requests_file({"prompt": "one"}, {"prompt": ""}))
+    assert result.code == ExitCode.USAGE
+    assert result.out.startswith("[0]\nONE\n")
+
+
+def test_nothing_but_bad_lines_starts_no_engine(omni: Omni) -> None:
+    path = requests_file({"prompt": ""}, {"promt": "a"})
+    result = omni("--requests", path, "--json")
+    assert result.code == ExitCode.USAGE
+    document = json.loads(result.out)
+    assert [entry["status"] for entry in document["results"]] == ["error", "error"]
+    assert document["stages"] == []
+    assert [engine.stages for engine in result.engines] in ([], [()])
+
+
+def test_hostile_request_ids_stay_in_the_folder(omni: Omni) -> None:
+    path = requests_file(
+        {"prompt": "a", "request_id": "../../evil"}, {"prompt": "b", "request_id": "/etc/passwd"}
+    )
+    document = json.loads(omni("--requests", path, "--json", "--output-dir", "deep/out").out)
+    written = {Path(entry["outputs"][1]["path"]) for entry in document["results"]}
+    assert {path.parent for path in written} == {Path("deep/out")}
+    assert all(path.is_file() for path in written)
+    assert [entry["request_id"] for entry in document["results"]] == ["../../evil", "/etc/passwd"]
+
+
+def test_a_folder_that_fails_midway_keeps_what_was_written(omni: Omni) -> None:
+    Path("out/1.wav").mkdir(parents=True)
+    path = requests_file({"prompt": "zero"}, {"prompt": "late one"})
+    result = omni("--requests", path, "--json")
+    first, second = json.loads(result.out)["results"]
+    assert result.code == ExitCode.USAGE
+    assert result.err.count("error: ") == 1 and "cannot write `out/1.wav`" in result.err
+    assert (first["status"], second["status"]) == ("ok", "error")
+    assert Path("out/0.wav").is_file()
+
+
+def test_input_beyond_the_memory_budget_is_decoded_again(omni: Omni, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_cli.cli.inputs.MAX_HELD_BYTES", 0)
+    soundfile.write("a.wav", [0.5] * 100, 8000)
+    result = omni("--requests", requests_file({"prompt": "a", "audio": "a.wav"}))
+    assert result.code == 0
+    ((samples, _),) = result.engines[0].requests[0].audio
+    assert len(samples) == 100
+
+
+# Ends that come early
+
+
+def test_deadline(omni: Omni) -> None:
+    path = requests_file({"prompt": "one"}, {"prompt": "two stall"})
+    result = omni("--requests", path, "--json", "--timeout", "0.5")
+    assert result.code == ExitCode.RUN_FAILED
+    first, second = json.loads(result.out)["results"]
+    assert (first["status"], second["status"]) == ("ok", "error")
+    assert "not done within 0.5 s" in second["message"]
+    assert [output["type"] for output in second["outputs"]] == ["text"]
+    assert result.err.count("error: ") == 1
+
+
+def test_deadline_while_loading(omni: Omni) -> None:
+    result = omni("hello", "--model", "stall_start", "--timeout", "0.2")
+    assert result.code == ExitCode.RUN_FAILED
+    assert "error: the run was not done within 0.2 s" in result.err
+
+
+class Process:
+    """The command in a process of its own; `log` is what the engine announces."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.log = folder / "log"
+        environment = {**os.environ, "FAKE_ENGINE_LOG": str(self.log), "PYTHONPATH": str(ROOT)}
+        self.popen = subprocess.Popen(
+            [sys.executable, str(FAKE_ENGINE), "generate", *arguments],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_for(self, word: str) -> None:
+        deadline = time.monotonic() + 30
+        while not (self.log.exists() and word in self.log.read_text().split()):
+            assert time.monotonic() < deadline and self.popen.poll() is None, f"never {word}"
+            time.sleep(0.01)
+
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.popen.communicate(timeout=30)
+        return self.popen.returncode, out, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_what_is_finished(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "r.jsonl").write_text('{"prompt": "one"}\n{"prompt": "late stall"}\n')
+    process = Process(tmp_path, "--requests", "r.jsonl", "--json")
+    process.wait_for("stalled")
+    process.popen.send_signal(number)
+    code, out, err = process.end()
+    assert (code, err) == (130, "error: interrupted\n")
+    first, second = json.loads(out)["results"]
+    assert (first["status"], second["status"], second["message"]) == ("ok", "error", "interrupted")
+    assert process.log.read_text().split()[-1] == "closed"
+    assert names(tmp_path / "out") == ["0.wav"]
+
+
+def test_a_signal_while_loading(tmp_path: Path) -> None:
+    process = Process(tmp_path, "hello", "--model", "stall_start")
+    process.wait_for("loading")
+    process.popen.send_signal(signal.SIGINT)
+    assert process.end() == (130, "", "error: interrupted\n")
+    assert process.log.read_text().split() == ["loading", "closed"]
+
+
+def test_a_second_signal_kills_even_what_does_not_close(tmp_path: Path) -> None:
+    process = Process(tmp_path, "hello stall", "--model", "stall_close")
+    process.wait_for("stalled")
+    process.popen.send_signal(signal.SIGINT)
+    process.wait_for("closing")
+    children = psutil.Process(process.popen.pid).children()
+    assert len(children) == 1
+    time.sleep(0.6)  # a second signal within half a second counts as the first one's echo
+    process.popen.send_signal(signal.SIGINT)
+    assert process.end()[0] == 130
+    assert "closed" not in process.log.read_text().split()
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+
+
+def test_an_echo_of_the_signal_is_not_a_second_one(tmp_path: Path) -> None:
+    process = Process(tmp_path, "hello stall")
+    process.wait_for("stalled")
+    process.popen.send_signal(signal.SIGINT)
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.end()[0] == 130
+    assert process.log.read_text().split()[-1] == "closed"
+
+
+def test_a_reader_that_goes_away(tmp_path: Path) -> None:
+    process = Process(tmp_path, "hello stall")
+    process.popen.stdout.close()
+    process.popen.stdout = None
+    code, _, err = process.end()
+    assert "Traceback" not in err and code == 141
+    assert process.log.read_text().split()[-1] == "closed"

@@ -1,0 +1,413 @@
+"""Audio, image and JSONL inputs, and which options a profile has a use for."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+
+from omni_cli.config.engine_config import ARStageConfig, DiffusionStageConfig, EngineConfig
+from omni_cli.errors import InputError, UsageError
+from omni_cli.inputs import audio as audio_module
+from omni_cli.inputs.audio import load_audio
+from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.inputs.images import load_image
+from omni_cli.inputs.jsonl import read_requests
+from omni_cli.inputs.request_spec import BadRequest, RequestSpec, build_request
+
+OMNI = EngineConfig(
+    name="tiny-omni",
+    description="",
+    model="builtin:tiny-omni",
+    dtype="float32",
+    stages=(
+        ARStageConfig("thinker"),
+        ARStageConfig("talker", input="thinker"),
+        DiffusionStageConfig("token2wav", backend="vllm", input="talker"),
+    ),
+)
+IMAGE = EngineConfig(
+    name="tiny-image",
+    description="",
+    model="builtin:tiny-image",
+    dtype="float32",
+    stages=(DiffusionStageConfig("image"),),
+)
+
+
+def no_warning(message: str) -> None:
+    raise AssertionError(f"unexpected warning: {message}")
+
+
+def write_tone(
+    path: Path, *, rate: int = 16000, channels: int = 1, seconds: float = 0.5, **kwargs
+) -> np.ndarray:
+    time = np.arange(int(rate * seconds)) / rate
+    tone = np.stack([0.5 * np.sin(2 * np.pi * 220 * (c + 1) * time) for c in range(channels)], axis=1)
+    soundfile.write(path, tone, rate, **kwargs)
+    return tone.astype(np.float32)
+
+
+# Audio
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3"])
+def test_audio_of_each_format(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"tone.{suffix}"
+    tone = write_tone(path)
+    samples, rate = load_audio(path)
+    assert (samples.dtype, samples.ndim, rate) == (np.float32, 1, 16000)
+    exact = suffix in ("wav", "flac")
+    length = len(tone)
+    assert len(samples) == length if exact else length <= len(samples) <= length + 4000
+    peak = np.abs(np.fft.rfft(samples))
+    assert np.argmax(peak) * rate / len(samples) == pytest.approx(220, abs=3)
+    if exact:
+        np.testing.assert_allclose(samples, tone[:, 0], atol=1e-4)
+
+
+def test_channels_are_averaged(tmp_path: Path) -> None:
+    tone = write_tone(tmp_path / "stereo.wav", channels=2, subtype="FLOAT")
+    samples, _ = load_audio(tmp_path / "stereo.wav")
+    np.testing.assert_allclose(samples, tone.mean(axis=1), atol=1e-6)
+
+
+def test_unusable_audio(tmp_path: Path) -> None:
+    (tmp_path / "zero").write_bytes(b"")
+    (tmp_path / "text.wav").write_text("this is not audio, whatever its name says")
+    soundfile.write(tmp_path / "no_samples.wav", np.zeros(0), 16000)
+    soundfile.write(tmp_path / "nan.wav", np.array([0.0, np.nan], np.float32), 16000, subtype="FLOAT")
+    soundfile.write(tmp_path / "inf.wav", np.array([0.0, np.inf], np.float32), 16000, subtype="FLOAT")
+    soundfile.write(tmp_path / "slow.wav", np.zeros(10), 8)
+    soundfile.write(tmp_path / "wide.wav", np.zeros((10, 64)), 16000)
+    (tmp_path / "folder.wav").mkdir()
+    os.mkfifo(tmp_path / "pipe.wav")
+    cases = {
+        "zero": "is empty",
+        "text.wav": "cannot read",
+        "no_samples.wav": "no samples",
+        "nan.wav": "not numbers",
+        "inf.wav": "not numbers",
+        "slow.wav": "sample rate of 8 Hz",
+        "wide.wav": "64 channels",
+        "folder.wav": "is a folder",
+        "pipe.wav": "not a regular file",
+        "absent.wav": "No such file",
+        "bad\0name.wav": "null",
+    }
+    for name, message in cases.items():
+        with pytest.raises(InputError, match=message):
+            load_audio(tmp_path / name)
+
+
+def test_truncated_flac(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.flac"
+    soundfile.write(whole, np.random.default_rng(0).uniform(-0.5, 0.5, 32000), 16000)
+    cut = tmp_path / "cut.flac"
+    cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    with pytest.raises(InputError, match=r"cut\.flac"):
+        load_audio(cut)
+
+
+def test_too_long_audio_is_refused_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tone(tmp_path / "long.wav", seconds=1.01)
+    monkeypatch.setattr(audio_module, "MAX_AUDIO_S", 1.0)
+
+    def decode(*args: object, **kwargs: object) -> None:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(soundfile.SoundFile, "read", decode)
+    with pytest.raises(InputError, match="at most 1 s"):
+        load_audio(tmp_path / "long.wav")
+
+
+# Images
+
+
+@pytest.mark.parametrize("suffix", ["png", "bmp", "gif", "tiff", "webp", "jpg"])
+def test_image_of_each_format(tmp_path: Path, suffix: str) -> None:
+    pixels = np.zeros((6, 8, 3), np.uint8)
+    pixels[:, 4:] = 255
+    path = tmp_path / f"image.{suffix}"
+    Image.fromarray(pixels).save(path)
+    loaded = load_image(path, no_warning)
+    assert (loaded.dtype, loaded.shape) == (np.uint8, (6, 8, 3))
+    np.testing.assert_allclose(loaded[:, [0, 7]].astype(int), pixels[:, [0, 7]].astype(int), atol=12)
+
+
+def test_exif_orientation_is_applied(tmp_path: Path) -> None:
+    image = Image.new("RGB", (8, 4), "black")
+    image.putpixel((0, 0), (255, 0, 0))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees clockwise to show
+    image.save(tmp_path / "turned.png", exif=exif)
+    loaded = load_image(tmp_path / "turned.png", no_warning)
+    assert loaded.shape == (8, 4, 3)
+    assert loaded[0, 3].tolist() == [255, 0, 0]
+
+
+def test_transparency_is_laid_over_white(tmp_path: Path) -> None:
+    Image.new("RGBA", (2, 2), (255, 0, 0, 0)).save(tmp_path / "clear.png")
+    assert load_image(tmp_path / "clear.png", no_warning).tolist() == [[[255] * 3] * 2] * 2
+
+
+def test_sixteen_bit_grey_is_scaled(tmp_path: Path) -> None:
+    Image.fromarray(np.array([[0, 0x8000, 0xFFFF]], np.uint16)).save(tmp_path / "grey16.png")
+    assert load_image(tmp_path / "grey16.png", no_warning)[0, :, 0].tolist() == [0, 128, 255]
+
+
+def test_first_frame_of_an_animation_is_used_and_said(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "green", "blue")]
+    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    warnings: list[str] = []
+    loaded = load_image(tmp_path / "moving.gif", warnings.append)
+    assert loaded[0, 0].tolist() == [255, 0, 0]
+    assert len(warnings) == 1 and "3 frames" in warnings[0]
+
+
+def png(width: int, height: int, data: bytes = b"") -> bytes:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def test_unusable_images(tmp_path: Path) -> None:
+    Image.effect_noise((64, 64), 50).convert("RGB").save(tmp_path / "whole.png")
+    whole = (tmp_path / "whole.png").read_bytes()
+    (tmp_path / "truncated.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "empty.png").write_bytes(b"")
+    (tmp_path / "text.png").write_text("not an image")
+    (tmp_path / "bomb.png").write_bytes(png(50_000, 50_000))
+    (tmp_path / "large.png").write_bytes(png(9_000, 9_000))
+    (tmp_path / "script.eps").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+    Image.fromarray(np.zeros((2, 2), np.float32)).save(tmp_path / "float.tiff")
+    (tmp_path / "folder.png").mkdir()
+    cases = {
+        "truncated.png": "cannot read",
+        "empty.png": "is empty",
+        "text.png": "not recognised",
+        "bomb.png": "at most 64 Mi pixels",
+        "large.png": "9000x9000 pixels; at most 64 Mi",
+        "script.eps": "not recognised",
+        "float.tiff": "32 bits",
+        "folder.png": "is a folder",
+        "absent.png": "No such file",
+    }
+    for name, message in cases.items():
+        with pytest.raises(InputError, match=message):
+            load_image(tmp_path / name, no_warning)
+
+
+def test_every_truncation_of_an_image_is_an_input_error(tmp_path: Path) -> None:
+    Image.effect_noise((24, 24), 50).convert("RGB").save(tmp_path / "whole.png")
+    whole = (tmp_path / "whole.png").read_bytes()
+    # The end of the file (IEND) adds nothing: without it the image is whole.
+    for length in range(1, len(whole) - 16, 37):
+        (tmp_path / "cut.png").write_bytes(whole[:length])
+        with pytest.raises(InputError, match=r"cut\.png"):
+            load_image(tmp_path / "cut.png", no_warning)
+
+
+# Which options a profile has a use for
+
+
+def test_what_profiles_make() -> None:
+    assert Capabilities.of(OMNI).modalities == ("text", "audio")
+    assert Capabilities.of(IMAGE).modalities == ("image",)
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (OMNI, "height"),
+        (OMNI, "width"),
+        (OMNI, "negative_prompt"),
+        (IMAGE, "audio"),
+        (IMAGE, "image"),
+        (IMAGE, "speaker"),
+        (IMAGE, "raw"),
+        (IMAGE, "max_tokens"),
+        (IMAGE, "temperature"),
+    ],
+)
+def test_option_without_effect(config: EngineConfig, field: str) -> None:
+    with pytest.raises(UsageError, match=f"`{field}` has no effect with profile `{config.name}`"):
+        Capabilities.of(config).check_field(field, f"`{field}`")
+
+
+def test_files_are_made_unless_only_text_is_wanted() -> None:
+    assert Capabilities.of(OMNI).makes_files(None)
+    assert not Capabilities.of(OMNI).makes_files(frozenset({"text"}))
+
+
+# JSONL
+
+
+def read(path: Path, *lines: object, config: EngineConfig = OMNI, **defaults: object) -> list:
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    path.write_text(text + "\n")
+    return read_requests(path, Capabilities.of(config), defaults)
+
+
+def test_lines_become_requests(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    first, second = read(
+        path,
+        {"prompt": "hello", "seed": 7, "sampling": {"top_p": 0.5}, "modalities": ["text"], "raw": True},
+        "",
+        {
+            "prompt": "listen",
+            "audio": "a.wav",
+            "request_id": "b",
+            "speaker": "Chelsie",
+            "num_inference_steps": 4,
+        },
+        max_tokens=5,
+        temperature=0.5,
+    )
+    assert first == RequestSpec(
+        "0",
+        "hello",
+        seed=7,
+        modalities=frozenset({"text"}),
+        raw=True,
+        sampling={"max_tokens": 5, "temperature": 0.5, "top_p": 0.5},
+        place=f"{path}:1",
+    )
+    assert second == RequestSpec(
+        "b",
+        "listen",
+        audio=(tmp_path / "a.wav",),
+        speaker="Chelsie",
+        sampling={"max_tokens": 5, "temperature": 0.5},
+        diffusion={"num_inference_steps": 4},
+        place=f"{path}:3",
+    )
+
+
+def test_a_line_overrides_the_command_line(tmp_path: Path) -> None:
+    (spec,) = read(
+        tmp_path / "r.jsonl",
+        {"prompt": "x", "sampling": {"max_tokens": 2}, "speaker": "Ethan"},
+        max_tokens=5,
+        temperature=0.5,
+        speaker="Chelsie",
+    )
+    assert (dict(spec.sampling), spec.speaker) == ({"max_tokens": 2, "temperature": 0.5}, "Ethan")
+
+
+BAD_LINES = {
+    "not json": "not JSON: Expecting value at column 1",
+    '{"prompt": "a"': "not JSON",
+    '["prompt"]': "not a JSON object",
+    '{"prompt": "a", "prompt": "b"}': "`prompt` is there twice",
+    '{"prompt": "a", "seed": NaN}': "NaN is not a JSON number",
+    "{}": "`prompt` is missing",
+    '{"prompt": ""}': "`prompt` is empty",
+    '{"prompt": " \\n"}': "`prompt` is empty",
+    '{"prompt": 3}': "`prompt` must be text, not a number",
+    '{"prompt": null}': "`prompt` must be text, not null",
+    '{"prompt": "\\ud800"}': "`prompt` must be valid Unicode",
+    '{"promt": "a"}': "unknown key `promt`",
+    '{"prompt": "a", "max_tokens": 3}': "unknown key `max_tokens`",
+    '{"prompt": "a", "seed": -1}': "`seed` must be from 0",
+    '{"prompt": "a", "seed": true}': "`seed` must be a whole number",
+    '{"prompt": "a", "seed": 1.5}': "`seed` must be a whole number",
+    '{"prompt": "a", "seed": 123456789012345678901234567890}': "not that large",
+    '{"prompt": "a", "sampling": 3}': "`sampling` must be an object",
+    '{"prompt": "a", "sampling": {"temprature": 1}}': "unknown key `temprature`; did you mean `temperature`",
+    '{"prompt": "a", "sampling": {"top_p": 2}}': "`sampling` has a wrong value for `top_p`, which should be less",
+    '{"prompt": "a", "sampling": {"max_tokens": "3"}}': "`max_tokens`, which should be a valid integer",
+    '{"prompt": "a", "audio": 3}': "`audio` must be a file name",
+    '{"prompt": "a", "audio": ["x", 1]}': "`audio` must be a file name",
+    '{"prompt": "a", "modalities": "sound"}': "`sound` is none of them",
+    '{"prompt": "a", "modalities": []}': "none is given",
+    '{"prompt": "a", "modalities": ["image"]}': "makes text and audio, not `image`",
+    '{"prompt": "a", "height": 64}': "`height` has no effect",
+    '{"prompt": "a", "guidance_scale": 1e999}': "`guidance_scale` must be from 0 to 1000",
+    '{"prompt": "a", "num_inference_steps": 0}': "`num_inference_steps` must be from 1",
+    '{"prompt": "a", "request_id": 5}': "`request_id` must be text",
+    '{"prompt": "a", "request_id": "a\\nb"}': "control characters",
+    '{"prompt": "a", "request_id": "good"}': "`good` is already used at ",
+    "[" * 100_000: "nested too deeply|not JSON",
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES, ids=[key[:40] for key in BAD_LINES])
+def test_a_bad_line_fails_alone(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "requests.jsonl"
+    good, bad, other = read(path, {"prompt": "a", "request_id": "good"}, line, {"prompt": "b"})
+    assert isinstance(good, RequestSpec) and isinstance(other, RequestSpec)
+    assert isinstance(bad, BadRequest) and bad.place == f"{path}:2"
+    with pytest.raises(UsageError, match=BAD_LINES[line]):
+        raise bad.error
+
+
+@pytest.mark.parametrize(("field", "value"), [("height", 0), ("width", 100_000), ("height", -64)])
+def test_impossible_image_sides(tmp_path: Path, field: str, value: int) -> None:
+    (bad,) = read(tmp_path / "r.jsonl", {"prompt": "a", field: value}, config=IMAGE)
+    assert f"`{field}` must be from 1 to 16384, not {value}" in bad.error.message
+
+
+def test_gigantic_image(tmp_path: Path) -> None:
+    most, bad = read(
+        tmp_path / "r.jsonl",
+        {"prompt": "a", "height": 4096, "width": 4096},
+        {"prompt": "a", "height": 4097, "width": 4096},
+        config=IMAGE,
+    )
+    assert dict(most.diffusion) == {"height": 4096, "width": 4096}
+    assert "`height` times `width` is 16781312 pixels" in bad.error.message
+
+
+def test_hints_of_unknown_keys(tmp_path: Path) -> None:
+    near, option, far = read(
+        tmp_path / "r.jsonl", {"promt": "a"}, {"prompt": "a", "temperature": 1}, {"xyz": 1}
+    )
+    assert near.error.hint == "did you mean `prompt`?"
+    assert option.error.hint == 'write it as "sampling": {"temperature": ...}'
+    assert far.error.hint.startswith("known keys: ")
+
+
+def test_bytes_that_are_not_utf8_fail_alone(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n{"prompt": "\xff"}\r\n\n{"prompt": "c"}')
+    first, second, third = read_requests(path, Capabilities.of(OMNI), {})
+    assert (first.prompt, third.prompt, third.place) == ("a", "c", f"{path}:4")
+    assert "not UTF-8" in second.error.message
+
+
+def test_an_overlong_line_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_cli.inputs.jsonl.MAX_LINE_BYTES", 64)
+    first, second, third = read(
+        tmp_path / "r.jsonl", {"prompt": "a"}, {"prompt": "b" * 1000}, {"prompt": "c"}
+    )
+    assert (first.prompt, third.prompt, third.place) == ("a", "c", f"{tmp_path / 'r.jsonl'}:3")
+    assert "longer than" in second.error.message
+
+
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_a_file_without_requests(tmp_path: Path, content: str) -> None:
+    (tmp_path / "r.jsonl").write_text(content)
+    with pytest.raises(InputError, match=r"is empty|has no requests"):
+        read_requests(tmp_path / "r.jsonl", Capabilities.of(OMNI), {})
+
+
+def test_a_request_with_its_files_decoded(tmp_path: Path) -> None:
+    write_tone(tmp_path / "a.wav", rate=8000)
+    Image.new("RGB", (3, 2), "red").save(tmp_path / "b.png")
+    (spec,) = read(tmp_path / "r.jsonl", {"prompt": "x", "audio": ["a.wav"], "image": "b.png"})
+    request = build_request(spec, seed=11, warn=no_warning)
+    ((samples, rate),) = request.audio
+    assert (len(samples), rate, request.images[0].shape, request.seed) == (4000, 8000, (2, 3, 3), 11)

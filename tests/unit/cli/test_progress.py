@@ -1,0 +1,139 @@
+"""Progress on stderr: what it says, when it is shown, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+from collections.abc import Iterator
+
+import pytest
+
+from omni_cli.cli.progress import LineProgress, LiveProgress, NoProgress, StageBoard, choose_progress
+from omni_cli.outputs import RequestResult, StageInfo, StageLoading, StageProgress
+
+STAGES = [("thinker", "ar"), ("token2wav", "diffusion")]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def ready(name: str, kind: str, load_s: float) -> StageLoading:
+    return StageLoading(name, kind, StageInfo(name, kind, load_s, {"device": 0, "host": 0}))
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_board_follows_loading() -> None:
+    clock = Clock()
+    board = StageBoard(STAGES, clock)
+    board.handle(StageLoading("thinker", "ar"))
+    clock.now += 2.5
+    assert board.cells() == [
+        ("thinker", "ar", "loading 2.50 s", "", ""),
+        ("token2wav", "diffusion", "waiting", "", ""),
+    ]
+    board.handle(ready("thinker", "ar", 4.1))
+    assert board.cells()[0] == ("thinker", "ar", "ready in 4.10 s", "", "")
+
+
+def test_board_counts_work_and_rate_over_all_requests() -> None:
+    clock = Clock()
+    board = StageBoard(STAGES, clock)
+    board.handle(StageProgress("a", "thinker", 1, None, "token"))
+    assert board.cells()[0][3:] == ("1 token", "")
+    clock.now += 2.0
+    board.handle(StageProgress("a", "thinker", 11, None, "token"))
+    board.handle(StageProgress("b", "thinker", 10, None, "token"))
+    assert board.cells()[0][3:] == ("21 tokens", "10.0 tokens/s")
+    board.handle(StageProgress("a", "token2wav", 8, 10, "step"))
+    board.handle(StageProgress("b", "token2wav", 3, 10, "step"))
+    assert board.cells()[1][3] == "11/20 steps"
+
+
+def test_board_counts_finished_requests() -> None:
+    board = StageBoard(STAGES)
+    board.handle(RequestResult("a", (), ()))
+    assert board.requests_done == 1
+
+
+@pytest.mark.parametrize(
+    ("stream", "options", "expected"),
+    [
+        (Terminal(), {}, LiveProgress),
+        (io.StringIO(), {}, NoProgress),
+        (Terminal(), {"quiet": True}, NoProgress),
+        (io.StringIO(), {"verbose": True}, LineProgress),
+        (Terminal(), {"verbose": True}, LineProgress),
+        (Terminal(), {"verbose": True, "quiet": True}, NoProgress),
+    ],
+)
+def test_choice(stream: io.StringIO, options: dict, expected: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    chosen = choose_progress(STAGES, stream, **{"quiet": False, "verbose": False, **options})
+    assert type(chosen) is expected
+
+
+def test_dumb_terminals_get_no_live_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert type(choose_progress(STAGES, Terminal(), quiet=False, verbose=False)) is NoProgress
+
+
+def test_lines_are_plain() -> None:
+    stream = io.StringIO()
+    progress = LineProgress(stream)
+    progress.show()
+    for event in (StageLoading("thinker", "ar"), ready("thinker", "ar", 4.1), RequestResult("7", (), ())):
+        progress.handle(event)
+    progress.hide()
+    assert stream.getvalue() == (
+        "stage thinker (ar): loading\nstage thinker (ar): ready in 4.10 s\nrequest 7: done\n"
+    )
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, io.TextIOWrapper]]:
+    """A real terminal: (descriptor of what it receives, stream to write to)."""
+    parent, child = pty.openpty()
+    with os.fdopen(child, "w") as stream:
+        yield parent, stream
+    os.close(parent)
+
+
+def read_now(descriptor: int) -> str:
+    """What there is to read, without waiting for more."""
+    try:
+        return os.read(descriptor, 65536).decode()
+    except BlockingIOError:
+        return ""
+
+
+@pytest.mark.parametrize("no_colour", [False, True])
+def test_live_display_on_a_terminal(
+    terminal: tuple[int, io.TextIOWrapper], no_colour: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, stream = terminal
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1") if no_colour else monkeypatch.delenv("NO_COLOR", raising=False)
+    progress = choose_progress(STAGES, stream, quiet=False, verbose=False)
+    progress.show()
+    progress.show()
+    progress.handle(ready("thinker", "ar", 4.1))
+    progress.hide()
+    progress.hide()
+    os.set_blocking(parent, False)
+    shown = "".join(iter(lambda: read_now(parent), ""))
+    assert "ready in 4.10 s" in shown
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, (
+        "the cursor is hidden once and shown again"
+    )
+    assert "\x1b[2K" in shown.rpartition("ready in")[2], "what was drawn is erased"
+    assert not any(f"\x1b[{code}m" in shown for code in range(30, 38))
