@@ -35,8 +35,8 @@ class FakeEngine:
     """Answers the words of the prompt in capitals, one delta a word.
 
     Words with a meaning: `late` finishes after the others, `stall` stops after its text, `input-error` and
-    `stage-error` fail, `crash` raises what no engine should. `fail_start`, `stall_start` and `stall_close` as the model
-    do so while loading and closing.
+    `stage-error` fail, `crash` raises what no engine should. The models `fail_start`, `stall_start` and
+    `stall_close` do so while loading and closing.
     """
 
     instances: list[FakeEngine] = []  # noqa: RUF012 - what a test looks at afterwards

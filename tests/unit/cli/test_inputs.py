@@ -327,7 +327,7 @@ BAD_LINES = {
     '{"prompt": "a", "seed": 123456789012345678901234567890}': "not that large",
     '{"prompt": "a", "sampling": 3}': "`sampling` must be an object",
     '{"prompt": "a", "sampling": {"temprature": 1}}': "unknown key `temprature`; did you mean `temperature`",
-    '{"prompt": "a", "sampling": {"top_p": 2}}': "`sampling` has a wrong value for `top_p`, which should be less",
+    '{"prompt": "a", "sampling": {"top_p": 2}}': "a wrong value for `top_p`, which should be less",
     '{"prompt": "a", "sampling": {"max_tokens": "3"}}': "`max_tokens`, which should be a valid integer",
     '{"prompt": "a", "audio": 3}': "`audio` must be a file name",
     '{"prompt": "a", "audio": ["x", 1]}': "`audio` must be a file name",
