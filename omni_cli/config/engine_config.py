@@ -37,6 +37,7 @@ class ARStageConfig:
     cudagraph_mode: CudagraphMode = "none"
     output_copy: OutputCopy = "async"
     devices: str | None = None
+    system_prompt: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     kind: Literal["ar"] = "ar"
 

@@ -1,0 +1,137 @@
+"""Qwen2.5-Omni: thinker -> talker -> token2wav.
+
+The arithmetic is that of transformers' `Qwen2_5OmniForConditionalGeneration.generate`, for one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from omni_cli.errors import InputError
+
+MEDIA_FIELDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "audio_feature_lengths")
+
+
+@dataclass(frozen=True)
+class ThinkerHandoff:
+    """What the thinker leaves behind for one request.
+
+    `hidden_states` (P + N - 1, hidden_size): one row for each of P prompt tokens and of N output tokens but the last,
+    which never was an input. `media` holds the grids and lengths of images, videos and audio in the prompt.
+    """
+
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    hidden_states: torch.Tensor
+    media: dict[str, torch.Tensor]
+
+    @classmethod
+    def from_information(cls, information: dict[str, Any]) -> ThinkerHandoff:
+        return cls(
+            information["prompt_token_ids"],
+            information["output_token_ids"],
+            information["hidden_states"],
+            {name: information[name] for name in MEDIA_FIELDS if name in information},
+        )
+
+    def information(self) -> dict[str, Any]:
+        return {
+            "prompt_token_ids": self.prompt_token_ids,
+            "output_token_ids": self.output_token_ids,
+            "hidden_states": self.hidden_states,
+            **self.media,
+        }
+
+
+@dataclass(frozen=True)
+class TalkerInput:
+    """A talker request: P + 2 codec ids, their conditions (P + 2, embedding_size), and those of later steps.
+
+    `mrope_positions` (3, P + 2) int64, None where they count up from 0.
+    """
+
+    prompt_token_ids: list[int]
+    prompt_embeds: torch.Tensor
+    decode_conditions: torch.Tensor
+    mrope_positions: torch.Tensor | None
+
+
+def thinker_to_talker(
+    handoff: ThinkerHandoff,
+    *,
+    config: Any,
+    embed: Callable[[Sequence[int]], torch.Tensor],
+    text_bos_token_id: int,
+) -> TalkerInput:
+    """`config` is the `Qwen2_5OmniTalkerConfig`; `embed` looks rows of the thinker's embedding table up.
+
+    Each row is the thinker's last hidden state plus its input embedding, without the embeddings of media tokens.
+    The prompt is followed by the speaker's text-begin embedding and the first reply row; later reply rows condition
+    the decoding steps one by one, then a text-end and a padding row.
+    """
+    prompt_ids, output_ids = handoff.prompt_token_ids, handoff.output_token_ids
+    num_prompt = len(prompt_ids)
+    consumed = [*prompt_ids, *output_ids[:-1]]
+    hidden = handoff.hidden_states[: len(consumed)]
+    if hidden.shape[0] != len(consumed):
+        raise ValueError(f"{hidden.shape[0]} hidden-state rows for {len(consumed)} positions")
+    media_ids = [config.audio_token_index, config.image_token_index, config.video_token_index]
+    embeds = embed(consumed)
+    embeds[torch.isin(torch.tensor(consumed), torch.tensor(media_ids))] = 0
+    rows = hidden + embeds
+    bos, eos, pad = embed([text_bos_token_id, config.tts_text_end_token_id, config.tts_text_pad_token_id]).split(1)
+    # A reply of a single token has no row of its own: the talker hears that the text has ended at once.
+    stream = torch.cat([rows[num_prompt:], eos, pad])
+    return TalkerInput(
+        prompt_token_ids=[config.tts_codec_mask_token_id] * num_prompt
+        + [config.tts_codec_pad_token_id, config.tts_codec_start_token_id],
+        prompt_embeds=torch.cat([rows[:num_prompt], bos, stream[:1]]),
+        decode_conditions=stream[1:],
+        mrope_positions=_mrope_positions([*prompt_ids, text_bos_token_id, output_ids[0]], handoff.media, config),
+    )
+
+
+def talker_to_token2wav(codec_token_ids: Sequence[int], *, config: Any, num_codes: int) -> list[int]:
+    """Codes up to the first end token. Raises `InputError` where there is nothing that can be spoken."""
+    ends = {config.tts_codec_end_token_id, config.tts_codec_pad_token_id}
+    codes: list[int] = []
+    for token_id in codec_token_ids:
+        if token_id in ends:
+            break
+        codes.append(token_id)
+    if not codes:
+        raise InputError("the talker said nothing: it ended at once")
+    outside = [code for code in codes if code >= num_codes]
+    if outside:
+        raise InputError(f"the talker made codec token {outside[0]}, and token2wav knows 0 to {num_codes - 1}")
+    return codes
+
+
+def _mrope_positions(text_ids: list[int], media: dict[str, torch.Tensor], config: Any) -> torch.Tensor | None:
+    if not media:
+        return None
+    ids = torch.tensor([text_ids])
+    positions, _ = _reference_talker(config).get_rope_index(
+        ids,
+        media.get("image_grid_thw"),
+        media.get("video_grid_thw"),
+        torch.ones_like(ids),
+        False,
+        media.get("audio_feature_lengths"),
+        media.get("second_per_grid_ts"),
+    )
+    return positions[:, 0].long()
+
+
+@cache
+def _reference_talker(config: Any) -> Any:
+    """transformers' talker without weights: M-RoPE positions of images and audio are its own computation."""
+    from transformers import Qwen2_5OmniTalkerForConditionalGeneration
+
+    with torch.device("meta"):
+        return Qwen2_5OmniTalkerForConditionalGeneration(config)

@@ -1,0 +1,145 @@
+"""What the command's process and a stage's process say to each other: msgspec structs over a pipe, no pickle."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniError, StageError
+
+
+class Array(msgspec.Struct, frozen=True):
+    """A numpy array as bytes, row-major."""
+
+    data: bytes
+    shape: tuple[int, ...]
+    dtype: str
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Array:
+        return cls(np.ascontiguousarray(array).tobytes(), array.shape, array.dtype.name)
+
+    def numpy(self) -> np.ndarray:
+        return np.frombuffer(self.data, dtype=self.dtype).reshape(self.shape)
+
+
+class AudioInput(msgspec.Struct, frozen=True):
+    samples: Array
+    sample_rate: int
+
+
+class StageRequest(msgspec.Struct, frozen=True, tag=True):
+    """One request for one stage. The first stage of a chain gets the prompt, the others what came before them.
+
+    `handoff` is an encoded `AdditionalInformationPayload`; `wants_handoff` asks for one in return.
+    """
+
+    request_id: str
+    prompt: str = ""
+    audio: tuple[AudioInput, ...] = ()
+    images: tuple[Array, ...] = ()
+    raw: bool = False
+    seed: int = 0
+    speaker: str | None = None
+    sampling: dict[str, Any] = {}
+    diffusion: dict[str, Any] = {}
+    handoff: bytes | None = None
+    wants_handoff: bool = False
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+
+
+class StopStage(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+Command = StageRequest | AbortRequest | StopStage
+
+
+class MemoryReport(msgspec.Struct, frozen=True, tag=True):
+    """Peaks so far, in bytes: device memory allocated, resident host memory."""
+
+    device: int
+    host: int
+
+
+class StageReady(msgspec.Struct, frozen=True, tag=True):
+    """`effective` is what really holds, read back from the engine."""
+
+    load_s: float
+    effective: dict[str, Any]
+    memory: MemoryReport
+
+
+class Failure(msgspec.Struct, frozen=True, tag=True):
+    """A stage (`request_id` None) or one request failed; `details` is a traceback."""
+
+    kind: Literal["input", "checkpoint", "deadline", "stage"]
+    message: str
+    hint: str | None = None
+    details: str | None = None
+    request_id: str | None = None
+
+    @classmethod
+    def of(cls, error: OmniError, *, request_id: str | None = None, details: str | None = None) -> Failure:
+        kinds = ((InputError, "input"), (CheckpointError, "checkpoint"), (DeadlineError, "deadline"))
+        kind = next((name for cls_, name in kinds if isinstance(error, cls_)), "stage")
+        return cls(kind, error.message, error.hint, details, request_id)
+
+    def error(self, stage: str) -> OmniError:
+        """The exception again, in the command's process."""
+        kinds = {"input": InputError, "checkpoint": CheckpointError, "deadline": DeadlineError}
+        if self.kind in kinds:
+            return kinds[self.kind](self.message, hint=self.hint)
+        return StageError(
+            f"stage `{stage}`: {self.message}",
+            stage=stage,
+            request_id=self.request_id,
+            hint=self.hint,
+            details=self.details,
+        )
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+    done: int
+    total: int | None
+    unit: Literal["token", "step"]
+
+
+class TextChunk(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+    text: str
+
+
+class Text(msgspec.Struct, frozen=True):
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+
+
+class Audio(msgspec.Struct, frozen=True):
+    samples: Array
+    sample_rate: int
+
+
+class RequestDone(msgspec.Struct, frozen=True, tag=True):
+    """A stage has finished a request: what it measured, what it made, and what the next stage needs."""
+
+    request_id: str
+    trace: dict[str, Any]
+    text: Text | None = None
+    audio: Audio | None = None
+    image: Array | None = None
+    handoff: bytes | None = None
+
+
+Report = StageReady | Failure | Progress | TextChunk | RequestDone | MemoryReport
+
+encode = msgspec.msgpack.Encoder().encode
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode

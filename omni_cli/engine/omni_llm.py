@@ -1,0 +1,281 @@
+"""`OmniLLM`: the chain of stages. Requests flow through it side by side, and what they make streams out.
+
+Each stage lives in a process of its own; this one imports neither torch nor vLLM. Stages load in parallel, and a
+request that has left one stage makes room there while it is in the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+from omni_cli.config.engine_config import EngineConfig
+from omni_cli.engine.building import resolve_in_child
+from omni_cli.engine.messages import (
+    AbortRequest,
+    Array,
+    AudioInput,
+    Failure,
+    MemoryReport,
+    Progress,
+    Report,
+    RequestDone,
+    StageReady,
+    StageRequest,
+    TextChunk,
+)
+from omni_cli.engine.stage_client import StageClient
+from omni_cli.engine.stages.base import StageSpec
+from omni_cli.errors import OmniError, StageError
+from omni_cli.models.checkpoints import read_model_kind
+from omni_cli.outputs import (
+    AudioOutput,
+    Event,
+    GenerateRequest,
+    ImageOutput,
+    Output,
+    OutputReady,
+    RequestResult,
+    StageInfo,
+    StageLoading,
+    StageProgress,
+    StageTrace,
+    TextDelta,
+    TextOutput,
+)
+
+
+class OmniLLM:
+    """Loads a profile's stages and runs requests through them; owned by one event loop."""
+
+    def __init__(self, config: EngineConfig, *, verbose: bool = False) -> None:
+        """`verbose` keeps what the libraries print while the fork server imports them on stderr."""
+        self.config = config
+        self._verbose = verbose
+        self._clients: list[StageClient] = []
+        self._infos: dict[str, StageInfo] = {}
+        self._loaded: dict[str, asyncio.Future[StageReady]] = {}
+        self._requests: dict[str, asyncio.Queue[tuple[str, Report]]] = {}
+        self._dead: dict[str, StageError] = {}
+        self._on_event: Callable[[Event], None] = lambda event: None
+        self._log_dir: Path | None = None
+
+    @property
+    def stages(self) -> tuple[StageInfo, ...]:
+        """The loaded stages in the profile's order, with their peaks of memory so far."""
+        return tuple(self._infos[client.name] for client in self._clients if client.name in self._infos)
+
+    async def start(self, on_event: Callable[[Event], None] | None = None) -> None:
+        """Load all stages at once. Raises what the first failing stage failed with; nothing is left running then."""
+        if on_event is not None:
+            self._on_event = on_event
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        preload = "omni_cli.engine.preload" if self._verbose else "omni_cli.engine.preload_quiet"
+        context.set_forkserver_preload([preload])
+        # Its imports take seconds; they begin now.
+        forkserver.ensure_running()
+        self._log_dir = Path(tempfile.mkdtemp(prefix="omni-"))
+        model = await resolve_in_child(self.config.model, context)
+        architecture = read_model_kind(model)
+        loop = asyncio.get_running_loop()
+        for stage in self.config.stages:
+            spec = StageSpec(
+                stage=stage,
+                model=model,
+                architecture=architecture,
+                dtype=self.config.dtype,
+                seed=self.config.seed,
+                trust_remote_code=self.config.trust_remote_code,
+            )
+            client = StageClient(spec, self._log_dir / f"{stage.name}.log", self._handle)
+            self._clients.append(client)
+            self._loaded[client.name] = loop.create_future()
+        for client in self._clients:
+            self._on_event(StageLoading(client.name, client.kind))
+            # Starting waits for the fork server's imports, and the loop has a display to keep alive.
+            await asyncio.to_thread(client.start, context)
+        await asyncio.gather(*self._loaded.values())
+
+    async def close(self) -> None:
+        """Stop every stage's process and its descendants; requests under way get nothing more. Idempotent."""
+        clients, self._clients = self._clients, []
+        await asyncio.gather(*(client.close() for client in clients))
+        for future in self._loaded.values():
+            future.cancel()
+        if self._log_dir is not None:
+            shutil.rmtree(self._log_dir, ignore_errors=True)
+            self._log_dir = None
+
+    def kill(self) -> None:
+        """End every stage's process now, without waiting; for a second Ctrl-C."""
+        for client in self._clients:
+            client.kill()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+        """Run one request; the last event is its `RequestResult`, which carries the error if it failed.
+
+        Leaving the iterator early (`aclose`) aborts the request in the stage it is in.
+        """
+        if request.request_id in self._requests:
+            raise ValueError(f"request id {request.request_id!r} is already in use")
+        queue: asyncio.Queue[tuple[str, Report]] = asyncio.Queue()
+        self._requests[request.request_id] = queue
+        outputs: list[Output] = []
+        traces: list[StageTrace] = []
+        error: OmniError | None = None
+        try:
+            async for event in self._run(request, queue, outputs, traces):
+                yield event
+        except OmniError as raised:
+            error = raised
+        finally:
+            del self._requests[request.request_id]
+        yield RequestResult(request.request_id, tuple(outputs), tuple(traces), error)
+
+    async def _run(
+        self,
+        request: GenerateRequest,
+        queue: asyncio.Queue[tuple[str, Report]],
+        outputs: list[Output],
+        traces: list[StageTrace],
+    ) -> AsyncIterator[Event]:
+        chain = self._chain(request)
+        handoff: bytes | None = None
+        for position, client in enumerate(chain):
+            self._send(client, _stage_request(request, handoff, wants_handoff=position + 1 < len(chain)))
+            finished = False
+            try:
+                while not finished:
+                    _, report = await queue.get()
+                    match report:
+                        case Failure():
+                            finished = True
+                            raise report.error(client.name)
+                        case RequestDone():
+                            finished = True
+                            traces.append(self._trace(client, report))
+                            handoff = report.handoff
+                            for output in _outputs(report):
+                                outputs.append(output)
+                                yield OutputReady(request.request_id, output)
+                        case Progress():
+                            yield StageProgress(
+                                request.request_id, client.name, report.done, report.total, report.unit
+                            )
+                        case TextChunk():
+                            yield TextDelta(request.request_id, report.text)
+            finally:
+                if not finished:
+                    with contextlib.suppress(StageError):
+                        client.send(AbortRequest(request.request_id))
+
+    def _chain(self, request: GenerateRequest) -> list[StageClient]:
+        """The stages that this request needs: text alone is the first stage's."""
+        if request.modalities == frozenset({"text"}):
+            return self._clients[:1]
+        return list(self._clients)
+
+    def _send(self, client: StageClient, command: StageRequest) -> None:
+        if client.name in self._dead:
+            raise self._dead[client.name]
+        client.send(command)
+
+    def _trace(self, client: StageClient, report: RequestDone) -> StageTrace:
+        fields: dict[str, Any] = dict(report.trace)
+        token_ids = fields.pop("output_token_ids", None)
+        return StageTrace(
+            name=client.name,
+            kind=client.kind,
+            effective=self._infos[client.name].effective,
+            output_token_ids=None if token_ids is None else tuple(token_ids),
+            **fields,
+        )
+
+    def _handle(self, client: StageClient, report: Report | None) -> None:
+        """A stage has reported something, or (None) its process has ended."""
+        match report:
+            case None:
+                self._stage_ended(client, None)
+            case StageReady():
+                self._stage_ready(client, report)
+            case MemoryReport():
+                self._infos[client.name] = _with_memory(self._infos[client.name], report)
+            case Failure(request_id=None):
+                self._stage_ended(client, report)
+            case _:
+                queue = self._requests.get(report.request_id)
+                # A request that was aborted may still be in a report that was on its way.
+                if queue is not None:
+                    queue.put_nowait((client.name, report))
+
+    def _stage_ready(self, client: StageClient, report: StageReady) -> None:
+        info = StageInfo(client.name, client.kind, report.load_s, {}, report.effective)
+        self._infos[client.name] = _with_memory(info, report.memory)
+        self._on_event(StageLoading(client.name, client.kind, self._infos[client.name]))
+        self._loaded[client.name].set_result(report)
+
+    def _stage_ended(self, client: StageClient, failure: Failure | None) -> None:
+        if client.name in self._dead:
+            return
+        if failure is None:
+            details = client.log_tail()
+            failure = Failure("stage", "its process ended unexpectedly", details=details)
+        error = failure.error(client.name)
+        self._dead[client.name] = error if isinstance(error, StageError) else StageError(
+            error.message, stage=client.name, hint=error.hint
+        )
+        loaded = self._loaded[client.name]
+        if not loaded.done():
+            loaded.set_exception(error)
+        for queue in self._requests.values():
+            queue.put_nowait((client.name, failure))
+
+
+def _stage_request(request: GenerateRequest, handoff: bytes | None, *, wants_handoff: bool) -> StageRequest:
+    common = {
+        "request_id": request.request_id,
+        "seed": request.seed,
+        "speaker": request.speaker,
+        "diffusion": dict(request.diffusion),
+        "wants_handoff": wants_handoff,
+    }
+    if handoff is not None:
+        return StageRequest(**common, handoff=handoff)
+    return StageRequest(
+        **common,
+        prompt=request.prompt,
+        audio=tuple(AudioInput(Array.of(samples), rate) for samples, rate in request.audio),
+        images=tuple(Array.of(image) for image in request.images),
+        raw=request.raw,
+        sampling=dict(request.sampling),
+    )
+
+
+def _outputs(report: RequestDone) -> list[Output]:
+    outputs: list[Output] = []
+    if report.text is not None:
+        outputs.append(TextOutput(report.text.text, report.text.token_ids, report.text.finish_reason))
+    if report.audio is not None:
+        outputs.append(AudioOutput(report.audio.samples.numpy(), report.audio.sample_rate))
+    if report.image is not None:
+        outputs.append(ImageOutput(report.image.numpy()))
+    return outputs
+
+
+def _with_memory(info: StageInfo, memory: MemoryReport) -> StageInfo:
+    peaks = {"device": memory.device, "host": memory.host}
+    return StageInfo(info.name, info.kind, info.load_s, peaks, info.effective)

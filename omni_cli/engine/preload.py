@@ -1,0 +1,19 @@
+"""Imported once by the fork server, so that every stage process starts with the slow imports done.
+
+Importing starts no thread pool and touches no device: processes are forked from here.
+"""
+
+from omni_cli.compat.torchvision import ensure_torchvision_importable
+
+ensure_torchvision_importable()
+
+import transformers  # noqa: E402, F401
+
+try:
+    import vllm.engine.arg_utils
+    import vllm.v1.engine.llm_engine  # noqa: F401
+
+    import omni_cli.models.vllm_registry
+except ImportError:
+    # Without vLLM the diffusers stages still run; a stage that needs vLLM says so itself.
+    pass

@@ -1,0 +1,148 @@
+"""The main loop of a stage's process: load, then commands in and reports out until told to stop.
+
+The process belongs to the command that started it: it ends when the pipe closes, whatever it is doing, and takes its
+own children (tensor-parallel workers) with it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+
+from omni_cli.engine.messages import (
+    AbortRequest,
+    Command,
+    Failure,
+    MemoryReport,
+    Report,
+    RequestDone,
+    StageReady,
+    StageRequest,
+    StopStage,
+    decode_command,
+    encode,
+)
+from omni_cli.engine.stages.base import Stage, StageSpec, load_stage
+from omni_cli.errors import OmniError, StageError
+
+
+def run_stage(connection: Connection, spec: StageSpec, log_path: str) -> None:
+    """Entry point of the process; its output, and that of every library in it, goes to `log_path`."""
+    _become_group_leader()
+    _redirect_output(log_path)
+    if spec.stage.devices is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = spec.stage.devices
+    inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+    threading.Thread(target=_read_commands, args=(connection, inbox), daemon=True).start()
+    emit = _Emitter(connection)
+    started_s = time.perf_counter()
+    try:
+        stage = load_stage(spec, emit)
+    except Exception as error:  # noqa: BLE001 - whatever a library raises while loading must reach the user
+        emit(load_failure(error, spec))
+        return
+    emit(StageReady(time.perf_counter() - started_s, stage.effective, memory_report()))
+    try:
+        _serve(stage, inbox, emit)
+    except Exception as error:  # noqa: BLE001 - the engine has failed, and with it every request of this stage
+        emit(Failure("stage", _summary(error), details=traceback.format_exc()))
+    finally:
+        stage.close()
+
+
+def _serve(stage: Stage, inbox: queue.SimpleQueue[Command], emit: _Emitter) -> None:
+    while True:
+        while not stage.has_work() or not inbox.empty():
+            command = inbox.get()
+            match command:
+                case StopStage():
+                    return
+                case AbortRequest():
+                    stage.abort(command.request_id)
+                case StageRequest():
+                    _add(stage, command, emit)
+        reports = stage.step()
+        if any(isinstance(report, RequestDone) for report in reports):
+            # Before the requests' ends, so that whoever waits for them sees their peak.
+            emit(memory_report())
+        for report in reports:
+            emit(report)
+
+
+def _add(stage: Stage, request: StageRequest, emit: _Emitter) -> None:
+    try:
+        stage.add(request)
+    except OmniError as error:
+        emit(Failure.of(error, request_id=request.request_id))
+    except Exception as error:  # noqa: BLE001 - one request that a library chokes on must not end the others
+        emit(Failure("stage", _summary(error), details=traceback.format_exc(), request_id=request.request_id))
+
+
+def load_failure(error: Exception, spec: StageSpec) -> Failure:
+    """What to tell the user about an exception out of loading."""
+    if isinstance(error, OmniError):
+        return Failure.of(error, details=traceback.format_exc())
+    missing = isinstance(error, (FileNotFoundError, OSError)) and not isinstance(error, MemoryError)
+    hint = f"is {spec.model} a whole checkpoint? `-v` shows more" if missing else "`-v` shows the whole story"
+    failure = StageError(f"could not load {spec.model}: {_summary(error)}", stage=spec.stage.name, hint=hint)
+    return Failure.of(failure, details=traceback.format_exc())
+
+
+def memory_report() -> MemoryReport:
+    """Peaks of this process so far: bytes allocated on its CUDA device, and resident on the host."""
+    import resource
+
+    torch = sys.modules.get("torch")
+    on_cuda = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+    device = torch.cuda.max_memory_allocated() if on_cuda else 0
+    return MemoryReport(device, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+class _Emitter:
+    """Sends reports; one at a time, since a step may report from a thread of its own."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def __call__(self, report: Report) -> None:
+        with self._lock:
+            self._connection.send_bytes(encode(report))
+
+
+def _read_commands(connection: Connection, inbox: queue.SimpleQueue[Command]) -> None:
+    while True:
+        try:
+            raw = connection.recv_bytes()
+        except (EOFError, OSError):
+            # The command is gone, perhaps killed. A step may take minutes, so nothing here waits for it.
+            os.killpg(0, signal.SIGKILL)
+            return
+        inbox.put(decode_command(raw))
+
+
+def _become_group_leader() -> None:
+    """A group of our own: Ctrl-C goes to the command alone, and killing the group gets every descendant."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _redirect_output(log_path: str) -> None:
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    sys.stdout = open(1, "w", buffering=1, closefd=False, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115, PTH123
+    sys.stderr = open(2, "w", buffering=1, closefd=False, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115, PTH123
+
+
+def _summary(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) > 10 else f"{type(error).__name__}: {text}"

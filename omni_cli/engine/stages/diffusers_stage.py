@@ -1,0 +1,77 @@
+"""A stage over a diffusers pipeline: prompt in, picture out. Never imports vLLM."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.engine.diffusers.executor import DiffusersPipelineExecutor
+from omni_cli.engine.diffusers.requests import DiffusionOutput, DiffusionRequest
+from omni_cli.engine.diffusers.scheduler import DiffusionScheduler
+from omni_cli.engine.messages import Array, Failure, Progress, Report, RequestDone, StageRequest
+from omni_cli.engine.stages.base import StageSpec
+
+DEFAULT_MAX_NUM_SEQS = 4
+
+
+class DiffusersStage:
+    """The executor and its scheduler; one step is one batch."""
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        assert isinstance(spec.stage, DiffusionStageConfig)
+        self.emit = emit
+        self.executor = DiffusersPipelineExecutor(
+            spec.stage, spec.model, spec.dtype, trust_remote_code=spec.trust_remote_code
+        )
+        self.executor.compile_or_warm_up_model()
+        self.scheduler = DiffusionScheduler(spec.stage.max_num_seqs or DEFAULT_MAX_NUM_SEQS)
+        self.added_s: dict[str, float] = {}
+        self.num_steps: dict[str, int | None] = {}
+
+    @property
+    def effective(self) -> dict[str, Any]:
+        return dict(self.executor.effective)
+
+    def add(self, request: StageRequest) -> None:
+        resolved = self.executor.resolve(
+            DiffusionRequest.from_arguments(request.request_id, request.prompt, request.seed, request.diffusion)
+        )
+        self.added_s[request.request_id] = time.perf_counter()
+        self.num_steps[request.request_id] = resolved.num_inference_steps
+        self.scheduler.add_request(resolved)
+
+    def abort(self, request_id: str) -> None:
+        running = self.scheduler.finish_requests([request_id])
+        self.executor.abort_requests(running)
+
+    def has_work(self) -> bool:
+        return self.scheduler.has_unfinished_requests()
+
+    def step(self) -> list[Report]:
+        batch = self.scheduler.schedule()
+        if batch is None:
+            return []
+        reports: list[Report] = []
+        result = self.executor.execute_model(
+            batch,
+            on_step=lambda request_id, done, total: self.emit(Progress(request_id, done, total, "step")),
+            on_output=lambda output: reports.extend(self._report(output)),
+        )
+        self.scheduler.update_from_output(result)
+        return reports
+
+    def _report(self, output: DiffusionOutput) -> list[Report]:
+        latency_s = time.perf_counter() - self.added_s.pop(output.request_id)
+        num_steps = self.num_steps.pop(output.request_id)
+        if output.finish_reason == "abort":
+            return []
+        if output.error is not None:
+            return [Failure.of(output.error, request_id=output.request_id)]
+        assert output.pixels is not None and output.times is not None
+        trace = {"latency_s": latency_s, "num_inference_steps": num_steps}
+        return [RequestDone(output.request_id, trace, image=Array.of(output.pixels))]
+
+    def close(self) -> None:
+        self.executor.shutdown()

@@ -1,0 +1,37 @@
+"""Keeps hidden states out of vLLM's output processor, and for whoever asks for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
+
+
+class OmniOutputProcessor(OutputProcessor):
+    """vLLM's, with `pooling_output` of sampling requests taken off first.
+
+    vLLM takes any output with a `pooling_output` for one of a pooling request: it would skip the detokenizer, and
+    the text would be lost. An engine's own processor becomes one of these by `adopt`.
+    """
+
+    hidden_rows: dict[str, list[torch.Tensor]]
+
+    @classmethod
+    def adopt(cls, processor: OutputProcessor) -> OmniOutputProcessor:
+        processor.__class__ = cls
+        processor.hidden_rows = {}
+        return processor
+
+    def process_outputs(self, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> OutputProcessorOutput:
+        for output in engine_core_outputs:
+            state = self.request_states.get(output.request_id)
+            if state is not None and output.pooling_output is not None:
+                self.hidden_rows.setdefault(state.external_req_id, []).append(output.pooling_output)
+            output.pooling_output = None
+        return super().process_outputs(engine_core_outputs, *args, **kwargs)
+
+    def take_hidden_rows(self, request_id: str) -> torch.Tensor | None:
+        """All rows of a request so far, (num_rows, hidden_size), once; None where it asked for none."""
+        rows = self.hidden_rows.pop(request_id, None)
+        return None if rows is None else torch.cat(rows)

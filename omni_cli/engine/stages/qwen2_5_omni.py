@@ -1,0 +1,210 @@
+"""The three stages of Qwen2.5-Omni on vLLM engines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.engine.connectors.qwen2_5_omni import (
+    MEDIA_FIELDS,
+    ThinkerHandoff,
+    talker_to_token2wav,
+    thinker_to_talker,
+)
+from omni_cli.engine.messages import Array, Audio, Progress, Report, RequestDone, StageRequest
+from omni_cli.engine.stages.base import StageSpec
+from omni_cli.engine.stages.vllm_stage import ActiveRequest, PoolingParams, SamplingParams, TextStage, VllmStage
+from omni_cli.errors import InputError
+from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
+from omni_cli.models.qwen2_5_omni.tensors import open_tensor
+from omni_cli.models.vllm_registry import TOKEN2WAV, talker_config
+from omni_cli.worker.payloads import (
+    decode_additional_information,
+    encode_additional_information,
+    encode_prompt_embeds,
+)
+from omni_cli.worker.request_payloads import ADDITIONAL_INFORMATION, PROMPT_EMBEDS, WANTS_HIDDEN_STATES
+
+SAMPLE_RATE = 24_000
+# Blocks that a request without hidden states has filled hold no rows, so the two kinds must not share a prefix.
+HIDDEN_STATES_SALT = "omni-hidden-states"
+
+
+class ThinkerStage(TextStage):
+    """Text, audio and images in; text out, and hidden states for the talker."""
+
+    def engine_args(self) -> dict[str, Any]:
+        # The profile gives the KV cache or a share of the device; sizing a dummy video would take seconds.
+        return {**super().engine_args(), "skip_mm_profiling": True}
+
+    def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
+        prompt, params = super().render(active)
+        request = active.request
+        media: dict[str, Any] = {}
+        if request.audio:
+            media["audio"] = [(audio.samples.numpy(), audio.sample_rate) for audio in request.audio]
+        if request.images:
+            from PIL import Image
+
+            media["image"] = [Image.fromarray(image.numpy()) for image in request.images]
+        if media:
+            prompt["multi_modal_data"] = media
+        if request.wants_handoff:
+            prompt["cache_salt"] = HIDDEN_STATES_SALT
+            params.extra_args = {WANTS_HIDDEN_STATES: True}
+        return prompt, params
+
+    def prompt_text(self, request: StageRequest) -> str:
+        if request.raw:
+            return request.prompt
+        content = [{"type": "audio", "audio": ""} for _ in request.audio]
+        content += [{"type": "image", "image": ""} for _ in request.images]
+        content.append({"type": "text", "text": request.prompt})
+        conversation = [{"role": "user", "content": content}]
+        system_prompt = self.spec.stage.system_prompt
+        if system_prompt is not None:
+            conversation.insert(0, {"role": "system", "content": [{"type": "text", "text": system_prompt}]})
+        processor = self.engine.renderer.get_mm_processor().info.get_hf_processor()
+        return processor.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+
+    def prepared(self, active: ActiveRequest, engine_input: Any) -> None:
+        if not active.request.wants_handoff:
+            return
+        for items in engine_input.get("mm_kwargs", {}).values():
+            for name in MEDIA_FIELDS:
+                found = [item[name].data.reshape(-1) for item in items if item is not None and name in item]
+                if found:
+                    stacked = torch.stack(found)
+                    active.context[name] = stacked if "grid_thw" in name else stacked.reshape(-1)
+
+    def handoff(self, active: ActiveRequest, output: Any) -> bytes:
+        rows = self.processor.take_hidden_rows(active.request.request_id)
+        handoff = ThinkerHandoff(output.prompt_token_ids, active.token_ids, rows, active.context)
+        return encode_additional_information(handoff.information())
+
+
+class TalkerStage(TextStage):
+    """Codec tokens from what the thinker left behind."""
+
+    makes_text = False
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        super().__init__(spec, emit)
+        self.config = self.engine.vllm_config.model_config.hf_config
+        self.speakers = load_speakers(spec.model)
+        self._thinker_embeddings = open_tensor(spec.model, "thinker.model.embed_tokens.weight")
+
+    def engine_args(self) -> dict[str, Any]:
+        return {
+            **super().engine_args(),
+            "hf_overrides": talker_config,
+            "skip_tokenizer_init": True,
+            # All prompts are the same mask ids; what tells them apart is not a part of vLLM's block hashes.
+            "enable_prefix_caching": False,
+        }
+
+    def _embed(self, token_ids: Sequence[int]) -> torch.Tensor:
+        return self._thinker_embeddings[torch.tensor(token_ids)].to(self.engine.vllm_config.model_config.dtype)
+
+    def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
+        request = active.request
+        speaker = self.speakers[pick_speaker(self.speakers, request.speaker)]
+        given = thinker_to_talker(
+            ThinkerHandoff.from_information(decode_additional_information(request.handoff)),
+            config=self.config,
+            embed=self._embed,
+            text_bos_token_id=int(speaker["bos_token"]),
+        )
+        information: dict[str, Any] = {"decode_conditions": given.decode_conditions}
+        if given.mrope_positions is not None:
+            information["mrope_positions"] = given.mrope_positions
+        params = self.sampling_params(
+            request,
+            detokenize=False,
+            stop_token_ids=[self.config.tts_codec_end_token_id, self.config.tts_codec_pad_token_id],
+            extra_args={
+                PROMPT_EMBEDS: encode_prompt_embeds(given.prompt_embeds),
+                ADDITIONAL_INFORMATION: encode_additional_information(information),
+            },
+        )
+        return {"prompt_token_ids": given.prompt_token_ids}, params
+
+    def handoff(self, active: ActiveRequest, output: Any) -> bytes:
+        return encode_additional_information({"codec_token_ids": active.token_ids})
+
+
+class Token2WavStage(VllmStage):
+    """A waveform from codec tokens."""
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        super().__init__(spec, emit)
+        self.talker_config = AutoConfig.from_pretrained(spec.model).talker_config
+        self.speakers = load_speakers(spec.model)
+        self.num_codes = self.engine.vllm_config.model_config.hf_config.token2wav_config.dit_config.num_embeds
+        for model in self.engine.collective_rpc("get_model"):
+            model.step_listener = self._on_step
+
+    def engine_args(self) -> dict[str, Any]:
+        return {
+            # No KV cache is ever allocated; a size given keeps vLLM from measuring how large it could be.
+            "kv_cache_memory_bytes": 1 << 20,
+            **super().engine_args(),
+            "hf_overrides": {"architectures": [TOKEN2WAV]},
+            # The reference runs token2wav in float32 whatever the other stages run in.
+            "dtype": "float32",
+            "runner": "pooling",
+            "skip_tokenizer_init": True,
+            "enable_prefix_caching": False,
+            "enable_chunked_prefill": False,
+            "enforce_eager": True,
+        }
+
+    @property
+    def effective(self) -> dict[str, Any]:
+        return {**super().effective, "execution": "eager"}
+
+    def _setting(self, request: StageRequest, name: str, default: float) -> float:
+        stage = self.spec.stage
+        assert isinstance(stage, DiffusionStageConfig)
+        given = request.diffusion.get(name, getattr(stage, name))
+        return default if given is None else given
+
+    def render(self, active: ActiveRequest) -> tuple[dict[str, Any], PoolingParams]:
+        request = active.request
+        num_steps = int(self._setting(request, "num_inference_steps", 10))
+        if num_steps < 2:
+            raise InputError(f"num_inference_steps is {num_steps}; token2wav needs at least 2")
+        active.context["num_inference_steps"] = num_steps
+        information = decode_additional_information(request.handoff)
+        codes = talker_to_token2wav(
+            information["codec_token_ids"], config=self.talker_config, num_codes=self.num_codes
+        )
+        settings = {
+            "speaker": [pick_speaker(self.speakers, request.speaker)],
+            "seed": [request.seed],
+            "num_inference_steps": [num_steps],
+            "guidance_scale": [float(self._setting(request, "guidance_scale", 0.5))],
+            "sway_coefficient": [float(self._setting(request, "sway_coefficient", -1.0))],
+        }
+        extra = {ADDITIONAL_INFORMATION: encode_additional_information(settings)}
+        return {"prompt_token_ids": codes}, PoolingParams(task="plugin", extra_kwargs=extra)
+
+    def _on_step(self, internal_id: str, done: int, total: int) -> None:
+        state = self.engine.output_processor.request_states.get(internal_id)
+        if state is not None:
+            self.emit(Progress(state.external_req_id, done, total, "step"))
+
+    def output(self, active: ActiveRequest, output: Any) -> list[Report]:
+        waveform = output.outputs.data
+        trace = {
+            "latency_s": time.perf_counter() - active.added_s,
+            "num_input_tokens": len(output.prompt_token_ids),
+            "num_inference_steps": active.context["num_inference_steps"],
+        }
+        audio = Audio(Array.of(waveform.numpy()), SAMPLE_RATE)
+        return [RequestDone(active.request.request_id, trace, audio=audio)]

@@ -1,0 +1,236 @@
+"""Stages on a vLLM engine that runs inside the stage's own process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from omni_cli.compat.torchvision import ensure_torchvision_importable
+
+ensure_torchvision_importable()
+
+# Read by vLLM when a configuration is built. One process a stage is ours, so the engine core stays in it; and our
+# runners derive from the V1 model runner, which CUDA does not use by default.
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+
+from vllm import PoolingParams, SamplingParams  # noqa: E402
+from vllm.engine.arg_utils import EngineArgs  # noqa: E402
+from vllm.outputs import PoolingRequestOutput, RequestOutput  # noqa: E402
+from vllm.platforms import current_platform  # noqa: E402
+from vllm.sampling_params import RequestOutputKind  # noqa: E402
+from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
+
+from omni_cli.config.engine_config import ARStageConfig  # noqa: E402
+from omni_cli.engine.messages import Progress, Report, RequestDone, StageRequest, Text, TextChunk  # noqa: E402
+from omni_cli.engine.stages.base import StageSpec  # noqa: E402
+from omni_cli.engine.stages.output_processor import OmniOutputProcessor  # noqa: E402
+from omni_cli.errors import InputError  # noqa: E402
+from omni_cli.models.vllm_registry import register_models, resolve_in_process  # noqa: E402
+
+PROGRESS_INTERVAL_S = 0.05
+
+
+@dataclass
+class ActiveRequest:
+    """A request inside the engine; times are of `time.perf_counter`, in seconds."""
+
+    request: StageRequest
+    added_s: float
+    first_token_s: float | None = None
+    token_ids: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    reported_s: float = 0.0
+    context: dict[str, Any] = field(default_factory=dict)
+
+
+class VllmStage:
+    """The engine, its requests and its turn; subclasses say what goes in and what comes out."""
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        self.spec = spec
+        self.emit = emit
+        self.active: dict[str, ActiveRequest] = {}
+        register_models()
+        resolve_in_process(spec.architecture)
+        self.engine = LLMEngine.from_engine_args(EngineArgs(**self.engine_args()))
+
+    def engine_args(self) -> dict[str, Any]:
+        """vLLM `EngineArgs` from the stage's configuration; `None` leaves vLLM's default."""
+        stage = self.spec.stage
+        names = (
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "gpu_memory_utilization",
+            "kv_cache_memory_bytes",
+            "block_size",
+            "enable_prefix_caching",
+            "enable_chunked_prefill",
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "distributed_executor_backend",
+        )
+        given = {name: getattr(stage, name, None) for name in names}
+        return {
+            **{name: value for name, value in given.items() if value is not None},
+            "model": self.spec.model,
+            "dtype": self.spec.dtype,
+            "seed": self.spec.seed,
+            "trust_remote_code": self.spec.trust_remote_code,
+            "disable_log_stats": True,
+            "worker_cls": self.worker_cls(stage.kind),
+            **_execution_args(stage),
+        }
+
+    @staticmethod
+    def worker_cls(kind: str) -> str:
+        device, prefix = ("cpu", "CPU") if current_platform.is_cpu() else ("gpu", "GPU")
+        return f"omni_cli.worker.{device}.{prefix}{'AR' if kind == 'ar' else 'Diffusion'}Worker"
+
+    @property
+    def effective(self) -> dict[str, Any]:
+        return {"output_copy": "sync"}
+
+    def add(self, request: StageRequest) -> None:
+        active = ActiveRequest(request, added_s=time.perf_counter())
+        prompt, params = self.render(active)
+        try:
+            (engine_input,) = self.engine.renderer.render_cmpl([prompt])
+            self.prepared(active, engine_input)
+            self.engine.add_request(request.request_id, engine_input, params)
+        except ValueError as error:
+            # vLLM's way of refusing a prompt: too long, not decodable, media that its processor cannot use.
+            raise InputError(_one_line(error), hint=self.refusal_hint(error)) from error
+        self.active[request.request_id] = active
+
+    def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams | PoolingParams]:
+        """vLLM's prompt and parameters for a request."""
+        raise NotImplementedError
+
+    def prepared(self, active: ActiveRequest, engine_input: Any) -> None:
+        """Called with the tokenized, preprocessed prompt before it enters the engine."""
+
+    def refusal_hint(self, error: ValueError) -> str | None:
+        if "maximum model length" in str(error):
+            return f"shorten it, or raise `--set {self.spec.stage.name}.max_model_len=N`"
+        return None
+
+    def abort(self, request_id: str) -> None:
+        if self.active.pop(request_id, None) is not None:
+            self.engine.abort_request([request_id])
+
+    def has_work(self) -> bool:
+        return self.engine.has_unfinished_requests()
+
+    def step(self) -> list[Report]:
+        reports: list[Report] = []
+        for output in self.engine.step():
+            active = self.active.get(output.request_id)
+            if active is None:
+                continue
+            reports += self.output(active, output)
+            if output.finished:
+                del self.active[output.request_id]
+        return reports
+
+    def output(self, active: ActiveRequest, output: RequestOutput | PoolingRequestOutput) -> list[Report]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.engine.engine_core.shutdown()
+
+
+class TextStage(VllmStage):
+    """Any autoregressive model that vLLM knows, as the first stage of a chain: a prompt in, text out."""
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        super().__init__(spec, emit)
+        self.processor = OmniOutputProcessor.adopt(self.engine.output_processor)
+
+    @property
+    def effective(self) -> dict[str, Any]:
+        mode = self.engine.vllm_config.compilation_config.cudagraph_mode
+        return {**super().effective, "cudagraph_mode": "none" if mode is None else mode.name.lower()}
+
+    def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
+        request = active.request
+        if not request.prompt and not request.raw and not request.audio and not request.images:
+            raise InputError("the prompt is empty", hint="give it something to answer")
+        return {"prompt": self.prompt_text(request)}, self.sampling_params(request)
+
+    def prompt_text(self, request: StageRequest) -> str:
+        """The prompt as the tokenizer gets it: through the chat template, where the model has one."""
+        tokenizer = self.engine.get_tokenizer()
+        if request.raw or not getattr(tokenizer, "chat_template", None):
+            return request.prompt
+        return tokenizer.apply_chat_template(
+            [{"role": "user", "content": request.prompt}], tokenize=False, add_generation_prompt=True
+        )
+
+    def sampling_params(self, request: StageRequest, **extra: Any) -> SamplingParams:
+        assert isinstance(self.spec.stage, ARStageConfig)
+        given = {"seed": request.seed, **self.spec.stage.sampling, **request.sampling, **extra}
+        try:
+            return SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"sampling: {_one_line(error)}") from error
+
+    def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:
+        completion = output.outputs[0]
+        now = time.perf_counter()
+        request_id = active.request.request_id
+        if completion.token_ids and active.first_token_s is None:
+            active.first_token_s = now
+        active.token_ids += completion.token_ids
+        active.text.append(completion.text)
+        reports: list[Report] = []
+        if completion.text and self.makes_text:
+            reports.append(TextChunk(request_id, completion.text))
+        if output.finished:
+            reports.append(self.done(active, output, now))
+        elif now - active.reported_s > PROGRESS_INTERVAL_S:
+            active.reported_s = now
+            reports.append(Progress(request_id, len(active.token_ids), self.max_tokens(active.request), "token"))
+        return reports
+
+    makes_text = True
+
+    def max_tokens(self, request: StageRequest) -> int | None:
+        return request.sampling.get("max_tokens", self.spec.stage.sampling.get("max_tokens"))
+
+    def done(self, active: ActiveRequest, output: RequestOutput, now: float) -> RequestDone:
+        finish_reason = output.outputs[0].finish_reason or "stop"
+        first_token_s = active.first_token_s
+        trace = {
+            "latency_s": now - active.added_s,
+            "ttft_s": None if first_token_s is None else first_token_s - active.added_s,
+            "num_input_tokens": len(output.prompt_token_ids),
+            "num_output_tokens": len(active.token_ids),
+            "output_token_ids": active.token_ids,
+        }
+        text = Text("".join(active.text), tuple(active.token_ids), finish_reason) if self.makes_text else None
+        handoff = self.handoff(active, output) if active.request.wants_handoff else None
+        return RequestDone(active.request.request_id, trace, text=text, handoff=handoff)
+
+    def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
+        """What the next stage needs, as an encoded `AdditionalInformationPayload`."""
+        raise NotImplementedError
+
+    def abort(self, request_id: str) -> None:
+        super().abort(request_id)
+        self.processor.take_hidden_rows(request_id)
+
+
+def _execution_args(stage: Any) -> dict[str, Any]:
+    if current_platform.is_cpu():
+        # Inductor takes minutes to compile a model for the CPU, and there are no graphs to capture.
+        return {"enforce_eager": True}
+    return {"compilation_config": {"cudagraph_mode": getattr(stage, "cudagraph_mode", "none").upper()}}
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
