@@ -38,14 +38,14 @@ def find_profile(name_or_path: str) -> Path:
         return bundled[name_or_path]
     shown = visible(name_or_path)
     looks_like_path = os.sep in name_or_path or name_or_path.endswith(_SUFFIXES)
+    path = Path(name_or_path)
     try:
-        path = Path(name_or_path)
-        if path.is_dir():
+        if name_or_path and path.is_dir():
             raise ProfileError(f"profile `{shown}` is a folder", hint="name the YAML file in it")
         if name_or_path and path.exists():
             return path
-    except (OSError, ValueError) as error:  # too long, a NUL byte, a folder that may not be entered
-        raise ProfileError(f"cannot read profile `{shown}`: {_reason(error)}") from error
+    except OSError as error:  # too long, or a folder that may not be entered
+        raise ProfileError(f"cannot read profile `{shown}`: {error.strerror}") from error
     near = suggest(path.stem if looks_like_path else name_or_path, bundled)
     names = ", ".join(bundled)
     hint = f"bundled profiles are {names}"
@@ -61,7 +61,3 @@ def shown_path(path: Path) -> str:
         return str(path.relative_to(Path.cwd())) if path.is_absolute() else str(path)
     except (ValueError, OSError):
         return str(path)
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)

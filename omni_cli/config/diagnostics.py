@@ -21,7 +21,7 @@ from omni_cli.errors import ProfileError
 # What YAML 1.1, and so PyYAML's line numbers, take for the end of a line.
 _LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 _MAX_LINE = 160  # characters of a source line that are shown
-_MAX_SHOWN = 20  # diagnostics of one file that are shown
+_MAX_SHOWN = 200  # diagnostics that are shown; a file with more is no profile
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Any, get_args
 from omni_cli.config.diagnostics import suggest, visible
 from omni_cli.config.schema import (
     STAGE_MODELS,
-    STAGE_NAME_PATTERN,
     ARStage,
     DiffusionStage,
     Profile,
@@ -33,7 +32,11 @@ _LIMIT = {
     "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",
     "string_too_long": "at most {max_length} characters long",
-    "too_short": "given at least one stage",
+}
+_PATTERN: dict[str | int, str] = {
+    "name": "must be letters, digits, `.`, `_` and `-`, at most 100",
+    "stages": "a stage's name is lower-case letters, digits, `_` and `-`, at most 64, a letter first",
+    "devices": "must be device numbers or names with commas between them, such as '0,1'",
 }
 
 
@@ -64,8 +67,10 @@ def describe(error: Mapping[str, Any], path: Path, tree: Tree) -> tuple[str, str
     kind = error["type"]
     name = _name(path)
     value = value_at(tree.data, path)
-    if len(path) == 2 and path[0] == "stages" and kind == "string_pattern_mismatch":
-        return f"invalid stage name {name}", f"a stage name matches {STAGE_NAME_PATTERN}"
+    if error["loc"][-1] == "[key]":
+        if len(path) == 2:
+            return f"invalid stage name {name}", _PATTERN["stages"]
+        return f"invalid argument name {name}{_where(path[:-1])}", None
     if _is_union(path):
         expected = _union_expected(path)
         return f"invalid type for {name}: expected {expected}, got {_describe_type(value)}", None
@@ -78,15 +83,22 @@ def describe(error: Mapping[str, Any], path: Path, tree: Tree) -> tuple[str, str
     if kind == "literal_error":
         choices = _choices(path, tree.data)
         hint = suggest(value, choices) if isinstance(value, str) else None
-        return f"invalid value for {name}: expected one of {', '.join(choices)}", hint
+        one_of = "one of " if len(choices) > 1 else ""
+        return f"invalid value for {name}: expected {one_of}{', '.join(choices)}", hint
     if kind == "finite_number":
         return f"invalid value for {name}: expected a finite number", None
     if kind in _LIMIT:
-        return f"invalid value for {name}: must be {_LIMIT[kind].format(**error['ctx'])}", None
+        return (
+            f"invalid value for {name}: must be {_LIMIT[kind].format(**_plain_numbers(error['ctx']))}",
+            None,
+        )
+    if kind == "too_short":
+        return "a profile needs at least one stage", None
     if kind == "string_too_short":
         return f"invalid value for {name}: must not be empty", None
     if kind == "string_pattern_mismatch":
-        return f"invalid value for {name}: must match {error['ctx']['pattern']}", None
+        expected = _PATTERN.get(path[-1], f"must match {error['ctx']['pattern']}")
+        return f"invalid value for {name}: {expected}", None
     return f"invalid value for {name}: {error['msg']}", None
 
 
@@ -103,7 +115,13 @@ def unknown_key(path: Path, data: Any) -> tuple[str, str | None]:
     return f"unknown key `{visible(key, 80)}`{_where(path[:-1])}", hint
 
 
-def missing_key(path: Path, key: str, data: Any) -> tuple[str, str | None]:
+def is_misspelt(key: str, mapping: Mapping[str, Any]) -> bool:
+    """Whether a required key is there under a name near to it, which is reported as an unknown key."""
+    known = Profile.model_fields
+    return any(suggest(other, known) == f"did you mean `{key}`?" for other in mapping if other not in known)
+
+
+def missing_key(path: Path, key: str) -> tuple[str, str | None]:
     """Message and hint for a required key."""
     examples = {
         "version": "add `version: 1`",
@@ -113,11 +131,7 @@ def missing_key(path: Path, key: str, data: Any) -> tuple[str, str | None]:
         "kind": "add `kind: ar` (makes tokens) or `kind: diffusion` (denoises)",
         "stages": "see `omni profiles show tiny-omni` for an example",
     }
-    if path:
-        return f"missing key `{key}`{_where(path)}", examples.get(key)
-    near = [other for other in data if other not in Profile.model_fields and suggest(other, [key])]
-    hint = f"`{visible(near[0], 80)}` may be meant" if near else examples.get(key)
-    return f"missing key `{key}`", hint
+    return f"missing key `{key}`{_where(path)}", examples.get(key)
 
 
 def known_keys(path: Path, data: Any) -> Iterable[str]:
@@ -199,6 +213,14 @@ def _type_hint(kind: str, value: Any, quoted: bool) -> str | None:
         return "write a list: `[...]`"
     is_whole = isinstance(value, float) and value.is_integer()
     return f"write `{int(value)}`" if kind.startswith("int_") and is_whole else None
+
+
+def _plain_numbers(limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Limits as people write them: `0`, not `0.0`."""
+    return {
+        key: int(value) if isinstance(value, float) and value.is_integer() else value
+        for key, value in limits.items()
+    }
 
 
 def _choices(path: Path, data: Any) -> list[str]:

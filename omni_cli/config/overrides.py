@@ -75,7 +75,8 @@ def _value(tree: Tree, raw: str, place: Place) -> Any:
     raw = raw.strip()
     if raw[:1] not in ("[", "{", '"', "'"):
         return parse_scalar(raw)
-    wrapped = parse_yaml(place.source, f"value: {raw}\n")
+    text = f"value: {raw}\n"
+    wrapped = parse_yaml(Source.of_text(place.source.label, text), text)
     if wrapped.diagnostics or wrapped.data is None or list(wrapped.data) != ["value"]:
         message = wrapped.diagnostics[0].message if wrapped.diagnostics else "expected one value"
         _refuse(tree, place, message)

@@ -186,6 +186,8 @@ def _without_null(node: Any) -> Any:
     node = {
         key: _without_null(value) for key, value in node.items() if not (key == "default" and value is None)
     }
+    if "patternProperties" in node:
+        node["additionalProperties"] = False
     choices = [choice for choice in node.get("anyOf", ()) if choice != {"type": "null"}]
     if len(choices) == 1:
         del node["anyOf"]

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from omni_cli.config import chain
 from omni_cli.config.diagnostics import Diagnostic, suggest, visible
-from omni_cli.config.messages import describe, missing_key, to_path, unknown_key
+from omni_cli.config.messages import describe, is_misspelt, missing_key, to_path, unknown_key, value_at
 from omni_cli.config.schema import (
     BUILTIN_NAMES,
     BUILTIN_PREFIX,
@@ -95,7 +95,7 @@ class _Checker:
                 near = suggest(kind, STAGE_MODELS) if isinstance(kind, str) else None
                 self._add((*path, "kind"), f"invalid value for `kind`: expected one of {choices}", near)
             else:
-                self._add((*path, "kind"), *missing_key(path, "kind", self.data), at_key=True)
+                self._add((*path, "kind"), *missing_key(path, "kind"), at_key=True)
             stage["kind"] = _likely_kind(stage)
 
     def _check_schema(self) -> None:
@@ -107,11 +107,14 @@ class _Checker:
 
     def _report(self, detail: Mapping[str, Any]) -> None:
         path = to_path(detail["loc"], self.data)
+        if detail["loc"][-1] == "constrained-str" and isinstance(value_at(self.data, path), list):
+            return  # `stop` is a list: only what is wrong inside it counts
         if any(path[:end] in self.tree.faulty for end in range(1, len(path) + 1)):
             return
         if detail["type"] == "missing":
             key = detail["loc"][-1]
-            self._add((*path, key), *missing_key(path, key, self.data), at_key=True)
+            if path or not is_misspelt(key, self.data):
+                self._add((*path, key), *missing_key(path, key), at_key=True)
         elif detail["type"] == "extra_forbidden":
             self._add(path, *unknown_key(path, self.data), at_key=True)
         elif path[2:] == ("backend",):
@@ -193,6 +196,8 @@ class _Checker:
                 self._add((*path, key), f"`{key}` has no effect with `backend: {backend}`", at_key=True)
         call = stage.get("call")
         for name in call if isinstance(call, dict) else ():
+            if name == "trust_remote_code":
+                self._add((*path, "call", name), *unknown_key((*path, "call", name), self.data), at_key=True)
             if name in DiffusionStage.model_fields:
                 message = f"`{name}` is a key of the stage itself, not of `call`"
                 self._add((*path, "call", name), message, "move it out of `call`", at_key=True)

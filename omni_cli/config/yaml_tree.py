@@ -31,6 +31,7 @@ _MAX_DIGITS = 40
 
 _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_TOKEN = re.compile(r"[^\s,\[\]{}]*")
 _SPECIAL = {
     "": None, "~": None, "null": None, "Null": None, "NULL": None,
     "true": True, "True": True, "TRUE": True,
@@ -86,9 +87,9 @@ def parse_yaml(source: Source, text: str) -> Tree:
     except yaml.MarkedYAMLError as error:
         tree.diagnostics.append(_syntax_diagnostic(source, error))
         return tree
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        # An impossible escape ("\UFFFFFFFF") reaches Python's chr().
-        reader.refuse(reader.here(), f"not valid YAML: {visible(str(error))}")
+    except (yaml.YAMLError, ValueError, OverflowError):
+        # PyYAML passes escapes to chr() and version numbers to int() unchecked.
+        reader.refuse(reader.here(), "not valid YAML: an escape or a number that is out of range")
         return tree
     if isinstance(data, dict):
         tree.data = data
@@ -134,7 +135,7 @@ class _Reader:
         """The next value; `path` None when it is read only to get past it."""
         event = self.loader.get_event()
         if isinstance(event, AliasEvent):
-            self._refuse_value(path, event, "*" + event.anchor, "an alias", "write the value out")
+            self._refuse_value(path, event, "an alias", "write the value out")
             return None
         if event.anchor is not None:
             self.refuse(
@@ -143,7 +144,7 @@ class _Reader:
                 "write the value out where it is needed",
             )
         if event.tag is not None:
-            self._refuse_value(path, event, event.tag, "a tag", "a profile holds plain values only")
+            self._refuse_value(path, event, "a tag", "a profile holds plain values only")
         if depth > _MAX_DEPTH:
             self.refuse(self._span(event), f"nested more than {_MAX_DEPTH} levels deep")
             raise _Stop
@@ -208,8 +209,11 @@ class _Reader:
             self.tree.keys[(*path, key)] = place
         return key
 
-    def _refuse_value(self, path: Path | None, event: Any, token: str, what: str, hint: str) -> None:
-        place = self._at(event.start_mark, len(token))
+    def _refuse_value(self, path: Path | None, event: Any, what: str, hint: str) -> None:
+        mark = event.start_mark
+        line = self.source.lines[mark.line] if mark.line < len(self.source.lines) else ""
+        token = _TOKEN.match(line, mark.column)[0]
+        place = self._at(mark, len(token))
         self.refuse(place, f"{what} (`{visible(token, 40)}`) is not allowed in a profile", hint)
         if path is not None:
             self.tree.faulty.add(path)

@@ -1,0 +1,172 @@
+"""Where profiles are found, what they resolve to, and that showing one gives back the same profile."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omni_cli.config.bundled import bundled_profiles, find_profile
+from omni_cli.config.engine_config import ARStageConfig, DiffusionStageConfig
+from omni_cli.config.loader import check_profile, load_profile
+from omni_cli.config.resolve import to_profile_data
+from omni_cli.config.schema import json_schema
+from omni_cli.config.yaml_tree import parse_scalar
+from omni_cli.config.yaml_writer import to_yaml
+from omni_cli.errors import ExitCode, ProfileError
+
+NAMES = ["qwen-image", "qwen2.5-omni-3b", "qwen2.5-omni-7b", "small-omni", "tiny-image", "tiny-omni"]
+
+
+def test_the_bundled_profiles() -> None:
+    assert list(bundled_profiles()) == NAMES
+    assert [load_profile(name).name for name in NAMES] == NAMES
+
+
+def test_tiny_omni_resolves_to_the_chain_of_the_contract() -> None:
+    config = load_profile("tiny-omni")
+    assert (config.model, config.dtype, config.seed) == ("builtin:tiny-omni", "float32", 0)
+    assert [(stage.name, stage.kind, stage.input) for stage in config.stages] == [
+        ("thinker", "ar", None),
+        ("talker", "ar", "thinker"),
+        ("token2wav", "diffusion", "talker"),
+    ]
+    assert isinstance(config.stage("thinker"), ARStageConfig)
+    assert config.stage("thinker").sampling == {"temperature": 0.0, "max_tokens": 64}
+    token2wav = config.stage("token2wav")
+    assert isinstance(token2wav, DiffusionStageConfig)
+    assert (token2wav.backend, token2wav.num_inference_steps, token2wav.sway_coefficient) == (
+        "vllm",
+        10,
+        -1.0,
+    )
+    # Stages live in processes of their own.
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_a_name_goes_before_a_path_and_a_path_needs_no_suffix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny-omni").write_text("not a profile")
+    Path("mine").write_text(
+        bundled_profiles()["tiny-image"].read_text().replace("name: tiny-image", "name: mine")
+    )
+    assert load_profile("tiny-omni").name == "tiny-omni"
+    assert load_profile("mine").name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("tiny-onmi", "no profile named `tiny-onmi`, and no such file", "did you mean `tiny-omni`?\nbundled"),
+        ("dir/tiny-onmi.yaml", "no profile file `dir/tiny-onmi.yaml`", "did you mean `tiny-omni`?\nbundled"),
+        ("zzz", "no profile named `zzz`, and no such file", f"bundled profiles are {', '.join(NAMES)}"),
+        ("", "no profile named ``, and no such file", "bundled profiles are"),
+        ("a\0b", "no profile named `a\\x00b`", None),
+        ("x" * 5000, "cannot read profile", None),
+        (".", "profile `.` is a folder", "name the YAML file in it"),
+    ],
+)
+def test_no_such_profile(name: str, message: str, hint: str | None) -> None:
+    with pytest.raises(ProfileError) as caught:
+        find_profile(name)
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert caught.value.message.startswith(message)
+    assert (caught.value.hint or "").startswith(hint or "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_show_prints_is_the_same_profile(name: str, tmp_path: Path) -> None:
+    config = load_profile(name)
+    path = tmp_path / "shown.yaml"
+    path.write_text(to_yaml(to_profile_data(config)))
+    assert check_profile(path) == ()
+    assert load_profile(str(path)) == config
+
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
+AWKWARD = st.sampled_from(["no", "1", "1.0", "1e3", "0x1", "~", "null", "1:30", "2024-01-01", "a: b"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=TEXTS | AWKWARD, number=st.floats(0, 1000, allow_nan=False), whole=st.integers(0, 2**40))
+def test_any_value_survives_showing(
+    tmp_path_factory: pytest.TempPathFactory, text: str, number: float, whole: int
+) -> None:
+    data = to_profile_data(load_profile("qwen-image"))
+    data["description"] = text
+    data["stages"]["image"]["negative_prompt"] = text
+    data["stages"]["image"]["call"] = {"a": text, "b": number, "c": whole, "d": True}
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_text(to_yaml(data), encoding="utf-8")
+    image = load_profile(str(path)).stage("image")
+    assert image.negative_prompt == text
+    assert dict(image.call) == {"a": text, "b": number, "c": whole, "d": True}
+    assert type(image.call["b"]) is float
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1), ("-7", -7), ("+3", 3), ("007", 7), ("0x1F", 31), ("0o17", 15), ("1e-3", 0.001), ("1.5", 1.5),
+        (".5", 0.5), ("2.", 2.0), ("true", True), ("False", False), ("null", None), ("~", None), ("", None),
+        ("no", "no"), ("on", "on"), ("1:30", "1:30"), ("2024-01-01", "2024-01-01"), ("1_000", "1_000"),
+        ("0x", "0x"), ("e5", "e5"), ("9" * 5000, "9" * 5000),
+    ],
+)  # fmt: skip
+def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
+    assert parse_scalar(text) == value
+    assert type(parse_scalar(text)) is type(value)
+
+
+class TestJsonSchema:
+    """What editors check with agrees with what `omni` checks."""
+
+    @pytest.fixture(scope="class")
+    def validator(self):
+        jsonschema = pytest.importorskip("jsonschema")
+        schema = json.loads(json.dumps(json_schema()))
+        jsonschema.Draft202012Validator.check_schema(schema)
+        return jsonschema.Draft202012Validator(schema)
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_the_bundled_profiles_are_valid(self, validator, name: str) -> None:
+        yaml = pytest.importorskip("yaml")
+        validator.validate(yaml.safe_load(bundled_profiles()[name].read_text()))
+        validator.validate(to_profile_data(load_profile(name)))
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"extra": 1},
+            {"version": 2},
+            {"model": ""},
+            {"dtype": "float8"},
+            {"stages": {}},
+            {"stages": {"a": {"kind": "ar", "height": 3}}},
+            {"stages": {"a": {"kind": "arr"}}},
+            {"stages": {"A b": {"kind": "ar"}}},
+            {"stages": {"a": {"kind": "ar", "max_num_seqs": None}}},
+            {"stages": {"a": {"kind": "ar", "sampling": {"temprature": 0}}}},
+            {"stages": {"a": {"kind": "diffusion", "call": {"x": [1]}}}},
+        ],
+    )
+    def test_mistakes_are_not(self, validator, change: dict) -> None:
+        data = {**to_profile_data(load_profile("tiny-image")), **change}
+        assert not validator.is_valid(data)
+
+    def test_every_key_is_explained(self) -> None:
+        schema = json_schema()
+        assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+        for definition in (schema, *schema["$defs"].values()):
+            assert definition["additionalProperties"] is False
+            for name, key in definition["properties"].items():
+                assert key.get("description"), name
+        assert schema["$defs"]["ARStage"]["properties"]["cudagraph_mode"]["enum"][0] == "none"
+        assert schema["$defs"]["DiffusionStage"]["properties"]["execution"]["default"] == "eager"
+        assert "null" not in json.dumps(schema)

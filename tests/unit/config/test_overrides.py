@@ -1,0 +1,112 @@
+"""`--set`, `--model` and `--seed`: what they change, and what is said when they cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_cli.config.diagnostics import InvalidProfileError
+from omni_cli.config.loader import load_profile
+
+
+def test_keys_of_stages_of_sampling_and_of_the_profile() -> None:
+    config = load_profile(
+        "tiny-omni",
+        [
+            "dtype=bfloat16",
+            "thinker.max_num_seqs=4",
+            "thinker.sampling.temperature=0.5",
+            "thinker.sampling.stop=[a, 'b: c']",
+            "thinker.enable_prefix_caching=false",
+            "token2wav.execution=compile",
+            "token2wav.guidance_scale=1e-1",
+        ],
+    )
+    thinker = config.stage("thinker")
+    assert config.dtype == "bfloat16"
+    assert thinker.max_num_seqs == 4
+    assert thinker.sampling == {"temperature": 0.5, "max_tokens": 64, "stop": ["a", "b: c"]}
+    assert thinker.enable_prefix_caching is False
+    assert config.stage("token2wav").execution == "compile"
+    assert config.stage("token2wav").guidance_scale == pytest.approx(0.1)
+
+
+def test_the_last_one_wins_and_mends_what_came_before() -> None:
+    config = load_profile("tiny-omni", ["thinker.max_num_seqs=x", "thinker.max_num_seqs=2"])
+    assert config.stage("thinker").max_num_seqs == 2
+
+
+def test_null_removes_a_key() -> None:
+    config = load_profile("tiny-omni", ["thinker.max_model_len=null", "talker.sampling=null"])
+    assert config.stage("thinker").max_model_len is None
+    assert config.stage("talker").sampling == {}
+
+
+def test_new_sampling_and_call_mappings() -> None:
+    config = load_profile("tiny-image", ["image.call=null", "image.call.max_sequence_length=64"])
+    assert config.stage("image").call == {"max_sequence_length": 64}
+
+
+def test_quotes_make_a_text() -> None:
+    config = load_profile("tiny-omni", ["thinker.devices='0'", 'talker.devices="1"'])
+    assert config.stage("thinker").devices == "0"
+    assert config.stage("talker").devices == "1"
+
+
+def test_model_and_seed_come_last() -> None:
+    config = load_profile("tiny-omni", ["model=a/b", "seed=1"], model="c/d", seed=7)
+    assert (config.model, config.seed) == ("c/d", 7)
+
+
+def test_trust_remote_code_comes_from_the_argument_alone() -> None:
+    assert load_profile("tiny-omni", trust_remote_code=True).trust_remote_code is True
+    assert load_profile("tiny-omni").trust_remote_code is False
+
+
+WRONG = {
+    "thinkr.max_num_seqs=4": "unknown stage `thinkr`\nhint: did you mean `thinker`?",
+    "xyz.max_num_seqs=4": "unknown stage `xyz`\nhint: stages are thinker, talker, token2wav",
+    "stages.thinker.max_num_seqs=4": "unknown stage `stages`\n"
+    "hint: write the stage's name first, without `stages.`",
+    "thinker.max_num_seq=4": "unknown key `max_num_seq` in stage `thinker`\n"
+    "hint: did you mean `max_num_seqs`?",
+    "dtyp=float32": "unknown key `dtyp`\nhint: did you mean `dtype`?",
+    "dtype=float8": "invalid value for `dtype`: expected one of float32, bfloat16, float16\n"
+    "hint: did you mean `float32`?",
+    "thinker.max_num_seqs='4'": 'invalid type for `max_num_seqs`: expected an integer, got the text "4"',
+    "thinker.max_num_seqs=0": "invalid value for `max_num_seqs`: must be at least 1",
+    "thinker.sampling.temprature=1": "unknown key `temprature` in `sampling` of stage `thinker`\n"
+    "hint: did you mean `temperature`?",
+    "thinker.max_num_seqs.x=1": "`max_num_seqs` has no keys of its own",
+    "thinker=3": "sets a whole stage\nhint: set one of its keys: `--set thinker.KEY=VALUE`",
+    "thinker.max_num_seqs": "expected [STAGE.]KEY=VALUE\nhint: for example `--set thinker.max_num_seqs=4`",
+    "=4": "expected [STAGE.]KEY=VALUE\nhint: for example `--set thinker.max_num_seqs=4`",
+    "thinker..x=4": "expected [STAGE.]KEY=VALUE\nhint: for example `--set thinker.max_num_seqs=4`",
+    "talker.input=nobody": "`input` of stage `talker` names no stage: `nobody`\n"
+    "hint: stages are thinker, token2wav",
+    "thinker.sampling.stop=[a": "not valid YAML: expected ',' or ']', but got '<stream end>'"
+    " while parsing a flow sequence",
+    "trust_remote_code=true": "`trust_remote_code` cannot be set in a profile\n"
+    "hint: code of a checkpoint runs only with the command-line flag `--trust-remote-code`",
+    "model=builtin:x": "unknown builtin model `x`: expected one of tiny-omni, small-omni, tiny-image",
+}
+
+
+@pytest.mark.parametrize(("override", "expected"), WRONG.items(), ids=WRONG)
+def test_a_wrong_one(override: str, expected: str) -> None:
+    with pytest.raises(InvalidProfileError) as caught:
+        load_profile("tiny-omni", [override])
+    message = caught.value.message
+    assert message.startswith(f"--set {override}: {expected}")
+    assert len(caught.value.diagnostics) == 1
+
+
+def test_a_wrong_model() -> None:
+    with pytest.raises(InvalidProfileError, match=r"^--model builtin:tiny: unknown builtin model `tiny`"):
+        load_profile("tiny-omni", model="builtin:tiny")
+
+
+def test_several_wrong_ones_keep_their_order() -> None:
+    with pytest.raises(InvalidProfileError) as caught:
+        load_profile("tiny-omni", ["token2wav.execution=x", "dtype=y", "thinkr.z=1"])
+    labels = [item.place.label for item in caught.value.diagnostics]
+    assert labels == ["--set token2wav.execution=x", "--set dtype=y", "--set thinkr.z=1"]
