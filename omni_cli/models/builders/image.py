@@ -68,9 +68,7 @@ def _vae(sizes: ImageSizes, seed: int) -> AutoencoderKLQwenImage:
     return _filled(model, "vae", seed)
 
 
-def _text_encoder(
-    sizes: ImageSizes, tokenizer: Qwen2Tokenizer, seed: int
-) -> Qwen2_5_VLForConditionalGeneration:
+def _text_encoder(sizes: ImageSizes, tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2_5_VLForConditionalGeneration:
     text, token_id = sizes.text_encoder, tokenizer.convert_tokens_to_ids
     config = Qwen2_5_VLConfig(
         text_config={

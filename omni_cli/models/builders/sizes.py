@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from omni_cli.errors import UsageError
+
 
 @dataclass(frozen=True)
 class DecoderSizes:
@@ -18,6 +20,10 @@ class DecoderSizes:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
+
+    def __post_init__(self) -> None:
+        if self.head_dim % 16:
+            raise UsageError(f"head_dim {self.head_dim} must be a multiple of 16")
 
     @property
     def mrope_section(self) -> list[int]:
@@ -49,6 +55,10 @@ class VocoderSizes:
     speaker_dim: int
     upsample_initial_channel: int
 
+    def __post_init__(self) -> None:
+        if self.upsample_initial_channel % 64:
+            raise UsageError("upsample_initial_channel must be a multiple of 64")
+
 
 @dataclass(frozen=True)
 class OmniSizes:
@@ -66,6 +76,11 @@ class OmniSizes:
     audio: EncoderSizes = field(default_factory=lambda: EncoderSizes(64, 128, 2, 2))
     vision: EncoderSizes = field(default_factory=lambda: EncoderSizes(64, 128, 2, 2))
     token2wav: VocoderSizes = field(default_factory=lambda: VocoderSizes(64, 2, 2, 32, 32, 64))
+
+    def __post_init__(self) -> None:
+        # Qwen2.5-Omni's configuration of the thinker has no head_dim of its own; the talker's has.
+        if self.thinker.num_attention_heads * self.thinker.head_dim != self.thinker.hidden_size:
+            raise UsageError("the thinker's hidden_size must be num_attention_heads * head_dim")
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,7 @@ def train_tokenizer(vocab_size: int, model_max_length: int) -> Qwen2Tokenizer:
     """
     num_merges = vocab_size - 256 - len(SPECIAL_TOKENS)
     if num_merges < 128:
-        raise ValueError(
-            f"a vocabulary of {vocab_size} is too small; the least is {256 + len(SPECIAL_TOKENS) + 128}"
-        )
+        raise ValueError(f"a vocabulary of {vocab_size} is too small; the least is {256 + len(SPECIAL_TOKENS) + 128}")
     vocab, merges = _train_bpe(vocab_size - len(SPECIAL_TOKENS))
     if len(merges) != num_merges:
         raise ValueError(f"a vocabulary of {vocab_size} is too large for the training text")
@@ -74,9 +72,7 @@ def _train_bpe(vocab_size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
     from tokenizers.pre_tokenizers import ByteLevel
 
     # An untrained Qwen2 tokenizer, for its own normalizer and pre-tokenizer.
-    backend = Qwen2Tokenizer(
-        vocab={}, merges=[], eos_token=None, pad_token=None, unk_token=None
-    ).backend_tokenizer
+    backend = Qwen2Tokenizer(vocab={}, merges=[], eos_token=None, pad_token=None, unk_token=None).backend_tokenizer
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, initial_alphabet=sorted(ByteLevel.alphabet()), show_progress=False
     )

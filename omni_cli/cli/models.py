@@ -1,0 +1,82 @@
+"""`omni models`: small random-weight checkpoints of real architectures, written to a folder."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from omni_cli.cli import console
+from omni_cli.cli.options import MAX_SEED, JsonOption, QuietOption, VerboseOption
+from omni_cli.cli.usage import did_you_mean
+from omni_cli.errors import UsageError
+
+models = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+
+@models.callback()
+def _models() -> None:
+    """Build small random-weight checkpoints."""
+
+
+@models.command("build")
+def build(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="tiny-omni, small-omni or tiny-image.")],
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", min=0, max=MAX_SEED, help="Seed of the random weights.")
+    ] = 0,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option("--output-dir", metavar="DIR", help="The checkpoint's folder; without it ./NAME."),
+    ] = None,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Write a small checkpoint of a real architecture: random weights, nothing downloaded.
+
+    The same name and seed give the same bytes. A folder that already holds them is left as it is.
+    """
+    from omni_cli.models import builders
+    from omni_cli.models.build import build_folder
+    from omni_cli.models.checkpoint_files import count_parameters
+
+    if name not in builders.BUILTIN_NAMES:
+        raise UsageError(
+            f"there is no built-in model `{name}`",
+            hint=did_you_mean(name, builders.BUILTIN_NAMES)
+            or f"the built-in models are {', '.join(builders.BUILTIN_NAMES)}",
+        )
+    target = output_dir if output_dir is not None else Path(name)
+    start = time.perf_counter()
+    written = build_folder(name, target, seed)
+    build_s = time.perf_counter() - start
+    num_parameters = count_parameters(target)
+    num_bytes = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+    if as_json:
+        console.print_json(
+            {
+                "schema": "omni.models.build/1",
+                "name": name,
+                "seed": seed,
+                "path": str(target),
+                "written": written,
+                "num_parameters": num_parameters,
+                "size_bytes": num_bytes,
+                "build_s": build_s,
+            }
+        )
+        return
+    console.print_text(str(target))
+    if not quiet:
+        what = "built" if written else "already there, byte for byte; checked"
+        console.print_note(f"{num_parameters / 1e6:.1f} M parameters, {_size(num_bytes)}, {what} in {build_s:.1f} s")
+
+
+def _size(num_bytes: int) -> str:
+    """Binary units, one decimal: `6.4 MiB`."""
+    power = min(int(math.log2(max(num_bytes, 1)) // 10), 3)
+    return f"{num_bytes / 1024**power:.{1 if power else 0}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"

@@ -1,0 +1,141 @@
+"""A quick look at a checkpoint folder: is anything missing, cut short or a stand-in? Reads headers only."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from omni_cli.errors import CheckpointError
+
+_COPY_AGAIN = "the folder is incomplete: download or copy it again"
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+_LFS_POINTER = b"version https://git-lfs"
+# safetensors' own limit; a larger number means that the first bytes are something else.
+_MAX_HEADER_BYTES = 100_000_000
+
+
+def read_model_kind(path: str | Path) -> str:
+    """The architecture: `architectures[0]` of config.json (`Qwen2_5OmniModel`) or a pipeline's `_class_name`.
+
+    Raises `CheckpointError` where neither file can be read or names one.
+    """
+    folder = Path(path)
+    index = folder / "model_index.json"
+    if index.is_file():
+        kind = _read_object(index).get("_class_name")
+        source = index
+    else:
+        source = folder / "config.json"
+        architectures = _read_object(source).get("architectures")
+        kind = architectures[0] if isinstance(architectures, list) and architectures else None
+    if not isinstance(kind, str):
+        raise CheckpointError(
+            f"`{source}` does not say what model it is", hint="it should name a class in `architectures`"
+        )
+    return kind
+
+
+def check_checkpoint(folder: Path) -> None:
+    """Raise `CheckpointError`, naming the file at fault, unless the folder looks like a whole checkpoint."""
+    try:
+        if (folder / "model_index.json").is_file():
+            _check_pipeline(folder)
+        elif (folder / "config.json").is_file():
+            read_model_kind(folder)
+            _check_weights(folder)
+        else:
+            raise CheckpointError(
+                f"`{folder}` is not a checkpoint: it has neither config.json nor model_index.json",
+                hint=_nearby(folder) or "give the folder that holds the model's config.json",
+            )
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read `{error.filename or folder}`: {error.strerror or error}",
+            hint="check the permissions of the folder and its files",
+        ) from error
+
+
+def count_parameters(folder: Path) -> int:
+    """Numbers in all safetensors files below `folder`, buffers included."""
+    return sum(
+        math.prod(entry["shape"])
+        for file in folder.rglob("*.safetensors")
+        for entry in _check_safetensors(file).values()
+    )
+
+
+def _nearby(folder: Path) -> str | None:
+    """A hint where the checkpoint is one level down, as in a folder that was unpacked into another."""
+    for name in ("config.json", "model_index.json"):
+        for found in sorted(folder.glob(f"*/{name}")):
+            return f"did you mean `{found.parent}`?"
+    return None
+
+
+def _check_pipeline(folder: Path) -> None:
+    """A diffusers folder: each component that model_index.json names, weights where it has a config.json."""
+    read_model_kind(folder)
+    for name, value in _read_object(folder / "model_index.json").items():
+        if name.startswith("_") or not isinstance(value, list) or len(value) != 2 or value[0] is None:
+            continue
+        component = folder / name
+        if not component.is_dir():
+            raise CheckpointError(f"`{folder}` lacks its component `{name}`", hint=_COPY_AGAIN)
+        if (component / "config.json").is_file():
+            _read_object(component / "config.json")
+            _check_weights(component)
+
+
+def _check_weights(folder: Path) -> None:
+    """Every file that an index names is there, and every safetensors file is whole."""
+    for index in sorted(folder.glob("*.index.json")):
+        weight_map = _read_object(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"`{index}` has no `weight_map`", hint=_COPY_AGAIN)
+        missing = sorted({name for name in weight_map.values() if not (folder / str(name)).is_file()})
+        if missing:
+            raise CheckpointError(f"`{folder}` lacks {', '.join(missing)}", hint=_COPY_AGAIN)
+    for file in sorted(folder.glob("*.safetensors")):
+        _check_safetensors(file)
+    if not any(file.suffix in _WEIGHT_SUFFIXES for file in folder.iterdir()):
+        raise CheckpointError(f"`{folder}` has no weights (*.safetensors)", hint=_COPY_AGAIN)
+
+
+def _check_safetensors(path: Path) -> dict[str, dict[str, Any]]:
+    """The header's tensors; `CheckpointError` unless it parses and the file is as long as it says."""
+    with path.open("rb") as file:
+        start = file.read(len(_LFS_POINTER))
+        if start == _LFS_POINTER:
+            raise CheckpointError(
+                f"`{path}` is a Git LFS pointer, not the weights", hint="run `git lfs pull` in the folder"
+            )
+        header_bytes = int.from_bytes(start[:8], "little")
+        file.seek(8)
+        header = file.read(header_bytes) if header_bytes <= _MAX_HEADER_BYTES else b""
+        size = file.seek(0, 2)
+    try:
+        tensors = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
+        data_bytes = max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
+    except (ValueError, AttributeError, KeyError, TypeError, IndexError) as error:
+        raise CheckpointError(f"`{path}` is not a safetensors file", hint=_COPY_AGAIN) from error
+    expected = 8 + header_bytes + data_bytes
+    if size != expected:
+        raise CheckpointError(f"`{path}` has {size} bytes instead of {expected}", hint=_COPY_AGAIN)
+    return tensors
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object; `CheckpointError` otherwise."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"`{path.parent}` has no {path.name}", hint=_COPY_AGAIN) from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read `{path}`: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"`{path}` is not valid JSON: {error}", hint=_COPY_AGAIN) from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"`{path}` is not a JSON object", hint=_COPY_AGAIN)
+    return value
