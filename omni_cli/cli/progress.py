@@ -99,12 +99,12 @@ class StageRow:
         return "waiting" if self.loading_since is None else f"loading {seconds(now - self.loading_since)}"
 
     def work(self) -> str:
-        """`16 tokens`, or `8/10 steps` where every request's total is known."""
+        """`16 tokens`, or `8/10 steps` of all requests. A total of tokens is only the most there may be."""
         if not self.done:
             return ""
         done = sum(self.done.values())
         totals = list(self.totals.values())
-        if None in totals:
+        if self.unit == "token" or None in totals:
             return count(done, self.unit)
         return f"{done}/{count(sum(total for total in totals if total is not None), self.unit)}"
 

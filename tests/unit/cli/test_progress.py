@@ -51,7 +51,7 @@ def test_board_counts_work_and_rate_over_all_requests() -> None:
     assert board.cells()[0][3:] == ("1 token", "")
     clock.now += 2.0
     board.handle(StageProgress("a", "thinker", 11, None, "token"))
-    board.handle(StageProgress("b", "thinker", 10, None, "token"))
+    board.handle(StageProgress("b", "thinker", 10, 64, "token"))
     assert board.cells()[0][3:] == ("21 tokens", "10.0 tokens/s")
     board.handle(StageProgress("a", "token2wav", 8, 10, "step"))
     board.handle(StageProgress("b", "token2wav", 3, 10, "step"))
