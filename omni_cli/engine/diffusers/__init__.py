@@ -1,5 +1,6 @@
 """Diffusion stages over a diffusers pipeline: one process, no workers, no vLLM.
- DiffusionRequest → DiffusersPipelineExecutor.resolve → DiffusionScheduler → execute_model → DiffusionOutput
- `requests` and `scheduler` import neither torch nor diffusers; `executor` imports them when it loads a
-pipeline.
+
+    DiffusionRequest → executor.resolve → DiffusionScheduler → executor.execute_model → DiffusionOutput
+
+Importing any of these modules imports neither torch nor diffusers: making an executor does.
 """

@@ -42,9 +42,11 @@ OWNED_ARGUMENTS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class PipelineCall:
-    """A pipeline's `__call__`, inspected once. `defaults` maps argument names to their defaults (None where
-    there is none); `size_multiple` is what height and width have to be multiples of; `default_height` and
-    `default_width` are pixels, None where the pipeline does not say.
+    """A pipeline's `__call__`, inspected once.
+
+    `defaults` maps argument names to their defaults (None where there is none); `size_multiple` is what
+    height and width have to be multiples of; `default_height` and `default_width` are pixels, None where the
+    pipeline does not say.
     """
 
     defaults: Mapping[str, Any]
@@ -74,9 +76,7 @@ class PipelineCall:
     def arguments(self, request: DiffusionRequest) -> dict[str, Any]:
         """The arguments of the call that a resolved request sets, its prompts included."""
         standard = {name: getattr(request, name) for name in STANDARD_ARGUMENTS}
-        chosen = {
-            name: value for name, value in standard.items() if value is not None and name in self.defaults
-        }
+        chosen = {name: value for name, value in standard.items() if value is not None and name in self.defaults}
         return {"prompt": request.prompt, **chosen, **request.call}
 
 
@@ -147,11 +147,7 @@ def check_call_argument(name: str, call: PipelineCall) -> None:
     if name not in call.defaults:
         settable = [n for n in call.defaults if n not in OWNED_ARGUMENTS and not _takes_tensor(n)]
         near = difflib.get_close_matches(name, settable, n=1)
-        hint = (
-            f"did you mean `{near[0]}`?"
-            if near
-            else "it takes " + ", ".join(f"`{n}`" for n in sorted(settable))
-        )
+        hint = f"did you mean `{near[0]}`?" if near else "it takes " + ", ".join(f"`{n}`" for n in sorted(settable))
         raise InputError(f"the pipeline's call has no argument `{name}`", hint=hint)
     if _takes_tensor(name):
         raise InputError(f"`{name}` takes tensors or pictures, which a profile or a command line cannot hold")
@@ -232,11 +228,7 @@ def _check_size(request: DiffusionRequest, call: PipelineCall, max_pixels: int) 
                 f"`{name}` must be a multiple of {multiple} for this pipeline, not {pixels}",
                 hint=f"use {near}",
             )
-    if (
-        request.height is not None
-        and request.width is not None
-        and request.height * request.width > max_pixels
-    ):
+    if request.height is not None and request.width is not None and request.height * request.width > max_pixels:
         side = math.isqrt(max_pixels) // multiple * multiple
         raise InputError(
             f"{request.width}x{request.height} is {request.height * request.width:,} pixels; "
@@ -256,9 +248,7 @@ def _ask_pipeline(pipeline: Any, call: PipelineCall, request: DiffusionRequest) 
     arguments.setdefault("batch_size", 1)
     arguments["callback_steps"] = 1 if "callback_steps" in call.defaults else None
     parameters = inspect.signature(check).parameters.values()
-    values = {
-        p.name: arguments.get(p.name) for p in parameters if p.default is p.empty or p.name in arguments
-    }
+    values = {p.name: arguments.get(p.name) for p in parameters if p.default is p.empty or p.name in arguments}
     try:
         check(**values)
     except (ValueError, TypeError) as error:

@@ -37,7 +37,8 @@ def check_supported(config: DiffusionStageConfig) -> None:
 
 def prepare_execution(pipeline: Any, config: DiffusionStageConfig) -> Mapping[str, Any]:
     """Make the pipeline run as `config.execution` says; returns what is in place, for `effective`.
-     `StageError` when the model declares no repeated blocks to compile. Compiling itself happens in the first
+
+    `StageError` when the model declares no repeated blocks to compile. Compiling itself happens in the first
     call.
     """
     if config.execution == "eager":
@@ -54,7 +55,8 @@ def prepare_execution(pipeline: Any, config: DiffusionStageConfig) -> Mapping[st
     try:
         denoiser.compile_repeated_blocks(fullgraph=True)
     except ValueError as error:
-        raise StageError(f"stage `{config.name}`: {error}", stage=config.name) from error
+        hint = f"--set {config.name}.execution=eager"
+        raise StageError(f"stage `{config.name}`: {error}", stage=config.name, hint=hint) from error
     blocks = [m for m in denoiser.modules() if type(m).__name__ in denoiser._repeated_blocks]
     return {"execution": "compile", "compiled_blocks": len(blocks)}
 

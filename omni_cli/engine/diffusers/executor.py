@@ -70,11 +70,12 @@ class DiffusersPipelineExecutor:
         prompt_cache_entries: int = 64,
         max_pixels: int = MAX_PIXELS,
     ) -> None:
-        """Loads the pipeline of `model` (a diffusers folder or a Hugging Face repo id). `device` is torch's
-        name for it; None means the stage's `devices`, else the first CUDA device, else the CPU.
-        `prompt_cache_entries` bounds the prompt cache, 0 turns it off. Raises `CheckpointError` for a model
-        that cannot be used, `UsageError` for stage settings that the pipeline does not take, `StageError`
-        otherwise.
+        """Loads the pipeline of `model` (a diffusers folder or a Hugging Face repo id).
+
+        `device` is torch's name for it; None means the stage's `devices`, else the first CUDA device, else
+        the CPU. `prompt_cache_entries` bounds the prompt cache, 0 turns it off. Raises `CheckpointError` for
+        a model that cannot be used, `UsageError` for stage settings that the pipeline does not take,
+        `StageError` otherwise.
         """
         check_supported(config)
         self.config = config
@@ -146,7 +147,8 @@ class DiffusersPipelineExecutor:
         """Compile now what the first request would wait for; does nothing in eager execution."""
         if self.config.execution == "eager":
             return
-        request = self.resolve(DiffusionRequest("warm-up", "warm-up", num_inference_steps=1))
+        # Two steps: some schedules divide by zero with one.
+        request = self.resolve(DiffusionRequest("warm-up", "warm-up", num_inference_steps=2))
         (output,) = self.execute_model(DiffusionSchedulerOutput((request,))).outputs
         if output.error is not None:
             raise output.error
@@ -157,10 +159,11 @@ class DiffusersPipelineExecutor:
         on_step: OnStep | None = None,
         on_output: OnOutput | None = None,
     ) -> DiffusionModelOutput:
-        """Run one batch to its end. One output a request, in order; `on_output` gets each as soon as it is
-        whole. What goes wrong with a request is the `error` of its output and leaves the others alone:
-        `InputError`, `DeadlineError`, `StageError`. Raises `StageError` when nothing can run at all: asleep,
-        shut down or failed.
+        """Run one batch to its end.
+
+        One output a request, in order; `on_output` gets each as soon as it is whole. What goes wrong with a
+        request is the `error` of its output and leaves the others alone: `InputError`, `DeadlineError`,
+        `StageError`. Raises `StageError` when nothing can run at all: asleep, shut down or failed.
         """
         requests = scheduler_output.requests
         with self._busy:
@@ -186,9 +189,7 @@ class DiffusersPipelineExecutor:
         """End requests of the running batch at their next step; ids that are not in it are ignored."""
         self._aborted |= self._current.intersection(request_ids)
 
-    def _groups(
-        self, requests: Sequence[DiffusionRequest], finish: OnOutput
-    ) -> Iterable[Sequence[DiffusionRequest]]:
+    def _groups(self, requests: Sequence[DiffusionRequest], finish: OnOutput) -> Iterable[Sequence[DiffusionRequest]]:
         """Requests that share a pipeline call; those that cannot run are finished instead."""
         groups: dict[Any, list[DiffusionRequest]] = {}
         for request in requests:
@@ -201,9 +202,7 @@ class DiffusersPipelineExecutor:
             groups.setdefault(key, []).append(resolved)
         return groups.values()
 
-    def _execute_group(
-        self, group: Sequence[DiffusionRequest], on_step: OnStep | None
-    ) -> Sequence[DiffusionOutput]:
+    def _execute_group(self, group: Sequence[DiffusionRequest], on_step: OnStep | None) -> Sequence[DiffusionOutput]:
         assert self._runner is not None
 
         def step(done: int, total: int) -> None:
@@ -281,9 +280,7 @@ class DiffusersPipelineExecutor:
         """`StageError` if the executor has failed for good or was shut down; being asleep is healthy."""
         stage = self.config.name
         if self._failure is not None:
-            raise StageError(
-                f"stage `{stage}` has failed: {self._failure}", stage=stage, hint="start it again"
-            )
+            raise StageError(f"stage `{stage}` has failed: {self._failure}", stage=stage, hint="start it again")
         if self._closing.is_set():
             raise StageError(f"stage `{stage}` was shut down", stage=stage)
 
@@ -294,8 +291,10 @@ class DiffusersPipelineExecutor:
             raise StageError(f"stage `{stage}` is asleep", stage=stage, hint="wake it up first")
 
     def sleep(self, level: int = 1) -> None:
-        """Give the device's memory back, after the running batch. Level 1 keeps the weights on the host,
-        level 2 drops them, and `wake_up` reads them again. The prompt cache is emptied.
+        """Give the device's memory back, after the running batch.
+
+        Level 1 keeps the weights on the host, level 2 drops them, and `wake_up` reads them again. The prompt
+        cache is emptied.
 
         On the CPU there is nowhere to move weights to: level 1 only refuses requests until `wake_up`.
         """
@@ -316,9 +315,11 @@ class DiffusersPipelineExecutor:
             self.is_sleeping, self.sleeping_tags = True, {"weights"}
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Put the weights back and take requests again. Of vLLM's tags only "weights" exists here. "kv_cache"
-        alone wakes nothing. `UsageError` for other tags; `StageError` or `CheckpointError`, and the permanent
-        failed state, when the weights cannot be put back.
+        """Put the weights back and take requests again.
+
+        Of vLLM's tags only "weights" exists here. "kv_cache" alone wakes nothing. `UsageError` for other
+        tags; `StageError` or `CheckpointError`, and the permanent failed state, when the weights cannot be
+        put back.
         """
         unknown = set(tags or ()) - _TAGS
         if unknown:

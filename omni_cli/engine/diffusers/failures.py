@@ -5,12 +5,13 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 
+from omni_cli.engine.diffusers.pixels import BadPixelsError
 from omni_cli.engine.diffusers.requests import DiffusionRequest
 from omni_cli.errors import StageError
 
 
 def describe_failure(raised: Exception, stage: str, requests: Sequence[DiffusionRequest]) -> StageError:
-    """The error of all requests that shared the pipeline call which raised; `details` is its traceback.
+    """The error of all requests that shared the pipeline call which raised, its traceback in `details`.
 
     The frames of the call are cleared: they hold its tensors, which would live as long as the error does.
     """
@@ -19,12 +20,12 @@ def describe_failure(raised: Exception, stage: str, requests: Sequence[Diffusion
     details = "".join(traceback.format_exception(raised))
     traceback.clear_frames(raised.__traceback__)
     # torch's CPU allocator raises a plain RuntimeError.
-    out_of_memory = isinstance(raised, torch.OutOfMemoryError | MemoryError) or "can't allocate" in str(
-        raised
-    )
+    out_of_memory = isinstance(raised, torch.OutOfMemoryError | MemoryError) or "can't allocate" in str(raised)
     if out_of_memory:
         message = f"not enough memory for {len(requests)} of {requests[0].width}x{requests[0].height}"
         hint = "use a smaller `height` and `width`"
+    elif isinstance(raised, BadPixelsError):
+        message, hint = str(raised), "try more `num_inference_steps`, other guidance, or `dtype: float32`"
     else:
         message, hint = f"{type(raised).__name__}: {raised}", None
     return StageError(

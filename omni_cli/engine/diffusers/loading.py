@@ -25,8 +25,10 @@ _OTHER_TASKS = {
 
 def load_pipeline(model: str, dtype: str, device: str, *, stage: str, trust_remote_code: bool) -> Any:
     """The text-to-image pipeline at `model` (folder or Hugging Face repo id), on `device`, weights in
-    `dtype`. `CheckpointError` for a folder that is missing, broken or no text-to-image pipeline; `StageError`
-    when there is not enough memory for it.
+    `dtype`.
+
+    `CheckpointError` for a folder that is missing, broken or no text-to-image pipeline; `StageError` when
+    there is not enough memory for it.
     """
     from omni_cli.compat.torchvision import ensure_torchvision_importable
 
@@ -37,9 +39,7 @@ def load_pipeline(model: str, dtype: str, device: str, *, stage: str, trust_remo
     if Path(model).is_dir():
         _check_folder(Path(model), trust_remote_code)
     elif model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise CheckpointError(
-            f"no such folder: {model}", hint="name a diffusers folder or a Hugging Face repo id"
-        )
+        raise CheckpointError(f"no such folder: {model}", hint="name a diffusers folder or a Hugging Face repo id")
     try:
         with _quiet_loading():
             pipeline = DiffusionPipeline.from_pretrained(
@@ -60,9 +60,7 @@ def load_pipeline(model: str, dtype: str, device: str, *, stage: str, trust_remo
         # diffusers, transformers, safetensors and the hub client each raise their own kinds for broken files.
         raise CheckpointError(
             f"cannot load a pipeline from {model}: {type(error).__name__}: {_first_line(error)}",
-            hint="check that the folder is complete"
-            if Path(model).is_dir()
-            else "check the name and the network",
+            hint="check that the folder is complete" if Path(model).is_dir() else "check the name and the network",
         ) from error
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
@@ -86,12 +84,12 @@ def check_text_to_image(pipeline_class: type) -> None:
         why = "takes no prompt"
     elif any(pipeline_class in mapping.values() for mapping in others):
         why = "changes a picture or makes video"
+    elif "image" in parameters and "height" not in parameters:
+        why = "changes a picture"
     else:
         why = next((reason for argument, reason in _OTHER_TASKS.items() if argument in parameters), None)
     if why is None:
-        needed = [
-            p.name for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
-        ]
+        needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
         needed = [argument for argument in needed if argument not in ("self", "prompt")]
         why = f"needs {', '.join(f'`{argument}`' for argument in needed)}" if needed else None
     if why is not None:
@@ -128,14 +126,10 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> None:
         check_text_to_image(pipeline_class)
     elif not isinstance(name, list):
         raise CheckpointError(f"{index} names no pipeline class (`_class_name`)")
-    parts = {
-        part: spec for part, spec in content.items() if not part.startswith("_") and isinstance(spec, list)
-    }
+    parts = {part: spec for part, spec in content.items() if not part.startswith("_") and isinstance(spec, list)}
     missing = [part for part, spec in parts.items() if all(spec) and not (folder / part).is_dir()]
     if missing:
-        raise CheckpointError(
-            f"{folder} is not complete: no folder " + ", ".join(f"`{part}`" for part in missing)
-        )
+        raise CheckpointError(f"{folder} is not complete: no folder " + ", ".join(f"`{part}`" for part in missing))
 
 
 def _first_line(error: Exception) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from omni_cli.engine.diffusers.arguments import PipelineCall
-from omni_cli.engine.diffusers.pixels import OutputType, output_type_for, pil_to_uint8, to_uint8
+from omni_cli.engine.diffusers.pixels import BadPixelsError, OutputType, output_type_for, pil_to_uint8, to_uint8
 from omni_cli.engine.diffusers.prompt_cache import PromptCache
 from omni_cli.engine.diffusers.requests import DiffusionRequest, DiffusionTimes
 from omni_cli.engine.diffusers.timeline import Clock
@@ -33,7 +33,8 @@ class _Marks:
 
 class PipelineRunner:
     """Calls one pipeline, one call at a time.
-     It puts two things into the pipeline while it lives, a cache in front of `encode_prompt` and a hook that
+
+    It puts two things into the pipeline while it lives, a cache in front of `encode_prompt` and a hook that
     notes when the denoiser is first called; `close` takes both out again.
     """
 
@@ -64,15 +65,15 @@ class PipelineRunner:
 
     def run(self, requests: Sequence[DiffusionRequest], on_step: OnStep) -> tuple[np.ndarray, DiffusionTimes]:
         """Pictures of all requests from one call: uint8 RGB (len(requests), height, width, 3), and the call's
-        times. The requests are resolved and have equal batch keys. Whatever `on_step` raises comes out of
-        here, with the pipeline ready for its next call; so does whatever the pipeline raises, and
-        `ValueError` for values that are not numbers or a picture of another size.
+        times.
+
+        The requests are resolved and have equal batch keys. Whatever `on_step` raises comes out of here, with
+        the pipeline ready for its next call; so does whatever the pipeline raises, and `BadPixelsError` for
+        values that are not numbers or a picture of another size.
         """
         self._marks = marks = _Marks(self._clock.mark())
         try:
-            images = self._pipeline(
-                **self._arguments(requests), **self._callback(marks, requests[0], on_step)
-            ).images
+            images = self._pipeline(**self._arguments(requests), **self._callback(marks, requests[0], on_step)).images
             pixels = to_uint8(images) if self.output_type == "pt" else pil_to_uint8(images)
         finally:
             self._marks = None
@@ -82,8 +83,9 @@ class PipelineRunner:
         return pixels, self._times(marks, self._clock.mark())
 
     def _arguments(self, requests: Sequence[DiffusionRequest]) -> dict[str, Any]:
-        """Exactly what the plain call would get. The noise comes from the CPU, the same on every kind of
-        device.
+        """Exactly what the plain call would get.
+
+        The noise comes from the CPU, the same on every kind of device.
         """
         import torch
 
@@ -106,9 +108,7 @@ class PipelineRunner:
             total = getattr(self._pipeline, "num_timesteps", None) or request.num_inference_steps or done
             on_step(done, max(done, total))
 
-        def on_step_end(
-            _pipeline: Any, _step: int, _timestep: Any, _tensors: dict[str, Any]
-        ) -> dict[str, Any]:
+        def on_step_end(_pipeline: Any, _step: int, _timestep: Any, _tensors: dict[str, Any]) -> dict[str, Any]:
             note_step()
             return {}
 
@@ -151,9 +151,7 @@ class PipelineRunner:
 
 
 def find_denoiser(pipeline: Any) -> Any | None:
-    """The model that is called once or more a step, by diffusers' names; None for a pipeline with none of
-    them.
-    """
+    """The model that is called once or more a step, by diffusers' names; None if there is none."""
     import torch
 
     for name in ("transformer", "unet", "prior"):
@@ -173,4 +171,4 @@ def _check_shape(pixels: np.ndarray, requests: Sequence[DiffusionRequest]) -> No
     height, width = requests[0].height or pixels.shape[1], requests[0].width or pixels.shape[2]
     if pixels.shape != (len(requests), height, width, 3):
         made = f"{pixels.shape[0]} of {pixels.shape[2]}x{pixels.shape[1]}"
-        raise ValueError(f"the pipeline made {made} where {len(requests)} of {width}x{height} were asked for")
+        raise BadPixelsError(f"the pipeline made {made} where {len(requests)} of {width}x{height} were asked for")

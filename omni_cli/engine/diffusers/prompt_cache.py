@@ -21,19 +21,18 @@ class CachedPrompt:
 
 
 class PromptCache:
-    """Stands in front of a pipeline's own `encode_prompt` and remembers what it returned. The pipeline's call
-    goes on calling `self.encode_prompt(...)` and gets the very tensors of the first time, so the picture
-    cannot change, and no argument names of any pipeline have to be known here: the key is all arguments of
-    the call (prompt, negative prompt, `max_sequence_length`, guidance on or off, ...). An entry whose tensors
-    a pipeline has changed in place is dropped instead of used. Least recently used entries go when there are
-    more than `max_entries` or they hold more than `max_bytes` on the device. `max_entries` 0 turns it off.
-    `hits`, `misses` and `bypassed` (calls with arguments that have no key, such as tensors) count calls of
-    `encode_prompt`.
+    """Stands in front of a pipeline's own `encode_prompt` and remembers what it returned.
+
+    The pipeline's call goes on calling `self.encode_prompt(...)` and gets the very tensors of the first time,
+    so the picture cannot change, and no argument names of any pipeline have to be known here: the key is all
+    arguments of the call (prompt, negative prompt, `max_sequence_length`, guidance on or off, ...). An entry
+    whose tensors a pipeline has changed in place is dropped instead of used. Least recently used entries go
+    when there are more than `max_entries` or they hold more than `max_bytes` on the device. `max_entries` 0
+    turns it off. `hits`, `misses` and `bypassed` (calls with arguments that have no key, such as tensors)
+    count calls of `encode_prompt`.
     """
 
-    def __init__(
-        self, encode_prompt: Callable[..., Any], *, max_entries: int = 64, max_bytes: int = 256 << 20
-    ) -> None:
+    def __init__(self, encode_prompt: Callable[..., Any], *, max_entries: int = 64, max_bytes: int = 256 << 20) -> None:
         self._encode_prompt = encode_prompt
         self._signature = inspect.signature(encode_prompt)
         self._max_entries = max_entries
@@ -72,9 +71,7 @@ class PromptCache:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         # torch's devices and dtypes are not plain values, and their names say all there is to them.
-        plain = {
-            n: str(v) if type(v).__name__ in ("device", "dtype") else v for n, v in bound.arguments.items()
-        }
+        plain = {n: str(v) if type(v).__name__ in ("device", "dtype") else v for n, v in bound.arguments.items()}
         try:
             return freeze(plain)
         except TypeError:

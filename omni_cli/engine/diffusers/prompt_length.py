@@ -15,12 +15,12 @@ from omni_cli.errors import InputError
 _NO_LIMIT = 10**9
 
 
-def check_prompt_lengths(
-    pipeline: Any, call_defaults: Mapping[str, Any], request: DiffusionRequest
-) -> tuple[int, ...]:
+def check_prompt_lengths(pipeline: Any, call_defaults: Mapping[str, Any], request: DiffusionRequest) -> tuple[int, ...]:
     """Token counts of prompt and negative prompt, tokenizer by tokenizer; raises `InputError` for one too
-    long. In pipelines with several text encoders a prompt may be longer than some of them take, as it often
-    is for the CLIP half of a CLIP and T5 pair; it is refused when every one of them would cut it.
+    long.
+
+    In pipelines with several text encoders a prompt may be longer than some of them take, as it often is for
+    the CLIP half of a CLIP and T5 pair; it is refused when every one of them would cut it.
     """
     tokenizers = _tokenizers(pipeline)
     limits = [_limit(pipeline, tokenizer, call_defaults, request) for tokenizer in tokenizers]

@@ -18,8 +18,10 @@ STANDARD_ARGUMENTS = ("negative_prompt", "height", "width", "num_inference_steps
 
 @dataclass(frozen=True)
 class DiffusionRequest:
-    """One picture. `None` means the stage's value, else the pipeline's own default. `height` and `width` are
-    pixels; `call` holds further arguments of the pipeline call by diffusers' names; `deadline` is a time of
+    """One picture.
+
+    `None` means the stage's value, else the pipeline's own default. `height` and `width` are pixels; `call`
+    holds further arguments of the pipeline call by diffusers' names; `deadline` is a time of
     `time.monotonic()`, in seconds. `num_prompt_tokens` holds the token counts of prompt and negative prompt
     for each of the pipeline's tokenizers; `DiffusersPipelineExecutor.resolve` fills it when it has checked
     the request, so None means "not checked yet".
@@ -53,9 +55,10 @@ class DiffusionRequest:
 
 
 def batch_key(request: DiffusionRequest) -> Hashable:
-    """Equal for requests whose pipeline calls differ in prompt, negative prompt and seed only. Having a
-    negative prompt is part of it, for it doubles the work of a step. The dtype is the executor's, so it is
-    the same for all requests that meet here.
+    """Equal for requests whose pipeline calls differ in prompt, negative prompt and seed only.
+
+    Having a negative prompt is part of it, for it doubles the work of a step. The dtype is the executor's, so
+    it is the same for all requests that meet here.
     """
     return (
         request.height,
@@ -85,6 +88,7 @@ def freeze(value: Any) -> Hashable:
 @dataclass(frozen=True)
 class DiffusionTimes:
     """Seconds spent on one request; on a CUDA device measured there, between events of its stream.
+
     `text_encode_s` is 0 or nearly so when the prompt cache had the embeddings. `denoise_step_s` has one entry
     a step; the first begins when the denoiser is first called, so the preparation of noise and timesteps is
     in `total_s` only. `vae_decode_s` includes the conversion to uint8 and the copy to the host. The few
@@ -100,8 +104,9 @@ class DiffusionTimes:
 
 @dataclass(frozen=True)
 class DiffusionOutput:
-    """How one request ended. `pixels` is uint8 RGB (height, width, 3), and set exactly when it stopped
-    normally.
+    """How one request ended.
+
+    `pixels` is uint8 RGB (height, width, 3), and set exactly when it stopped normally.
 
     `error` is set exactly when `finish_reason` is "error".
     """

@@ -13,9 +13,11 @@ from omni_cli.engine.diffusers.requests import (
 
 
 class DiffusionScheduler:
-    """Groups requests that may share a batch; first come, first served. The oldest waiting request is always
-    in the next batch, and the oldest of those that fit it fill the rest, so a request waits for at most as
-    many batches as there were requests before it. Deterministic, and not thread-safe: one loop owns it.
+    """Groups requests that may share a batch; first come, first served.
+
+    The oldest waiting request is always in the next batch, and the oldest of those that fit it fill the rest,
+    so a request waits for at most as many batches as there were requests before it. Deterministic, and not
+    thread-safe: one loop owns it.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -55,9 +57,10 @@ class DiffusionScheduler:
             self._running.pop(item.request_id, None)
 
     def finish_requests(self, request_ids: Iterable[str]) -> tuple[str, ...]:
-        """Drop requests, waiting or running; unknown ids are those that have ended, and no error. Returns the
-        ids that were running, in the order given: their batch is in the executor's hands, which has to be
-        told as well (`DiffusersPipelineExecutor.abort_requests`).
+        """Drop requests, waiting or running; unknown ids are those that have ended, and no error.
+
+        Returns the ids that were running, in the order given: their batch is in the executor's hands, which
+        has to be told as well (`DiffusersPipelineExecutor.abort_requests`).
         """
         running = []
         for request_id in request_ids:

@@ -1,0 +1,148 @@
+"""What DiffusersPipelineExecutor adds to the plain pipeline call.
+
+python benchmarks/diffusers_overhead.py [--pairs 30] [--json]
+
+Both sides make the same picture, and the bytes are compared. They run in pairs, in alternating order, in one
+process on two pipelines loaded from one folder; the executor's prompt cache is off, so both encode every
+prompt. The figure is the ratio of the medians with a 95 % bootstrap interval over pairs. The goal is at most
+1 % for a call of 0.3 s or more; `tiny-image` itself, whose calls take milliseconds, is printed to show what
+the overhead is in absolute terms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.engine.diffusers.executor import DiffusersPipelineExecutor
+from omni_cli.engine.diffusers.loading import load_pipeline
+from omni_cli.engine.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+
+PROMPT = "a red cat on a mat"
+GOAL = 1.01
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    size: int
+    num_inference_steps: int
+
+
+WORKLOADS = (Workload("tiny-image 64x64", 64, 4), Workload("tiny-image 192x192", 192, 16))
+
+
+@dataclass(frozen=True)
+class Result:
+    workload: str
+    pairs: int
+    plain_s: float
+    executor_s: float
+    ratio: float
+    ci95: tuple[float, float]
+    identical: bool
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "tiny-image"
+        _build(model)
+        results = [_measure(workload, str(model), arguments.pairs) for workload in WORKLOADS]
+    if arguments.json:
+        sys.stdout.write(json.dumps([asdict(result) for result in results]) + "\n")
+        return 0
+    for result in results:
+        low, high = result.ci95
+        sys.stdout.write(
+            f"{result.workload:20} plain {result.plain_s * 1e3:8.2f} ms   executor {result.executor_s * 1e3:8.2f} ms   "
+            f"ratio {result.ratio:.4f} [{low:.4f}, {high:.4f}]   {result.pairs} pairs   "
+            f"pictures {'identical' if result.identical else 'DIFFER'}\n"
+        )
+    sys.stdout.write(f"goal: at most {GOAL} where the plain call takes 0.3 s or more\n")
+    return 0
+
+
+def _build(folder: Path) -> None:
+    from omni_cli.compat.torchvision import ensure_torchvision_importable
+
+    ensure_torchvision_importable()
+    from omni_cli.models.builders import build_checkpoint
+
+    build_checkpoint("tiny-image", folder, seed=0)
+
+
+def _measure(workload: Workload, model: str, pairs: int) -> Result:
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    size, steps = workload.size, workload.num_inference_steps
+    pipeline = load_pipeline(model, "float32", device, stage="image", trust_remote_code=False)
+    stage = DiffusionStageConfig(name="image", num_inference_steps=steps, height=size, width=size)
+    executor = DiffusersPipelineExecutor(stage, model, "float32", device, prompt_cache_entries=0)
+
+    def plain(seed: int) -> np.ndarray:
+        generator = torch.Generator("cpu").manual_seed(seed)
+        images = pipeline(prompt=PROMPT, height=size, width=size, num_inference_steps=steps, generator=generator).images
+        return np.asarray(images[0])
+
+    def through_executor(seed: int) -> np.ndarray:
+        # Everything a request costs: checking it, batching of one, progress, times, the copy to the host.
+        request = executor.resolve(DiffusionRequest("0", PROMPT, seed=seed))
+        (output,) = executor.execute_model(DiffusionSchedulerOutput((request,)), on_step=lambda *_: None).outputs
+        if output.error is not None:
+            raise output.error
+        return output.pixels
+
+    identical = all(np.array_equal(plain(seed), through_executor(seed)) for seed in range(3))
+    seconds = np.array([_pair(plain, through_executor, pair) for pair in range(pairs)])
+    executor.shutdown()
+    return Result(
+        workload.name,
+        pairs,
+        float(np.median(seconds[:, 0])),
+        float(np.median(seconds[:, 1])),
+        _ratio(seconds),
+        _interval(seconds),
+        identical,
+    )
+
+
+def _pair(plain: Callable[[int], object], through_executor: Callable[[int], object], pair: int) -> tuple[float, float]:
+    """Seconds of one call of each, whichever goes first changing from pair to pair."""
+    taken = {}
+    for side in (plain, through_executor) if pair % 2 == 0 else (through_executor, plain):
+        start = time.perf_counter()
+        side(pair)
+        taken[side] = time.perf_counter() - start
+    return taken[plain], taken[through_executor]
+
+
+def _ratio(seconds: np.ndarray) -> float:
+    plain, executor = np.median(seconds, axis=0)
+    return float(executor / plain)
+
+
+def _interval(seconds: np.ndarray, resamples: int = 2000) -> tuple[float, float]:
+    """95 % of the ratio over resampled pairs; calls of one pair are close in time and stay together."""
+    rng = np.random.default_rng(0)
+    picks = rng.integers(len(seconds), size=(resamples, len(seconds)))
+    medians = np.median(seconds[picks], axis=1)
+    low, high = np.percentile(medians[:, 1] / medians[:, 0], [2.5, 97.5])
+    return float(low), float(high)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
