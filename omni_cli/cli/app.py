@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, NoReturn
@@ -31,7 +30,26 @@ class _Commands(LazyGroup):
     }
 
 
-app = typer.Typer(cls=_Commands, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+class _InternalError(OmniError):
+    """A fault of ours."""
+
+    kind = "internal"
+
+
+class _InterruptedError(OmniError):
+    """Ctrl-C, where the command itself did not end in good order on it."""
+
+    kind = "interrupted"
+    exit_code = ExitCode.INTERRUPTED
+
+
+app = typer.Typer(
+    cls=_Commands,
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def _print_version(value: bool) -> None:
@@ -63,17 +81,14 @@ def run(argv: Sequence[str]) -> int:
     verbose = "-v" in flags or "--verbose" in flags
     try:
         code = _run_command(argv, as_json=as_json, verbose=verbose)
-        sys.stdout.flush()
+        console.flush()
         return code
     except BrokenPipeError:
-        _drop_stdout()
         return _BROKEN_PIPE
+    except OutputError as error:
+        return console.report_failure(error, as_json=False, verbose=verbose)
     except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except OSError as error:
-        _drop_stdout()
-        failure = OutputError(f"cannot write to standard output: {error.strerror or error}")
-        return console.report_failure(failure, as_json=False, verbose=verbose)
+        return console.report_failure(_InterruptedError("interrupted"), as_json=as_json, verbose=False)
 
 
 def _run_command(argv: Sequence[str], *, as_json: bool, verbose: bool) -> int:
@@ -102,14 +117,9 @@ def _run_command(argv: Sequence[str], *, as_json: bool, verbose: bool) -> int:
 
 
 def _internal_error(error: Exception) -> OmniError:
-    failure = OmniError(
+    failure = _InternalError(
         f"internal error: {type(error).__name__}: {error}",
         hint="this is a fault of omni, not yours; run it again with `-v` and report what it prints",
     )
     failure.__cause__ = error
     return failure
-
-
-def _drop_stdout() -> None:
-    """Send what is still buffered nowhere; Python would otherwise complain about it while it shuts down."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from omni_cli.errors import ExitCode, OmniError
+from omni_cli.errors import ExitCode, OmniError, OutputError
 
 ERROR_SCHEMA = "omni.error/1"
 
@@ -21,8 +21,9 @@ _COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "hint": "\x1b[1;36m"
 _RESET = "\x1b[0m"
 _LABEL = re.compile(r"^(error|warning|hint):", re.MULTILINE)
 
-# A command that has printed its own document must not get a second one when it fails after that.
-_json_printed = False
+# A command that has printed its own document must not get a second one when it fails after that, and one whose
+# stdout is full or gone cannot get any.
+_json_wanted = True
 
 
 def reset() -> None:
@@ -30,8 +31,8 @@ def reset() -> None:
 
     A character that the terminal's encoding lacks, or a stray byte of an argument, is shown escaped.
     """
-    global _json_printed
-    _json_printed = False
+    global _json_wanted
+    _json_wanted = True
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -45,7 +46,7 @@ def use_colour(stream: TextIO) -> bool:
 
 def print_text(text: str) -> None:
     """Write data to stdout, one newline at its end."""
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    _write(text if text.endswith("\n") else text + "\n")
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -53,12 +54,32 @@ def print_json(document: Mapping[str, Any]) -> None:
 
     Raises `ValueError` for NaN and infinity, which JSON lacks, and before anything is written.
     """
-    global _json_printed
+    global _json_wanted
     # backslashreplace would turn a character into something that is not JSON's escape for it.
     ascii_only = (sys.stdout.encoding or "ascii").lower().replace("-", "") != "utf8"
     text = json.dumps(document, indent=2, ensure_ascii=ascii_only, allow_nan=False)
-    sys.stdout.write(text + "\n")
-    _json_printed = True
+    _json_wanted = False
+    _write(text + "\n")
+
+
+def flush() -> None:
+    """Bring everything that was printed to stdout out of this process; raises `OutputError` when that fails."""
+    _write("")
+
+
+def _write(text: str) -> None:
+    global _json_wanted
+    try:
+        sys.stdout.write(text)
+        if not text:
+            sys.stdout.flush()
+    except OSError as error:
+        _json_wanted = False
+        # What is still buffered goes nowhere; Python would otherwise fail on it once more while it shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise OutputError(f"cannot write to standard output: {error.strerror or error}") from error
 
 
 def print_note(text: str) -> None:
@@ -89,10 +110,8 @@ def error_document(error: OmniError) -> dict[str, Any]:
     `kind` names the class (`profile`, `input`, `checkpoint`, `output`, `stage`, `deadline`, `usage`, ...);
     a profile's diagnostics are listed one by one.
     """
-    public = next(cls for cls in type(error).__mro__ if cls.__module__ == OmniError.__module__)
-    kind = public.__name__.removesuffix("Error").lower()
     body: dict[str, Any] = {
-        "kind": "run" if kind == "omni" else kind,
+        "kind": getattr(error, "kind", None) or _kind(error),
         "message": error.message,
         "hint": error.hint,
         "exit_code": int(error.exit_code),
@@ -106,10 +125,15 @@ def error_document(error: OmniError) -> dict[str, Any]:
     return {"schema": ERROR_SCHEMA, "error": body}
 
 
+def _kind(error: OmniError) -> str:
+    public = next(cls for cls in type(error).__mro__ if cls.__module__ == OmniError.__module__)
+    return "run" if public is OmniError else public.__name__.removesuffix("Error").lower()
+
+
 def report_failure(error: OmniError, *, as_json: bool, verbose: bool) -> ExitCode:
     """Show a failure everywhere it belongs and return the process's exit code for it."""
     print_error(error, verbose=verbose)
-    if as_json and not _json_printed:
+    if as_json and _json_wanted:
         print_json(error_document(error))
     return error.exit_code
 

@@ -23,15 +23,11 @@ def _positive_seconds(value: float | None) -> float | None:
 
 ProfileOption = Annotated[
     str,
-    typer.Option(
-        "--profile", "-p", metavar="NAME|PATH", help="Profile: a bundled one by name, else a YAML file."
-    ),
+    typer.Option("--profile", "-p", metavar="NAME|PATH", help="Profile: a bundled one by name, else a YAML file."),
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option(
-        "--model", metavar="DIR|REPO", help="Another checkpoint for the same profile: folder or repo id."
-    ),
+    typer.Option("--model", metavar="DIR|REPO", help="Another checkpoint for the same profile: folder or repo id."),
 ]
 SetOption = Annotated[
     list[str] | None,

@@ -17,7 +17,7 @@ from omni_cli.cli.options import (
     TrustRemoteCodeOption,
     VerboseOption,
 )
-from omni_cli.errors import ExitCode
+from omni_cli.errors import ExitCode, UsageError
 
 profiles = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -28,9 +28,7 @@ def _profiles() -> None:
 
 
 @profiles.command("list")
-def list_profiles(
-    as_json: JsonOption = False, verbose: VerboseOption = False, quiet: QuietOption = False
-) -> None:
+def list_profiles(as_json: JsonOption = False, verbose: VerboseOption = False, quiet: QuietOption = False) -> None:
     """List the bundled profiles."""
     from omni_cli.config.bundled import bundled_profiles
     from omni_cli.config.loader import load_profile
@@ -59,7 +57,9 @@ def list_profiles(
 
 @profiles.command("show")
 def show(
-    profile: Annotated[str, typer.Argument(metavar="NAME|PATH")] = DEFAULT_PROFILE,
+    profile: Annotated[
+        str | None, typer.Argument(metavar="NAME|PATH", help=f"Profile to show; {DEFAULT_PROFILE} if absent.")
+    ] = None,
     option_profile: Annotated[
         str | None, typer.Option("--profile", "-p", metavar="NAME|PATH", help="The same as the argument.")
     ] = None,
@@ -75,8 +75,10 @@ def show(
     from omni_cli.config.loader import load_profile
     from omni_cli.config.resolve import to_profile_data
 
+    if profile is not None and option_profile is not None:
+        raise UsageError("the profile is named twice", hint="leave out `--profile`, or the argument")
     config = load_profile(
-        option_profile or profile,
+        profile or option_profile or DEFAULT_PROFILE,
         overrides or (),
         model=model,
         trust_remote_code=trust_remote_code,
@@ -97,7 +99,7 @@ def show(
 
 @profiles.command("validate")
 def validate(
-    files: Annotated[list[str], typer.Argument(metavar="NAME|PATH...", help="Profiles to check.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Profiles to check; bundled ones by name.")],
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
@@ -150,10 +152,7 @@ def _check(name_or_path: str) -> dict[str, Any]:
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """Columns as wide as their longest cell, two spaces apart."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in (header, *rows)
-    )
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows))
     return "\n".join(line.rstrip() for line in lines)
 
 

@@ -15,9 +15,9 @@ from omni_cli.errors import UsageError
 TYPER_USAGE_ERROR, TYPER_ERROR = typer.BadParameter.__mro__[1:3]
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """`did you mean ...?`, or None where no known word is near."""
-    near = get_close_matches(word, list(known), n=1)
+def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """`did you mean ...?`, or None where no known word is near; `cutoff` is the least likeness, 0 to 1."""
+    near = get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"did you mean `{near[0]}`?" if near else None
 
 
@@ -60,7 +60,8 @@ def _option_hint(option: str, context: Any) -> str | None:
     if context is None:
         return None
     known = [name for param in context.command.params for name in (*param.opts, *param.secondary_opts)]
-    suggestion = did_you_mean(option, [*known, "--help"])
+    # Short words that only share their dashes are no slip of the keyboard.
+    suggestion = did_you_mean(option, [*known, "--help"], cutoff=0.75)
     if suggestion is None and context.parent is None:
         return f"options of a command come after its name; see `{context.command_path} --help`"
     return suggestion or _help_hint(context)

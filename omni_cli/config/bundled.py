@@ -49,9 +49,7 @@ def find_profile(name_or_path: str) -> Path:
     near = suggest(path.stem if looks_like_path else name_or_path, bundled)
     names = ", ".join(bundled)
     hint = f"bundled profiles are {names}"
-    message = (
-        f"no profile file `{shown}`" if looks_like_path else f"no profile named `{shown}`, and no such file"
-    )
+    message = f"no profile file `{shown}`" if looks_like_path else f"no profile named `{shown}`, and no such file"
     raise ProfileError(message, hint=f"{near}\n{hint}" if near else hint)
 
 

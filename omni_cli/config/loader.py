@@ -52,9 +52,7 @@ def read_profile(
     if tree.data is not None:
         order = apply_overrides(tree, overrides, model=model, seed=seed)
     profile = validate(tree)
-    found = (
-        dataclasses.replace(item, order=order.get(item.place.source.label, 0)) for item in tree.diagnostics
-    )
+    found = (dataclasses.replace(item, order=order.get(item.place.source.label, 0)) for item in tree.diagnostics)
     return profile, in_source_order(found)
 
 

@@ -218,8 +218,7 @@ def _type_hint(kind: str, value: Any, quoted: bool) -> str | None:
 def _plain_numbers(limits: Mapping[str, Any]) -> dict[str, Any]:
     """Limits as people write them: `0`, not `0.0`."""
     return {
-        key: int(value) if isinstance(value, float) and value.is_integer() else value
-        for key, value in limits.items()
+        key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in limits.items()
     }
 
 

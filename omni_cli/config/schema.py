@@ -33,9 +33,7 @@ Tokens = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
 Ranks = Annotated[int, Field(ge=1, le=_MAX_RANKS)]
 Pixels = Annotated[int, Field(ge=1, le=16_384)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
-Devices = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9/:._-]+(,[A-Za-z0-9/:._-]+)*$", max_length=1000)
-]
+Devices = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/:._-]+(,[A-Za-z0-9/:._-]+)*$", max_length=1000)]
 
 
 class _Strict(BaseModel):
@@ -64,9 +62,7 @@ class Sampling(_Strict):
     min_tokens: int | None = Field(
         None, ge=0, le=_MAX_TOKENS, description="Tokens to generate before the end of the answer may come."
     )
-    stop: NonEmpty | list[NonEmpty] | None = Field(
-        None, description="A text, or several, that ends the answer."
-    )
+    stop: NonEmpty | list[NonEmpty] | None = Field(None, description="A text, or several, that ends the answer.")
     stop_token_ids: list[TokenId] | None = Field(None, description="Token ids that end the answer.")
     ignore_eos: bool | None = Field(None, description="Go on after the end-of-sequence token.")
     seed: int | None = Field(
@@ -183,9 +179,7 @@ def _without_null(node: Any) -> Any:
         return [_without_null(item) for item in node]
     if not isinstance(node, dict):
         return node
-    node = {
-        key: _without_null(value) for key, value in node.items() if not (key == "default" and value is None)
-    }
+    node = {key: _without_null(value) for key, value in node.items() if not (key == "default" and value is None)}
     if "patternProperties" in node:
         node["additionalProperties"] = False
     choices = [choice for choice in node.get("anyOf", ()) if choice != {"type": "null"}]

@@ -77,9 +77,7 @@ class _Checker:
         if node is None:
             hint = "give it a value, or leave the key out for the default"
             self._add(path, f"`{visible(str(path[-1]), 80)}` has no value", hint, at_key=True)
-        children = (
-            node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-        )
+        children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
         for key, child in children:
             self._refuse_nulls((*path, key), child)
 

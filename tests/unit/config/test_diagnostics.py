@@ -68,8 +68,7 @@ SINGLE = {
     ),
     "unknown key in sampling": (
         ("temperature", "temprature"),
-        "8:16 'temprature': unknown key `temprature` in `sampling` of stage `thinker`"
-        " (did you mean `temperature`?)",
+        "8:16 'temprature': unknown key `temprature` in `sampling` of stage `thinker` (did you mean `temperature`?)",
     ),
     "sampling key in the stage": (
         ("    kind: ar\n", "    kind: ar\n    top_k: 3\n"),
@@ -77,8 +76,7 @@ SINGLE = {
     ),
     "profile key in the stage": (
         ("    kind: ar\n", "    kind: ar\n    dtype: float32\n"),
-        "8:5 'dtype': unknown key `dtype` in stage `thinker`"
-        " (`dtype` is a key of the whole profile, not of a stage)",
+        "8:5 'dtype': unknown key `dtype` in stage `thinker` (`dtype` is a key of the whole profile, not of a stage)",
     ),
     "stage key at the top": (
         ("dtype:", "max_num_seqs: 3\ndtype:"),
@@ -86,8 +84,7 @@ SINGLE = {
     ),
     "key of the other kind": (
         ("    kind: ar\n", "    kind: ar\n    height: 64\n"),
-        "8:5 'height': unknown key `height` in stage `thinker`"
-        " (`height` is a key of stages of kind `diffusion`)",
+        "8:5 'height': unknown key `height` in stage `thinker` (`height` is a key of stages of kind `diffusion`)",
     ),
     "trust_remote_code": (
         ("dtype:", "trust_remote_code: true\ndtype:"),
@@ -105,8 +102,7 @@ SINGLE = {
     ),
     "quoted number": (
         ("0.0", "'0.5'"),
-        "8:29 ''0.5'': invalid type for `temperature`: expected a number, got the text \"0.5\""
-        " (remove the quotes)",
+        "8:29 ''0.5'': invalid type for `temperature`: expected a number, got the text \"0.5\" (remove the quotes)",
     ),
     "integer with a fraction": (
         ("    kind: ar\n", "    kind: ar\n    block_size: 16.0\n"),
@@ -153,8 +149,8 @@ SINGLE = {
     ),
     "unknown word": (
         ("    kind: ar\n", "    kind: ar\n    cudagraph_mode: ful\n"),
-        "8:21 'ful': invalid value for `cudagraph_mode`: expected one of none, piecewise, full, full_decode_only,"
-        " full_and_piecewise (did you mean `full`?)",
+        "8:21 'ful': invalid value for `cudagraph_mode`: expected one of none, piecewise, full,"
+        " full_decode_only, full_and_piecewise (did you mean `full`?)",
     ),
     "bad version": (("version: 1", "version: 2"), "1:10 '2': invalid value for `version`: expected 1"),
     "bad name": (
@@ -194,8 +190,7 @@ SINGLE = {
     ),
     "unknown backend": (
         ("backend: vllm", "backend: difusers"),
-        "11:14 'difusers': invalid value for `backend`: expected one of vllm, diffusers"
-        " (did you mean `diffusers`?)",
+        "11:14 'difusers': invalid value for `backend`: expected one of vllm, diffusers (did you mean `diffusers`?)",
     ),
     "key that the backend lacks": (
         ("backend: vllm\n", "backend: diffusers\n    sway_coefficient: -1\n"),
@@ -375,9 +370,7 @@ def test_the_whole_text_of_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     write(
         tmp_path,
-        GOOD.replace(
-            "    kind: ar\n", "    kind: ar\n    gpu_memory_utilisation: 0.8\n    output_copy: asink\n"
-        ),
+        GOOD.replace("    kind: ar\n", "    kind: ar\n    gpu_memory_utilisation: 0.8\n    output_copy: asink\n"),
     )
     with pytest.raises(InvalidProfileError) as caught:
         load_profile("p.yaml")

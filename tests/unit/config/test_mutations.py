@@ -72,18 +72,14 @@ def test_a_mutated_profile(tmp_path_factory: pytest.TempPathFactory, content: by
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    content=st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode(errors="replace"))
-)
+@given(content=st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode(errors="replace")))
 def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "bytes.yaml"
     path.write_bytes(content)
     load(str(path))
 
 
-PARTS = st.sampled_from(
-    ["thinker", "talker", "stages", "sampling", "kind", "input", "model", "call", "x", "", "seed"]
-)
+PARTS = st.sampled_from(["thinker", "talker", "stages", "sampling", "kind", "input", "model", "call", "x", "", "seed"])
 VALUES = (
     PARTS
     | st.sampled_from(["null", "ar", "[a", "{a: b}", "[[1]]", "'", "&a 1", "*a", "1e999", "-1"])

@@ -65,10 +65,8 @@ def test_trust_remote_code_comes_from_the_argument_alone() -> None:
 WRONG = {
     "thinkr.max_num_seqs=4": "unknown stage `thinkr`\nhint: did you mean `thinker`?",
     "xyz.max_num_seqs=4": "unknown stage `xyz`\nhint: stages are thinker, talker, token2wav",
-    "stages.thinker.max_num_seqs=4": "unknown stage `stages`\n"
-    "hint: write the stage's name first, without `stages.`",
-    "thinker.max_num_seq=4": "unknown key `max_num_seq` in stage `thinker`\n"
-    "hint: did you mean `max_num_seqs`?",
+    "stages.thinker.max_num_seqs=4": "unknown stage `stages`\nhint: write the stage's name first, without `stages.`",
+    "thinker.max_num_seq=4": "unknown key `max_num_seq` in stage `thinker`\nhint: did you mean `max_num_seqs`?",
     "dtyp=float32": "unknown key `dtyp`\nhint: did you mean `dtype`?",
     "dtype=float8": "invalid value for `dtype`: expected one of float32, bfloat16, float16\n"
     "hint: did you mean `float32`?",
@@ -81,8 +79,7 @@ WRONG = {
     "thinker.max_num_seqs": "expected [STAGE.]KEY=VALUE\nhint: for example `--set thinker.max_num_seqs=4`",
     "=4": "expected [STAGE.]KEY=VALUE\nhint: for example `--set thinker.max_num_seqs=4`",
     "thinker..x=4": "expected [STAGE.]KEY=VALUE\nhint: for example `--set thinker.max_num_seqs=4`",
-    "talker.input=nobody": "`input` of stage `talker` names no stage: `nobody`\n"
-    "hint: stages are thinker, token2wav",
+    "talker.input=nobody": "`input` of stage `talker` names no stage: `nobody`\nhint: stages are thinker, token2wav",
     "thinker.sampling.stop=[a": "not valid YAML: expected ',' or ']', but got '<stream end>'"
     " while parsing a flow sequence",
     "trust_remote_code=true": "`trust_remote_code` cannot be set in a profile\n"

@@ -1,0 +1,260 @@
+"""The command-line shell: what it imports, how every kind of failure looks, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import typer
+
+from omni_cli import __version__
+from omni_cli.cli import app, console
+from omni_cli.cli.lazy import LazyCommand
+from omni_cli.cli.options import JsonOption, SeedOption, TimeoutOption, VerboseOption
+from omni_cli.errors import DeadlineError, ExitCode, InputError, OmniError, StageError
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command line; (exit code, stdout, stderr)."""
+
+    def run_command_line(*argv: str) -> tuple[int, str, str]:
+        code = app.run(argv)
+        captured = capsys.readouterr()
+        return int(code), captured.out, captured.err
+
+    return run_command_line
+
+
+FAILURES: dict[str, Callable[[], BaseException]] = {
+    "plain": lambda: OmniError("it broke", hint="try again"),
+    "input": lambda: InputError("empty prompt"),
+    "stage": lambda: StageError("no memory", stage="thinker", request_id="7", details="log of the worker"),
+    "deadline": lambda: DeadlineError("10 s are over"),
+    "bug": lambda: ZeroDivisionError("division by zero"),
+    "interrupt": KeyboardInterrupt,
+    "abort": typer.Abort,
+    "exit": lambda: typer.Exit(4),
+}
+
+
+def fail(
+    how: Annotated[str, typer.Argument()],
+    number: Annotated[int, typer.Option("--number", min=1)] = 1,
+    seed: SeedOption = None,
+    timeout: TimeoutOption = None,
+    print_first: Annotated[bool, typer.Option()] = False,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> int | None:
+    """Fail as told."""
+    if print_first:
+        console.print_json({"schema": "test/1"})
+    if how == "code":
+        return ExitCode.INCONCLUSIVE
+    if how in FAILURES:
+        raise FAILURES[how]()
+    return None
+
+
+@pytest.fixture(autouse=True)
+def fail_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(app._Commands.lazy_commands, "fail", LazyCommand(f"{__name__}:fail", "Fail."))
+
+
+def test_version_and_help(run: Run) -> None:
+    assert run("--version") == (0, f"omni {__version__}\n", "")
+    code, out, err = run("--help")
+    assert (code, err) == (0, "")
+    for command in ("generate", "profiles", "models", "doctor"):
+        assert f"\n  {command} " in out
+    assert run("-h") == (0, out, "")
+
+
+def test_no_command_shows_the_help_as_a_usage_error(run: Run) -> None:
+    code, out, err = run()
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: omni ")
+    code, out, err = run("--json", "profiles")
+    assert code == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "error", "hint"),
+    [
+        (["profils"], "unknown command `profils`", "did you mean `profiles`?"),
+        (["xyz"], "unknown command `xyz`", "see `omni --help`"),
+        (["--versoin"], "unknown option `--versoin`", "did you mean `--version`?"),
+        (["--json"], "unknown option `--json`", "options of a command come after its name; see `omni --help`"),
+        (["fail", "ok", "--sed", "1"], "unknown option `--sed`", "did you mean `--seed`?"),
+        (["fail", "ok", "-Z"], "unknown option `-Z`", "see `omni fail --help`"),
+        (["fail"], "missing argument `HOW`", "see `omni fail --help`"),
+        (["fail", "a", "b"], "got unexpected extra argument(s) (b)", "see `omni fail --help`"),
+        (["fail", "ok", "--seed"], "option `--seed` requires an argument", None),
+        (["fail", "ok", "--seed", "x"], "invalid value for `--seed`: ", None),
+        (["fail", "ok", "--seed", "-1"], "invalid value for `--seed`: ", None),
+        (["fail", "ok", "--number", "0"], "invalid value for `--number`: ", None),
+        (
+            ["fail", "ok", "--timeout", "nan"],
+            "invalid value for `--timeout`: expected a number of seconds greater than 0",
+            "see `omni fail --help`",
+        ),
+        (["profiles", "lst"], "no such command `lst`. Did you mean `list`?", "see `omni profiles --help`"),
+    ],
+)
+def test_usage_errors(run: Run, argv: list[str], error: str, hint: str | None) -> None:
+    code, out, err = run(*argv)
+    assert code == ExitCode.USAGE
+    assert err.startswith(f"error: {error}")
+    assert "Traceback" not in err
+    if hint is not None:
+        assert err == f"error: {error}\n\nhint: {hint}\n"
+    assert (json.loads(out)["error"]["kind"] == "usage") if "--json" in argv else out == ""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "kind", "error"),
+    [
+        ("plain", 6, "run", "error: it broke\n\nhint: try again\n"),
+        ("input", 2, "input", "error: empty prompt\n"),
+        ("stage", 6, "stage", "error: no memory\n"),
+        ("deadline", 6, "deadline", "error: 10 s are over\n"),
+        ("interrupt", 130, "interrupted", "error: interrupted\n"),
+        ("abort", 130, "interrupted", "error: interrupted\n"),
+        (
+            "bug",
+            6,
+            "internal",
+            "error: internal error: ZeroDivisionError: division by zero\n\n"
+            "hint: this is a fault of omni, not yours; run it again with `-v` and report what it prints\n",
+        ),
+    ],
+)
+def test_failures_of_a_command(run: Run, how: str, code: int, kind: str, error: str) -> None:
+    assert run("fail", how) == (code, "", error)
+    json_code, out, err = run("fail", how, "--json")
+    assert (json_code, err) == (code, error)
+    document = json.loads(out)
+    assert document["schema"] == "omni.error/1"
+    assert document["error"]["kind"] == kind
+    assert document["error"]["exit_code"] == code
+    assert f"error: {document['error']['message']}\n" in error
+    if how == "stage":
+        assert (document["error"]["stage"], document["error"]["request_id"]) == ("thinker", "7")
+
+
+def test_exit_codes_of_commands_that_end_in_order(run: Run) -> None:
+    assert run("fail", "ok") == (0, "", "")
+    assert run("fail", "exit") == (4, "", "")
+    assert run("fail", "code") == (3, "", "")
+
+
+def test_a_traceback_and_details_come_with_v_only(run: Run) -> None:
+    for how, name in (("bug", "ZeroDivisionError"), ("stage", "StageError")):
+        code, out, err = run("fail", how, "-v")
+        assert "Traceback (most recent call last)" in err
+        assert f"{name}: " in err
+        assert (code, out) == (6, "")
+    assert "log of the worker" in run("fail", "stage", "--verbose")[2]
+    assert "log of the worker" not in run("fail", "stage")[2]
+
+
+def test_a_document_that_was_printed_stays_the_only_one(run: Run) -> None:
+    code, out, _ = run("fail", "plain", "--json", "--print-first")
+    assert code == 6
+    assert json.loads(out) == {"schema": "test/1"}
+    # The next command of the same process starts anew.
+    assert json.loads(run("fail", "plain", "--json")[1])["error"]["message"] == "it broke"
+
+
+def test_json_in_an_argument_after_two_dashes_is_data(run: Run) -> None:
+    assert run("fail", "--", "--json") == (0, "", "")
+
+
+class TestProcess:
+    """What only a real process shows."""
+
+    def start(self, *argv: str, **options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "omni_cli", *argv], text=True, stderr=subprocess.PIPE, **options)
+
+    def test_the_exit_code_arrives(self) -> None:
+        done = self.start("profils", stdout=subprocess.PIPE)
+        assert (done.returncode, done.stdout) == (2, "")
+
+    def test_help_imports_nothing_that_it_does_not_need(self) -> None:
+        code = (
+            "import sys; from omni_cli.cli.app import run; run(['--help']); "
+            "print([m for m in ('rich', 'pydantic', 'yaml', 'numpy', 'torch', 'vllm') if m in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == "[]"
+
+    def test_a_closed_pipe_is_no_error(self) -> None:
+        reader = subprocess.Popen(["true"], stdin=subprocess.PIPE)
+        reader.wait()
+        done = self.start("profiles", "list", stdout=reader.stdin)
+        reader.stdin.close()
+        assert done.stderr == ""
+        assert done.returncode == 141
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+    def test_a_full_disk_behind_stdout_is_one(self) -> None:
+        with Path("/dev/full").open("w") as full:
+            done = self.start("profiles", "list", stdout=full)
+        assert done.stderr == "error: cannot write to standard output: No space left on device\n"
+        assert done.returncode == 2
+
+    def test_any_argument_can_be_shown_in_any_encoding(self) -> None:
+        env = {"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin"}
+        done = subprocess.run(
+            [sys.executable, "-m", "omni_cli", b"caf\xc3\xa9\xff", "--json"],
+            capture_output=True,
+            env=env,
+            cwd=Path(app.__file__).parents[2],
+        )
+        assert done.returncode == 2
+        assert json.loads(done.stdout)["error"]["kind"] == "usage"
+        assert b"Traceback" not in done.stderr
+
+
+class Terminal:
+    """A stream that says it is a terminal."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+
+def test_colours_on_a_terminal_only_and_never_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown(**environment: str) -> str:
+        for name in ("NO_COLOR", "TERM"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        console.print_error(OmniError("it broke", hint="try again"))
+        return terminal.text
+
+    plain = "error: it broke\n\nhint: try again\n"
+    assert shown() == "\x1b[1;31merror:\x1b[0m it broke\n\n\x1b[1;36mhint:\x1b[0m try again\n"
+    assert shown(NO_COLOR="1") == plain
+    assert shown(TERM="dumb") == plain
+
+
+def test_json_refuses_what_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        console.print_json({"x": float("nan")})
+    assert capsys.readouterr().out == ""
