@@ -17,8 +17,9 @@ def doctor(as_json: JsonOption = False) -> int:
     from omni_cli.config.bundled import bundled_profiles
     from omni_cli.config.loader import load_profile
     from omni_cli.doctor import checkup, report
+    from omni_cli.models.checkpoints import cache_folder
 
-    facts = checkup.look(checkup.cache_folder())
+    facts = checkup.look(cache_folder())
     problems = checkup.find_problems(facts)
     profiles = [load_profile(name) for name in bundled_profiles()]
     verdicts = [checkup.judge(profile, facts, problems) for profile in profiles]

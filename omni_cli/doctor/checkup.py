@@ -83,19 +83,11 @@ def look(cache: Path) -> Facts:
     )
 
 
-def cache_folder() -> Path:
-    """Where omni keeps the checkpoints that it builds."""
-    return _cache_home() / "omni-cli"
-
-
 def hub_cache_folder() -> Path:
     """Where Hugging Face's libraries keep what they download; their own variables, in their own order."""
-    home = Path(os.environ.get("HF_HOME") or _cache_home() / "huggingface")
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = Path(os.environ.get("HF_HOME") or cache_home / "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
-
-
-def _cache_home() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def find_problems(facts: Facts) -> list[Problem]:
@@ -226,14 +218,10 @@ def _gpu_unused(facts: Facts) -> list[Problem]:
         return [Problem("there is a GPU, but torch is a CPU build and will not use it", _shell(commands))]
     if not facts.torch.cuda_available:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        message = (
-            f"there is a GPU, but torch cannot use it (driver {facts.gpus.driver}, torch {torch.version})"
-        )
+        message = f"there is a GPU, but torch cannot use it (driver {facts.gpus.driver}, torch {torch.version})"
         hint = "update NVIDIA's driver; `nvidia-smi` shows which CUDA version it supports"
         if visible is not None:
-            hint = (
-                f"CUDA_VISIBLE_DEVICES is set to `{visible}`; try `env -u CUDA_VISIBLE_DEVICES omni doctor`"
-            )
+            hint = f"CUDA_VISIBLE_DEVICES is set to `{visible}`; try `env -u CUDA_VISIBLE_DEVICES omni doctor`"
         return [Problem(message, hint)]
     return []
 
@@ -295,9 +283,7 @@ def _other_versions(facts: Facts) -> list[Problem]:
     others = [package for package in facts.packages.values() if package.is_other_version]
     if not others:
         return []
-    named = ", ".join(
-        f"{package.name} {package.version} (verified: {package.verified})" for package in others
-    )
+    named = ", ".join(f"{package.name} {package.version} (verified: {package.verified})" for package in others)
     rest = [_pin(package.name) for package in others if package.name != "torch"]
     commands = [_torch_command(facts)] if len(rest) < len(others) else []
     commands += [pip_install(*rest)] if rest else []

@@ -78,9 +78,7 @@ def start_torch_probe() -> subprocess.Popen[str] | None:
     """Begin importing torch in another process (a second or two); None where torch is not installed."""
     if installed("torch") is None:
         return None
-    return subprocess.Popen(
-        [sys.executable, "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen([sys.executable, "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finish_torch_probe(process: subprocess.Popen[str]) -> TorchProbe:
