@@ -84,6 +84,7 @@ def run(argv: Sequence[str]) -> int:
         console.flush()
         return code
     except BrokenPipeError:
+        console.drop_stdout()
         return _BROKEN_PIPE
     except OutputError as error:
         return console.report_failure(error, as_json=False, verbose=verbose)
@@ -100,8 +101,10 @@ def _run_command(argv: Sequence[str], *, as_json: bool, verbose: bool) -> int:
         return result if isinstance(result, int) else ExitCode.OK
     except typer.Exit as stop:
         return stop.exit_code
-    except (BrokenPipeError, KeyboardInterrupt):
-        raise
+    except BrokenPipeError as error:
+        if console.is_stdout_closed():
+            raise
+        failure = _internal_error(error)  # some other pipe, such as one to a worker
     except typer.Abort as abort:
         raise KeyboardInterrupt from abort
     except OmniError as error:

@@ -5,9 +5,11 @@ Imports nothing heavy: it is loaded for `omni --help`.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import select
 import sys
 import traceback
 from collections.abc import Mapping
@@ -67,6 +69,22 @@ def flush() -> None:
     _write("")
 
 
+def is_stdout_closed() -> bool:
+    """Whether stdout is a pipe that nobody reads any more."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except io.UnsupportedOperation:  # not a file: a test, or a program that runs commands itself
+        return False
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def drop_stdout() -> None:
+    """Send what is buffered or still to come nowhere; Python would fail on it once more while it shuts down."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _write(text: str) -> None:
     global _json_wanted
     try:
@@ -75,10 +93,9 @@ def _write(text: str) -> None:
             sys.stdout.flush()
     except OSError as error:
         _json_wanted = False
-        # What is still buffered goes nowhere; Python would otherwise fail on it once more while it shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise
+        drop_stdout()
         raise OutputError(f"cannot write to standard output: {error.strerror or error}") from error
 
 

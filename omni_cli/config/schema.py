@@ -112,6 +112,9 @@ class ARStage(_Stage):
     distributed_executor_backend: Literal["mp", "ray", "external_launcher"] | None = Field(
         None, description="What starts the ranks of a parallel stage."
     )
+    system_prompt: Text | None = Field(
+        None, description="What the model is told before every prompt; the checkpoint's own words if absent."
+    )
     cudagraph_mode: CudagraphMode = Field("none", description="What vLLM replays from CUDA graphs.")
     sampling: Sampling = Field(
         default_factory=lambda: Sampling(), description="Defaults for requests: vLLM SamplingParams fields."

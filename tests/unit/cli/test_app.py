@@ -39,6 +39,7 @@ FAILURES: dict[str, Callable[[], BaseException]] = {
     "stage": lambda: StageError("no memory", stage="thinker", request_id="7", details="log of the worker"),
     "deadline": lambda: DeadlineError("10 s are over"),
     "bug": lambda: ZeroDivisionError("division by zero"),
+    "worker": lambda: BrokenPipeError(32, "Broken pipe"),
     "interrupt": KeyboardInterrupt,
     "abort": typer.Abort,
     "exit": lambda: typer.Exit(4),
@@ -148,6 +149,12 @@ def test_failures_of_a_command(run: Run, how: str, code: int, kind: str, error: 
     assert f"error: {document['error']['message']}\n" in error
     if how == "stage":
         assert (document["error"]["stage"], document["error"]["request_id"]) == ("thinker", "7")
+
+
+def test_a_broken_pipe_to_something_else_is_not_taken_for_a_closed_stdout(run: Run) -> None:
+    code, _, err = run("fail", "worker")
+    assert code == 6
+    assert err.startswith("error: internal error: BrokenPipeError: ")
 
 
 def test_exit_codes_of_commands_that_end_in_order(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from pathlib import Path
@@ -14,7 +15,7 @@ from omni_cli.config.bundled import bundled_profiles, find_profile
 from omni_cli.config.engine_config import ARStageConfig, DiffusionStageConfig
 from omni_cli.config.loader import check_profile, load_profile
 from omni_cli.config.resolve import to_profile_data
-from omni_cli.config.schema import json_schema
+from omni_cli.config.schema import ARStage, DiffusionStage, json_schema
 from omni_cli.config.yaml_tree import parse_scalar
 from omni_cli.config.yaml_writer import to_yaml
 from omni_cli.errors import ExitCode, ProfileError
@@ -83,6 +84,15 @@ def test_what_show_prints_is_the_same_profile(name: str, tmp_path: Path) -> None
     path.write_text(to_yaml(to_profile_data(config)))
     assert check_profile(path) == ()
     assert load_profile(str(path)) == config
+
+
+@pytest.mark.parametrize(("model", "config"), [(ARStage, ARStageConfig), (DiffusionStage, DiffusionStageConfig)])
+def test_the_schema_and_the_resolved_configuration_agree(model: type, config: type) -> None:
+    fields = {item.name: item for item in dataclasses.fields(config) if item.name != "name"}
+    assert model.model_fields.keys() == fields.keys()
+    defaults = model.model_construct()
+    for key in fields.keys() - {"kind", "sampling", "call"}:
+        assert getattr(defaults, key) == fields[key].default, key
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)

@@ -1,0 +1,72 @@
+"""The keys of a profile are vLLM's own names, with vLLM's own limits."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, get_args
+
+import pytest
+
+from omni_cli.config.engine_config import CudagraphMode
+from omni_cli.config.schema import ARStage, Sampling
+
+vllm = pytest.importorskip("vllm")
+
+# Keys of an AR stage that are omni's, or are a part of one of vLLM's configurations.
+OURS = {"kind", "backend", "input", "output_copy", "devices", "sampling", "cudagraph_mode", "system_prompt"}
+
+
+def test_keys_of_an_ar_stage_are_engine_arguments() -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    assert ARStage.model_fields.keys() - OURS <= {item.name for item in fields(EngineArgs)}
+
+
+def test_cudagraph_modes() -> None:
+    from vllm.config import CUDAGraphMode
+
+    assert {mode.upper() for mode in get_args(CudagraphMode)} <= set(CUDAGraphMode.__members__)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0},
+        {"temperature": 1.5, "top_p": 1, "top_k": -1, "min_p": 1},
+        {"top_k": 0, "top_p": 0.001, "min_p": 0},
+        {"repetition_penalty": 0.01, "presence_penalty": -2, "frequency_penalty": 2},
+        {"max_tokens": 4, "min_tokens": 4, "ignore_eos": True, "seed": 0},
+        {"stop": "a", "stop_token_ids": [0]},
+        {"stop": ["a", "b"], "logprobs": -1},
+    ],
+)
+def test_what_the_schema_takes_vllm_takes(sampling: dict[str, Any]) -> None:
+    params = vllm.SamplingParams(**Sampling.model_validate(sampling).model_dump(exclude_none=True))
+    for key, value in sampling.items():
+        assert getattr(params, key) in (value, [value])
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": -0.1},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"top_k": -2},
+        {"min_p": 1.1},
+        {"repetition_penalty": 0},
+        {"presence_penalty": 2.1},
+        {"frequency_penalty": -2.1},
+        {"max_tokens": 0},
+        {"min_tokens": -1},
+        {"stop": ""},
+        {"logprobs": -2},
+    ],
+)
+def test_what_vllm_refuses_the_schema_refuses_first(sampling: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(sampling))):
+        Sampling.model_validate(sampling)
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises((VLLMValidationError, ValueError), match=r"\w"):
+        vllm.SamplingParams(**sampling)
