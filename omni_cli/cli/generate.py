@@ -110,9 +110,7 @@ def generate(
     from omni_cli.cli.inputs import decode_specs, read_specs
     from omni_cli.config.loader import load_profile
 
-    config = load_profile(
-        profile, overrides=set_ or [], model=model, trust_remote_code=trust_remote_code, seed=seed
-    )
+    config = load_profile(profile, overrides=set_ or [], model=model, trust_remote_code=trust_remote_code, seed=seed)
     given = {name: value for name, value in fields.items() if value is not None}
     requests = decode_specs(read_specs(given, requests, config), config)
     return run(requests, config, RunSettings(output_dir, timeout, as_json, verbose, quiet))
@@ -125,12 +123,10 @@ def make_engine(config: EngineConfig, *, verbose: bool) -> Engine:
     return OmniLLM(config, verbose=verbose)
 
 
-def run(
-    requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, settings: RunSettings
-) -> ExitCode:
+def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, settings: RunSettings) -> ExitCode:
     """Run requests on their own engine and show what comes out. Raises `OmniError` if none could run."""
     from omni_cli.cli.artifacts import ArtifactWriter
-    from omni_cli.cli.generate_run import GenerateRun
+    from omni_cli.cli.generate_run import GenerateRun, PendingRequest
     from omni_cli.cli.progress import choose_progress
 
     writer = ArtifactWriter(settings.output_dir, [request.request_id for request in requests])
@@ -138,6 +134,7 @@ def run(
         writer.prepare()
     progress = choose_progress(
         [(stage.name, stage.kind) for stage in config.stages],
+        sum(isinstance(request, PendingRequest) for request in requests),
         sys.stderr,
         quiet=settings.quiet,
         verbose=settings.verbose,

@@ -35,9 +35,7 @@ RawOption = Annotated[
     bool, typer.Option("--raw", help="Give the prompt to the tokenizer as it is, without the chat template.")
 ]
 SpeakerOption = Annotated[str | None, _option("--speaker", "NAME", "Voice of the speech.")]
-NegativePromptOption = Annotated[
-    str | None, _option("--negative-prompt", "TEXT", "What the image should not show.")
-]
+NegativePromptOption = Annotated[str | None, _option("--negative-prompt", "TEXT", "What the image should not show.")]
 NumInferenceStepsOption = Annotated[
     int | None, _option("--num-inference-steps", "N", "Denoising steps of the diffusion stage.")
 ]

@@ -16,8 +16,10 @@ from omni_cli.cli.stop_signals import stop_signals
 from omni_cli.errors import DeadlineError, ExitCode, OmniError, OutputError, UsageError
 from omni_cli.inputs.request_spec import BadRequest
 from omni_cli.outputs import (
+    AudioOutput,
     Event,
     GenerateRequest,
+    Modality,
     Output,
     OutputReady,
     RequestResult,
@@ -75,9 +77,7 @@ class Outcome:
         errors = [record.error for record in self.records if record.error is not None]
         if not errors:
             return ExitCode.OK
-        return (
-            ExitCode.USAGE if all(isinstance(error, UsageError) for error in errors) else ExitCode.RUN_FAILED
-        )
+        return ExitCode.USAGE if all(isinstance(error, UsageError) for error in errors) else ExitCode.RUN_FAILED
 
 
 class GenerateRun:
@@ -113,9 +113,7 @@ class GenerateRun:
             work = asyncio.create_task(self._work())
             try:
                 self._progress.show()
-                await asyncio.wait(
-                    {work, stop_requested}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait({work, stop_requested}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 stopped = None if work.done() else _why_stopped(stop_requested, timeout_s)
             finally:
                 await self._end_run(work)
@@ -180,17 +178,18 @@ class GenerateRun:
             )
 
     async def _follow(self, index: int, request: GenerateRequest) -> RequestResult:
-        """Show and write what a request gives until it ends."""
+        """Show and write what a request gives until it ends; text on the way to speech only if it is wanted."""
+        wanted = request.modalities
         async with aclosing(self._engine.generate(request)) as events:
             async for event in events:
                 self._progress.handle(event)
                 if isinstance(event, TextDelta):
-                    self._printer.text(event.text)
+                    if wanted is None or "text" in wanted:
+                        self._printer.text(event.text)
                 elif isinstance(event, OutputReady):
-                    self._keep(index, request.request_id, event.output)
+                    if wanted is None or _modality(event.output) in wanted:
+                        self._keep(index, request.request_id, event.output)
                 elif isinstance(event, RequestResult):
-                    for output in event.outputs[len(self._written[index]) :]:
-                        self._keep(index, request.request_id, output)
                     return event
         raise OmniError(f"request `{request.request_id}` ended without a result")
 
@@ -222,9 +221,13 @@ class GenerateRun:
 def _why_stopped(stop_requested: asyncio.Future, timeout_s: float | None) -> OmniError:
     if stop_requested.done():
         return Interrupted("interrupted")
-    return DeadlineError(
-        f"the run was not done within {timeout_s:g} s", hint="give it more time with `--timeout`"
-    )
+    return DeadlineError(f"the run was not done within {timeout_s:g} s", hint="give it more time with `--timeout`")
+
+
+def _modality(output: Output) -> Modality:
+    if isinstance(output, TextOutput):
+        return "text"
+    return "audio" if isinstance(output, AudioOutput) else "image"
 
 
 async def _cancel(tasks: Collection[asyncio.Task]) -> None:

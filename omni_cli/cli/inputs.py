@@ -44,9 +44,7 @@ def read_specs(
     return read_requests(requests, capabilities, check_fields(given, capabilities, _label))
 
 
-def decode_specs(
-    specs: Sequence[RequestSpec | BadRequest], config: EngineConfig
-) -> list[PendingRequest | BadRequest]:
+def decode_specs(specs: Sequence[RequestSpec | BadRequest], config: EngineConfig) -> list[PendingRequest | BadRequest]:
     """Read and decode the files of all requests, so that what is wrong with them is known before any load.
 
     A JSONL line with a file that cannot be used becomes a `BadRequest`; for the request of the command line

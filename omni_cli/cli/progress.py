@@ -40,7 +40,7 @@ class NoProgress:
 
 
 def choose_progress(
-    stages: Sequence[tuple[str, str]], stream: TextIO, *, quiet: bool, verbose: bool
+    stages: Sequence[tuple[str, str]], num_requests: int, stream: TextIO, *, quiet: bool, verbose: bool
 ) -> Progress:
     """The display that suits `stream`; `stages` are (name, kind) in order.
 
@@ -51,7 +51,7 @@ def choose_progress(
     if verbose:
         return LineProgress(stream)
     if stream.isatty() and os.environ.get("TERM") != "dumb":
-        return LiveProgress(StageBoard(stages), stream)
+        return LiveProgress(StageBoard(stages, num_requests), stream)
     return NoProgress()
 
 
@@ -120,10 +120,14 @@ class StageBoard:
     """The state of all stages, from events alone."""
 
     def __init__(
-        self, stages: Sequence[tuple[str, str]], clock: Callable[[], float] = time.monotonic
+        self,
+        stages: Sequence[tuple[str, str]],
+        num_requests: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rows = {name: StageRow(name, kind) for name, kind in stages}
-        self.requests_done = 0
+        self._num_requests = num_requests
+        self._num_ended = 0
         self._clock = clock
 
     def handle(self, event: Event) -> None:
@@ -143,12 +147,15 @@ class StageBoard:
             if row.first is None:
                 row.first = (now, event.done)
         elif isinstance(event, RequestResult):
-            self.requests_done += 1
+            self._num_ended += 1
 
     def cells(self) -> list[tuple[str, ...]]:
-        """One row a stage: name, kind, state, work done, rate."""
+        """One row a stage: name, kind, state, work done, rate; then how many of several requests have ended."""
         now = self._clock()
-        return [(row.name, row.kind, row.state(now), row.work(), row.rate()) for row in self.rows.values()]
+        cells = [(row.name, row.kind, row.state(now), row.work(), row.rate()) for row in self.rows.values()]
+        if self._num_requests > 1:
+            cells.append(("requests", "", f"{self._num_ended}/{self._num_requests} done", "", ""))
+        return cells
 
 
 class LiveProgress:

@@ -53,9 +53,7 @@ def _check_header(sound: soundfile.SoundFile, name: str) -> None:
     """Refuse by the header alone what would be wrong or too large to decode."""
     low, high = SAMPLE_RATE_RANGE_HZ
     if not low <= sound.samplerate <= high:
-        raise InputError(
-            f"the {name} has a sample rate of {sound.samplerate} Hz; {low} to {high} Hz can be used"
-        )
+        raise InputError(f"the {name} has a sample rate of {sound.samplerate} Hz; {low} to {high} Hz can be used")
     if sound.channels > MAX_CHANNELS:
         raise InputError(f"the {name} has {sound.channels} channels; at most {MAX_CHANNELS} can be used")
     if sound.frames <= 0:

@@ -54,9 +54,7 @@ def _whole_number(low: int, high: int) -> Callable[[Any], int]:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError(f"must be a whole number, not {_kind(value)}")
         if not low <= value <= high:
-            raise ValueError(
-                f"must be from {low} to {high}, not {value if abs(value) < 10**20 else 'that large'}"
-            )
+            raise ValueError(f"must be from {low} to {high}, not {value if abs(value) < 10**20 else 'that large'}")
         return value
 
     return check
@@ -67,9 +65,7 @@ def _number(high: float) -> Callable[[Any], float]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"must be a number, not {_kind(value)}")
         if not 0 <= value <= high:  # NaN is not either
-            raise ValueError(
-                f"must be from 0 to {high:g}, not {value if abs(value) < 1e20 else 'that large'}"
-            )
+            raise ValueError(f"must be from 0 to {high:g}, not {value if abs(value) < 1e20 else 'that large'}")
         return float(value)
 
     return check

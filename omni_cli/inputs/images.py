@@ -49,9 +49,7 @@ def decode_image(file: BinaryIO, name: str, warn: Warn) -> np.ndarray:
     except InputError:
         raise
     except UnidentifiedImageError as error:
-        raise InputError(
-            f"cannot read the {name}: its format is not recognised", hint=_FORMATS_HINT
-        ) from error
+        raise InputError(f"cannot read the {name}: its format is not recognised", hint=_FORMATS_HINT) from error
     except Image.DecompressionBombError as error:
         raise _too_large(name, "too many") from error
     except Exception as error:

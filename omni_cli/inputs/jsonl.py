@@ -45,9 +45,7 @@ def read_requests(
         except UsageError as error:
             requests.append(BadRequest(request_id, error, place))
     if not requests:
-        raise InputError(
-            f"the requests file `{path}` has no requests", hint='one a line, as {"prompt": "hello"}'
-        )
+        raise InputError(f"the requests file `{path}` has no requests", hint='one a line, as {"prompt": "hello"}')
     return requests
 
 

@@ -55,17 +55,14 @@ def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: L
     pixels = checked.get("height", 1) * checked.get("width", 1)
     if pixels > MAX_IMAGE_PIXELS:
         raise InputError(
-            f"{label('height')} times {label('width')} is {pixels} pixels; at most {MAX_IMAGE_PIXELS} "
-            "can be made"
+            f"{label('height')} times {label('width')} is {pixels} pixels; at most {MAX_IMAGE_PIXELS} can be made"
         )
     if "modalities" in checked:
         capabilities.check_modalities(checked["modalities"], label("modalities"))
     return checked
 
 
-def spec_of(
-    checked: Mapping[str, Any], *, request_id: str, folder: Path, place: str | None = None
-) -> RequestSpec:
+def spec_of(checked: Mapping[str, Any], *, request_id: str, folder: Path, place: str | None = None) -> RequestSpec:
     """The request that checked fields describe; relative file names are relative to `folder`.
 
     `checked` has a `prompt`; `max_tokens` and `temperature` override the same keys of `sampling`.

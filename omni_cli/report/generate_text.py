@@ -22,18 +22,19 @@ def file_line(written: WrittenOutput) -> str:
 
 
 def loaded_lines(stages: Sequence[StageInfo]) -> list[str]:
-    """One aligned line a stage: what it is, what is in effect, how long it took to load, its memory."""
+    """One aligned line a stage: what it is, how it runs, how long it took to load, its memory."""
     rows = [
         (
             stage.name,
             stage.kind,
-            "  ".join(f"{name} {value}" for name, value in stage.effective.items()),
+            _execution(stage),
+            f"copy {stage.effective['output_copy']}" if "output_copy" in stage.effective else "",
             f"loaded in {seconds(stage.load_s)}",
             memory(_peak_bytes(stage)),
         )
         for stage in stages
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)] if rows else []
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         f"  {index} " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for index, row in enumerate(rows)
@@ -53,6 +54,12 @@ def summary_line(records: Sequence[RequestRecord], stages: Iterable[StageInfo], 
     failed = sum(record.error is not None for record in records)
     outcome = f"{failed} failed" if failed else "all ok"
     return f"  {count(len(records), 'request')} in {seconds(total_s)} · {outcome}   {peak}"
+
+
+def _execution(stage: StageInfo) -> str:
+    if "cudagraph_mode" in stage.effective:
+        return f"cudagraph {stage.effective['cudagraph_mode']}"
+    return str(stage.effective.get("execution", ""))
 
 
 def _peak_bytes(stage: StageInfo) -> int:

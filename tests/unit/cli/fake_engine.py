@@ -72,9 +72,8 @@ class FakeEngine:
         if "late" in words:
             await asyncio.sleep(0.2)
         outputs: list[Output] = []
-        wanted = request.modalities or {"text", "audio", "image"}
         text = " ".join(word.upper() for word in words)
-        if self.config.stages[0].kind == "ar" and "text" in wanted:
+        if self.config.stages[0].kind == "ar":
             for index, word in enumerate(words):
                 yield StageProgress(request.request_id, self.config.stages[0].name, index + 1, None, "token")
                 yield TextDelta(request.request_id, (" " if index else "") + word.upper())

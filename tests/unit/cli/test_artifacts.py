@@ -130,9 +130,7 @@ def test_folder_without_permission(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
-def test_a_full_disk_is_an_output_error_and_keeps_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_an_output_error_and_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = ArtifactWriter(tmp_path, ["0"])
     old = writer.write("0", ImageOutput(np.zeros((1, 1, 3), np.uint8))).read_bytes()
 

@@ -8,16 +8,12 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
-import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import soundfile
 
@@ -26,7 +22,6 @@ from omni_cli.cli.app import run
 from omni_cli.errors import ExitCode
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
-ROOT = Path(omni_cli.__file__).parents[1]
 
 Omni = Callable[..., SimpleNamespace]
 
@@ -40,9 +35,7 @@ def load_fake_engine() -> type:
 
 
 @pytest.fixture
-def omni(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Omni]:
+def omni(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Omni]:
     """Runs a command line in an empty folder; gives code, out, err and the engines that were made."""
     engine = load_fake_engine()
     monkeypatch.setattr(omni_cli.cli.generate, "make_engine", engine)
@@ -128,6 +121,13 @@ def test_text_alone_touches_no_folder(omni: Omni) -> None:
     result = omni("hello", "--modalities", "text", "--output-dir", "/proc/nowhere")
     assert (result.code, result.out) == (0, "HELLO\n")
     assert names() == []
+
+
+def test_audio_alone_shows_no_text(omni: Omni) -> None:
+    result = omni("hello", "--modalities", "audio")
+    assert (result.code, result.out) == (0, "out/0.wav   0.50 s audio, 24 kHz\n")
+    outputs = json.loads(omni("hello", "--modalities", "audio", "--json").out)["results"][0]["outputs"]
+    assert [output["type"] for output in outputs] == ["audio"]
 
 
 def test_prompt_from_stdin(omni: Omni) -> None:
@@ -247,9 +247,7 @@ def test_empty_stdin(omni: Omni) -> None:
 
 
 def test_requests_finish_in_any_order_and_are_listed_in_theirs(omni: Omni) -> None:
-    path = requests_file(
-        {"prompt": "late one"}, {"prompt": "two", "request_id": "b", "seed": 5}, {"prompt": "three"}
-    )
+    path = requests_file({"prompt": "late one"}, {"prompt": "two", "request_id": "b", "seed": 5}, {"prompt": "three"})
     result = omni("--requests", path)
     assert result.code == 0
     assert result.out == (
@@ -308,9 +306,7 @@ def test_nothing_but_bad_lines_starts_no_engine(omni: Omni) -> None:
 
 
 def test_hostile_request_ids_stay_in_the_folder(omni: Omni) -> None:
-    path = requests_file(
-        {"prompt": "a", "request_id": "../../evil"}, {"prompt": "b", "request_id": "/etc/passwd"}
-    )
+    path = requests_file({"prompt": "a", "request_id": "../../evil"}, {"prompt": "b", "request_id": "/etc/passwd"})
     document = json.loads(omni("--requests", path, "--json", "--output-dir", "deep/out").out)
     written = {Path(entry["outputs"][1]["path"]) for entry in document["results"]}
     assert {path.parent for path in written} == {Path("deep/out")}
@@ -356,84 +352,3 @@ def test_deadline_while_loading(omni: Omni) -> None:
     result = omni("hello", "--model", "stall_start", "--timeout", "0.2")
     assert result.code == ExitCode.RUN_FAILED
     assert "error: the run was not done within 0.2 s" in result.err
-
-
-class Process:
-    """The command in a process of its own; `log` is what the engine announces."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self.log = folder / "log"
-        environment = {**os.environ, "FAKE_ENGINE_LOG": str(self.log), "PYTHONPATH": str(ROOT)}
-        self.popen = subprocess.Popen(
-            [sys.executable, str(FAKE_ENGINE), "generate", *arguments],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def wait_for(self, word: str) -> None:
-        deadline = time.monotonic() + 30
-        while not (self.log.exists() and word in self.log.read_text().split()):
-            assert time.monotonic() < deadline and self.popen.poll() is None, f"never {word}"
-            time.sleep(0.01)
-
-    def end(self) -> tuple[int, str, str]:
-        out, err = self.popen.communicate(timeout=30)
-        return self.popen.returncode, out, err
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_keeps_what_is_finished(tmp_path: Path, number: signal.Signals) -> None:
-    (tmp_path / "r.jsonl").write_text('{"prompt": "one"}\n{"prompt": "late stall"}\n')
-    process = Process(tmp_path, "--requests", "r.jsonl", "--json")
-    process.wait_for("stalled")
-    process.popen.send_signal(number)
-    code, out, err = process.end()
-    assert (code, err) == (130, "error: interrupted\n")
-    first, second = json.loads(out)["results"]
-    assert (first["status"], second["status"], second["message"]) == ("ok", "error", "interrupted")
-    assert process.log.read_text().split()[-1] == "closed"
-    assert names(tmp_path / "out") == ["0.wav"]
-
-
-def test_a_signal_while_loading(tmp_path: Path) -> None:
-    process = Process(tmp_path, "hello", "--model", "stall_start")
-    process.wait_for("loading")
-    process.popen.send_signal(signal.SIGINT)
-    assert process.end() == (130, "", "error: interrupted\n")
-    assert process.log.read_text().split() == ["loading", "closed"]
-
-
-def test_a_second_signal_kills_even_what_does_not_close(tmp_path: Path) -> None:
-    process = Process(tmp_path, "hello stall", "--model", "stall_close")
-    process.wait_for("stalled")
-    process.popen.send_signal(signal.SIGINT)
-    process.wait_for("closing")
-    children = psutil.Process(process.popen.pid).children()
-    assert len(children) == 1
-    time.sleep(0.6)  # a second signal within half a second counts as the first one's echo
-    process.popen.send_signal(signal.SIGINT)
-    assert process.end()[0] == 130
-    assert "closed" not in process.log.read_text().split()
-    assert psutil.wait_procs(children, timeout=10)[1] == []
-
-
-def test_an_echo_of_the_signal_is_not_a_second_one(tmp_path: Path) -> None:
-    process = Process(tmp_path, "hello stall")
-    process.wait_for("stalled")
-    process.popen.send_signal(signal.SIGINT)
-    process.popen.send_signal(signal.SIGTERM)
-    assert process.end()[0] == 130
-    assert process.log.read_text().split()[-1] == "closed"
-
-
-def test_a_reader_that_goes_away(tmp_path: Path) -> None:
-    process = Process(tmp_path, "hello stall")
-    process.popen.stdout.close()
-    process.popen.stdout = None
-    code, _, err = process.end()
-    assert "Traceback" not in err and code == 141
-    assert process.log.read_text().split()[-1] == "closed"

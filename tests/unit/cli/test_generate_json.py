@@ -15,7 +15,9 @@ from omni_cli.report.generate_text import file_line, loaded_lines, summary_line
 from omni_cli.report.records import RequestRecord, WrittenOutput
 
 CONFIG = EngineConfig("tiny-omni", "", "builtin:tiny-omni", "float32", (ARStageConfig("thinker"),), seed=3)
-STAGE = StageInfo("thinker", "ar", 4.1, {"device": 0, "host": 123 * 2**20}, {"cudagraph_mode": "none"})
+STAGE = StageInfo(
+    "thinker", "ar", 4.1, {"device": 0, "host": 123 * 2**20}, {"cudagraph_mode": "none", "output_copy": "async"}
+)
 OUTPUTS = (
     WrittenOutput(TextOutput("hä", (1, 2), "stop")),
     WrittenOutput(AudioOutput(np.zeros(11520, np.float32), 24000), Path("out/0.wav")),
@@ -73,9 +75,7 @@ def test_document_of_the_contract() -> None:
                 ],
             }
         ],
-        "stages": [
-            {"name": "thinker", "load_s": 4.1, "peak_memory_bytes": {"device": 0, "host": 123 * 2**20}}
-        ],
+        "stages": [{"name": "thinker", "load_s": 4.1, "peak_memory_bytes": {"device": 0, "host": 123 * 2**20}}],
     }
 
 
@@ -105,10 +105,11 @@ def test_numpy_integers_become_json_numbers() -> None:
 def test_lines_for_people() -> None:
     assert file_line(OUTPUTS[1]) == "out/0.wav   0.48 s audio, 24 kHz"
     assert file_line(OUTPUTS[2]) == "out/0.png   64x48 image"
-    second = StageInfo("token2wav", "diffusion", 14.94, {"device": 3 * 2**30, "host": 5}, {})
+    effective = {"device": "cpu", "execution": "eager"}
+    second = StageInfo("token2wav", "diffusion", 14.94, {"device": 3 * 2**30, "host": 5}, effective)
     assert loaded_lines([STAGE, second]) == [
-        "  0 thinker    ar         cudagraph_mode none  loaded in 4.10 s  123 MiB",
-        "  1 token2wav  diffusion                       loaded in 14.9 s  3.0 GiB",
+        "  0 thinker    ar         cudagraph none  copy async  loaded in 4.10 s  123 MiB",
+        "  1 token2wav  diffusion  eager                       loaded in 14.9 s  3.0 GiB",
     ]
     one = RequestRecord("0", OUTPUTS, TRACES, total_s=0.35)
     assert summary_line([one], [STAGE], 9.0) == (

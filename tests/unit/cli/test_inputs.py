@@ -46,9 +46,7 @@ def no_warning(message: str) -> None:
     raise AssertionError(f"unexpected warning: {message}")
 
 
-def write_tone(
-    path: Path, *, rate: int = 16000, channels: int = 1, seconds: float = 0.5, **kwargs
-) -> np.ndarray:
+def write_tone(path: Path, *, rate: int = 16000, channels: int = 1, seconds: float = 0.5, **kwargs) -> np.ndarray:
     time = np.arange(int(rate * seconds)) / rate
     tone = np.stack([0.5 * np.sin(2 * np.pi * 220 * (c + 1) * time) for c in range(channels)], axis=1)
     soundfile.write(path, tone, rate, **kwargs)
@@ -116,9 +114,7 @@ def test_truncated_flac(tmp_path: Path) -> None:
         load_audio(cut)
 
 
-def test_too_long_audio_is_refused_before_it_is_decoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_long_audio_is_refused_before_it_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tone(tmp_path / "long.wav", seconds=1.01)
     monkeypatch.setattr(audio_module, "MAX_AUDIO_S", 1.0)
 
@@ -372,9 +368,7 @@ def test_gigantic_image(tmp_path: Path) -> None:
 
 
 def test_hints_of_unknown_keys(tmp_path: Path) -> None:
-    near, option, far = read(
-        tmp_path / "r.jsonl", {"promt": "a"}, {"prompt": "a", "temperature": 1}, {"xyz": 1}
-    )
+    near, option, far = read(tmp_path / "r.jsonl", {"promt": "a"}, {"prompt": "a", "temperature": 1}, {"xyz": 1})
     assert near.error.hint == "did you mean `prompt`?"
     assert option.error.hint == 'write it as "sampling": {"temperature": ...}'
     assert far.error.hint.startswith("known keys: ")
@@ -390,9 +384,7 @@ def test_bytes_that_are_not_utf8_fail_alone(tmp_path: Path) -> None:
 
 def test_an_overlong_line_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni_cli.inputs.jsonl.MAX_LINE_BYTES", 64)
-    first, second, third = read(
-        tmp_path / "r.jsonl", {"prompt": "a"}, {"prompt": "b" * 1000}, {"prompt": "c"}
-    )
+    first, second, third = read(tmp_path / "r.jsonl", {"prompt": "a"}, {"prompt": "b" * 1000}, {"prompt": "c"})
     assert (first.prompt, third.prompt, third.place) == ("a", "c", f"{tmp_path / 'r.jsonl'}:3")
     assert "longer than" in second.error.message
 

@@ -33,7 +33,7 @@ class Clock:
 
 def test_board_follows_loading() -> None:
     clock = Clock()
-    board = StageBoard(STAGES, clock)
+    board = StageBoard(STAGES, 1, clock)
     board.handle(StageLoading("thinker", "ar"))
     clock.now += 2.5
     assert board.cells() == [
@@ -46,7 +46,7 @@ def test_board_follows_loading() -> None:
 
 def test_board_counts_work_and_rate_over_all_requests() -> None:
     clock = Clock()
-    board = StageBoard(STAGES, clock)
+    board = StageBoard(STAGES, 1, clock)
     board.handle(StageProgress("a", "thinker", 1, None, "token"))
     assert board.cells()[0][3:] == ("1 token", "")
     clock.now += 2.0
@@ -59,9 +59,9 @@ def test_board_counts_work_and_rate_over_all_requests() -> None:
 
 
 def test_board_counts_finished_requests() -> None:
-    board = StageBoard(STAGES)
+    board = StageBoard(STAGES, 3)
     board.handle(RequestResult("a", (), ()))
-    assert board.requests_done == 1
+    assert board.cells()[-1] == ("requests", "", "1/3 done", "", "")
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_board_counts_finished_requests() -> None:
 )
 def test_choice(stream: io.StringIO, options: dict, expected: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    chosen = choose_progress(STAGES, stream, **{"quiet": False, "verbose": False, **options})
+    chosen = choose_progress(STAGES, 1, stream, **{"quiet": False, "verbose": False, **options})
     assert type(chosen) is expected
 
 
 def test_dumb_terminals_get_no_live_display(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    assert type(choose_progress(STAGES, Terminal(), quiet=False, verbose=False)) is NoProgress
+    assert type(choose_progress(STAGES, 1, Terminal(), quiet=False, verbose=False)) is NoProgress
 
 
 def test_lines_are_plain() -> None:
@@ -93,9 +93,7 @@ def test_lines_are_plain() -> None:
     for event in (StageLoading("thinker", "ar"), ready("thinker", "ar", 4.1), RequestResult("7", (), ())):
         progress.handle(event)
     progress.hide()
-    assert stream.getvalue() == (
-        "stage thinker (ar): loading\nstage thinker (ar): ready in 4.10 s\nrequest 7: done\n"
-    )
+    assert stream.getvalue() == ("stage thinker (ar): loading\nstage thinker (ar): ready in 4.10 s\nrequest 7: done\n")
 
 
 @pytest.fixture
@@ -123,7 +121,7 @@ def test_live_display_on_a_terminal(
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("NO_COLOR", "1") if no_colour else monkeypatch.delenv("NO_COLOR", raising=False)
-    progress = choose_progress(STAGES, stream, quiet=False, verbose=False)
+    progress = choose_progress(STAGES, 1, stream, quiet=False, verbose=False)
     progress.show()
     progress.show()
     progress.handle(ready("thinker", "ar", 4.1))
@@ -132,8 +130,6 @@ def test_live_display_on_a_terminal(
     os.set_blocking(parent, False)
     shown = "".join(iter(lambda: read_now(parent), ""))
     assert "ready in 4.10 s" in shown
-    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, (
-        "the cursor is hidden once and shown again"
-    )
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, "the cursor is hidden once and shown again"
     assert "\x1b[2K" in shown.rpartition("ready in")[2], "what was drawn is erased"
     assert not any(f"\x1b[{code}m" in shown for code in range(30, 38))
