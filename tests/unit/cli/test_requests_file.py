@@ -1,0 +1,191 @@
+"""`--requests FILE.jsonl`: what lines mean, and that a bad one fails alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+
+from omni_cli.config.engine_config import ARStageConfig, DiffusionStageConfig, EngineConfig
+from omni_cli.errors import InputError, UsageError
+from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.inputs.jsonl import read_requests
+from omni_cli.inputs.request_spec import BadRequest, RequestSpec, build_request
+
+OMNI = EngineConfig(
+    name="tiny-omni",
+    description="",
+    model="builtin:tiny-omni",
+    dtype="float32",
+    stages=(
+        ARStageConfig("thinker"),
+        ARStageConfig("talker", input="thinker"),
+        DiffusionStageConfig("token2wav", backend="vllm", input="talker"),
+    ),
+)
+IMAGE = EngineConfig(
+    name="tiny-image",
+    description="",
+    model="builtin:tiny-image",
+    dtype="float32",
+    stages=(DiffusionStageConfig("image"),),
+)
+
+
+def read(path: Path, *lines: object, config: EngineConfig = OMNI, **defaults: object) -> list:
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    path.write_text(text + "\n")
+    return read_requests(path, Capabilities.of(config), defaults)
+
+
+def test_lines_become_requests(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    first, second = read(
+        path,
+        {"prompt": "hello", "seed": 7, "sampling": {"top_p": 0.5}, "modalities": ["text"], "raw": True},
+        "",
+        {
+            "prompt": "listen",
+            "audio": "a.wav",
+            "request_id": "b",
+            "speaker": "Chelsie",
+            "num_inference_steps": 4,
+        },
+        max_tokens=5,
+        temperature=0.5,
+    )
+    assert first == RequestSpec(
+        "0",
+        "hello",
+        seed=7,
+        modalities=frozenset({"text"}),
+        raw=True,
+        sampling={"max_tokens": 5, "temperature": 0.5, "top_p": 0.5},
+        place=f"{path}:1",
+    )
+    assert second == RequestSpec(
+        "b",
+        "listen",
+        audio=(tmp_path / "a.wav",),
+        speaker="Chelsie",
+        sampling={"max_tokens": 5, "temperature": 0.5},
+        diffusion={"num_inference_steps": 4},
+        place=f"{path}:3",
+    )
+
+
+def test_a_line_overrides_the_command_line(tmp_path: Path) -> None:
+    (spec,) = read(
+        tmp_path / "r.jsonl",
+        {"prompt": "x", "sampling": {"max_tokens": 2}, "speaker": "Ethan"},
+        max_tokens=5,
+        temperature=0.5,
+        speaker="Chelsie",
+    )
+    assert (dict(spec.sampling), spec.speaker) == ({"max_tokens": 2, "temperature": 0.5}, "Ethan")
+
+
+BAD_LINES = {
+    "not json": "not JSON: Expecting value at column 1",
+    '{"prompt": "a"': "not JSON",
+    '["prompt"]': "not a JSON object",
+    '{"prompt": "a", "prompt": "b"}': "`prompt` is there twice",
+    '{"prompt": "a", "seed": NaN}': "NaN is not a JSON number",
+    "{}": "`prompt` is missing",
+    '{"prompt": ""}': "`prompt` is empty",
+    '{"prompt": " \\n"}': "`prompt` is empty",
+    '{"prompt": 3}': "`prompt` must be text, not a number",
+    '{"prompt": null}': "`prompt` must be text, not null",
+    '{"prompt": "\\ud800"}': "`prompt` must be valid Unicode",
+    '{"promt": "a"}': "unknown key `promt`",
+    '{"prompt": "a", "max_tokens": 3}': "unknown key `max_tokens`",
+    '{"prompt": "a", "seed": -1}': "`seed` must be from 0",
+    '{"prompt": "a", "seed": true}': "`seed` must be a whole number",
+    '{"prompt": "a", "seed": 1.5}': "`seed` must be a whole number",
+    '{"prompt": "a", "seed": 123456789012345678901234567890}': "not that large",
+    '{"prompt": "a", "sampling": 3}': "`sampling` must be an object",
+    '{"prompt": "a", "sampling": {"temprature": 1}}': "unknown key `temprature`; did you mean `temperature`",
+    '{"prompt": "a", "sampling": {"top_p": 2}}': "a wrong value for `top_p`, which should be less",
+    '{"prompt": "a", "sampling": {"max_tokens": "3"}}': "`max_tokens`, which should be a valid integer",
+    '{"prompt": "a", "audio": 3}': "`audio` must be a file name",
+    '{"prompt": "a", "audio": ["x", 1]}': "`audio` must be a file name",
+    '{"prompt": "a", "modalities": "sound"}': "`sound` is none of them",
+    '{"prompt": "a", "modalities": []}': "none is given",
+    '{"prompt": "a", "modalities": ["image"]}': "makes text and audio, not `image`",
+    '{"prompt": "a", "height": 64}': "`height` has no effect",
+    '{"prompt": "a", "guidance_scale": 1e999}': "`guidance_scale` must be from 0 to 1000",
+    '{"prompt": "a", "num_inference_steps": 0}': "`num_inference_steps` must be from 1",
+    '{"prompt": "a", "request_id": 5}': "`request_id` must be text",
+    '{"prompt": "a", "request_id": "a\\nb"}': "control characters",
+    '{"prompt": "a", "request_id": "good"}': "`good` is already used at ",
+    "[" * 100_000: "nested too deeply|not JSON",
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES, ids=[key[:40] for key in BAD_LINES])
+def test_a_bad_line_fails_alone(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "requests.jsonl"
+    good, bad, other = read(path, {"prompt": "a", "request_id": "good"}, line, {"prompt": "b"})
+    assert isinstance(good, RequestSpec) and isinstance(other, RequestSpec)
+    assert isinstance(bad, BadRequest) and bad.place == f"{path}:2"
+    with pytest.raises(UsageError, match=BAD_LINES[line]):
+        raise bad.error
+
+
+@pytest.mark.parametrize(("field", "value"), [("height", 0), ("width", 100_000), ("height", -64)])
+def test_impossible_image_sides(tmp_path: Path, field: str, value: int) -> None:
+    (bad,) = read(tmp_path / "r.jsonl", {"prompt": "a", field: value}, config=IMAGE)
+    assert f"`{field}` must be from 1 to 16384, not {value}" in bad.error.message
+
+
+def test_gigantic_image(tmp_path: Path) -> None:
+    most, bad = read(
+        tmp_path / "r.jsonl",
+        {"prompt": "a", "height": 4096, "width": 4096},
+        {"prompt": "a", "height": 4097, "width": 4096},
+        config=IMAGE,
+    )
+    assert dict(most.diffusion) == {"height": 4096, "width": 4096}
+    assert "`height` times `width` is 16781312 pixels" in bad.error.message
+
+
+def test_hints_of_unknown_keys(tmp_path: Path) -> None:
+    near, option, far = read(tmp_path / "r.jsonl", {"promt": "a"}, {"prompt": "a", "temperature": 1}, {"xyz": 1})
+    assert near.error.hint == "did you mean `prompt`?"
+    assert option.error.hint == 'write it as "sampling": {"temperature": ...}'
+    assert far.error.hint.startswith("known keys: ")
+
+
+def test_bytes_that_are_not_utf8_fail_alone(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n{"prompt": "\xff"}\r\n\n{"prompt": "c"}')
+    first, second, third = read_requests(path, Capabilities.of(OMNI), {})
+    assert (first.prompt, third.prompt, third.place) == ("a", "c", f"{path}:4")
+    assert "not UTF-8" in second.error.message
+
+
+def test_an_overlong_line_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_cli.inputs.jsonl.MAX_LINE_BYTES", 64)
+    first, second, third = read(tmp_path / "r.jsonl", {"prompt": "a"}, {"prompt": "b" * 1000}, {"prompt": "c"})
+    assert (first.prompt, third.prompt, third.place) == ("a", "c", f"{tmp_path / 'r.jsonl'}:3")
+    assert "longer than" in second.error.message
+
+
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_a_file_without_requests(tmp_path: Path, content: str) -> None:
+    (tmp_path / "r.jsonl").write_text(content)
+    with pytest.raises(InputError, match=r"is empty|has no requests"):
+        read_requests(tmp_path / "r.jsonl", Capabilities.of(OMNI), {})
+
+
+def test_a_request_with_its_files_decoded(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", np.zeros(4000), 8000)
+    Image.new("RGB", (3, 2), "red").save(tmp_path / "b.png")
+    (spec,) = read(tmp_path / "r.jsonl", {"prompt": "x", "audio": ["a.wav"], "image": "b.png"})
+    request = build_request(spec, seed=11, warn=pytest.fail)
+    ((samples, rate),) = request.audio
+    assert (len(samples), rate, request.images[0].shape, request.seed) == (4000, 8000, (2, 3, 3), 11)
