@@ -1,0 +1,44 @@
+"""A good profile to spoil, and the mistakes in a spoilt one as a user sees them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omni_cli.config.loader import check_profile
+
+GOOD = """\
+version: 1
+name: good
+model: builtin:tiny-omni
+dtype: float32
+stages:
+  thinker:
+    kind: ar
+    sampling: {temperature: 0.0}
+  vocoder:
+    kind: diffusion
+    backend: vllm
+    input: thinker
+"""
+
+
+def write(folder: Path, text: str | bytes) -> Path:
+    path = folder / "p.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def mistakes(folder: Path, text: str | bytes) -> list[str]:
+    """`LINE:COLUMN 'underlined': message (hint)` for each mistake, read from what the user sees."""
+    found = []
+    for item in check_profile(write(folder, text)):
+        lines = item.render().split("\n")
+        head = lines[0].partition("p.yaml:")[2]
+        place, _, message = head.partition(": ")
+        token = ""
+        if len(lines) > 3 and set(lines[3].strip(" |")) == {"^"}:
+            start, end = lines[3].index("^"), lines[3].rindex("^") + 1
+            token = f" '{lines[2][start:end]}'"
+        hint = f" ({lines[-1].removeprefix('hint: ')})" if lines[-1].startswith("hint: ") else ""
+        found.append(f"{place}{token}: {message}{hint}")
+    return found

@@ -1,0 +1,269 @@
+"""Every kind of mistake in a profile: its exact place, its words, its hint, and what the caret underlines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.profile_text import GOOD, mistakes
+
+
+def test_a_good_profile_has_none(tmp_path: Path) -> None:
+    assert mistakes(tmp_path, GOOD) == []
+
+
+SINGLE = {
+    "unknown key": (
+        ("    kind: ar\n", "    kind: ar\n    gpu_memory_utilisation: 0.8\n"),
+        "8:5 'gpu_memory_utilisation': unknown key `gpu_memory_utilisation` in stage `thinker`"
+        " (did you mean `gpu_memory_utilization`?)",
+    ),
+    "unknown key at the top": (
+        ("dtype:", "sed: 3\ndtype:"),
+        "4:1 'sed': unknown key `sed` (did you mean `seed`?)",
+    ),
+    "misspelt required key": (
+        ("dtype:", "dtypes:"),
+        "4:1 'dtypes': unknown key `dtypes` (did you mean `dtype`?)",
+    ),
+    "unknown key in sampling": (
+        ("temperature", "temprature"),
+        "8:16 'temprature': unknown key `temprature` in `sampling` of stage `thinker` (did you mean `temperature`?)",
+    ),
+    "sampling key in the stage": (
+        ("    kind: ar\n", "    kind: ar\n    top_k: 3\n"),
+        "8:5 'top_k': unknown key `top_k` in stage `thinker` (`top_k` belongs into this stage's `sampling`)",
+    ),
+    "profile key in the stage": (
+        ("    kind: ar\n", "    kind: ar\n    dtype: float32\n"),
+        "8:5 'dtype': unknown key `dtype` in stage `thinker` (`dtype` is a key of the whole profile, not of a stage)",
+    ),
+    "stage key at the top": (
+        ("dtype:", "max_num_seqs: 3\ndtype:"),
+        "4:1 'max_num_seqs': unknown key `max_num_seqs` (`max_num_seqs` belongs into a stage)",
+    ),
+    "key of the other kind": (
+        ("    kind: ar\n", "    kind: ar\n    height: 64\n"),
+        "8:5 'height': unknown key `height` in stage `thinker` (`height` is a key of stages of kind `diffusion`)",
+    ),
+    "trust_remote_code": (
+        ("dtype:", "trust_remote_code: true\ndtype:"),
+        "4:1 'trust_remote_code': `trust_remote_code` cannot be set in a profile"
+        " (code of a checkpoint runs only with the command-line flag `--trust-remote-code`)",
+    ),
+    "trust_remote_code in a stage": (
+        ("    kind: ar\n", "    kind: ar\n    trust_remote_code: true\n"),
+        "8:5 'trust_remote_code': `trust_remote_code` cannot be set in a profile"
+        " (code of a checkpoint runs only with the command-line flag `--trust-remote-code`)",
+    ),
+    "class path": (
+        ("    kind: ar\n", "    kind: ar\n    worker_cls: a.b.C\n"),
+        "8:5 'worker_cls': unknown key `worker_cls` in stage `thinker`",
+    ),
+    "quoted number": (
+        ("0.0", "'0.5'"),
+        "8:29 ''0.5'': invalid type for `temperature`: expected a number, got the text \"0.5\" (remove the quotes)",
+    ),
+    "integer with a fraction": (
+        ("    kind: ar\n", "    kind: ar\n    block_size: 16.0\n"),
+        "8:17 '16.0': invalid type for `block_size`: expected an integer, got the number 16.0 (write `16`)",
+    ),
+    "true for a number": (
+        ("    kind: ar\n", "    kind: ar\n    block_size: true\n"),
+        "8:17 'true': invalid type for `block_size`: expected an integer, got true",
+    ),
+    "yes for true": (
+        ("    kind: ar\n", "    kind: ar\n    enable_prefix_caching: yes\n"),
+        "8:28 'yes': invalid type for `enable_prefix_caching`: expected true or false, got the text \"yes\""
+        " (write `true`)",
+    ),
+    "number for a text": (
+        ("    kind: ar\n", "    kind: ar\n    devices: 0\n"),
+        "8:14 '0': invalid type for `devices`: expected a text, got the number 0 (put it into quotes)",
+    ),
+    "stop that is no text": (
+        ("temperature: 0.0", "stop: [a, 1]"),
+        "8:26 '1': invalid type for item 2 of `stop`: expected a text, got the number 1 (put it into quotes)",
+    ),
+    "stop that is a number": (
+        ("temperature: 0.0", "stop: 1"),
+        "8:22 '1': invalid type for `stop`: expected a text or a list of texts, got the number 1",
+    ),
+    "list for a number": (
+        ("0.0", "[1]"),
+        "8:29 '[': invalid type for `temperature`: expected a number, got a list",
+    ),
+    "too small": (("0.0", "-1"), "8:29 '-1': invalid value for `temperature`: must be at least 0"),
+    "not above": (
+        ("temperature: 0.0", "top_p: 0"),
+        "8:23 '0': invalid value for `top_p`: must be greater than 0",
+    ),
+    "too large": (
+        ("temperature: 0.0", "top_p: 1.5"),
+        "8:23 '1.5': invalid value for `top_p`: must be at most 1",
+    ),
+    "infinite": (("0.0", ".inf"), "8:29 '.inf': invalid value for `temperature`: expected a finite number"),
+    "overflowing": (
+        ("0.0", "1e999"),
+        "8:29 '1e999': invalid value for `temperature`: expected a finite number",
+    ),
+    "unknown word": (
+        ("    kind: ar\n", "    kind: ar\n    cudagraph_mode: ful\n"),
+        "8:21 'ful': invalid value for `cudagraph_mode`: expected one of none, piecewise, full,"
+        " full_decode_only, full_and_piecewise (did you mean `full`?)",
+    ),
+    "bad version": (("version: 1", "version: 2"), "1:10 '2': invalid value for `version`: expected 1"),
+    "bad name": (
+        ("name: good", "name: a b"),
+        "2:7 'a b': invalid value for `name`: must be letters, digits, `.`, `_` and `-`, at most 100",
+    ),
+    "empty model": (("builtin:tiny-omni", "''"), "3:8 '''': invalid value for `model`: must not be empty"),
+    "unknown builtin": (
+        ("builtin:tiny-omni", "builtin:tiny-onmi"),
+        "3:8 'builtin:tiny-onmi': unknown builtin model `tiny-onmi`: expected one of tiny-omni, small-omni,"
+        " tiny-image (did you mean `tiny-omni`?)",
+    ),
+    "no value": (
+        ("0.0", ""),
+        "8:16 'temperature': `temperature` has no value (give it a value, or leave the key out for the default)",
+    ),
+    "missing key": (
+        ("model: builtin:tiny-omni\n", ""),
+        "1:1 'v': missing key `model` (add `model: DIR` or a Hugging Face repo id)",
+    ),
+    "missing kind": (
+        ("    kind: ar\n", ""),
+        "6:3 'thinker': missing key `kind` in stage `thinker`"
+        " (add `kind: ar` (makes tokens) or `kind: diffusion` (denoises))",
+    ),
+    "unknown kind": (
+        ("kind: ar\n", "kind: arr\n"),
+        "7:11 'arr': invalid value for `kind`: expected one of ar, diffusion (did you mean `ar`?)",
+    ),
+    "kind that is a list": (
+        ("kind: ar\n", "kind: [ar]\n"),
+        "7:11 '[': invalid value for `kind`: expected one of ar, diffusion",
+    ),
+    "backend of the wrong kind": (
+        ("    kind: ar\n", "    kind: ar\n    backend: diffusers\n"),
+        "8:14 'diffusers': backend `diffusers` cannot run a stage of kind `ar` (write `backend: vllm`)",
+    ),
+    "unknown backend": (
+        ("backend: vllm", "backend: difusers"),
+        "11:14 'difusers': invalid value for `backend`: expected one of vllm, diffusers (did you mean `diffusers`?)",
+    ),
+    "key that the backend lacks": (
+        ("backend: vllm\n", "backend: diffusers\n    sway_coefficient: -1\n"),
+        "12:5 'sway_coefficient': `sway_coefficient` has no effect with `backend: diffusers`",
+    ),
+    "call on vllm": (
+        ("backend: vllm\n", "backend: vllm\n    call: {x: 1}\n"),
+        "12:5 'call': `call` has no effect with `backend: vllm`",
+    ),
+    "stage key in call": (
+        ("backend: vllm\n", "backend: diffusers\n    call: {height: 1}\n"),
+        "12:12 'height': `height` is a key of the stage itself, not of `call` (move it out of `call`)",
+    ),
+    "call with a list": (
+        ("backend: vllm\n", "backend: diffusers\n    call: {x: [1]}\n"),
+        "12:15 '[': invalid type for `x`: expected a number, a text, true or false, got a list",
+    ),
+    "call with a bad name": (
+        ("backend: vllm\n", "backend: diffusers\n    call: {X: 1}\n"),
+        "12:12 'X': invalid argument name `X` in `call` of stage `vocoder`",
+    ),
+    "dangling input": (
+        ("input: thinker", "input: thinkr"),
+        "12:12 'thinkr': `input` of stage `vocoder` names no stage: `thinkr` (did you mean `thinker`?)",
+    ),
+    "own input": (
+        ("input: thinker", "input: vocoder"),
+        "12:12 'vocoder': stage `vocoder` takes its own output as its input",
+    ),
+    "cycle": (
+        ("    kind: ar\n", "    kind: ar\n    input: vocoder\n"),
+        "8:12 'vocoder': stages feed each other in a cycle: vocoder -> thinker -> vocoder",
+    ),
+    "second stage without input": (
+        ("    input: thinker\n", ""),
+        "9:3 'vocoder': stage `vocoder` has no `input`, and is not the first stage (add `input: thinker`)",
+    ),
+    "reserved stage name": (
+        ("  vocoder:", "  all:"),
+        "9:3 'all': a stage cannot be named `all` (`--stage` and `--vary` give this word another meaning)",
+    ),
+    "bad stage name": (
+        ("  vocoder:", "  Voc.oder:"),
+        "9:3 'Voc.oder': invalid stage name `Voc.oder` (a stage's name is lower-case letters, digits, `_` and"
+        " `-`, at most 64, a letter first)",
+    ),
+    "stage that is no mapping": (
+        ("    kind: ar\n    sampling: {temperature: 0.0}\n", "    3\n"),
+        "7:5 '3': invalid type for `thinker`: expected a mapping, got the number 3",
+    ),
+    "min above max": (
+        ("temperature: 0.0", "min_tokens: 9, max_tokens: 4"),
+        "8:28 '9': `min_tokens` is above `max_tokens` (4)",
+    ),
+    "too few batched tokens": (
+        ("    kind: ar\n", "    kind: ar\n    max_num_seqs: 8\n    max_num_batched_tokens: 4\n"),
+        "9:29 '4': `max_num_batched_tokens` is below `max_num_seqs` (8)",
+    ),
+    "devices and ranks": (
+        ("    kind: ar\n", "    kind: ar\n    tensor_parallel_size: 4\n    devices: '0,1'\n"),
+        "9:14 ''0,1'': `devices` names 2, but the stage has 4 ranks"
+        " (ranks are tensor_parallel_size times pipeline_parallel_size)",
+    ),
+    "duplicate key": (
+        ("dtype: float32\n", "dtype: float32\ndtype: float16\n"),
+        "5:1 'dtype': duplicate key `dtype` (the first one is on line 4)",
+    ),
+    "duplicate stage": (
+        ("  vocoder:", "  thinker: {kind: ar}\n  vocoder:"),
+        "9:3 'thinker': duplicate stage `thinker` (the first one is on line 6)",
+    ),
+    "anchor": (
+        ("0.0", "&t 0.0"),
+        "8:29 '&t': an anchor (`&t`) is not allowed in a profile (write the value out where it is needed)",
+    ),
+    "tag": (
+        ("name: good", "name: !!python/name:os.system good"),
+        "2:7 '!!python/name:os.system': a tag (`!!python/name:os.system`) is not allowed in a profile"
+        " (a profile holds plain values only)",
+    ),
+    "merge key": (
+        ("    kind: ar\n", "    kind: ar\n    <<: {x: 1}\n"),
+        "8:5 '<<': a merge key (`<<`) is not allowed in a profile (write the keys out)",
+    ),
+    "list as a key": (
+        ("    kind: ar\n", "    kind: ar\n    ? [a]\n    : 1\n"),
+        "8:7 '[': a key must be a word, not an alias, a list or a mapping",
+    ),
+    "second document": (
+        ("    input: thinker\n", "    input: thinker\n---\na: 1\n"),
+        "13:1 '---': a profile is one YAML document; a second one starts here",
+    ),
+    "tab": (("    kind: ar\n", "\tkind: ar\n"), "7:1 ' ': a tab cannot indent YAML (use spaces)"),
+    "colon in a text": (
+        ("name: good", "name: a: b"),
+        "2:8 ':': not valid YAML: mapping values are not allowed here"
+        " (put a text that has `: ` in it into quotes, and check the indentation)",
+    ),
+    "unclosed bracket": (
+        (
+            "{temperature: 0.0}\n  vocoder:\n    kind: diffusion\n    backend: vllm\n    input: thinker\n",
+            "[1, 2\n",
+        ),
+        "8:20 '': not valid YAML: expected ',' or ']', but got '<stream end>' while parsing a flow sequence",
+    ),
+    "impossible escape": (
+        ("name: good", r'name: "\UFFFFFFFF"'),
+        "2:10 'F': not valid YAML: an escape or a number that is out of range",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "expected"), SINGLE.values(), ids=SINGLE)
+def test_one_mistake(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
+    assert change[0] in GOOD
+    assert mistakes(tmp_path, GOOD.replace(change[0], change[1], 1)) == [expected]
