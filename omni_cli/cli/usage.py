@@ -11,8 +11,8 @@ import typer
 
 from omni_cli.errors import UsageError
 
-# Typer's public exceptions derive from these two, which it keeps in a private module.
-TYPER_USAGE_ERROR, TYPER_ERROR = typer.BadParameter.__mro__[1:3]
+# What all of Typer's complaints derive from; the class itself is in a private module.
+TYPER_ERROR = typer.BadParameter.__mro__[2]
 
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
