@@ -33,6 +33,10 @@ _SCHEDULER = {
 }
 
 
+# A prompt that shows in the picture beside the noise that it starts from.
+_GAINS = {"add_v_proj": 4.0, "to_out": 2.0, "proj_out": 3.0}
+
+
 def write_image(output_dir: Path, sizes: ImageSizes, seed: int) -> None:
     """Write everything that `QwenImagePipeline.from_pretrained` reads."""
     tokenizer = train_tokenizer(sizes.vocab_size, model_max_length=4096)
@@ -111,5 +115,5 @@ def _text_encoder(sizes: ImageSizes, tokenizer: Qwen2Tokenizer, seed: int) -> Qw
 
 def _filled(model: torch.nn.Module, component: str, seed: int) -> torch.nn.Module:
     """The model with random weights, off the meta device."""
-    model.load_state_dict(random_state_dict(model, seed, prefix=f"{component}."), assign=True)
+    model.load_state_dict(random_state_dict(model, seed, prefix=f"{component}.", gains=_GAINS), assign=True)
     return model.eval()
