@@ -18,7 +18,7 @@ from omni_cli.errors import ExitCode
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 # `timeout` and some shells send one signal both to the process and to its group: that is not a second wish.
 _SAME_SIGNAL_S = 0.5
-_SHOW_CURSOR = b"\x1b[?25h"
+_SHOW_CURSOR = b"\x1b[?25h\n"
 
 
 @contextmanager
