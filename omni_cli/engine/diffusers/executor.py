@@ -50,9 +50,10 @@ class DiffusersPipelineExecutor:
       last bits. Measured in float32 on two CPU cores with a 2-layer Qwen-Image, four requests: at most
       9e-7 of [0, 1] before rounding to uint8; 0.54 of the time at 128x128, where a step is mostly
       overhead, and 2.3 of it at 256x256, where a single request fills the machine and four spill its
-      caches. Methods may be called from several threads. `execute_model`, `sleep` and `wake_up` take
-      turns; `abort_requests`, `check_health` and `shutdown` act at once, on a running call at its next
-      step.
+      caches.
+
+    Methods may be called from several threads. `execute_model`, `sleep` and `wake_up` take turns;
+    `abort_requests`, `check_health` and `shutdown` act at once, on a running call at its next step.
     """
 
     uses_ray = False

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,16 @@ def load_pipeline(model: str, dtype: str, device: str, *, stage: str, trust_remo
     import torch
     from diffusers import DiffusionPipeline
 
+    parts: Mapping[str, tuple[str, str]] = {}
     if Path(model).is_dir():
-        _check_folder(Path(model), trust_remote_code)
+        parts = _check_folder(Path(model), trust_remote_code)
     elif model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise CheckpointError(f"no such folder: {model}", hint="name a diffusers folder or a Hugging Face repo id")
     try:
         with _quiet_loading():
+            models = _load_models(Path(model), parts, getattr(torch, dtype))
             pipeline = DiffusionPipeline.from_pretrained(
-                model, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+                model, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, **models
             )
             check_text_to_image(type(pipeline))
             pipeline.to(device)
@@ -64,6 +67,30 @@ def load_pipeline(model: str, dtype: str, device: str, *, stage: str, trust_remo
         ) from error
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+def _load_models(folder: Path, parts: Mapping[str, tuple[str, str]], dtype: Any) -> dict[str, Any]:
+    """The pipeline's models, each checked to have all its weights.
+
+    Both libraries fill what a checkpoint lacks with random numbers and a log line, and so would the pipeline.
+    """
+    import torch
+
+    models = {}
+    for part, (library, class_name) in parts.items():
+        if library not in ("diffusers", "transformers"):
+            continue
+        model_class = getattr(importlib.import_module(library), class_name)
+        if not issubclass(model_class, torch.nn.Module):
+            continue
+        models[part], info = model_class.from_pretrained(folder / part, dtype=dtype, output_loading_info=True)
+        missing = sorted(info["missing_keys"])
+        if missing:
+            raise CheckpointError(
+                f"{folder / part} lacks {len(missing)} of its weights, the first is {missing[0]}",
+                hint="get the checkpoint again, or save it again with `save_pretrained`",
+            )
+    return models
 
 
 def check_text_to_image(pipeline_class: type) -> None:
@@ -99,8 +126,8 @@ def check_text_to_image(pipeline_class: type) -> None:
         )
 
 
-def _check_folder(folder: Path, trust_remote_code: bool) -> None:
-    """What can be said about a folder before any weights are read."""
+def _check_folder(folder: Path, trust_remote_code: bool) -> Mapping[str, tuple[str, str]]:
+    """What can be said about a folder before any weights are read; returns its parts, name to (library, class)."""
     import diffusers
 
     index = folder / "model_index.json"
@@ -126,10 +153,12 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> None:
         check_text_to_image(pipeline_class)
     elif not isinstance(name, list):
         raise CheckpointError(f"{index} names no pipeline class (`_class_name`)")
-    parts = {part: spec for part, spec in content.items() if not part.startswith("_") and isinstance(spec, list)}
-    missing = [part for part, spec in parts.items() if all(spec) and not (folder / part).is_dir()]
+    specs = {part: spec for part, spec in content.items() if not part.startswith("_") and isinstance(spec, list)}
+    parts = {part: (spec[0], spec[1]) for part, spec in specs.items() if len(spec) == 2 and all(spec)}
+    missing = [part for part in parts if not (folder / part).is_dir()]
     if missing:
         raise CheckpointError(f"{folder} is not complete: no folder " + ", ".join(f"`{part}`" for part in missing))
+    return parts
 
 
 def _first_line(error: Exception) -> str:

@@ -26,10 +26,11 @@ class PromptCache:
     The pipeline's call goes on calling `self.encode_prompt(...)` and gets the very tensors of the first time,
     so the picture cannot change, and no argument names of any pipeline have to be known here: the key is all
     arguments of the call (prompt, negative prompt, `max_sequence_length`, guidance on or off, ...). An entry
-    whose tensors a pipeline has changed in place is dropped instead of used. Least recently used entries go
-    when there are more than `max_entries` or they hold more than `max_bytes` on the device. `max_entries` 0
-    turns it off. `hits`, `misses` and `bypassed` (calls with arguments that have no key, such as tensors)
-    count calls of `encode_prompt`.
+    whose tensors a pipeline has changed in place is dropped instead of used.
+
+    Least recently used entries go when there are more than `max_entries` or they hold more than `max_bytes` on the
+    device. `max_entries` 0 turns it off. `hits`, `misses` and `bypassed` (calls with arguments that have no key, such
+    as tensors) count calls of `encode_prompt`.
     """
 
     def __init__(self, encode_prompt: Callable[..., Any], *, max_entries: int = 64, max_bytes: int = 256 << 20) -> None:

@@ -19,6 +19,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
+from safetensors.torch import load_file, save_file
 
 from omni_cli.config.engine_config import DiffusionStageConfig
 from omni_cli.engine.diffusers.executor import DiffusersPipelineExecutor
@@ -416,6 +417,11 @@ def break_checkpoint(folder: Path, how: str) -> None:
             weights.write_bytes(weights.read_bytes()[:1000])
         case "no weights":
             weights.unlink()
+        case "a weight less" | "a weight less in the text encoder":
+            part = "text_encoder/model" if "text" in how else "transformer/diffusion_pytorch_model"
+            tensors = load_file(folder / f"{part}.safetensors")
+            tensors.pop(next(name for name in sorted(tensors) if "0" in name))
+            save_file(tensors, folder / f"{part}.safetensors", metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize(
@@ -430,6 +436,8 @@ def break_checkpoint(folder: Path, how: str) -> None:
         ("no part", "not complete: no folder `vae`"),
         ("cut weights", "cannot load a pipeline from"),
         ("no weights", "cannot load a pipeline from"),
+        ("a weight less", "transformer lacks 1 of its weights, the first is transformer_blocks.0"),
+        ("a weight less in the text encoder", "text_encoder lacks 1 of its weights, the first is model."),
     ],
 )
 def test_a_broken_checkpoint_is_one_clear_error(folders, tmp_path, how, message):

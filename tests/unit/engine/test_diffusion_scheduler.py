@@ -18,9 +18,7 @@ from omni_cli.engine.diffusers.scheduler import DiffusionScheduler
 
 
 def request(request_id: str, **values) -> DiffusionRequest:
-    return DiffusionRequest(
-        request_id, "a cat", **{"height": 64, "width": 64, "num_inference_steps": 4, **values}
-    )
+    return DiffusionRequest(request_id, "a cat", **{"height": 64, "width": 64, "num_inference_steps": 4, **values})
 
 
 def finished(batch: DiffusionSchedulerOutput) -> DiffusionModelOutput:
@@ -108,9 +106,7 @@ def test_finish_requests_tells_which_ones_the_executor_has():
 
 SIZES = st.sampled_from([32, 64, 96])
 OPERATIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("add"), SIZES), st.just("run"), st.tuples(st.just("abort"), st.integers(0, 60))
-    ),
+    st.one_of(st.tuples(st.just("add"), SIZES), st.just("run"), st.tuples(st.just("abort"), st.integers(0, 60))),
     max_size=60,
 )
 
