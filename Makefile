@@ -21,8 +21,8 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: install ## install if needed, then make text, speech and a picture
-	@$(BIN)/omni generate --profile tiny-omni --output-dir $(OUT)/speech "hello"
-	@$(BIN)/omni generate --profile tiny-image --output-dir $(OUT)/picture "a red lighthouse at dusk"
+	$(BIN)/omni generate --profile tiny-omni --output-dir $(OUT)/speech "hello"
+	$(BIN)/omni generate --profile tiny-image --output-dir $(OUT)/picture "a red lighthouse at dusk"
 	@echo "Done. The files are in $(OUT)/speech and $(OUT)/picture. The weights are random, so is what they say."
 
 test: lint unit integration ## install if needed, then everything that a change must pass

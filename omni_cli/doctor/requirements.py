@@ -23,7 +23,7 @@ VERIFIED = {
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
-# Three stages in three processes, each with torch loaded: those of `tiny-omni` peak at 2.1 GiB together.
+# Three stages in three processes, each with torch loaded: those of `tiny-omni` peak near 2 GiB together.
 TINY_MEMORY_BYTES = 4 << 30
 # The built checkpoints of all `builtin:` models and the files that vLLM and torch keep beside them.
 CACHE_BYTES = 1 << 30
