@@ -71,9 +71,7 @@ def test_a_broken_torch_is_reported_and_not_raised(tmp_path: Path) -> None:
     environment = without_engines(tmp_path / "site")
     broken = tmp_path / "site" / "torch"
     broken.mkdir()
-    (broken / "__init__.py").write_text(
-        "raise ImportError('libtorch_cpu.so: cannot open shared object file')\n"
-    )
+    (broken / "__init__.py").write_text("raise ImportError('libtorch_cpu.so: cannot open')\n")
     (broken / "version.py").write_text("__version__ = '2.13.0+cpu'\n")
     metadata = tmp_path / "site" / "torch-2.13.0+cpu.dist-info"
     metadata.mkdir()
