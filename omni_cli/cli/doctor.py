@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from omni_cli.cli import console
-from omni_cli.cli.options import JsonOption
+from omni_cli.cli.options import JsonOption, VerboseOption
 from omni_cli.errors import ExitCode
 
 TINY_PROFILES = frozenset({"tiny-omni", "tiny-image"})
 
 
-def doctor(as_json: JsonOption = False) -> int:
+def doctor(as_json: JsonOption = False, verbose: VerboseOption = False) -> int:
     """Say what this machine can run: Python, torch, vLLM, diffusers, devices, memory, and what is missing.
 
     Exits with 0 when the profiles that need no download can run, else with 6.
