@@ -27,9 +27,11 @@ _UPSAMPLE_RATES = [5, 3, 2, 2, 2, 2]
 _UPSAMPLE_KERNEL_SIZES = [11, 7, 4, 4, 4, 4]
 
 _GAINS = {
-    # Sharper attention than at random, so that the answer depends on the whole prompt.
-    "q_proj": 1.5,
-    "k_proj": 1.5,
+    # Attention that is sharp and weighs as much as the last token: answers depend on the whole prompt, and codes
+    # do not fall into a short cycle once the text that they follow has ended.
+    "q_proj": 2.5,
+    "k_proj": 2.5,
+    "o_proj": 2.0,
     # silu(gate) * up loses about half of the scale.
     "down_proj": 2.0,
     # Confident enough that greedy choices do not hang on the last bits of a logit.
@@ -45,7 +47,7 @@ _GAINS = {
 }
 
 # How long the rows of the end tokens are: text ends about once in a hundred steps, speech less often.
-_TEXT_END_GAIN = 0.36
+_TEXT_END_GAIN = 0.34
 _CODEC_END_GAIN = 0.28
 
 

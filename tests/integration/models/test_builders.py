@@ -212,7 +212,8 @@ def generate(model, processor, prompt: dict) -> tuple[list[int], torch.Tensor]:
 
 def assert_lively(answers: dict[str, tuple[list[int], torch.Tensor]], tokenizer) -> None:
     for tokens, waveform in answers.values():
-        assert len(tokens) >= 8
+        # An answer of one token is more than transformers' own chain can speak; any later end is fine.
+        assert len(tokens) >= 2
         assert len(set(tokens)) > len(tokens) / 2
         assert "\ufffd" not in tokenizer.decode(tokens)
         assert torch.isfinite(waveform).all()
@@ -220,6 +221,7 @@ def assert_lively(answers: dict[str, tuple[list[int], torch.Tensor]], tokenizer)
         assert 0.02 < waveform.std() < 0.5
         assert (waveform.abs() > 0.99).float().mean() < 0.01
         assert waveform.mean().abs() < 0.01
+    assert sum(len(tokens) for tokens, _ in answers.values()) >= 10 * len(answers)
     texts = {tuple(tokens) for tokens, _ in answers.values()}
     assert len(texts) == len(answers)
 
