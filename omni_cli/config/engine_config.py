@@ -13,6 +13,7 @@ from typing import Any, Literal
 CudagraphMode = Literal["none", "piecewise", "full", "full_decode_only", "full_and_piecewise"]
 Execution = Literal["eager", "compile", "cudagraph"]
 OutputCopy = Literal["async", "sync"]
+TalkerPrompt = Literal["full", "plain"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -38,6 +39,7 @@ class ARStageConfig:
     output_copy: OutputCopy = "async"
     devices: str | None = None
     system_prompt: str | None = None
+    talker_prompt: TalkerPrompt = "full"
     sampling: Mapping[str, Any] = field(default_factory=dict)
     kind: Literal["ar"] = "ar"
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from omni_cli.config.engine_config import CudagraphMode, Dtype, Execution, OutputCopy
+from omni_cli.config.engine_config import CudagraphMode, Dtype, Execution, OutputCopy, TalkerPrompt
 
 Builtin = Literal["tiny-omni", "small-omni", "tiny-image"]
 BUILTIN_PREFIX = "builtin:"
@@ -114,6 +114,11 @@ class ARStage(_Stage):
     )
     system_prompt: Text | None = Field(
         None, description="What the model is told before every prompt; the checkpoint's own words if absent."
+    )
+    talker_prompt: TalkerPrompt = Field(
+        "full",
+        description="Qwen2.5-Omni's talker: `full` as published, `plain` as transformers 5.23 computes one prompt "
+        "(no codec embeddings and no M-RoPE positions of media in the prompt).",
     )
     cudagraph_mode: CudagraphMode = Field("none", description="What vLLM replays from CUDA graphs.")
     sampling: Sampling = Field(

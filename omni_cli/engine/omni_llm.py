@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import multiprocessing
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 from omni_cli.config.engine_config import EngineConfig
 from omni_cli.engine.building import resolve_in_child
+from omni_cli.engine.fork_server import ForkServer
 from omni_cli.engine.messages import (
     AbortRequest,
     Array,
@@ -40,6 +39,7 @@ from omni_cli.outputs import (
     Event,
     GenerateRequest,
     ImageOutput,
+    Modality,
     Output,
     OutputReady,
     RequestResult,
@@ -58,7 +58,6 @@ class OmniLLM:
     def __init__(self, config: EngineConfig, *, verbose: bool = False) -> None:
         """`verbose` keeps what the libraries print while the fork server imports them on stderr."""
         self.config = config
-        self._verbose = verbose
         self._clients: list[StageClient] = []
         self._infos: dict[str, StageInfo] = {}
         self._loaded: dict[str, asyncio.Future[StageReady]] = {}
@@ -66,6 +65,7 @@ class OmniLLM:
         self._dead: dict[str, StageError] = {}
         self._on_event: Callable[[Event], None] = lambda event: None
         self._log_dir: Path | None = None
+        self._fork_server = ForkServer(verbose=verbose)
 
     @property
     def stages(self) -> tuple[StageInfo, ...]:
@@ -83,11 +83,7 @@ class OmniLLM:
             raise
 
     async def _start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        preload = "omni_cli.engine.preload" if self._verbose else "omni_cli.engine.preload_quiet"
-        context.set_forkserver_preload([preload])
-        # Its imports take seconds; they begin now.
-        forkserver.ensure_running()
+        context = self._fork_server.start()
         self._log_dir = Path(tempfile.mkdtemp(prefix="omni-"))
         model = await resolve_in_child(self.config.model, context)
         architecture = read_model_kind(model)
@@ -106,24 +102,28 @@ class OmniLLM:
             self._loaded[client.name] = loop.create_future()
         for client in self._clients:
             self._on_event(StageLoading(client.name, client.kind))
-            # Starting waits for the fork server's imports, and the loop has a display to keep alive.
-            await asyncio.to_thread(client.start, context)
+            await client.start(context)
         await asyncio.gather(*self._loaded.values())
 
     async def close(self) -> None:
         """Stop every stage's process and its descendants; requests under way get nothing more. Idempotent."""
         clients, self._clients = self._clients, []
+        if not all(future.done() for future in self._loaded.values()):
+            # Still loading: nobody waits for imports that nobody wants any more.
+            self._fork_server.stop()
         await asyncio.gather(*(client.close() for client in clients))
         for future in self._loaded.values():
             future.cancel()
         if self._log_dir is not None:
             shutil.rmtree(self._log_dir, ignore_errors=True)
             self._log_dir = None
+        self._fork_server.stop()
 
     def kill(self) -> None:
         """End every stage's process now, without waiting; for a second Ctrl-C."""
         for client in self._clients:
             client.kill()
+        self._fork_server.stop()
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
         """Run one request; the last event is its `RequestResult`, which carries the error if it failed.
@@ -169,14 +169,14 @@ class OmniLLM:
                             finished = True
                             traces.append(self._trace(client, report))
                             handoff = report.handoff
-                            for output in _outputs(report):
+                            for output in _outputs(report, request):
                                 outputs.append(output)
                                 yield OutputReady(request.request_id, output)
                         case Progress():
                             yield StageProgress(
                                 request.request_id, client.name, report.done, report.total, report.unit
                             )
-                        case TextChunk():
+                        case TextChunk() if _wants(request, "text"):
                             yield TextDelta(request.request_id, report.text)
             finally:
                 if not finished:
@@ -265,9 +265,13 @@ def _stage_request(request: GenerateRequest, handoff: bytes | None, *, wants_han
     )
 
 
-def _outputs(report: RequestDone) -> list[Output]:
+def _wants(request: GenerateRequest, modality: Modality) -> bool:
+    return request.modalities is None or modality in request.modalities
+
+
+def _outputs(report: RequestDone, request: GenerateRequest) -> list[Output]:
     outputs: list[Output] = []
-    if report.text is not None:
+    if report.text is not None and _wants(request, "text"):
         outputs.append(TextOutput(report.text.text, report.text.token_ids, report.text.finish_reason))
     if report.audio is not None:
         outputs.append(AudioOutput(report.audio.samples.numpy(), report.audio.sample_rate))

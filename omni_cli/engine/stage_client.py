@@ -39,16 +39,21 @@ class StageClient:
         self._on_report = on_report
         self._loop = asyncio.get_running_loop()
         self._process: Any = None
+        self._starting: asyncio.Future[None] | None = None
         self._ended = asyncio.Event()
 
-    def start(self, context: BaseContext) -> None:
-        """Start the process and the thread that reads from it; returns at once."""
+    async def start(self, context: BaseContext) -> None:
+        """Start the process and the thread that reads from it; does not wait for the stage to load."""
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
             target=run_stage, args=(theirs, self.spec, str(self.log_path)), name=f"omni-{self.name}"
         )
-        self._process.start()
-        theirs.close()
+        # In a thread, for it waits for the fork server's imports; shielded, for a thread cannot be cancelled.
+        self._starting = asyncio.ensure_future(asyncio.to_thread(self._process.start))
+        try:
+            await asyncio.shield(self._starting)
+        finally:
+            theirs.close()
         threading.Thread(target=self._read, name=f"omni-{self.name}-reader", daemon=True).start()
 
     def send(self, command: Command) -> None:
@@ -67,7 +72,14 @@ class StageClient:
 
     async def close(self) -> None:
         """Ask the process to stop, then make it; every descendant of it ends too. Safe to call twice."""
-        if self._process is None:
+        if self._starting is None or self._process is None:
+            return
+        await asyncio.wait([self._starting])
+        if self._process.pid is None:
+            # It never started; reading the exception keeps asyncio from reporting it as forgotten.
+            self._starting.cancelled() or self._starting.exception()
+            self._connection.close()
+            self._process = None
             return
         with contextlib.suppress(StageError):
             self.send(StopStage())

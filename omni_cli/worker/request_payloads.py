@@ -27,6 +27,11 @@ class RequestPayload:
     information: dict[str, Any] = field(default_factory=dict)
     _conditions: torch.Tensor | None = None
 
+    def num_bare(self, start: int, length: int) -> int:
+        """How many of positions [start, start + length) are prompt tokens that go in without their own embedding."""
+        (num_bare_tokens,) = self.information.get("num_bare_tokens", (0,))
+        return max(0, min(length, num_bare_tokens - start))
+
     def conditions(self, start: int, length: int, device: torch.device) -> torch.Tensor | None:
         """Condition rows (length, embedding_size) of positions [start, start + length), or None without any.
 

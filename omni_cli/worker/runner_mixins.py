@@ -110,7 +110,11 @@ class ARRunnerMixin(OmniRunnerMixin):
         if fill_conditions is not None and get_pp_group().is_first_rank:
             for span in self._step_spans:
                 payload = self.request_payloads[span.request_id]
-                fill_conditions(span.row, payload.conditions(span.start, span.length, self.device))
+                fill_conditions(
+                    span.row,
+                    payload.conditions(span.start, span.length, self.device),
+                    payload.num_bare(span.start, span.length),
+                )
         return super()._model_forward(*args, **kwargs)
 
     def sample_tokens(self, grammar_output: Any) -> Any:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 
+from omni_cli.config.engine_config import TalkerPrompt
 from omni_cli.errors import InputError
 
 MEDIA_FIELDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "audio_feature_lengths")
@@ -52,13 +52,20 @@ class ThinkerHandoff:
 class TalkerInput:
     """A talker request: P + 2 codec ids, their conditions (P + 2, embedding_size), and those of later steps.
 
-    `mrope_positions` (3, P + 2) int64, None where they count up from 0.
+    `mrope_positions` (3, P + 2) int64, None where they count up from 0. The first `num_bare_tokens` go in without
+    the embedding of their codec id.
     """
 
     prompt_token_ids: list[int]
     prompt_embeds: torch.Tensor
     decode_conditions: torch.Tensor
     mrope_positions: torch.Tensor | None
+    num_bare_tokens: int
+
+    def information(self) -> dict[str, Any]:
+        """What travels beside the prompt embeddings."""
+        values = {"decode_conditions": self.decode_conditions, "num_bare_tokens": [self.num_bare_tokens]}
+        return values if self.mrope_positions is None else {**values, "mrope_positions": self.mrope_positions}
 
 
 def thinker_to_talker(
@@ -67,12 +74,17 @@ def thinker_to_talker(
     config: Any,
     embed: Callable[[Sequence[int]], torch.Tensor],
     text_bos_token_id: int,
+    talker_prompt: TalkerPrompt,
 ) -> TalkerInput:
     """`config` is the `Qwen2_5OmniTalkerConfig`; `embed` looks rows of the thinker's embedding table up.
 
     Each row is the thinker's last hidden state plus its input embedding, without the embeddings of media tokens.
     The prompt is followed by the speaker's text-begin embedding and the first reply row; later reply rows condition
     the decoding steps one by one, then a text-end and a padding row.
+
+    With a `full` prompt, the last two codec ids add their embeddings and images and audio have M-RoPE positions: as
+    Qwen published it. A `plain` prompt has neither, which is what transformers 5.23 computes for one unpadded
+    prompt: it drops an attention mask of ones, and the talker takes the missing mask for "not the first step".
     """
     prompt_ids, output_ids = handoff.prompt_token_ids, handoff.output_token_ids
     num_prompt = len(prompt_ids)
@@ -92,7 +104,12 @@ def thinker_to_talker(
         + [config.tts_codec_pad_token_id, config.tts_codec_start_token_id],
         prompt_embeds=torch.cat([rows[:num_prompt], bos, stream[:1]]),
         decode_conditions=stream[1:],
-        mrope_positions=_mrope_positions([*prompt_ids, text_bos_token_id, output_ids[0]], handoff.media, config),
+        mrope_positions=(
+            mrope_positions([*prompt_ids, text_bos_token_id, output_ids[0]], handoff.media, config)
+            if talker_prompt == "full" and handoff.media
+            else None
+        ),
+        num_bare_tokens=num_prompt + 2 if talker_prompt == "plain" else 0,
     )
 
 
@@ -112,11 +129,14 @@ def talker_to_token2wav(codec_token_ids: Sequence[int], *, config: Any, num_code
     return codes
 
 
-def _mrope_positions(text_ids: list[int], media: dict[str, torch.Tensor], config: Any) -> torch.Tensor | None:
-    if not media:
-        return None
+def mrope_positions(text_ids: list[int], media: dict[str, torch.Tensor], config: Any) -> torch.Tensor:
+    """M-RoPE positions (3, num_tokens) int64 of a prompt with images, audio or video, as transformers computes them."""
+    from transformers import Qwen2_5OmniTalkerForConditionalGeneration
+
+    with torch.device("meta"):
+        talker = Qwen2_5OmniTalkerForConditionalGeneration(config)
     ids = torch.tensor([text_ids])
-    positions, _ = _reference_talker(config).get_rope_index(
+    positions, _ = talker.get_rope_index(
         ids,
         media.get("image_grid_thw"),
         media.get("video_grid_thw"),
@@ -126,12 +146,3 @@ def _mrope_positions(text_ids: list[int], media: dict[str, torch.Tensor], config
         media.get("second_per_grid_ts"),
     )
     return positions[:, 0].long()
-
-
-@cache
-def _reference_talker(config: Any) -> Any:
-    """transformers' talker without weights: M-RoPE positions of images and audio are its own computation."""
-    from transformers import Qwen2_5OmniTalkerForConditionalGeneration
-
-    with torch.device("meta"):
-        return Qwen2_5OmniTalkerForConditionalGeneration(config)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import soxr
 import torch
 from transformers import AutoConfig
 
@@ -16,7 +18,7 @@ from omni_cli.engine.connectors.qwen2_5_omni import (
     talker_to_token2wav,
     thinker_to_talker,
 )
-from omni_cli.engine.messages import Array, Audio, Progress, Report, RequestDone, StageRequest
+from omni_cli.engine.messages import Array, Audio, AudioInput, Progress, Report, RequestDone, StageRequest
 from omni_cli.engine.stages.base import StageSpec
 from omni_cli.engine.stages.vllm_stage import ActiveRequest, PoolingParams, SamplingParams, TextStage, VllmStage
 from omni_cli.errors import InputError
@@ -39,15 +41,20 @@ class ThinkerStage(TextStage):
     """Text, audio and images in; text out, and hidden states for the talker."""
 
     def engine_args(self) -> dict[str, Any]:
-        # The profile gives the KV cache or a share of the device; sizing a dummy video would take seconds.
-        return {**super().engine_args(), "skip_mm_profiling": True}
+        return {
+            **super().engine_args(),
+            # The profile gives the KV cache or a share of the device; sizing a dummy video would take seconds.
+            "skip_mm_profiling": True,
+            # What vLLM has cached comes back without its data, and the talker needs the grids and lengths of all media.
+            "mm_processor_cache_gb": 0,
+        }
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         prompt, params = super().render(active)
         request = active.request
         media: dict[str, Any] = {}
         if request.audio:
-            media["audio"] = [(audio.samples.numpy(), audio.sample_rate) for audio in request.audio]
+            media["audio"] = [self._at_model_rate(audio) for audio in request.audio]
         if request.images:
             from PIL import Image
 
@@ -59,6 +66,15 @@ class ThinkerStage(TextStage):
             params.extra_args = {WANTS_HIDDEN_STATES: True}
         return prompt, params
 
+    def _at_model_rate(self, audio: AudioInput) -> tuple[np.ndarray, int]:
+        # vLLM would resample with PyAV, which a CPU installation does not have.
+        target = self._processor.feature_extractor.sampling_rate
+        return soxr.resample(audio.samples.numpy(), audio.sample_rate, target), target
+
+    @property
+    def _processor(self) -> Any:
+        return self.engine.renderer.get_mm_processor().info.get_hf_processor()
+
     def prompt_text(self, request: StageRequest) -> str:
         if request.raw:
             return request.prompt
@@ -69,8 +85,7 @@ class ThinkerStage(TextStage):
         system_prompt = self.spec.stage.system_prompt
         if system_prompt is not None:
             conversation.insert(0, {"role": "system", "content": [{"type": "text", "text": system_prompt}]})
-        processor = self.engine.renderer.get_mm_processor().info.get_hf_processor()
-        return processor.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+        return self._processor.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
 
     def prepared(self, active: ActiveRequest, engine_input: Any) -> None:
         if not active.request.wants_handoff:
@@ -119,17 +134,15 @@ class TalkerStage(TextStage):
             config=self.config,
             embed=self._embed,
             text_bos_token_id=int(speaker["bos_token"]),
+            talker_prompt=self.spec.stage.talker_prompt,
         )
-        information: dict[str, Any] = {"decode_conditions": given.decode_conditions}
-        if given.mrope_positions is not None:
-            information["mrope_positions"] = given.mrope_positions
         params = self.sampling_params(
             request,
             detokenize=False,
             stop_token_ids=[self.config.tts_codec_end_token_id, self.config.tts_codec_pad_token_id],
             extra_args={
                 PROMPT_EMBEDS: encode_prompt_embeds(given.prompt_embeds),
-                ADDITIONAL_INFORMATION: encode_additional_information(information),
+                ADDITIONAL_INFORMATION: encode_additional_information(given.information()),
             },
         )
         return {"prompt_token_ids": given.prompt_token_ids}, params

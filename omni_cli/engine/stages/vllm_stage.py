@@ -19,6 +19,7 @@ os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
 
 from vllm import PoolingParams, SamplingParams  # noqa: E402
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
+from vllm.exceptions import VLLMClientError  # noqa: E402
 from vllm.outputs import PoolingRequestOutput, RequestOutput  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
@@ -102,9 +103,9 @@ class VllmStage:
             (engine_input,) = self.engine.renderer.render_cmpl([prompt])
             self.prepared(active, engine_input)
             self.engine.add_request(request.request_id, engine_input, params)
-        except ValueError as error:
-            # vLLM's way of refusing a prompt: too long, not decodable, media that its processor cannot use.
-            raise InputError(_one_line(error), hint=self.refusal_hint(error)) from error
+        except (ValueError, VLLMClientError) as error:
+            # vLLM's ways of refusing a prompt: too long, not decodable, media that its processor cannot use.
+            raise InputError(_refusal(error), hint=self.refusal_hint(error)) from error
         self.active[request.request_id] = active
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams | PoolingParams]:
@@ -114,9 +115,9 @@ class VllmStage:
     def prepared(self, active: ActiveRequest, engine_input: Any) -> None:
         """Called with the tokenized, preprocessed prompt before it enters the engine."""
 
-    def refusal_hint(self, error: ValueError) -> str | None:
-        if "maximum model length" in str(error):
-            return f"shorten it, or raise `--set {self.spec.stage.name}.max_model_len=N`"
+    def refusal_hint(self, error: Exception) -> str | None:
+        if "max_model_len" in str(error) or "maximum model length" in str(error):
+            return f"shorten it, or allow more with `--set {self.spec.stage.name}.max_model_len=N`"
         return None
 
     def abort(self, request_id: str) -> None:
@@ -176,7 +177,7 @@ class TextStage(VllmStage):
         given = {"seed": request.seed, **self.spec.stage.sampling, **request.sampling, **extra}
         try:
             return SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, VLLMClientError) as error:
             raise InputError(f"sampling: {_one_line(error)}") from error
 
     def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:
@@ -232,5 +233,12 @@ def _execution_args(stage: Any) -> dict[str, Any]:
     return {"compilation_config": {"cudagraph_mode": getattr(stage, "cudagraph_mode", "none").upper()}}
 
 
-def _one_line(error: Exception) -> str:
+def _refusal(error: Exception) -> str:
+    """vLLM's reason in one line; for media, what the processor said, not how it was called."""
+    if str(error).startswith("Failed to apply") and error.__cause__ is not None:
+        return f"the model cannot use this image or audio: {_one_line(error.__cause__)}"
+    return _one_line(error)
+
+
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())

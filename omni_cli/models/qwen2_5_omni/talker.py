@@ -69,6 +69,7 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
             # Persistent buffers, because a captured CUDA graph reads the addresses it was captured with.
             num_rows = vllm_config.scheduler_config.max_num_batched_tokens
             self.register_buffer("conditions", torch.zeros(num_rows, config.embedding_size), persistent=False)
+            self.register_buffer("bare", torch.zeros(num_rows, 1, dtype=torch.bool), persistent=False)
             self.register_buffer("projected", torch.zeros(num_rows, config.hidden_size), persistent=False)
         else:
             self.thinker_to_talker_proj = PPMissingLayer()
@@ -79,10 +80,11 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
         else:
             self.lm_head = PPMissingLayer()
 
-    def fill_conditions(self, row: int, conditions: torch.Tensor | None) -> None:
+    def fill_conditions(self, row: int, conditions: torch.Tensor | None, num_bare: int = 0) -> None:
         """Set what rows [row, row + len) of the next forward pass are conditioned on.
 
         `conditions` (num_rows, embedding_size); None, for a request without any, is refused with a `ValueError`.
+        The first `num_bare` rows go in without the embedding of their codec token.
         """
         if conditions is None:
             raise ValueError("a talker request needs prompt_embeds: the thinker's rows for its prompt")
@@ -90,7 +92,10 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
             raise ValueError(
                 f"the talker is conditioned on rows of {self.conditions.shape[1]}, got {conditions.shape[1]}"
             )
-        self.conditions[row : row + conditions.shape[0]].copy_(conditions)
+        end = row + conditions.shape[0]
+        self.conditions[row:end].copy_(conditions)
+        self.bare[row : row + num_bare] = True
+        self.bare[row + num_bare : end] = False
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Codec embeddings (num_tokens, embedding_size); zero where the id is the mask."""
@@ -107,7 +112,8 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
         """`input_ids` (num_tokens,) codec ids, `positions` (3, num_tokens) -> hidden states (num_tokens, hidden_size)."""
         if get_pp_group().is_first_rank and inputs_embeds is None:
             num_tokens = input_ids.shape[0]
-            embeds = self.embed_input_ids(input_ids) + self.conditions[:num_tokens]
+            embeds = self.embed_input_ids(input_ids).masked_fill_(self.bare[:num_tokens], 0)
+            embeds += self.conditions[:num_tokens]
             self.projected[:num_tokens].copy_(self.thinker_to_talker_proj(embeds)[0])
             inputs_embeds = self.projected[:num_tokens]
         return self.model(None, positions, intermediate_tensors, inputs_embeds)

@@ -1,0 +1,85 @@
+"""Engines that are shared by the tests: starting one costs seconds, so each profile is started once a session."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_cli.compat.torchvision import ensure_torchvision_importable
+from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.loader import load_profile
+from omni_cli.engine.omni_llm import OmniLLM
+from omni_cli.outputs import Event, GenerateRequest, RequestResult
+
+# Before anything in this process imports torchvision, which transformers and diffusers do.
+ensure_torchvision_importable()
+
+TIMEOUT_S = 180
+
+
+class RunningEngine:
+    """An `OmniLLM` on an event loop in a thread of its own, for tests that are not asynchronous."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.config = config
+        self.llm = OmniLLM(config)
+        self._call(self.llm.start())
+
+    def run(self, request: GenerateRequest) -> RequestResult:
+        return self.run_all([request])[0]
+
+    def run_all(self, requests: list[GenerateRequest]) -> list[RequestResult]:
+        """All of them at once; results in the order given."""
+        return [events[-1] for events in self.events(requests)]
+
+    def events(self, requests: list[GenerateRequest]) -> list[list[Event]]:
+        async def collect(request: GenerateRequest) -> list[Event]:
+            return [event async for event in self.llm.generate(request)]
+
+        async def collect_all() -> list[list[Event]]:
+            return list(await asyncio.gather(*(collect(request) for request in requests)))
+
+        return self._call(collect_all())
+
+    def close(self) -> None:
+        self._call(self.llm.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(TIMEOUT_S)
+
+
+@pytest.fixture(scope="session")
+def start_engine() -> Iterator[Any]:
+    """`start_engine(profile, *overrides, model=None)` -> a `RunningEngine` that is closed at the end of the session."""
+    engines: list[RunningEngine] = []
+
+    def start(profile: str, *overrides: str, model: str | None = None) -> RunningEngine:
+        engines.append(RunningEngine(load_profile(profile, list(overrides), model, False, None)))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_omni_path() -> Path:
+    """The built-in checkpoint, built if it is not in the cache yet."""
+    from omni_cli.models.checkpoints import resolve_model
+
+    return Path(resolve_model("builtin:tiny-omni"))
+
+
+@pytest.fixture(scope="session")
+def tiny_omni(start_engine: Any) -> RunningEngine:
+    return start_engine("tiny-omni")

@@ -1,0 +1,120 @@
+"""The chain against Hugging Face's own: the same text tokens, the same codec tokens, the same waveform."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from support.reference import Reference, ReferenceResult
+
+from omni_cli.models.builders import build_omni
+from omni_cli.models.builders.sizes import DecoderSizes, OmniSizes
+from omni_cli.outputs import AudioOutput, GenerateRequest, RequestResult, TextOutput
+
+MAX_TOKENS = 24
+CODEC_MAX_TOKENS = 48
+LIMITS = (f"thinker.sampling.max_tokens={MAX_TOKENS}", f"talker.sampling.max_tokens={CODEC_MAX_TOKENS}")
+WAVEFORM_TOLERANCE = 1e-3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """The reference shares the machine with the engines; threads that wait for each other cost more than they give."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def tone(seconds: float, hertz: float) -> tuple[np.ndarray, int]:
+    times = np.arange(int(seconds * 16_000)) / 16_000
+    return (0.3 * np.sin(2 * np.pi * hertz * times)).astype(np.float32), 16_000
+
+
+def picture(height: int, width: int) -> np.ndarray:
+    return np.random.default_rng(height * width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def requests() -> list[GenerateRequest]:
+    return [
+        GenerateRequest("text", "hello", seed=1),
+        GenerateRequest("longer", "Tell me a story about the rain on a tin roof, and then another one.", seed=2),
+        GenerateRequest("audio", "What do you hear?", audio=(tone(1.3, 440.0),), seed=3),
+        GenerateRequest("image", "What is this?", images=(picture(56, 84),), seed=4),
+        GenerateRequest("both", "And now?", audio=(tone(0.7, 220.0),), images=(picture(84, 56),), seed=5),
+        GenerateRequest("two", "Which is louder?", audio=(tone(0.5, 300.0), tone(0.9, 900.0)), seed=6),
+        GenerateRequest("short", "a", seed=7),
+        GenerateRequest("images", "Compare.", images=(picture(56, 56), picture(112, 56)), seed=8),
+    ]
+
+
+def expected(reference: Reference) -> dict[str, ReferenceResult]:
+    return {
+        request.request_id: reference.generate(
+            request, max_tokens=MAX_TOKENS, codec_max_tokens=CODEC_MAX_TOKENS, repetition_penalty=1.05
+        )
+        for request in requests()
+    }
+
+
+@pytest.fixture(scope="module")
+def references(tiny_omni_path) -> dict[str, ReferenceResult]:
+    return expected(Reference(tiny_omni_path))
+
+
+@pytest.fixture(scope="module")
+def engine(start_engine):
+    return start_engine("tiny-omni", *LIMITS, "talker.talker_prompt=plain")
+
+
+def assert_equal(result: RequestResult, reference: ReferenceResult) -> None:
+    assert result.error is None, result.error
+    text = next(output for output in result.outputs if isinstance(output, TextOutput))
+    audio = next(output for output in result.outputs if isinstance(output, AudioOutput))
+    talker = next(trace for trace in result.stages if trace.name == "talker")
+    assert text.token_ids == reference.text_token_ids
+    assert talker.output_token_ids == reference.codec_token_ids
+    assert audio.samples.shape == reference.waveform.shape
+    np.testing.assert_allclose(audio.samples, reference.waveform, atol=WAVEFORM_TOLERANCE, rtol=0)
+    assert np.abs(audio.samples).max() > 0.01
+
+
+@pytest.mark.parametrize("request_", requests(), ids=lambda request: request.request_id)
+def test_single_request_equals_the_reference(engine, references, request_):
+    assert_equal(engine.run(request_), references[request_.request_id])
+
+
+def test_eight_requests_at_once_equal_the_reference(engine, references):
+    for result in engine.run_all(requests()):
+        assert_equal(result, references[result.request_id])
+
+
+def test_full_prompt_equals_the_reference_that_keeps_its_mask(start_engine, tiny_omni_path, references):
+    full = start_engine("tiny-omni", *LIMITS, "talker.talker_prompt=full")
+    kept = expected(Reference(tiny_omni_path, keep_mask=True))
+    for result in full.run_all(requests()):
+        assert_equal(result, kept[result.request_id])
+        assert kept[result.request_id].codec_token_ids != references[result.request_id].codec_token_ids
+
+
+OTHER_SIZES = {
+    "deeper": OmniSizes(
+        thinker=DecoderSizes(192, 384, 3, 3, 1, 64),
+        talker=DecoderSizes(96, 256, 3, 4, 2, 32),
+        vocab_size=640,
+    ),
+    "wider-heads": OmniSizes(
+        thinker=DecoderSizes(256, 512, 2, 4, 4, 64),
+        talker=DecoderSizes(128, 192, 4, 4, 4, 64),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_SIZES)
+def test_other_sizes_and_seeds_equal_the_reference(start_engine, tmp_path_factory, name):
+    folder = tmp_path_factory.mktemp(name)
+    build_omni(folder, OTHER_SIZES[name], seed=11)
+    other = start_engine("tiny-omni", *LIMITS, model=str(folder))
+    references = expected(Reference(folder))
+    for result in other.run_all(requests()):
+        assert_equal(result, references[result.request_id])
