@@ -1,0 +1,143 @@
+"""Hidden states per request: every position exactly one row, whatever vLLM does; and nothing of vLLM's changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[3]
+WORDS = "rain on a tin roof and the long road home under grey skies with no one to ask the way".split()
+
+
+def prompt(length: int, first: str = "Once") -> str:
+    return " ".join([first, *(WORDS[i % len(WORDS)] for i in range(length))])
+
+
+def request(name: str, text: str, *, wants: bool = True, max_tokens: int = 12, **fields: Any) -> dict[str, Any]:
+    return {"id": name, "prompt": text, "wants": wants, "max_tokens": max_tokens, **fields}
+
+
+def run(
+    model: Path, tmp_path: Path, rounds: list[list[dict[str, Any]]], stock: bool = False, **engine: Any
+) -> dict[str, Any]:
+    """Results by request id, and the number of preemptions, of an engine in a process of its own."""
+    arguments = {"kv_cache_memory_bytes": 64 << 20, "max_model_len": 1024, "max_num_seqs": 8, **engine}
+    task = {"model": str(model), "engine": arguments, "rounds": rounds, "stock": stock}
+    answer = tmp_path / "answer.json"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    environment["OMP_WAIT_POLICY"] = "passive"
+    if engine.get("tensor_parallel_size", 1) > 1:
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/support/thinker_rows.py"), str(answer)],
+        input=json.dumps(task),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(answer.read_text())
+
+
+@pytest.fixture(scope="module")
+def thinker(tiny_omni_path: Path) -> Any:
+    from transformers import Qwen2_5OmniThinkerForConditionalGeneration
+
+    model = Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained(tiny_omni_path, dtype=torch.float32)
+    return model.eval()
+
+
+def assert_rows(result: dict[str, Any], thinker: Any) -> None:
+    """One row for each position that was an input, with transformers' values."""
+    consumed = result["prompt_token_ids"] + result["token_ids"][:-1]
+    rows = np.array(result["rows"], dtype=np.float32)
+    with torch.no_grad():
+        expected = thinker.model(input_ids=torch.tensor([consumed])).last_hidden_state[0].numpy()
+    assert rows.shape == expected.shape
+    np.testing.assert_allclose(rows, expected, atol=2e-4, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_omni_path, tmp_path_factory) -> dict[str, Any]:
+    return run(tiny_omni_path, tmp_path_factory.mktemp("plain"), [mixed_requests()])
+
+
+def mixed_requests() -> list[dict[str, Any]]:
+    return [
+        request("short", "hello"),
+        request("long", prompt(150), logprobs=3),
+        request("unwanted", prompt(40, "Now"), wants=False, logprobs=3),
+        request("middle", prompt(60, "Then"), max_tokens=30),
+        request("one", "a", max_tokens=1),
+    ]
+
+
+def test_rows_of_a_mixed_batch(plain, thinker):
+    for name in ("short", "long", "middle", "one"):
+        assert_rows(plain["results"][name], thinker)
+    assert plain["results"]["unwanted"]["rows"] is None
+
+
+def test_tokens_text_and_logprobs_are_those_of_stock_vllm(plain, tiny_omni_path, tmp_path):
+    stock = run(tiny_omni_path, tmp_path, [mixed_requests()], stock=True)
+    for name, result in stock["results"].items():
+        assert result["rows"] is None
+        ours = plain["results"][name]
+        assert (ours["token_ids"], ours["text"]) == (result["token_ids"], result["text"])
+        assert ours["logprobs"] == result["logprobs"]
+
+
+def test_rows_of_prompts_split_over_steps(tiny_omni_path, tmp_path, thinker, plain):
+    result = run(
+        tiny_omni_path, tmp_path, [mixed_requests()], max_num_batched_tokens=32, enable_chunked_prefill=True
+    )
+    for name in ("short", "long", "middle", "one"):
+        assert_rows(result["results"][name], thinker)
+        assert result["results"][name]["token_ids"] == plain["results"][name]["token_ids"]
+
+
+def test_rows_of_a_prefix_served_from_the_cache(tiny_omni_path, tmp_path, thinker):
+    rounds = [
+        [request("first", prompt(150)), request("unwanted", prompt(150), wants=False)],
+        [request("again", prompt(150)), request("longer", prompt(200)), request("unwanted-again", prompt(150), wants=False)],
+    ]
+    results = run(tiny_omni_path, tmp_path, rounds, block_size=32, enable_prefix_caching=True)["results"]
+    assert results["again"]["num_cached_tokens"] >= 32
+    assert results["longer"]["num_cached_tokens"] >= 32
+    assert results["unwanted-again"]["num_cached_tokens"] >= 32
+    for name in ("first", "again", "longer"):
+        assert_rows(results[name], thinker)
+
+
+def test_rows_of_requests_preempted_and_recomputed(tiny_omni_path, tmp_path, thinker):
+    requests = [request(f"r{i}", prompt(60 + 7 * i, f"Number {i}"), max_tokens=160) for i in range(4)]
+    bytes_a_block = 32 * 2 * 2 * 2 * 32 * 4  # tokens, keys and values, layers, key-value heads, head size, float32
+    answer = run(
+        tiny_omni_path, tmp_path, [requests], block_size=32, max_model_len=512, kv_cache_memory_bytes=22 * bytes_a_block
+    )
+    assert answer["preemptions"] > 0
+    for name in answer["results"]:
+        assert_rows(answer["results"][name], thinker)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}],
+    ids=["tensor-parallel", "pipeline-parallel"],
+)
+def test_rows_and_tokens_under_parallel_ranks(tiny_omni_path, tmp_path, thinker, plain, ranks):
+    result = run(tiny_omni_path, tmp_path, [mixed_requests()], distributed_executor_backend="mp", **ranks)
+    for name in ("short", "long", "middle", "one"):
+        assert_rows(result["results"][name], thinker)
+    for name, expected in plain["results"].items():
+        assert result["results"][name]["token_ids"] == expected["token_ids"]
