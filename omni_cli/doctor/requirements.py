@@ -19,6 +19,7 @@ VERIFIED = {
     "psutil": "7.2.2",
     "safetensors": "0.8.0",
     "soundfile": "0.14.0",
+    "soxr": "1.1.0",
 }
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
