@@ -10,7 +10,7 @@ import typer
 from typer.main import get_group
 
 from omni_cli import __version__
-from omni_cli.cli import console
+from omni_cli.cli import console, interrupts
 from omni_cli.cli.lazy import LazyCommand, LazyGroup
 from omni_cli.cli.usage import TYPER_ERROR, is_missing_command, usage_error
 from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
@@ -68,8 +68,14 @@ def omni(
 
 
 def main() -> NoReturn:
-    """The console script."""
-    sys.exit(run(sys.argv[1:]))
+    """Run the process's command line and end the process."""
+    interrupts.install()
+    try:
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # once more, while the first was being reported
+        code = ExitCode.INTERRUPTED
+    interrupts.ignore()
+    sys.exit(code)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -116,6 +122,8 @@ def _run_command(argv: Sequence[str], *, as_json: bool, verbose: bool) -> int:
         failure = UsageError("missing command") if is_missing_command(error) else usage_error(error)
     except Exception as error:  # noqa: BLE001 - the last resort: whatever is expected is an OmniError
         failure = _internal_error(error)
+    if interrupts.was_interrupted():
+        raise KeyboardInterrupt from failure
     return console.report_failure(failure, as_json=as_json, verbose=verbose)
 
 

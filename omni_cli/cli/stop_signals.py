@@ -13,9 +13,9 @@ from types import FrameType
 
 import psutil
 
+from omni_cli.cli.interrupts import STOP_SIGNALS
 from omni_cli.errors import ExitCode
 
-_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 # `timeout` and some shells send one signal both to the process and to its group: that is not a second wish.
 _SAME_SIGNAL_S = 0.5
 _SHOW_CURSOR = b"\x1b[?25h\n"
@@ -41,7 +41,7 @@ def stop_signals() -> Iterator[asyncio.Future[signal.Signals]]:
         elif now - first_at > _SAME_SIGNAL_S:
             kill_now()
 
-    previous = {number: signal.getsignal(number) for number in _SIGNALS}
+    previous = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     for number, handler in previous.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, on_signal)

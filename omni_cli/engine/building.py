@@ -4,44 +4,80 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import threading
+import traceback
 from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
 
+from omni_cli.engine.fork_server import ForkServer, become_group_leader
 from omni_cli.engine.messages import Failure
-from omni_cli.errors import CheckpointError, OmniError
-from omni_cli.models.checkpoints import is_built, resolve_model
+from omni_cli.errors import OmniError
+from omni_cli.models.checkpoints import remove_unfinished, resolve_model
 
 
-async def resolve_in_child(model: str, context: BaseContext) -> str:
-    """`resolve_model`, in a child process where something has to be built. Raises `OmniError`."""
-    if is_built(model):
-        return resolve_model(model)
-    ours, theirs = context.Pipe(duplex=False)
+async def build_in_child(model: str, fork_server: ForkServer) -> str:
+    """`resolve_model` for a `builtin:NAME` that has to be built, in a child process.
+
+    Raises `OmniError`. Cancelled, it ends the process and removes what that has half built.
+    """
+    context = fork_server.start()
+    ours, theirs = context.Pipe()
     process = context.Process(target=_build, args=(model, theirs), name="omni-build")
-    await asyncio.to_thread(process.start)
-    theirs.close()
+    # Shielded, both: a thread cannot be cancelled.
+    starting = asyncio.ensure_future(asyncio.to_thread(process.start))
+    receiving: asyncio.Future[str | Failure | None] | None = None
     try:
-        outcome = await asyncio.to_thread(_outcome, ours)
+        await asyncio.shield(starting)
+        theirs.close()
+        receiving = asyncio.ensure_future(asyncio.to_thread(_receive, ours))
+        outcome = await asyncio.shield(receiving)
+    except asyncio.CancelledError:
+        if not starting.done():
+            fork_server.stop()  # what it starts for us would come too late
+            await asyncio.wait([starting])
+        if starting.exception() is None:
+            process.kill()
+            await asyncio.to_thread(process.join)
+            remove_unfinished(model)
+        raise
     finally:
-        process.kill()
-        await asyncio.to_thread(process.join)
+        theirs.close()
+        if receiving is not None:
+            await receiving
+        ours.close()
+    if outcome is None:
+        raise OmniError(f"the process that builds `{model}` ended unexpectedly", hint="is there enough memory?")
     if isinstance(outcome, Failure):
         raise outcome.error("build")
     return outcome
 
 
-def _outcome(connection: Connection) -> str | Failure:
+def _receive(connection: Connection) -> str | Failure | None:
     try:
         return connection.recv()
     except EOFError:
-        return Failure.of(CheckpointError("the process that builds the checkpoint ended unexpectedly"))
+        return None
 
 
 def _build(model: str, connection: Connection) -> None:
+    """Entry point of the process."""
+    become_group_leader()
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
+    threading.Thread(target=_end_with_the_command, args=(connection,), daemon=True).start()
     try:
-        connection.send(resolve_model(model))
+        outcome: str | Failure = resolve_model(model)
     except OmniError as error:
-        connection.send(Failure.of(error))
+        outcome = Failure.of(error)
+    except Exception as error:  # noqa: BLE001 - whatever a library raises while building must reach the user
+        outcome = Failure("stage", f"{type(error).__name__}: {error}", details=traceback.format_exc())
+    connection.send(outcome)
+
+
+def _end_with_the_command(connection: Connection) -> None:
+    """The command never sends anything: what arrives is its end, perhaps a violent one."""
+    try:
+        connection.recv()
+    except (EOFError, OSError):
+        os.killpg(0, signal.SIGKILL)

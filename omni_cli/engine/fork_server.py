@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
 from typing import ClassVar
@@ -14,6 +15,32 @@ from typing import ClassVar
 # Stages that had to be killed leave semaphores of their libraries behind; the tracker removes them and would tell
 # the user about it. It is a process of its own that gets its warning filters from here.
 _TRACKER_FILTER = "ignore:resource_tracker:UserWarning"
+
+
+# What a terminal, `timeout` or a service manager sends to a whole process group. Only the command answers it.
+_GROUP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+
+
+@contextlib.contextmanager
+def _stop_signals_blocked() -> Iterator[None]:
+    """A process started within never gets these signals, from its first instruction on; here they only wait."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+def become_group_leader() -> None:
+    """For a process from the fork server: a group of its own, which can be ended as a whole.
+
+    Ctrl-C goes to the command alone; SIGTERM has its usual meaning again.
+    """
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
 
 
 class ForkServer:
@@ -34,8 +61,9 @@ class ForkServer:
         # OpenMP's threads otherwise spin while they wait for each other. Several stages share the cores, and a
         # spinning thread keeps the very one it waits for from running: measured here, 30 s instead of 1 s.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-        resource_tracker.ensure_running()
-        forkserver.ensure_running()
+        with _stop_signals_blocked():
+            resource_tracker.ensure_running()
+            forkserver.ensure_running()
         self._users.add(id(self))
         return context
 

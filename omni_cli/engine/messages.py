@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniError, StageError
+from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniError, OutputError, StageError
 
 
 class Array(msgspec.Struct, frozen=True):
@@ -75,10 +76,18 @@ class StageReady(msgspec.Struct, frozen=True, tag=True):
     memory: MemoryReport
 
 
+_KINDS: Mapping[str, type[OmniError]] = {
+    "input": InputError,
+    "checkpoint": CheckpointError,
+    "output": OutputError,
+    "deadline": DeadlineError,
+}
+
+
 class Failure(msgspec.Struct, frozen=True, tag=True):
     """A stage (`request_id` None) or one request failed; `details` is a traceback."""
 
-    kind: Literal["input", "checkpoint", "deadline", "stage"]
+    kind: Literal["input", "checkpoint", "output", "deadline", "stage"]
     message: str
     hint: str | None = None
     details: str | None = None
@@ -86,15 +95,13 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
 
     @classmethod
     def of(cls, error: OmniError, *, request_id: str | None = None, details: str | None = None) -> Failure:
-        kinds = ((InputError, "input"), (CheckpointError, "checkpoint"), (DeadlineError, "deadline"))
-        kind = next((name for cls_, name in kinds if isinstance(error, cls_)), "stage")
+        kind = next((name for name, cls_ in _KINDS.items() if isinstance(error, cls_)), "stage")
         return cls(kind, error.message, error.hint, details, request_id)
 
     def error(self, stage: str) -> OmniError:
         """The exception again, in the command's process."""
-        kinds = {"input": InputError, "checkpoint": CheckpointError, "deadline": DeadlineError}
-        if self.kind in kinds:
-            return kinds[self.kind](self.message, hint=self.hint)
+        if self.kind in _KINDS:
+            return _KINDS[self.kind](self.message, hint=self.hint)
         return StageError(
             f"stage `{stage}`: {self.message}",
             stage=stage,

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 from omni_cli.config.engine_config import EngineConfig
-from omni_cli.engine.building import resolve_in_child
+from omni_cli.engine.building import build_in_child
+from omni_cli.engine.checkpoint_fit import check_fit
 from omni_cli.engine.fork_server import ForkServer
 from omni_cli.engine.messages import (
     AbortRequest,
@@ -33,7 +31,7 @@ from omni_cli.engine.messages import (
 from omni_cli.engine.stage_client import StageClient
 from omni_cli.engine.stages.base import StageSpec
 from omni_cli.errors import OmniError, StageError
-from omni_cli.models.checkpoints import read_model_kind
+from omni_cli.models.checkpoints import is_built, read_model_kind, resolve_model
 from omni_cli.outputs import (
     AudioOutput,
     Event,
@@ -64,7 +62,6 @@ class OmniLLM:
         self._requests: dict[str, asyncio.Queue[tuple[str, Report]]] = {}
         self._dead: dict[str, StageError] = {}
         self._on_event: Callable[[Event], None] = lambda event: None
-        self._log_dir: Path | None = None
         self._fork_server = ForkServer(verbose=verbose)
 
     @property
@@ -83,9 +80,14 @@ class OmniLLM:
             raise
 
     async def _start(self) -> None:
+        # What is wrong with a checkpoint that is there shows in milliseconds, before any process is started.
+        model = resolve_model(self.config.model) if is_built(self.config.model) else None
+        if model is not None:
+            check_fit(self.config, model)
         context = self._fork_server.start()
-        self._log_dir = Path(tempfile.mkdtemp(prefix="omni-"))
-        model = await resolve_in_child(self.config.model, context)
+        if model is None:
+            model = await build_in_child(self.config.model, self._fork_server)
+            check_fit(self.config, model)
         architecture = read_model_kind(model)
         loop = asyncio.get_running_loop()
         for stage in self.config.stages:
@@ -97,7 +99,7 @@ class OmniLLM:
                 seed=self.config.seed,
                 trust_remote_code=self.config.trust_remote_code,
             )
-            client = StageClient(spec, self._log_dir / f"{stage.name}.log", self._handle)
+            client = StageClient(spec, self._handle)
             self._clients.append(client)
             self._loaded[client.name] = loop.create_future()
         for client in self._clients:
@@ -113,10 +115,9 @@ class OmniLLM:
             self._fork_server.stop()
         await asyncio.gather(*(client.close() for client in clients))
         for future in self._loaded.values():
-            future.cancel()
-        if self._log_dir is not None:
-            shutil.rmtree(self._log_dir, ignore_errors=True)
-            self._log_dir = None
+            # Reading a failure keeps asyncio from reporting it as forgotten; `start` has raised the first one.
+            if not future.cancel() and not future.cancelled():
+                future.exception()
         self._fork_server.stop()
 
     def kill(self) -> None:
@@ -160,8 +161,10 @@ class OmniLLM:
             finished = False
             try:
                 while not finished:
-                    _, report = await queue.get()
+                    stage, report = await queue.get()
                     match report:
+                        case Failure() if stage != client.name:
+                            pass  # another stage has died: this one may finish, and the next `_send` raises
                         case Failure():
                             finished = True
                             raise report.error(client.name)
@@ -173,9 +176,7 @@ class OmniLLM:
                                 outputs.append(output)
                                 yield OutputReady(request.request_id, output)
                         case Progress():
-                            yield StageProgress(
-                                request.request_id, client.name, report.done, report.total, report.unit
-                            )
+                            yield StageProgress(request.request_id, client.name, report.done, report.total, report.unit)
                         case TextChunk() if _wants(request, "text"):
                             yield TextDelta(request.request_id, report.text)
             finally:
@@ -232,11 +233,10 @@ class OmniLLM:
         if client.name in self._dead:
             return
         if failure is None:
-            details = client.log_tail()
-            failure = Failure("stage", "its process ended unexpectedly", details=details)
+            failure = client.unexpected_end()
         error = failure.error(client.name)
-        self._dead[client.name] = error if isinstance(error, StageError) else StageError(
-            error.message, stage=client.name, hint=error.hint
+        self._dead[client.name] = (
+            error if isinstance(error, StageError) else StageError(error.message, stage=client.name, hint=error.hint)
         )
         loaded = self._loaded[client.name]
         if not loaded.done():

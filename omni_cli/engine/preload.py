@@ -3,7 +3,12 @@
 Importing starts no thread pool and touches no device: processes are forked from here.
 """
 
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+# First: the imports below take seconds, in which the command may end.
+from omni_cli.engine.orphan_watch import OrphanWatch
+
+_watch = OrphanWatch()
+
+from omni_cli.compat.torchvision import ensure_torchvision_importable  # noqa: E402
 
 ensure_torchvision_importable()
 
@@ -13,7 +18,9 @@ try:
     import vllm.engine.arg_utils
     import vllm.v1.engine.llm_engine  # noqa: F401
 
-    import omni_cli.models.vllm_registry
+    import omni_cli.models.vllm_registry  # noqa: F401
 except ImportError:
     # Without vLLM the diffusers stages still run; a stage that needs vLLM says so itself.
     pass
+
+_watch.stop()

@@ -8,16 +8,18 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from multiprocessing import connection
 from multiprocessing.context import BaseContext
-from pathlib import Path
 from typing import Any
 
-from omni_cli.engine.messages import Command, Report, StopStage, decode_report, encode
+from omni_cli.engine.messages import Command, Failure, Report, StageReady, StopStage, decode_report, encode
+from omni_cli.engine.stage_log import StageLog
 from omni_cli.engine.stage_process import run_stage
 from omni_cli.engine.stages.base import StageSpec
 from omni_cli.errors import StageError
 
 STOP_GRACE_S = 3.0
+LOG_TAIL_LINES = 40
 
 
 class StageClient:
@@ -29,31 +31,32 @@ class StageClient:
     def __init__(
         self,
         spec: StageSpec,
-        log_path: Path,
         on_report: Callable[[StageClient, Report | None], None],
     ) -> None:
         self.spec = spec
         self.name = spec.stage.name
         self.kind = spec.stage.kind
-        self.log_path = log_path
+        self._log = StageLog()
         self._on_report = on_report
         self._loop = asyncio.get_running_loop()
         self._process: Any = None
         self._starting: asyncio.Future[None] | None = None
+        self._reading = False
+        self._ready = False
+        self._closed = False
         self._ended = asyncio.Event()
 
     async def start(self, context: BaseContext) -> None:
         """Start the process and the thread that reads from it; does not wait for the stage to load."""
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=run_stage, args=(theirs, self.spec, str(self.log_path)), name=f"omni-{self.name}"
-        )
+        self._process = context.Process(target=run_stage, args=(theirs, self.spec, self._log), name=f"omni-{self.name}")
         # In a thread, for it waits for the fork server's imports; shielded, for a thread cannot be cancelled.
         self._starting = asyncio.ensure_future(asyncio.to_thread(self._process.start))
         try:
             await asyncio.shield(self._starting)
         finally:
             theirs.close()
+        self._reading = True
         threading.Thread(target=self._read, name=f"omni-{self.name}-reader", daemon=True).start()
 
     def send(self, command: Command) -> None:
@@ -63,32 +66,45 @@ class StageClient:
         except OSError as error:
             raise StageError(f"stage `{self.name}` is not running", stage=self.name) from error
 
-    def log_tail(self, num_lines: int = 40) -> str:
-        """The last lines that the stage's process wrote."""
-        try:
-            return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-num_lines:])
-        except OSError:
-            return ""
+    def unexpected_end(self) -> Failure:
+        """What to say when the process has ended without a word: how, and the last lines that it wrote."""
+        code = self._process.exitcode
+        hint = None
+        if code is not None and code < 0:
+            reason = f"its process was killed ({signal.Signals(-code).name})"
+            if -code == signal.SIGKILL:
+                hint = "the system does this when memory runs out: free some, or use smaller settings"
+        else:
+            reason = "its process ended unexpectedly" + ("" if code is None else f" (exit code {code})")
+        return Failure("stage", reason, hint=hint, details=self._log.tail(LOG_TAIL_LINES))
 
     async def close(self) -> None:
         """Ask the process to stop, then make it; every descendant of it ends too. Safe to call twice."""
-        if self._starting is None or self._process is None:
+        if self._closed:
             return
-        await asyncio.wait([self._starting])
-        if self._process.pid is None:
-            # It never started; reading the exception keeps asyncio from reporting it as forgotten.
+        self._closed = True
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+            # Reading the exception keeps asyncio from reporting it as forgotten.
             self._starting.cancelled() or self._starting.exception()
+            if self._process.pid is not None:
+                await self._end_process()
             self._connection.close()
-            self._process = None
+        self._log.close()
+
+    async def _end_process(self) -> None:
+        if not self._reading:  # the start was given up while it was under way
+            self.kill()
+            await asyncio.to_thread(self._process.join, STOP_GRACE_S)
             return
-        with contextlib.suppress(StageError):
-            self.send(StopStage())
+        if self._ready:  # one that still loads would not look at its commands
+            with contextlib.suppress(StageError):
+                self.send(StopStage())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), STOP_GRACE_S)
+        self.kill()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), STOP_GRACE_S)
-        self.kill()
-        await asyncio.to_thread(self._process.join, STOP_GRACE_S)
-        self._connection.close()
-        self._process = None
 
     def kill(self) -> None:
         """End the process and its descendants now."""
@@ -99,12 +115,14 @@ class StageClient:
             self._process.kill()
 
     def _read(self) -> None:
-        while True:
-            try:
-                report = decode_report(self._connection.recv_bytes())
-            except (EOFError, OSError):
-                break
-            self._deliver(report)
+        # The process, too: children that outlive it may hold its end of the pipe.
+        sources = [self._connection, self._process.sentinel]
+        try:
+            while self._connection in connection.wait(sources):
+                self._deliver(decode_report(self._connection.recv_bytes()))
+        except (EOFError, OSError):
+            pass  # the usual end
+        self._process.join(STOP_GRACE_S)  # for its exit code
         self._deliver(None)
 
     def _deliver(self, report: Report | None) -> None:
@@ -115,4 +133,6 @@ class StageClient:
     def _handle(self, report: Report | None) -> None:
         if report is None:
             self._ended.set()
+        elif isinstance(report, StageReady):
+            self._ready = True
         self._on_report(self, report)

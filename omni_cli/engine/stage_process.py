@@ -15,6 +15,7 @@ import time
 import traceback
 from multiprocessing.connection import Connection
 
+from omni_cli.engine.fork_server import become_group_leader
 from omni_cli.engine.messages import (
     AbortRequest,
     Command,
@@ -28,14 +29,15 @@ from omni_cli.engine.messages import (
     decode_command,
     encode,
 )
+from omni_cli.engine.stage_log import StageLog
 from omni_cli.engine.stages.base import Stage, StageSpec, load_stage
 from omni_cli.errors import OmniError, StageError
 
 
-def run_stage(connection: Connection, spec: StageSpec, log_path: str) -> None:
-    """Entry point of the process; its output, and that of every library in it, goes to `log_path`."""
-    _become_group_leader()
-    _redirect_output(log_path)
+def run_stage(connection: Connection, spec: StageSpec, log: StageLog) -> None:
+    """Entry point of the process; its output, and that of every library in it, goes to `log`."""
+    become_group_leader()
+    _redirect_output(log)
     if spec.stage.devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = spec.stage.devices
     inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -127,20 +129,12 @@ def _read_commands(connection: Connection, inbox: queue.SimpleQueue[Command]) ->
         inbox.put(decode_command(raw))
 
 
-def _become_group_leader() -> None:
-    """A group of our own: Ctrl-C goes to the command alone, and killing the group gets every descendant."""
-    os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _redirect_output(log_path: str) -> None:
-    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    sys.stdout = open(1, "w", buffering=1, closefd=False, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115, PTH123
-    sys.stderr = open(2, "w", buffering=1, closefd=False, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115, PTH123
+def _redirect_output(log: StageLog) -> None:
+    for descriptor in (1, 2):
+        os.dup2(log.fileno(), descriptor)
+    log.close()
+    sys.stdout = open(1, "w", buffering=1, closefd=False, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
 
 
 def _summary(error: Exception) -> str:

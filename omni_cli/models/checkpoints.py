@@ -21,7 +21,7 @@ from omni_cli.models import builders
 from omni_cli.models.build import build_folder, remove_partials
 from omni_cli.models.checkpoint_files import check_checkpoint, read_model_kind
 
-__all__ = ["builtin_name", "cache_folder", "is_built", "read_model_kind", "resolve_model"]
+__all__ = ["builtin_name", "cache_folder", "is_built", "read_model_kind", "remove_unfinished", "resolve_model"]
 
 _BUILTIN = "builtin:"
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -56,6 +56,17 @@ def resolve_model(model: str) -> str:
 def is_built(model: str) -> bool:
     """Whether `resolve_model` answers without building; `CheckpointError` for an unknown `builtin:NAME`."""
     return not model.startswith(_BUILTIN) or _cache_path(builtin_name(model)).is_dir()
+
+
+def remove_unfinished(model: str) -> None:
+    """Remove what a killed build of `builtin:NAME` left behind, unless another process builds it just now."""
+    target = _cache_path(builtin_name(model))
+    try:
+        with (target.parent / f".{target.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_partials(target)
+    except OSError:
+        return  # another build holds the lock and cleans up itself, or the build had not even begun
 
 
 def builtin_name(model: str) -> str:

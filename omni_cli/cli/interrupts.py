@@ -1,0 +1,52 @@
+"""Ctrl-C, SIGTERM and SIGHUP for the whole of a command: one `KeyboardInterrupt`, never lost, never a traceback.
+
+While an engine runs, `stop_signals` takes over and ends it in good order.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+_seen = False
+
+
+def install() -> None:
+    """From now on the first signal raises `KeyboardInterrupt`; one that is ignored (`nohup`) stays so."""
+    _set_all(_interrupt)
+    sys.unraisablehook = _unraisable
+
+
+def ignore() -> None:
+    """The command has ended; what is left is Python's own end, which takes an interrupt badly."""
+    _set_all(signal.SIG_IGN)
+
+
+def was_interrupted() -> bool:
+    """Whether a signal has come. Libraries may have turned the exception into one of their own."""
+    return _seen
+
+
+def _set_all(handler: Any) -> None:
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    global _seen
+    _seen = True
+    raise KeyboardInterrupt
+
+
+def _unraisable(unraisable: Any) -> None:
+    """An interrupt inside a finalizer or an import's callback cannot be raised there: it comes again."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    else:
+        sys.__unraisablehook__(unraisable)

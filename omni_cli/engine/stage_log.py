@@ -1,0 +1,48 @@
+"""What a stage's process and its libraries print: a file without a name, so that nothing can be left behind."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from multiprocessing import reduction
+from typing import Any
+
+from omni_cli.errors import OmniError
+
+_TAIL_BYTES = 64 * 1024
+
+
+class StageLog:
+    """Both ends of the log; as an argument of a `multiprocessing` process it arrives there open."""
+
+    def __init__(self) -> None:
+        """Raises `OmniError` where no temporary file can be made."""
+        try:
+            with tempfile.TemporaryFile() as file:
+                self._descriptor = os.dup(file.fileno())
+        except OSError as error:
+            raise OmniError(
+                f"cannot make a temporary file: {error.strerror or error}",
+                hint="set TMPDIR to a folder with space",
+            ) from error
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def tail(self, num_lines: int) -> str:
+        """The last lines; reading leaves the place where the other process writes alone."""
+        start = max(0, os.fstat(self._descriptor).st_size - _TAIL_BYTES)
+        text = os.pread(self._descriptor, _TAIL_BYTES, start).decode(errors="replace")
+        return "\n".join(text.splitlines()[-num_lines:])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _from_inherited, (reduction.DupFd(self._descriptor),)
+
+
+def _from_inherited(inherited: Any) -> StageLog:
+    log = StageLog.__new__(StageLog)
+    log._descriptor = inherited.detach()
+    return log

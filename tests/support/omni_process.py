@@ -1,0 +1,231 @@
+"""The real `omni` in a process of its own, and what it leaves behind: processes, files, shared memory.
+
+Every run gets a marker in its environment, which whatever it starts inherits, and folders of its own to work in, to
+write to and for temporary files. A `sitecustomize` in the command's path notes each Python that starts, and the
+moment in which `omni` begins to load its commands, from which delays are counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import omni_cli
+
+ROOT = Path(omni_cli.__file__).parents[1]
+TIMEOUT_S = 240
+# Processes that are told to end may need a moment on a busy machine.
+GONE_WITHIN_S = 10
+
+_MARK = "OMNI_TEST_RUN"
+_SHARED_MEMORY = Path("/dev/shm")
+
+_SITECUSTOMIZE = """
+import os, sys
+
+def note(word):
+    descriptor = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(descriptor, f"{{word}} {{os.getpid()}}\\n".encode())
+    os.close(descriptor)
+
+def watch(event, args):
+    if event == "import" and args[0] == "omni_cli.cli.app":
+        note("begun")
+
+note("python")
+sys.addaudithook(watch)
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended; `leftovers` names processes, temporary files and shared memory that outlived it."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+    leftovers: tuple[str, ...]
+    output_files: tuple[str, ...]
+    started_others: bool
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The one JSON document on stdout."""
+        return json.loads(self.out)
+
+    def check_clean(self) -> None:
+        """Nothing that a user should not see, and nothing left behind."""
+        assert "Traceback" not in self.err, self.err
+        assert "Exception ignored" not in self.err, self.err
+        assert self.leftovers == ()
+        assert not [name for name in self.output_files if name.endswith(".tmp") or Path(name).name.startswith(".")]
+
+    def check_error(self, code: int, *parts: str) -> None:
+        """One `error:` paragraph, perhaps a `hint:`, nothing else on stderr; every part of the text is in there."""
+        assert self.code == code, self.err
+        labels = [line.split(":")[0] for line in self.err.splitlines() if line.startswith(("error:", "hint:"))]
+        assert labels in (["error"], ["error", "hint"]), self.err
+        assert self.err.startswith("error: "), self.err
+        for part in parts:
+            assert part in self.err, self.err
+
+
+class OmniProcess:
+    """A running command; `folder` is empty and its own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        prefix: tuple[str, ...] = (),
+        **options: Any,
+    ) -> None:
+        self._mark = uuid.uuid4().hex
+        self.temporary = folder / "tmp"
+        self.output = folder / "out"
+        self._log = folder / "pythons"
+        self.temporary.mkdir(mode=0o777)
+        site = folder / "site"
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(log=str(self._log)))
+        self._log.touch(0o666)
+        for open_to_all in (self.temporary, self._log):
+            open_to_all.chmod(0o777)
+        self._shared_before = _shared_memory()
+        self._began = time.monotonic()
+        self.popen = subprocess.Popen(
+            [*prefix, sys.executable, "-m", "omni_cli", *arguments],
+            cwd=options.pop("cwd", folder),
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{site}{os.pathsep}{ROOT}",
+                "TMPDIR": str(self.temporary),
+                _MARK: self._mark,
+                **(environment or {}),
+            },
+            stdin=options.pop("stdin", subprocess.DEVNULL),
+            stdout=options.pop("stdout", subprocess.PIPE),
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            **options,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def wait_until_begun(self) -> None:
+        """Until the command's own code runs; before, there is only Python."""
+        self.wait_for(lambda: f"begun {self.pid}" in self._log.read_text().splitlines())
+
+    def wait_for(self, condition: Callable[[], Any]) -> Any:
+        """Until the condition gives something; fails when the command ends before."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (found := condition()):
+            assert self.popen.poll() is None, "it ended before"
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return found
+
+    def others(self) -> list[int]:
+        """Ids of the processes that the command has started, directly or not."""
+        return [pid for pid in _marked(self._mark) if pid != self.pid]
+
+    def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
+        """As Ctrl-C does it: to the whole process group of the terminal."""
+        if self.popen.poll() is None:
+            os.killpg(self.pid, number)
+
+    def end(self, input_text: str | None = None) -> Ended:
+        """Wait for the end, and then for everything that the command started."""
+        try:
+            out, err = self.popen.communicate(input_text, timeout=TIMEOUT_S)
+        finally:
+            self.popen.kill()
+        seconds = time.monotonic() - self._began
+        lines = self._log.read_text().split()
+        return Ended(
+            self.popen.returncode,
+            out or "",
+            err,
+            seconds,
+            self._leftovers(),
+            _files(self.output),
+            started_others=lines.count("python") > 1,
+        )
+
+    def _leftovers(self) -> tuple[str, ...]:
+        deadline = time.monotonic() + GONE_WITHIN_S
+        while (found := self._left()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for pid in _marked(self._mark):
+            os.kill(pid, signal.SIGKILL)
+        return found
+
+    def _left(self) -> tuple[str, ...]:
+        processes = (f"process {pid} {_command_line(pid)}" for pid in _marked(self._mark))
+        names = sorted(path.name for path in self.temporary.iterdir())
+        # torch's cache of compiled kernels, one a user, is meant to stay.
+        temporary = (f"temporary {name}" for name in names if not name.startswith("torchinductor_"))
+        shared = (f"shared memory {name}" for name in sorted(_shared_memory() - self._shared_before))
+        return (*processes, *temporary, *shared)
+
+
+def run_omni(folder: Path, *arguments: str, input_text: str | None = None, **options: Any) -> Ended:
+    """Run a command to its end; `options` as of `OmniProcess`."""
+    if input_text is not None:
+        options["stdin"] = subprocess.PIPE
+    return OmniProcess(folder, *arguments, **options).end(input_text)
+
+
+def _marked(mark: str) -> list[int]:
+    """Living processes whose environment has the marker; zombies have none."""
+    wanted = f"{_MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if wanted in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # ended meanwhile, or not ours
+    return found
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return "(ended)"
+
+
+def _shared_memory() -> set[str]:
+    """Names below /dev/shm that no living process has mapped: other programs of this machine use theirs."""
+    names = {path.name for path in _SHARED_MEMORY.iterdir()} if _SHARED_MEMORY.is_dir() else set()
+    if names:
+        for maps in Path("/proc").glob("[0-9]*/maps"):
+            try:
+                lines = maps.read_text(errors="replace").splitlines()
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # ended meanwhile, or not ours
+            names -= {line.split("/dev/shm/")[1] for line in lines if "/dev/shm/" in line}
+    return names
+
+
+def _files(folder: Path) -> tuple[str, ...]:
+    if not folder.is_dir():
+        return ()
+    return tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()))
