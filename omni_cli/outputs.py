@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal
 
 from omni_cli.errors import OmniError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Modality = Literal["text", "audio", "image"]
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.engine_config import EngineConfig, StageConfig
 from omni_cli.engine.stages.base import OMNI_ARCHITECTURE
 from omni_cli.errors import CheckpointError
 from omni_cli.models.checkpoint_files import read_model_kind
 
+_INCOMPLETE = "the folder is incomplete: download or copy it again"
+# Files that a stage reads beside the weights; of each group one is enough.
+_NEEDED_FILES = {
+    "thinker": (
+        ("tokenizer.json", "vocab.json"),
+        ("processor_config.json", "preprocessor_config.json"),
+    ),
+    "talker": (("spk_dict.pt",),),
+}
 _HINT = "choose the profile that goes with the checkpoint (`--profile`), or another checkpoint (`--model`)"
 
 
@@ -23,14 +32,22 @@ def check_fit(config: EngineConfig, model: str) -> None:
     kind = read_model_kind(folder)
     is_pipeline = (folder / "model_index.json").is_file()
     for stage in config.stages:
-        if stage.backend == "diffusers" and not is_pipeline:
-            raise CheckpointError(f"`{model}` is a {kind}; stage `{stage.name}` needs a diffusers pipeline", hint=_HINT)
-        if stage.backend == "vllm" and is_pipeline:
-            raise CheckpointError(
-                f"`{model}` is a diffusers pipeline ({kind}); stage `{stage.name}` needs a model for vLLM", hint=_HINT
-            )
+        _check_stage(stage, folder, kind, is_pipeline=is_pipeline)
+        for names in _NEEDED_FILES.get(stage.name, ()) if kind == OMNI_ARCHITECTURE else ():
+            if not any((folder / name).is_file() for name in names):
+                raise CheckpointError(
+                    f"`{folder}` has no {names[0]}, which stage `{stage.name}` needs", hint=_INCOMPLETE
+                )
+
+
+def _check_stage(stage: StageConfig, folder: Path, kind: str, *, is_pipeline: bool) -> None:
+    if stage.backend == "diffusers":
+        needed = None if is_pipeline else "a diffusers pipeline"
+    elif is_pipeline:
+        needed = "a model for vLLM"
+    else:
         is_text_model = stage.kind == "ar" and stage.input is None
-        if stage.backend == "vllm" and not is_text_model and kind != OMNI_ARCHITECTURE:
-            raise CheckpointError(
-                f"`{model}` is a {kind}; stage `{stage.name}` needs a {OMNI_ARCHITECTURE}", hint=_HINT
-            )
+        needed = None if is_text_model or kind == OMNI_ARCHITECTURE else f"a {OMNI_ARCHITECTURE}"
+    if needed is not None:
+        what = f"a diffusers pipeline ({kind})" if is_pipeline else f"a {kind}"
+        raise CheckpointError(f"`{folder}` is {what}; stage `{stage.name}` needs {needed}", hint=_HINT)

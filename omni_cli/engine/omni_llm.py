@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from multiprocessing.context import BaseContext
 from typing import Any
 
 from omni_cli.config.engine_config import EngineConfig
 from omni_cli.engine.building import build_in_child
 from omni_cli.engine.checkpoint_fit import check_fit
+from omni_cli.engine.devices import has_cuda_device
 from omni_cli.engine.fork_server import ForkServer
 from omni_cli.engine.messages import (
     AbortRequest,
@@ -102,10 +104,13 @@ class OmniLLM:
             client = StageClient(spec, self._handle)
             self._clients.append(client)
             self._loaded[client.name] = loop.create_future()
-        for client in self._clients:
+        await asyncio.gather(*(self._load_in_turn(group, context) for group in _load_groups(self._clients)))
+
+    async def _load_in_turn(self, clients: list[StageClient], context: BaseContext) -> None:
+        for client in clients:
             self._on_event(StageLoading(client.name, client.kind))
             await client.start(context)
-        await asyncio.gather(*self._loaded.values())
+            await self._loaded[client.name]
 
     async def close(self) -> None:
         """Stop every stage's process and its descendants; requests under way get nothing more. Idempotent."""
@@ -243,6 +248,19 @@ class OmniLLM:
             loaded.set_exception(error)
         for queue in self._requests.values():
             queue.put_nowait((client.name, failure))
+
+
+def _load_groups(clients: list[StageClient]) -> list[list[StageClient]]:
+    """Stages that must load one after another, together; the groups load in parallel.
+
+    On a CUDA device vLLM sizes a stage by the memory that it finds free, so stages that share one take turns.
+    """
+    if not has_cuda_device():
+        return [[client] for client in clients]
+    groups: dict[str | None, list[StageClient]] = {}
+    for client in clients:
+        groups.setdefault(client.spec.stage.devices, []).append(client)
+    return list(groups.values())
 
 
 def _stage_request(request: GenerateRequest, handoff: bytes | None, *, wants_handoff: bool) -> StageRequest:

@@ -11,6 +11,8 @@ from omni_cli.errors import CheckpointError
 
 _COPY_AGAIN = "the folder is incomplete: download or copy it again"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+# Tensors, but not the model's.
+_NOT_WEIGHTS = ("spk_dict.pt", "training_args.bin")
 _LFS_POINTER = b"version https://git-lfs"
 # safetensors' own limit; a larger number means that the first bytes are something else.
 _MAX_HEADER_BYTES = 100_000_000
@@ -99,7 +101,7 @@ def _check_weights(folder: Path) -> None:
             raise CheckpointError(f"`{folder}` lacks {', '.join(missing)}", hint=_COPY_AGAIN)
     for file in sorted(folder.glob("*.safetensors")):
         _check_safetensors(file)
-    if not any(file.suffix in _WEIGHT_SUFFIXES for file in folder.iterdir()):
+    if not any(file.suffix in _WEIGHT_SUFFIXES and file.name not in _NOT_WEIGHTS for file in folder.iterdir()):
         raise CheckpointError(f"`{folder}` has no weights (*.safetensors)", hint=_COPY_AGAIN)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+# vLLM's own, and the language model that it looks up inside of it.
+THINKER = ("Qwen2_5OmniModel", "Qwen2ForCausalLM")
 TALKER = "Qwen2_5OmniTalkerForConditionalGeneration"
 TOKEN2WAV = "Qwen2_5OmniToken2WavForDiffusion"
 
@@ -13,6 +15,8 @@ def register_models() -> None:
     from omni_cli.models.qwen2_5_omni.talker import Qwen2_5OmniTalkerForConditionalGeneration
     from omni_cli.models.qwen2_5_omni.token2wav import Qwen2_5OmniToken2WavForDiffusion
 
+    for architecture in THINKER:
+        resolve_in_process(architecture)
     _register(TALKER, Qwen2_5OmniTalkerForConditionalGeneration)
     _register(TOKEN2WAV, Qwen2_5OmniToken2WavForDiffusion)
 

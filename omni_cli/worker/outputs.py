@@ -18,9 +18,7 @@ class OmniModelRunnerOutput(ModelRunnerOutput):
     """
 
     @classmethod
-    def with_payloads(
-        cls, output: ModelRunnerOutput, payloads: dict[str, torch.Tensor]
-    ) -> OmniModelRunnerOutput:
+    def with_payloads(cls, output: ModelRunnerOutput, payloads: dict[str, torch.Tensor]) -> OmniModelRunnerOutput:
         """`output` with one tensor for each request named in `payloads`."""
         fields = {name: getattr(output, name) for name in ModelRunnerOutput.__dataclass_fields__}
         fields["pooler_output"] = [payloads.get(req_id) for req_id in output.req_ids]

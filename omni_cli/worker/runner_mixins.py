@@ -35,6 +35,14 @@ class OmniRunnerMixin:
         self.request_payloads: dict[str, RequestPayload] = {}
         self._step_spans: list[ComputedSpan] = []
 
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        super().initialize_kv_cache(*args, **kwargs)
+        if not get_pp_group().is_first_rank and self.intermediate_tensors is None:
+            # vLLM allocates these in its warm-up run, and has none when it is eager with a KV cache of given size.
+            self.intermediate_tensors = self.get_model().make_empty_intermediate_tensors(
+                batch_size=self.max_num_tokens, dtype=self.model_config.dtype, device=self.device
+            )
+
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         for request_id in scheduler_output.finished_req_ids:
             self._forget_request(request_id)

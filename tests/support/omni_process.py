@@ -7,8 +7,10 @@ moment in which `omni` begins to load its commands, from which delays are counte
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,11 +25,14 @@ import omni_cli
 
 ROOT = Path(omni_cli.__file__).parents[1]
 TIMEOUT_S = 240
+# Short answers, where their length does not matter.
+SHORT = ("--set", "thinker.sampling.max_tokens=8", "--set", "talker.sampling.max_tokens=16")
 # Processes that are told to end may need a moment on a busy machine.
 GONE_WITHIN_S = 10
 
 _MARK = "OMNI_TEST_RUN"
-_SHARED_MEMORY = Path("/dev/shm")
+# A /dev/shm of the command's own, where this user may have one: in the real one other programs come and go.
+_PRIVATE_SHARED_MEMORY = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /dev/shm && exec "$@"')
 
 _SITECUSTOMIZE = """
 import os, sys
@@ -74,7 +79,7 @@ class Ended:
         """One `error:` paragraph, perhaps a `hint:`, nothing else on stderr; every part of the text is in there."""
         assert self.code == code, self.err
         labels = [line.split(":")[0] for line in self.err.splitlines() if line.startswith(("error:", "hint:"))]
-        assert labels in (["error"], ["error", "hint"]), self.err
+        assert labels[:1] == ["error"] and labels[1:] in ([], ["hint"]), self.err
         assert self.err.startswith("error: "), self.err
         for part in parts:
             assert part in self.err, self.err
@@ -95,14 +100,15 @@ class OmniProcess:
         self.temporary = folder / "tmp"
         self.output = folder / "out"
         self._log = folder / "pythons"
-        self.temporary.mkdir(mode=0o777)
+        self.temporary.mkdir()
         site = folder / "site"
         site.mkdir()
         (site / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(log=str(self._log)))
-        self._log.touch(0o666)
-        for open_to_all in (self.temporary, self._log):
-            open_to_all.chmod(0o777)
-        self._shared_before = _shared_memory()
+        self._log.touch()
+        self._shared_memory = folder / "shm"
+        self._shared_memory.mkdir()
+        if _may_mount():
+            prefix = (*_PRIVATE_SHARED_MEMORY, str(self._shared_memory), *prefix)
         self._began = time.monotonic()
         self.popen = subprocess.Popen(
             [*prefix, sys.executable, "-m", "omni_cli", *arguments],
@@ -180,7 +186,7 @@ class OmniProcess:
         names = sorted(path.name for path in self.temporary.iterdir())
         # torch's cache of compiled kernels, one a user, is meant to stay.
         temporary = (f"temporary {name}" for name in names if not name.startswith("torchinductor_"))
-        shared = (f"shared memory {name}" for name in sorted(_shared_memory() - self._shared_before))
+        shared = (f"shared memory {path.name}" for path in self._shared_memory.iterdir())
         return (*processes, *temporary, *shared)
 
 
@@ -212,17 +218,10 @@ def _command_line(pid: int) -> str:
         return "(ended)"
 
 
-def _shared_memory() -> set[str]:
-    """Names below /dev/shm that no living process has mapped: other programs of this machine use theirs."""
-    names = {path.name for path in _SHARED_MEMORY.iterdir()} if _SHARED_MEMORY.is_dir() else set()
-    if names:
-        for maps in Path("/proc").glob("[0-9]*/maps"):
-            try:
-                lines = maps.read_text(errors="replace").splitlines()
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # ended meanwhile, or not ours
-            names -= {line.split("/dev/shm/")[1] for line in lines if "/dev/shm/" in line}
-    return names
+@functools.cache
+def _may_mount() -> bool:
+    command = [*_PRIVATE_SHARED_MEMORY, "/dev/shm", "true"]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
 def _files(folder: Path) -> tuple[str, ...]:

@@ -36,7 +36,13 @@ class Reference:
             self._keep_mask()
 
     def generate(
-        self, request: GenerateRequest, *, max_tokens: int, codec_max_tokens: int, repetition_penalty: float
+        self,
+        request: GenerateRequest,
+        *,
+        min_tokens: int,
+        max_tokens: int,
+        codec_max_tokens: int,
+        repetition_penalty: float,
     ) -> ReferenceResult:
         talker = self.model.config.talker_config
         generated: dict[str, torch.Tensor] = {}
@@ -58,6 +64,7 @@ class Reference:
                 inputs["thinker_pixel_values"] = inputs.pop("pixel_values")
             sequences, waveform = self.model.generate(
                 **inputs,
+                thinker_min_new_tokens=min_tokens,
                 thinker_max_new_tokens=max_tokens,
                 thinker_do_sample=False,
                 talker_do_sample=False,

@@ -14,16 +14,22 @@ from typing import Any
 
 def main() -> None:
     task = json.loads(sys.stdin.read())
-    from omni_cli.engine.stages import vllm_stage  # noqa: F401 - sets what vLLM reads at import
+    from omni_cli.compat.torchvision import ensure_torchvision_importable
+
+    ensure_torchvision_importable()
+
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
     from omni_cli.engine.stages.output_processor import OmniOutputProcessor
-    from omni_cli.models.vllm_registry import resolve_in_process
+    from omni_cli.engine.stages.vllm_stage import prepare_ranks
+    from omni_cli.models.vllm_registry import register_models
     from omni_cli.worker.request_payloads import WANTS_HIDDEN_STATES
 
-    resolve_in_process("Qwen2_5OmniModel")
+    ranks = task["engine"].get("tensor_parallel_size", 1) * task["engine"].get("pipeline_parallel_size", 1)
+    prepare_ranks(ranks, "thinker")
+    register_models()
     worker = {} if task["stock"] else {"worker_cls": "omni_cli.worker.cpu.CPUARWorker"}
     engine = LLMEngine.from_engine_args(
         EngineArgs(

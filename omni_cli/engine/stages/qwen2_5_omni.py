@@ -194,9 +194,7 @@ class Token2WavStage(VllmStage):
             raise InputError(f"num_inference_steps is {num_steps}; token2wav needs at least 2")
         active.context["num_inference_steps"] = num_steps
         information = decode_additional_information(request.handoff)
-        codes = talker_to_token2wav(
-            information["codec_token_ids"], config=self.talker_config, num_codes=self.num_codes
-        )
+        codes = talker_to_token2wav(information["codec_token_ids"], config=self.talker_config, num_codes=self.num_codes)
         settings = {
             "speaker": [pick_speaker(self.speakers, request.speaker)],
             "seed": [request.seed],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,7 +31,7 @@ from omni_cli.config.engine_config import ARStageConfig  # noqa: E402
 from omni_cli.engine.messages import Progress, Report, RequestDone, StageRequest, Text, TextChunk  # noqa: E402
 from omni_cli.engine.stages.base import StageSpec  # noqa: E402
 from omni_cli.engine.stages.output_processor import OmniOutputProcessor  # noqa: E402
-from omni_cli.errors import InputError  # noqa: E402
+from omni_cli.errors import InputError, StageError  # noqa: E402
 from omni_cli.models.vllm_registry import register_models, resolve_in_process  # noqa: E402
 
 PROGRESS_INTERVAL_S = 0.05
@@ -55,6 +57,7 @@ class VllmStage:
         self.spec = spec
         self.emit = emit
         self.active: dict[str, ActiveRequest] = {}
+        prepare_ranks(spec.stage.tensor_parallel_size * spec.stage.pipeline_parallel_size, spec.stage.name)
         register_models()
         resolve_in_process(spec.architecture)
         self.engine = LLMEngine.from_engine_args(EngineArgs(**self.engine_args()))
@@ -105,7 +108,7 @@ class VllmStage:
             self.engine.add_request(request.request_id, engine_input, params)
         except (ValueError, VLLMClientError) as error:
             # vLLM's ways of refusing a prompt: too long, not decodable, media that its processor cannot use.
-            raise InputError(_refusal(error), hint=self.refusal_hint(error)) from error
+            raise self.refused(error) from error
         self.active[request.request_id] = active
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams | PoolingParams]:
@@ -115,10 +118,18 @@ class VllmStage:
     def prepared(self, active: ActiveRequest, engine_input: Any) -> None:
         """Called with the tokenized, preprocessed prompt before it enters the engine."""
 
-    def refusal_hint(self, error: Exception) -> str | None:
-        if "max_model_len" in str(error) or "maximum model length" in str(error):
-            return f"shorten it, or allow more with `--set {self.spec.stage.name}.max_model_len=N`"
-        return None
+    def refused(self, error: Exception) -> InputError:
+        """What to tell the user about a prompt that vLLM refuses."""
+        max_model_len = self.engine.vllm_config.model_config.max_model_len
+        if getattr(error, "parameter", None) == "input_tokens" or "maximum model length" in str(error):
+            return InputError(
+                f"the prompt is longer than stage `{self.spec.stage.name}` takes: {max_model_len} tokens, "
+                "at least one of them for the answer",
+                hint=f"shorten it, or allow more with `--set {self.spec.stage.name}.max_model_len=N`",
+            )
+        if str(error).startswith("Failed to apply") and error.__cause__ is not None:
+            return InputError(f"the model cannot use this image or audio: {_one_line(error.__cause__)}")
+        return InputError(_one_line(error))
 
     def abort(self, request_id: str) -> None:
         if self.active.pop(request_id, None) is not None:
@@ -226,6 +237,26 @@ class TextStage(VllmStage):
         self.processor.take_hidden_rows(request_id)
 
 
+def prepare_ranks(num_ranks: int, stage: str) -> None:
+    """What vLLM's ranks need beyond vLLM, where a stage has several of them in processes of their own.
+
+    On a CPU, vLLM wants to be told each rank's cores unless the machine has as many NUMA nodes; they are shared out
+    evenly here, and `VLLM_CPU_OMP_THREADS_BIND` overrides that.
+    """
+    if num_ranks == 1:
+        return
+    # Spawned processes first run the main module again; ours is to be the one with the imports and work-arounds.
+    sys.modules["__main__"].__spec__ = importlib.util.find_spec("omni_cli.engine.preload")
+    if not current_platform.is_cpu() or "VLLM_CPU_OMP_THREADS_BIND" in os.environ:
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < num_ranks:
+        raise StageError(f"{num_ranks} ranks need as many cores, and there are {len(cores)}", stage=stage)
+    share = len(cores) // num_ranks
+    groups = [cores[rank * share : (rank + 1) * share] for rank in range(num_ranks)]
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, group)) for group in groups)
+
+
 def _execution_args(stage: Any) -> dict[str, Any]:
     if current_platform.is_cpu():
         # Inductor takes minutes to compile a model for the CPU, and there are no graphs to capture.
@@ -233,12 +264,7 @@ def _execution_args(stage: Any) -> dict[str, Any]:
     return {"compilation_config": {"cudagraph_mode": getattr(stage, "cudagraph_mode", "none").upper()}}
 
 
-def _refusal(error: Exception) -> str:
-    """vLLM's reason in one line; for media, what the processor said, not how it was called."""
-    if str(error).startswith("Failed to apply") and error.__cause__ is not None:
-        return f"the model cannot use this image or audio: {_one_line(error.__cause__)}"
-    return _one_line(error)
-
-
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    # vLLM's own exceptions append a parameter's name and value to the text that they were given.
+    text = error.args[0] if isinstance(error, VLLMClientError) and error.args else error
+    return " ".join(str(text).split())

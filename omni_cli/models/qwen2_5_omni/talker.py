@@ -25,7 +25,7 @@ from vllm.sequence import IntermediateTensors
 from omni_cli.models.qwen2_5_omni.weights import shards_with_prefix
 
 
-def _decoder_layer(config, cache_config=None, quant_config=None, prefix=""):  # noqa: ANN001, ANN202
+def _decoder_layer(config, cache_config=None, quant_config=None, prefix=""):
     """A Qwen2 layer whose head size comes from the config.
 
     The talker's `head_dim` is not hidden_size / num_attention_heads, which vLLM's Qwen2 layer assumes; its Llama
@@ -109,7 +109,7 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor | IntermediateTensors:
-        """`input_ids` (num_tokens,) codec ids, `positions` (3, num_tokens) -> hidden states (num_tokens, hidden_size)."""
+        """`input_ids` (num_tokens,) codec ids, `positions` (3, num_tokens) -> hidden (num_tokens, hidden_size)."""
         if get_pp_group().is_first_rank and inputs_embeds is None:
             num_tokens = input_ids.shape[0]
             embeds = self.embed_input_ids(input_ids).masked_fill_(self.bare[:num_tokens], 0)
@@ -125,9 +125,7 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
             logits[:, self.config.tts_codec_start_token_id] = float("-inf")
         return logits
 
-    def get_mrope_input_positions(
-        self, input_tokens: list[int], mm_features: list
-    ) -> tuple[torch.Tensor, int]:
+    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list) -> tuple[torch.Tensor, int]:
         """Positions (3, num_tokens) of a prompt without images, audio or video; others come with the request."""
         return torch.arange(len(input_tokens)).expand(3, -1), 0
 

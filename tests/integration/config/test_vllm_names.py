@@ -13,7 +13,17 @@ from omni_cli.config.schema import ARStage, Sampling
 vllm = pytest.importorskip("vllm")
 
 # Keys of an AR stage that are omni's, or are a part of one of vLLM's configurations.
-OURS = {"kind", "backend", "input", "output_copy", "devices", "sampling", "cudagraph_mode", "system_prompt", "talker_prompt"}
+OURS = {
+    "kind",
+    "backend",
+    "input",
+    "output_copy",
+    "devices",
+    "sampling",
+    "cudagraph_mode",
+    "system_prompt",
+    "talker_prompt",
+}
 
 
 def test_keys_of_an_ar_stage_are_engine_arguments() -> None:

@@ -1,0 +1,306 @@
+"""What a user can get wrong, on the real command: one clear error each, the right exit code, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import wave
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.omni_process import SHORT, Ended, OmniProcess, run_omni
+
+
+USAGE, FAILED, CLOSED_PIPE = 2, 6, 141
+
+# Arguments; the files that they name (content by name) lie in the folder that the command runs in.
+FILES = {
+    "text.txt": b"this is neither sound nor picture\n",
+    "empty": b"",
+    "bad.yaml": b"version: 1\nname: x\ndtype: float32\nmodel: builtin:tiny-omni\nstages:\n  a: {kind: arr, backend: vllm}\n",
+    "not.yaml": b"stages: [1, 2\n",
+    "bad.jsonl": b'{"prompt": ""}\nnot json\n{"prompt": "hi", "speaker": 3}\n{"prompt": "hi", "audio": "text.txt"}\n',
+    "head.wav": b"RIFF\x24\x00\x00\x00WAVEfmt \x10\x00\x00\x00",
+}
+WITHOUT_ENGINE = {
+    "unknown profile": (["hi", "-p", "tiny-omny"], "tiny-omny"),
+    "wrong kind of stage": (["hi", "-p", "bad.yaml"], "bad.yaml:6:13: invalid value for `kind`"),
+    "profile that is not YAML": (["hi", "-p", "not.yaml"], "not.yaml:"),
+    "profile that is a folder": (["hi", "-p", "./"], "./"),
+    "unknown stage in --set": (["hi", "--set", "thinkr.max_num_seqs=4"], "unknown stage `thinkr`"),
+    "unknown key in --set": (["hi", "--set", "thinker.max_num_seq=4"], "max_num_seq"),
+    "impossible value in --set": (["hi", "--set", "thinker.max_num_seqs=0"], "max_num_seqs"),
+    "--set without a value": (["hi", "--set", "thinker"], "KEY=VALUE"),
+    "missing checkpoint": (["hi", "--model", "/no/such/folder"], "there is no model folder"),
+    "checkpoint that is a file": (["hi", "--model", "text.txt"], "is a file"),
+    "unknown built-in model": (["hi", "--model", "builtin:tiny"], "unknown builtin model `tiny`"),
+    "checkpoint that is an empty folder": (["hi", "--model", "."], "is not a checkpoint"),
+    "empty prompt": ([""], "the prompt is empty"),
+    "blank prompt": (["  \n "], "the prompt is empty"),
+    "missing audio": (["hi", "--audio", "none.wav"], "none.wav`: No such file"),
+    "audio that is text": (["hi", "--audio", "text.txt"], "cannot read the audio file"),
+    "audio that is empty": (["hi", "--audio", "empty"], "is empty"),
+    "audio that is only a header": (["hi", "--audio", "head.wav"], "audio file `head.wav`"),
+    "audio without samples": (["hi", "--audio", "silent.wav"], "no samples"),
+    "audio that is a folder": (["hi", "--audio", "."], "is a folder"),
+    "image that is text": (["hi", "--image", "text.txt"], "its format is not recognised"),
+    "image that is empty": (["hi", "--image", "empty"], "is empty"),
+    "image with a profile without eyes": (["hi", "-p", "tiny-image", "--image", "text.txt"], "no effect"),
+    "no height": (["hi", "-p", "tiny-image", "--height", "0"], "`--height` must be from 1"),
+    "no pixels": (["hi", "-p", "tiny-image", "--height", "0", "--width", "0"], "`--height` must be from 1"),
+    "gigantic side": (["hi", "-p", "tiny-image", "--width", "1000000"], "`--width` must be from 1"),
+    "gigantic area": (["hi", "-p", "tiny-image", "--height", "16000", "--width", "16000"], "256000000 pixels"),
+    "no steps": (["hi", "-p", "tiny-image", "--num-inference-steps", "0"], "`--num-inference-steps`"),
+    "no tokens": (["hi", "--max-tokens", "0"], "`--max-tokens` must be from 1"),
+    "temperature below zero": (["hi", "--temperature", "-1"], "`--temperature` must be from 0"),
+    "temperature that is no number": (["hi", "--temperature", "nan"], "`--temperature` must be from 0"),
+    "unknown modality": (["hi", "--modalities", "smell"], "`smell`"),
+    "modality that is not made": (["hi", "--modalities", "image"], "makes text and audio"),
+    "no time": (["hi", "--timeout", "0"], "`--timeout`"),
+    "prompt and requests": (["hi", "--requests", "bad.jsonl"], "exclude each other"),
+    "missing requests": (["--requests", "none.jsonl"], "none.jsonl"),
+    "empty requests": (["--requests", "empty"], "is empty"),
+    "unknown option": (["hi", "--modle", "x"], "did you mean `--model`?"),
+    "output folder that is a file": (["hi", "--output-dir", "text.txt"], "cannot write `text.txt`: File exists"),
+    "output folder below a file": (["hi", "--output-dir", "text.txt/out"], "cannot write `text.txt/out`"),
+}
+
+
+@pytest.fixture
+def folder(folder: Path) -> Path:
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content)
+    with wave.open(str(folder / "silent.wav"), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+    return folder
+
+
+def check_refused(ended: Ended, code: int, *parts: str, as_json: bool) -> None:
+    ended.check_clean()
+    ended.check_error(code, *parts)
+    assert ended.output_files == ()
+    if as_json:
+        error = ended.document["error"]
+        assert (ended.document["schema"], error["exit_code"]) == ("omni.error/1", code)
+        assert ended.err.startswith(f"error: {error['message']}")
+    else:
+        assert ended.out == ""
+
+
+@pytest.mark.parametrize("case", WITHOUT_ENGINE)
+def test_refused_before_anything_is_started(case: str, folder: Path) -> None:
+    arguments, part = WITHOUT_ENGINE[case]
+    ended = run_omni(folder, "generate", *arguments, "--json")
+    check_refused(ended, USAGE, part, as_json=True)
+    assert not ended.started_others
+
+
+@pytest.mark.parametrize("case", ["unknown stage in --set", "missing checkpoint", "audio that is text", "empty prompt"])
+def test_refused_in_plain_text(case: str, folder: Path) -> None:
+    arguments, part = WITHOUT_ENGINE[case]
+    check_refused(run_omni(folder, "generate", *arguments), USAGE, part, as_json=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"), [("", "the prompt is empty"), ("\n", "the prompt is empty"), ("x" * (17 << 20), "longer than")]
+)
+def test_bad_prompt_on_stdin(text: str, part: str, folder: Path) -> None:
+    process = OmniProcess(folder, "generate", "-", "--json", stdin=subprocess.PIPE)
+    check_refused(process.end(text), USAGE, part, as_json=True)
+
+
+def test_requests_file_with_only_bad_lines(folder: Path) -> None:
+    ended = run_omni(folder, "generate", "--requests", "bad.jsonl", "--json")
+    ended.check_clean()
+    assert (ended.code, ended.started_others, ended.output_files) == (USAGE, False, ())
+    assert [result["status"] for result in ended.document["results"]] == ["error"] * 4
+    lines = [line for line in ended.err.splitlines() if line.startswith("error:")]
+    assert [line.split(":")[:3] for line in lines] == [["error", " bad.jsonl", str(n)] for n in (1, 2, 3, 4)]
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def remove_with_vocabulary(path: Path) -> None:
+    for name in (path.name, "vocab.json", "merges.txt"):
+        path.with_name(name).unlink()
+
+
+def garble(path: Path) -> None:
+    path.write_bytes(b"{ this is not it")
+
+
+def rename_architecture(path: Path) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": ["LlamaForCausalLM"]}))
+
+
+BROKEN_CHECKPOINTS = {
+    "weights cut short": ("tiny-omni", "model.safetensors", truncate, "model.safetensors` has "),
+    "weights missing": ("tiny-omni", "model.safetensors", remove, "has no weights"),
+    "weights that are text": ("tiny-omni", "model.safetensors", garble, "is not a safetensors file"),
+    "config missing": ("tiny-omni", "config.json", remove, "is not a checkpoint"),
+    "config that is not JSON": ("tiny-omni", "config.json", garble, "is not valid JSON"),
+    "another architecture": ("tiny-omni", "config.json", rename_architecture, "is a LlamaForCausalLM"),
+    "no speakers": ("tiny-omni", "spk_dict.pt", remove, "has no spk_dict.pt"),
+    "no tokenizer": ("tiny-omni", "tokenizer.json", remove_with_vocabulary, "has no tokenizer.json"),
+    "no processor": ("tiny-omni", "processor_config.json", remove, "has no processor_config.json"),
+    "component missing": ("tiny-image", "vae", remove, "lacks its component `vae`"),
+    "component's weights cut short": (
+        "tiny-image",
+        "transformer/diffusion_pytorch_model.safetensors",
+        truncate,
+        "diffusion_pytorch_model.safetensors` has ",
+    ),
+    "component's config that is not JSON": ("tiny-image", "vae/config.json", garble, "is not valid JSON"),
+    "index that is not JSON": ("tiny-image", "model_index.json", garble, "is not valid JSON"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_CHECKPOINTS)
+def test_broken_checkpoint(case: str, folder: Path, copy_of: Callable[[str], Path]) -> None:
+    name, file, damage, part = BROKEN_CHECKPOINTS[case]
+    model = copy_of(name)
+    damage(model / file)
+    ended = run_omni(folder, "generate", "hi", "-p", name, "--model", str(model), "--json")
+    check_refused(ended, USAGE, part, as_json=True)
+    assert not ended.started_others
+
+
+@pytest.mark.parametrize(("profile", "model"), [("tiny-omni", "tiny-image"), ("tiny-image", "tiny-omni")])
+def test_checkpoint_of_another_profile(profile: str, model: str, folder: Path, copy_of: Callable[[str], Path]) -> None:
+    ended = run_omni(folder, "generate", "hi", "-p", profile, "--model", str(copy_of(model)), "--json")
+    check_refused(ended, USAGE, "diffusers pipeline", as_json=True)
+    assert not ended.started_others
+
+
+BROKEN_INSIDE = {
+    "speakers that are text": ("tiny-omni", "spk_dict.pt", garble, "spk_dict.pt"),
+    "tokenizer that is not JSON": ("tiny-omni", "tokenizer.json", garble, "tokenizer"),
+    "text encoder's tokenizer that is not JSON": ("tiny-image", "tokenizer/tokenizer.json", garble, "tokenizer"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", BROKEN_INSIDE)
+def test_checkpoint_that_only_loading_shows_to_be_broken(
+    case: str, folder: Path, copy_of: Callable[[str], Path]
+) -> None:
+    name, file, damage, part = BROKEN_INSIDE[case]
+    model = copy_of(name)
+    damage(model / file)
+    ended = run_omni(folder, "generate", "hi", "-p", name, "--model", str(model), "--json")
+    check_refused(ended, USAGE, part, as_json=True)
+
+
+@pytest.mark.slow
+def test_bad_requests_fail_alone(folder: Path) -> None:
+    """What only the model knows to be wrong: one run, one error a line, and the good one in between is kept."""
+    lines = [
+        {"prompt": "word " * 3000},
+        {"prompt": "hello", "request_id": "good"},
+        {"prompt": "hello", "speaker": "Nobody"},
+        {"prompt": "hello", "sampling": {"min_tokens": 60}},
+    ]
+    (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ended = run_omni(folder, "generate", "--requests", "requests.jsonl", *SHORT, "--json")
+    ended.check_clean()
+    results = ended.document["results"]
+    assert [result["status"] for result in results] == ["error", "ok", "error", "error"]
+    assert "2048" in results[0]["message"]
+    assert "Nobody" in results[2]["message"]
+    assert "min_tokens" in results[3]["message"]
+    assert (ended.code, ended.output_files) == (USAGE, ("good.wav",))
+    assert ended.err.count("error:") == 3
+
+
+@pytest.mark.slow
+def test_prompt_longer_than_the_model(folder: Path) -> None:
+    ended = run_omni(folder, "generate", "-", *SHORT, "--json", input_text="word " * 3000)
+    ended.check_clean()
+    ended.check_error(USAGE, "2048", "max_model_len")
+    assert ended.output_files == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("argument", "part"), [("1", "not done within 1 s"), ("--num-inference-steps", "not done")])
+def test_deadline(argument: str, part: str, folder: Path) -> None:
+    """Once while loading, once while a stage runs: a thousand steps last longer than the deadline."""
+    options = ["--timeout", "1"] if argument == "1" else ["--timeout", "25", argument, "1000", "--height", "1024"]
+    options += [] if argument == "1" else ["--width", "1024"]
+    ended = run_omni(folder, "generate", "hi", "-p", "tiny-image", *options, "--json")
+    ended.check_clean()
+    ended.check_error(FAILED, part)
+    assert [result["status"] for result in ended.document["results"]] == ["error"]
+    assert ended.output_files == ()
+    assert len(ended.document["stages"]) == (0 if argument == "1" else 1)
+
+
+def test_output_folder_without_permission(folder: Path) -> None:
+    place = folder / "read-only"
+    place.mkdir(mode=0o555)
+    prefix = ()
+    if os.geteuid() == 0:
+        # Root without the right to override permissions, which is what other users are.
+        prefix = ("setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override")
+        if shutil.which("setpriv") is None:
+            pytest.skip("no setpriv, and root may write anywhere")
+    ended = run_omni(folder, "generate", "hi", "--output-dir", "read-only/out", "--json", prefix=prefix)
+    check_refused(ended, USAGE, "Permission denied", as_json=True)
+    assert not ended.started_others
+    assert list(place.iterdir()) == []
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB, of which nothing is left."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("this user may not mount a file system")
+    (place / "filler").write_bytes(bytes(64 << 10))
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_full_disk(folder: Path, full_disk: Path) -> None:
+    ended = run_omni(folder, "generate", "hi", "--output-dir", str(full_disk), "--json")
+    check_refused(ended, USAGE, "No space left on device", as_json=True)
+    assert not ended.started_others
+    assert [path.name for path in full_disk.iterdir()] == ["filler"]
+
+
+@pytest.mark.slow
+def test_disk_that_is_full_when_the_answer_comes(folder: Path) -> None:
+    """Files may have 8 KiB: enough to begin with, not for a picture. One request of a text-only answer is kept."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 10, 8 << 10))
+
+    arguments = ("a", "-p", "tiny-image", "--height", "128", "--width", "128", "--json")
+    ended = run_omni(folder, "generate", *arguments, preexec_fn=limit)
+    ended.check_clean()
+    ended.check_error(USAGE, "File too large")
+    assert ended.output_files == ()
+    assert [result["status"] for result in ended.document["results"]] == ["error"]
+
+
+@pytest.mark.slow
+def test_stdout_that_nobody_reads(folder: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = OmniProcess(folder, "generate", "hi", *SHORT, stdout=writer)
+    os.close(writer)
+    ended = process.end()
+    ended.check_clean()
+    assert ended.code == CLOSED_PIPE
+    assert "error:" not in ended.err

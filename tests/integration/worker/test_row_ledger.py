@@ -1,0 +1,60 @@
+"""The ledger alone, against a scheduler that does everything vLLM may do to a request, in random order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omni_cli.worker.row_ledger import ComputedSpan, RowLedger
+
+HIDDEN_SIZE = 2
+BLOCK_SIZE = 4
+
+
+def row_values(start: int, end: int) -> torch.Tensor:
+    """The row of position p is [p, -p]."""
+    positions = torch.arange(start, end, dtype=torch.float32)
+    return torch.stack([positions, -positions], dim=1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_every_position_gets_exactly_one_row(data):
+    ledger = RowLedger()
+    ledger.keep_cached_rows(num_blocks=64, block_size=BLOCK_SIZE, hidden_size=HIDDEN_SIZE, dtype=torch.float32)
+    length = data.draw(st.integers(1, 60), label="length")
+    blocks = list(range(-(-length // BLOCK_SIZE)))
+    # Another request has computed a beginning of the same prompt; whole blocks of it are in the cache.
+    cached = data.draw(st.integers(0, length // BLOCK_SIZE), label="cached blocks") * BLOCK_SIZE
+    if cached:
+        ledger.settle(ComputedSpan("other", 0, cached, 0, blocks), row_values(0, cached))
+    computed = min(cached, length - 1)
+    received = []
+    while computed < length:
+        count = data.draw(st.integers(1, length - computed), label="chunk")
+        rejected = data.draw(st.integers(0, count - 1), label="rejected")
+        span = ComputedSpan("request", computed, count, 0, blocks, num_draft_tokens=count - 1)
+        span = span.accepted(num_sampled_tokens=count - rejected)
+        assert span.length == count - rejected
+        received.append(ledger.settle(span, row_values(computed, computed + span.length)))
+        computed += span.length
+        if data.draw(st.booleans(), label="preempted"):
+            computed = data.draw(st.integers(0, computed // BLOCK_SIZE), label="kept blocks") * BLOCK_SIZE
+            computed = min(computed, length - 1)
+    assert torch.equal(torch.cat(received), row_values(0, length))
+
+
+def test_a_forgotten_request_starts_again():
+    ledger = RowLedger()
+    span = ComputedSpan("request", 0, 3, 0)
+    assert torch.equal(ledger.settle(span, row_values(0, 3)), row_values(0, 3))
+    assert ledger.settle(span, row_values(0, 3)).shape == (0, HIDDEN_SIZE)
+    ledger.forget("request")
+    assert torch.equal(ledger.settle(span, row_values(0, 3)), row_values(0, 3))
+
+
+def test_a_cached_prefix_without_kept_rows_is_an_error_that_names_the_request():
+    with pytest.raises(RuntimeError, match=r"request late: positions 0 to 3 were never computed here"):
+        RowLedger().settle(ComputedSpan("late", 4, 2, 0), row_values(4, 6))

@@ -1,0 +1,176 @@
+"""Every internal of vLLM and transformers that this project overrides or reads. A new version that changes one fails
+here, with a sentence, and not somewhere inside an engine."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import textwrap
+from typing import Any
+
+import pytest
+
+RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+
+# (where, parameters that must be there, what we do with it)
+CALLABLES = [
+    (f"{RUNNER}._update_states", ["scheduler_output"], "is overridden to decode request payloads"),
+    (f"{RUNNER}._prepare_inputs", ["scheduler_output"], "is overridden to note which rows belong to which request"),
+    (f"{RUNNER}._init_mrope_positions", ["req_state"], "is overridden to take positions that came with a request"),
+    (
+        f"{RUNNER}._model_forward",
+        ["input_ids", "positions", "intermediate_tensors", "inputs_embeds"],
+        "is overridden to condition the talker and to run a diffusion",
+    ),
+    (f"{RUNNER}._pool", ["hidden_states"], "is overridden to hand one tensor per request out"),
+    (f"{RUNNER}.sample_tokens", ["grammar_output"], "is overridden to attach hidden states"),
+    (f"{RUNNER}.initialize_kv_cache", ["kv_cache_config"], "is overridden to keep rows of cached blocks"),
+    (f"{RUNNER}.load_model", [], "is overridden to find the diffusion's entry point"),
+    (f"{RUNNER}.get_model", [], "is called for the loaded model"),
+    ("vllm.v1.worker.gpu_worker:Worker.init_device", [], "is overridden to change the runner's class"),
+    ("vllm.v1.worker.cpu_worker:CPUWorker.init_device", [], "is overridden to change the runner's class"),
+    (
+        "vllm.v1.engine.output_processor:OutputProcessor.process_outputs",
+        ["engine_core_outputs"],
+        "is overridden to take hidden states off",
+    ),
+    ("vllm.v1.engine.llm_engine:LLMEngine.add_request", ["request_id", "prompt", "params"], "is called"),
+    ("vllm.v1.engine.llm_engine:LLMEngine.abort_request", ["request_ids"], "is called"),
+    ("vllm.v1.engine.llm_engine:LLMEngine.from_engine_args", ["engine_args"], "is called"),
+    ("vllm.v1.engine.llm_engine:LLMEngine.collective_rpc", ["method"], "is called for the token2wav model"),
+    ("vllm.renderers.base:BaseRenderer.render_cmpl", ["prompts"], "is called to tokenize and preprocess a prompt"),
+    ("vllm.renderers.base:BaseRenderer.get_mm_processor", [], "is called for the chat template"),
+    (
+        "vllm.model_executor.models.registry:_LazyRegisteredModel.load_model_cls",
+        [],
+        "is called to inspect a model class in this process",
+    ),
+    (
+        "vllm.model_executor.models.llama:LlamaDecoderLayer.__init__",
+        ["vllm_config", "prefix", "config"],
+        "is the talker's layer",
+    ),
+    (
+        "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni:Qwen2_5OmniToken2WavModel.forward",
+        ["code", "conditioning", "reference_mel", "num_steps", "guidance_scale", "sway_coefficient"],
+        "is token2wav",
+    ),
+    (
+        "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni:Qwen2_5OmniTalkerForConditionalGeneration.get_rope_index",
+        [
+            "input_ids",
+            "image_grid_thw",
+            "video_grid_thw",
+            "attention_mask",
+            "use_audio_in_video",
+            "audio_seqlens",
+            "second_per_grids",
+        ],
+        "computes the talker's positions",
+    ),
+]
+
+# (where, fields that must be there, what we do with them)
+FIELDS = [
+    ("vllm.v1.worker.gpu_model_runner:ExecuteModelState", ["hidden_states", "scheduler_output"], "are read"),
+    (
+        "vllm.v1.outputs:ModelRunnerOutput",
+        ["req_ids", "req_id_to_index", "sampled_token_ids", "pooler_output"],
+        "are read and written",
+    ),
+    (
+        "vllm.v1.core.sched.output:SchedulerOutput",
+        ["scheduled_new_reqs", "finished_req_ids", "num_scheduled_tokens", "scheduled_spec_decode_tokens"],
+        "are read",
+    ),
+    ("vllm.v1.core.sched.output:NewRequestData", ["req_id", "sampling_params", "pooling_params"], "are read"),
+    ("vllm.v1.engine:EngineCoreOutput", ["request_id", "pooling_output"], "are read and written"),
+    ("vllm.sampling_params:SamplingParams", ["extra_args"], "carries our payloads"),
+    ("vllm.pooling_params:PoolingParams", ["extra_kwargs"], "carries our payloads"),
+]
+
+# Set in the bodies of vLLM's own methods, so that only their source can tell.
+ATTRIBUTES = [
+    (
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__",
+        ["self.requests", "self.uses_mrope", "self.execute_model_state", "self.intermediate_tensors"],
+    ),
+    ("vllm.v1.worker.gpu_input_batch:InputBatch.__init__", ["self.num_computed_tokens_cpu", "self.req_id_to_index"]),
+    ("vllm.v1.engine.llm_engine:LLMEngine.__init__", ["self.renderer", "self.output_processor", "self.engine_core"]),
+    ("vllm.v1.engine.output_processor:OutputProcessor.__init__", ["self.request_states"]),
+    ("vllm.model_executor.models.qwen2:Qwen2Model", ["decoder_layer_type", "self.embed_tokens"]),
+]
+
+OVERRIDES = [
+    ("omni_cli.worker.runner_mixins", "vllm.v1.worker.gpu_model_runner"),
+    ("omni_cli.worker.workers", "vllm.v1.worker.gpu_worker"),
+    ("omni_cli.engine.stages.output_processor", "vllm.v1.engine.output_processor"),
+    ("omni_cli.models.qwen2_5_omni.talker", "vllm.model_executor.models.qwen2"),
+    ("omni_cli.models.qwen2_5_omni.token2wav", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
+]
+LONGEST_SHARED_RUN = 3
+
+
+def find(where: str) -> Any:
+    module, _, path = where.partition(":")
+    found = importlib.import_module(module)
+    for name in path.split("."):
+        assert hasattr(found, name), f"{where} is gone: {name} is not in {found!r} any more"
+        found = getattr(found, name)
+    return found
+
+
+@pytest.mark.parametrize(("where", "parameters", "use"), CALLABLES, ids=[row[0].partition(":")[2] for row in CALLABLES])
+def test_callable_is_there(where, parameters, use):
+    signature = inspect.signature(find(where))
+    missing = [name for name in parameters if name not in signature.parameters]
+    assert not missing, f"{where}{signature} {use}, and its parameters {missing} are gone"
+
+
+@pytest.mark.parametrize(("where", "names", "use"), FIELDS, ids=[row[0].partition(":")[2] for row in FIELDS])
+def test_fields_are_there(where, names, use):
+    kind = find(where)
+    known = set(getattr(kind, "__annotations__", {})) | set(getattr(kind, "_fields", ())) | set(dir(kind))
+    missing = [name for name in names if name not in known]
+    assert not missing, f"{where}: {missing} {use} by us, and are gone"
+
+
+@pytest.mark.parametrize(("where", "names"), ATTRIBUTES, ids=[row[0].partition(":")[2] for row in ATTRIBUTES])
+def test_attributes_are_set(where, names):
+    source = inspect.getsource(find(where))
+    missing = [name for name in names if name not in source]
+    assert not missing, f"{where} has no {missing} any more, which we use"
+
+
+def test_input_batch_names_requests_in_batch_order():
+    assert isinstance(find("vllm.v1.worker.gpu_input_batch:InputBatch.req_ids"), property)
+
+
+def test_cpu_runner_is_the_gpu_runner():
+    assert issubclass(find("vllm.v1.worker.cpu_model_runner:CPUModelRunner"), find(RUNNER)), (
+        "CPUModelRunner does not derive from the V1 GPUModelRunner any more, so one mixin cannot serve both devices"
+    )
+
+
+@pytest.mark.parametrize(("ours", "theirs"), OVERRIDES)
+def test_no_body_is_copied(ours, theirs):
+    """No run of more than a few equal statements, names and all, between our module and the one it builds on."""
+    mine, upstream = statements(ours), set(runs(statements(theirs)))
+    shared = [run for run in runs(mine) if run in upstream]
+    assert not shared, f"{ours} repeats {theirs}:\n" + "\n".join(shared[0])
+
+
+def statements(module: str) -> list[str]:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(importlib.import_module(module))))
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines += [ast.unparse(statement) for statement in node.body]
+            lines.append(f"end of {node.name} in {module}")
+    return lines
+
+
+def runs(lines: list[str]) -> list[tuple[str, ...]]:
+    size = LONGEST_SHARED_RUN + 1
+    return [tuple(lines[i : i + size]) for i in range(len(lines) - size + 1)]
