@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from support.omni_process import SHORT, Ended, OmniProcess, run_omni
 
-
 USAGE, FAILED, CLOSED_PIPE = 2, 6, 141
 
 # Arguments; the files that they name (content by name) lie in the folder that the command runs in.
 FILES = {
     "text.txt": b"this is neither sound nor picture\n",
     "empty": b"",
-    "bad.yaml": b"version: 1\nname: x\ndtype: float32\nmodel: builtin:tiny-omni\nstages:\n  a: {kind: arr, backend: vllm}\n",
+    "bad.yaml": b"version: 1\nname: x\ndtype: float32\nmodel: builtin:tiny-omni\n"
+    b"stages:\n  a: {kind: arr, backend: vllm}\n",
     "not.yaml": b"stages: [1, 2\n",
     "bad.jsonl": b'{"prompt": ""}\nnot json\n{"prompt": "hi", "speaker": 3}\n{"prompt": "hi", "audio": "text.txt"}\n',
     "head.wav": b"RIFF\x24\x00\x00\x00WAVEfmt \x10\x00\x00\x00",
