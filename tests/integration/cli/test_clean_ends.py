@@ -1,0 +1,190 @@
+"""However a run is ended, at whatever moment: the right exit code, no traceback, whole files, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import wave
+from pathlib import Path
+
+import pytest
+from support.omni_process import SHORT, Ended, OmniProcess, run_omni
+
+OK, FAILED, INTERRUPTED = 0, 6, 130
+
+pytestmark = pytest.mark.slow
+
+# Parts of the time that a whole run takes, from the first line of omni's own code on.
+MOMENTS = (0.0, 0.01, 0.03, 0.07, 0.15, 0.25, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
+
+
+@pytest.fixture(scope="module")
+def run_s(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """How long a whole run takes, in seconds."""
+    ended = run_omni(tmp_path_factory.mktemp("whole"), "generate", "hi", *SHORT, "--json")
+    ended.check_clean()
+    assert (ended.code, ended.output_files) == (OK, ("0.wav",))
+    return ended.seconds
+
+
+def check_interrupted(ended: Ended) -> None:
+    """Either it had finished, or it says that it was interrupted, with a document or none; files are whole."""
+    ended.check_clean()
+    if ended.code != OK:
+        ended.check_error(INTERRUPTED, "error: interrupted")
+    if ended.out:
+        document = ended.document
+        finished = [result["status"] for result in document.get("results", ())] == ["ok"]
+        assert finished == (ended.code == OK)
+    assert ended.output_files in ((), ("0.wav",))
+
+
+def check_wave(path: Path) -> None:
+    with wave.open(str(path)) as file:
+        assert file.getnframes() > 0
+        assert len(file.readframes(file.getnframes())) == 2 * file.getnframes()
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_ctrl_c_at_any_moment(moment: float, run_s: float, folder: Path) -> None:
+    process = OmniProcess(folder, "generate", "hi", *SHORT, "--json")
+    process.wait_until_begun()
+    time.sleep(moment * run_s)
+    process.interrupt()
+    ended = process.end()
+    check_interrupted(ended)
+    for name in ended.output_files:
+        check_wave(process.output / name)
+
+
+@pytest.mark.parametrize("moment", [0.2, 0.6])
+def test_sigterm(moment: float, run_s: float, folder: Path) -> None:
+    """As a service manager sends it, to the command alone."""
+    process = OmniProcess(folder, "generate", "hi", *SHORT, "--json")
+    process.wait_until_begun()
+    time.sleep(moment * run_s)
+    process.popen.terminate()
+    check_interrupted(process.end())
+
+
+@pytest.mark.parametrize("moment", [0.1, 0.3, 0.7])
+def test_sigkill_of_the_command(moment: float, run_s: float, folder: Path) -> None:
+    process = OmniProcess(folder, "generate", "hi", *SHORT)
+    process.wait_until_begun()
+    time.sleep(moment * run_s)
+    process.popen.kill()
+    ended = process.end()
+    ended.check_clean()
+    assert ended.code == -signal.SIGKILL
+
+
+# The first request is short, the others are in the first stage for seconds: time to end something in.
+REQUESTS = [
+    {"request_id": "short", "prompt": "hi", "sampling": {"max_tokens": 2}},
+    {"request_id": "long", "prompt": "hello", "sampling": {"max_tokens": 1500, "ignore_eos": True}},
+    {"request_id": "longer", "prompt": "hello world", "sampling": {"max_tokens": 1600, "ignore_eos": True}},
+]
+STAGES = ("thinker", "talker", "token2wav")
+
+
+@pytest.fixture
+def requests_run(folder: Path) -> OmniProcess:
+    """A run of `REQUESTS`, of which the first has just ended."""
+    (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in REQUESTS))
+    short_speech = ("--set", "talker.sampling.max_tokens=16")
+    process = OmniProcess(folder, "generate", "--requests", "requests.jsonl", "--json", *short_speech)
+    process.wait_for((process.output / "short.wav").exists)
+    return process
+
+
+def stage_processes(process: OmniProcess) -> list[int]:
+    """Process ids in the order of the stages: each leads a session, and they are started in order."""
+    return sorted(pid for pid in process.others() if os.getsid(pid) == pid)
+
+
+def test_ctrl_c_keeps_what_is_finished(requests_run: OmniProcess) -> None:
+    requests_run.interrupt()
+    ended = requests_run.end()
+    ended.check_clean()
+    assert ended.code == INTERRUPTED
+    results = {result["request_id"]: result for result in ended.document["results"]}
+    assert [result["status"] for result in results.values()] == ["ok", "error", "error"]
+    assert {results[name]["message"] for name in ("long", "longer")} == {"interrupted"}
+    assert ended.output_files == ("short.wav",)
+    check_wave(requests_run.output / "short.wav")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_that_is_killed(stage: str, requests_run: OmniProcess) -> None:
+    processes = dict(zip(STAGES, stage_processes(requests_run), strict=True))
+    os.kill(processes[stage], signal.SIGKILL)
+    ended = requests_run.end()
+    ended.check_clean()
+    assert ended.code == FAILED
+    results = {result["request_id"]: result for result in ended.document["results"]}
+    assert [result["status"] for result in results.values()] == ["ok", "error", "error"]
+    assert ended.err.count("error:") == 2
+    for name in ("long", "longer"):
+        assert results[name]["message"] == f"stage `{stage}`: its process was killed (SIGKILL)"
+        # What the stages before had made is kept.
+        assert [output["type"] for output in results[name]["outputs"]] == ([] if stage == "thinker" else ["text"])
+    assert ended.output_files == ("short.wav",)
+    check_wave(requests_run.output / "short.wav")
+
+
+def test_a_stage_that_is_killed_while_it_loads(folder: Path) -> None:
+    process = OmniProcess(folder, "generate", "hi", *SHORT, "--json")
+    pids = process.wait_for(lambda: len(found := stage_processes(process)) == len(STAGES) and found)
+    os.kill(pids[1], signal.SIGKILL)
+    ended = process.end()
+    ended.check_clean()
+    ended.check_error(FAILED, "error: stage `talker`: its process was killed (SIGKILL)")
+    assert ended.document["error"]["stage"] == "talker"
+    assert ended.output_files == ()
+
+
+def build_begun(place: Path) -> bool:
+    """Whether something stands in the folder that a build writes to before it is whole."""
+    return any(any(partial.iterdir()) for partial in place.glob(".*.partial-*"))
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_end_while_a_built_in_model_is_built(how: signal.Signals, folder: Path) -> None:
+    cache = folder / "cache"
+    process = OmniProcess(folder, "generate", "hi", "--json", environment={"XDG_CACHE_HOME": str(cache)})
+    place = cache / "omni-cli" / "checkpoints"
+    process.wait_for(lambda: build_begun(place))
+    if how == signal.SIGKILL:
+        process.popen.kill()
+    else:
+        process.interrupt(how)
+    ended = process.end()
+    ended.check_clean()
+    assert ended.output_files == ()
+    left = [path.name for path in place.iterdir() if not path.name.endswith(".lock")]
+    if how == signal.SIGKILL:
+        # What is half built stays, hidden; the next build removes it.
+        assert ended.code == -signal.SIGKILL
+        assert all(name.startswith(".") for name in left)
+        return
+    ended.check_error(INTERRUPTED, "error: interrupted")
+    assert left == []
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.3, None])
+def test_ctrl_c_during_models_build(delay_s: float | None, folder: Path) -> None:
+    """At fixed times, and (None) when the first files are there."""
+    process = OmniProcess(folder, "models", "build", "tiny-omni", "--output-dir", "out/model")
+    process.wait_until_begun()
+    if delay_s is None:
+        process.wait_for(lambda: build_begun(process.output))
+    else:
+        time.sleep(delay_s)
+    process.interrupt()
+    ended = process.end()
+    ended.check_clean()
+    ended.check_error(INTERRUPTED, "error: interrupted")
+    assert ended.output_files == ()
+    assert not (process.output / "model").exists()
