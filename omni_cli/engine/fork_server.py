@@ -61,8 +61,8 @@ class ForkServer:
         # OpenMP's threads otherwise spin while they wait for each other. Several stages share the cores, and a
         # spinning thread keeps the very one it waits for from running: measured here, 30 s instead of 1 s.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        resource_tracker.ensure_running()  # unblocks signals when it is done, so not within
         with _stop_signals_blocked():
-            resource_tracker.ensure_running()
             forkserver.ensure_running()
         self._users.add(id(self))
         return context

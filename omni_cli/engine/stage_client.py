@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
+import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Callable
 from multiprocessing import connection
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import Any
 
 from omni_cli.engine.messages import Command, Failure, Report, StageReady, StopStage, decode_report, encode
@@ -37,6 +41,7 @@ class StageClient:
         self.name = spec.stage.name
         self.kind = spec.stage.kind
         self._log = StageLog()
+        self._scratch = Path(tempfile.gettempdir()) / f"omni-{secrets.token_hex(8)}"
         self._on_report = on_report
         self._loop = asyncio.get_running_loop()
         self._process: Any = None
@@ -49,7 +54,9 @@ class StageClient:
     async def start(self, context: BaseContext) -> None:
         """Start the process and the thread that reads from it; does not wait for the stage to load."""
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=run_stage, args=(theirs, self.spec, self._log), name=f"omni-{self.name}")
+        self._process = context.Process(
+            target=run_stage, args=(theirs, self.spec, self._log, self._scratch), name=f"omni-{self.name}"
+        )
         # In a thread, for it waits for the fork server's imports; shielded, for a thread cannot be cancelled.
         self._starting = asyncio.ensure_future(asyncio.to_thread(self._process.start))
         try:
@@ -90,6 +97,7 @@ class StageClient:
             if self._process.pid is not None:
                 await self._end_process()
             self._connection.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)  # never made, where the process was not started
         self._log.close()
 
     async def _end_process(self) -> None:

@@ -6,14 +6,18 @@ own children (tensor-parallel workers) with it.
 
 from __future__ import annotations
 
+import getpass
 import os
 import queue
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from omni_cli.engine.fork_server import become_group_leader
 from omni_cli.engine.messages import (
@@ -34,14 +38,22 @@ from omni_cli.engine.stages.base import Stage, StageSpec, load_stage
 from omni_cli.errors import OmniError, StageError
 
 
-def run_stage(connection: Connection, spec: StageSpec, log: StageLog) -> None:
-    """Entry point of the process; its output, and that of every library in it, goes to `log`."""
+# A library may write a file while its folder is being removed.
+_REMOVALS = 3
+
+
+def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: Path) -> None:
+    """Entry point of the process; its output, and that of every library in it, goes to `log`.
+
+    `scratch` is a folder to make for temporary files. Whoever started the process removes it.
+    """
     become_group_leader()
     _redirect_output(log)
+    _use_scratch(scratch)
     if spec.stage.devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = spec.stage.devices
     inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-    threading.Thread(target=_read_commands, args=(connection, inbox), daemon=True).start()
+    threading.Thread(target=_read_commands, args=(connection, inbox, scratch), daemon=True).start()
     emit = _Emitter(connection)
     started_s = time.perf_counter()
     try:
@@ -118,15 +130,31 @@ class _Emitter:
             self._connection.send_bytes(encode(report))
 
 
-def _read_commands(connection: Connection, inbox: queue.SimpleQueue[Command]) -> None:
+def _read_commands(connection: Connection, inbox: queue.SimpleQueue[Command], scratch: Path) -> None:
     while True:
         try:
             raw = connection.recv_bytes()
         except (EOFError, OSError):
             # The command is gone, perhaps killed. A step may take minutes, so nothing here waits for it.
+            for _ in range(_REMOVALS):
+                shutil.rmtree(scratch, ignore_errors=True)
             os.killpg(0, signal.SIGKILL)
             return
         inbox.put(decode_command(raw))
+
+
+def _use_scratch(scratch: Path) -> None:
+    """Libraries' temporary files go to `scratch`: what a killed process leaves there (vLLM's rendezvous file) goes too.
+
+    torch's cache of compiled kernels stays where it is, for the next run.
+    """
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = str(os.getuid())
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{user}"))
+    scratch.mkdir(mode=0o700)
+    tempfile.tempdir = str(scratch)
 
 
 def _redirect_output(log: StageLog) -> None:

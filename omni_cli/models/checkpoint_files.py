@@ -11,6 +11,8 @@ from omni_cli.errors import CheckpointError
 
 _COPY_AGAIN = "the folder is incomplete: download or copy it again"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+# Parsing the vocabulary of a large model takes half a second.
+_MAX_PARSED_BYTES = 1024 * 1024
 # Tensors, but not the model's.
 _NOT_WEIGHTS = ("spk_dict.pt", "training_args.bin")
 _LFS_POINTER = b"version https://git-lfs"
@@ -47,6 +49,7 @@ def check_checkpoint(folder: Path) -> None:
         elif (folder / "config.json").is_file():
             read_model_kind(folder)
             _check_weights(folder)
+            _check_json(folder)
         else:
             raise CheckpointError(
                 f"`{folder}` is not a checkpoint: it has neither config.json nor model_index.json",
@@ -57,6 +60,16 @@ def check_checkpoint(folder: Path) -> None:
             f"cannot read `{error.filename or folder}`: {error.strerror or error}",
             hint="check the permissions of the folder and its files",
         ) from error
+
+
+def _check_json(folder: Path) -> None:
+    """Every JSON file is one; of large ones (vocabularies) only whether they begin and end as one."""
+    for file in sorted(folder.glob("*.json")):
+        content = file.read_bytes()
+        if len(content) <= _MAX_PARSED_BYTES:
+            _read_json(file)
+        elif content[:1] + content.rstrip()[-1:] not in (b"{}", b"[]"):
+            raise CheckpointError(f"`{file}` is not valid JSON: it is cut short", hint=_COPY_AGAIN)
 
 
 def count_parameters(folder: Path) -> int:
@@ -85,8 +98,8 @@ def _check_pipeline(folder: Path) -> None:
         component = folder / name
         if not component.is_dir():
             raise CheckpointError(f"`{folder}` lacks its component `{name}`", hint=_COPY_AGAIN)
+        _check_json(component)
         if (component / "config.json").is_file():
-            _read_object(component / "config.json")
             _check_weights(component)
 
 
@@ -130,14 +143,18 @@ def _check_safetensors(path: Path) -> dict[str, dict[str, Any]]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     """A JSON file that holds an object; `CheckpointError` otherwise."""
+    value = _read_json(path)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"`{path}` is not a JSON object", hint=_COPY_AGAIN)
+    return value
+
+
+def _read_json(path: Path) -> Any:
     try:
-        value = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"`{path.parent}` has no {path.name}", hint=_COPY_AGAIN) from None
     except OSError as error:
         raise CheckpointError(f"cannot read `{path}`: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"`{path}` is not valid JSON: {error}", hint=_COPY_AGAIN) from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"`{path}` is not a JSON object", hint=_COPY_AGAIN)
-    return value

@@ -68,11 +68,11 @@ class Ended:
         """The one JSON document on stdout."""
         return json.loads(self.out)
 
-    def check_clean(self) -> None:
-        """Nothing that a user should not see, and nothing left behind."""
+    def check_clean(self, allowed: str | None = None) -> None:
+        """Nothing that a user should not see, and nothing left behind but what begins with `allowed`."""
         assert "Traceback" not in self.err, self.err
         assert "Exception ignored" not in self.err, self.err
-        assert self.leftovers == ()
+        assert [name for name in self.leftovers if allowed is None or not name.startswith(allowed)] == []
         assert not [name for name in self.output_files if name.endswith(".tmp") or Path(name).name.startswith(".")]
 
     def check_error(self, code: int, *parts: str) -> None:

@@ -153,6 +153,8 @@ BROKEN_CHECKPOINTS = {
     "no speakers": ("tiny-omni", "spk_dict.pt", remove, "has no spk_dict.pt"),
     "no tokenizer": ("tiny-omni", "tokenizer.json", remove_with_vocabulary, "has no tokenizer.json"),
     "no processor": ("tiny-omni", "processor_config.json", remove, "has no processor_config.json"),
+    "tokenizer that is not JSON": ("tiny-omni", "tokenizer.json", garble, "tokenizer.json` is not valid JSON"),
+    "component's tokenizer that is not JSON": ("tiny-image", "tokenizer/tokenizer.json", garble, "is not valid JSON"),
     "component missing": ("tiny-image", "vae", remove, "lacks its component `vae`"),
     "component's weights cut short": (
         "tiny-image",
@@ -182,23 +184,12 @@ def test_checkpoint_of_another_profile(profile: str, model: str, folder: Path, c
     assert not ended.started_others
 
 
-BROKEN_INSIDE = {
-    "speakers that are text": ("tiny-omni", "spk_dict.pt", garble, "spk_dict.pt"),
-    "tokenizer that is not JSON": ("tiny-omni", "tokenizer.json", garble, "tokenizer"),
-    "text encoder's tokenizer that is not JSON": ("tiny-image", "tokenizer/tokenizer.json", garble, "tokenizer"),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", BROKEN_INSIDE)
-def test_checkpoint_that_only_loading_shows_to_be_broken(
-    case: str, folder: Path, copy_of: Callable[[str], Path]
-) -> None:
-    name, file, damage, part = BROKEN_INSIDE[case]
-    model = copy_of(name)
-    damage(model / file)
-    ended = run_omni(folder, "generate", "hi", "-p", name, "--model", str(model), "--json")
-    check_refused(ended, USAGE, part, as_json=True)
+def test_speakers_that_only_loading_shows_to_be_broken(folder: Path, copy_of: Callable[[str], Path]) -> None:
+    model = copy_of("tiny-omni")
+    garble(model / "spk_dict.pt")
+    ended = run_omni(folder, "generate", "hi", "--model", str(model), "--json")
+    check_refused(ended, USAGE, "spk_dict.pt", as_json=True)
 
 
 @pytest.mark.slow
@@ -234,14 +225,13 @@ def test_prompt_longer_than_the_model(folder: Path) -> None:
 @pytest.mark.parametrize(("argument", "part"), [("1", "not done within 1 s"), ("--num-inference-steps", "not done")])
 def test_deadline(argument: str, part: str, folder: Path) -> None:
     """Once while loading, once while a stage runs: a thousand steps last longer than the deadline."""
-    options = ["--timeout", "1"] if argument == "1" else ["--timeout", "25", argument, "1000", "--height", "1024"]
+    options = ["--timeout", "1"] if argument == "1" else ["--timeout", "10", argument, "1000", "--height", "1024"]
     options += [] if argument == "1" else ["--width", "1024"]
     ended = run_omni(folder, "generate", "hi", "-p", "tiny-image", *options, "--json")
     ended.check_clean()
     ended.check_error(FAILED, part)
     assert [result["status"] for result in ended.document["results"]] == ["error"]
     assert ended.output_files == ()
-    assert len(ended.document["stages"]) == (0 if argument == "1" else 1)
 
 
 def test_output_folder_without_permission(folder: Path) -> None:
