@@ -1,4 +1,4 @@
-"""Built-in checkpoints are built in a process of their own, so that the command's never imports torch."""
+"""Checkpoints are built and downloaded in a process of their own, so that the command's never imports torch."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ import signal
 import threading
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from omni_cli.engine.fork_server import ForkServer, become_group_leader
 from omni_cli.engine.messages import Failure
 from omni_cli.errors import OmniError
 from omni_cli.models.checkpoints import remove_unfinished, resolve_model
+from omni_cli.models.hub import download
 
 
-async def build_in_child(model: str, fork_server: ForkServer) -> str:
-    """`resolve_model` for a `builtin:NAME` that has to be built, in a child process.
+async def provide_in_child(model: str, fork_server: ForkServer) -> str:
+    """The folder of a `builtin:NAME` that has to be built, or of a repo id, from a child process.
 
     Raises `OmniError`. Cancelled, it ends the process and removes what that has half built.
     """
     context = fork_server.start()
     ours, theirs = context.Pipe()
-    process = context.Process(target=_build, args=(model, theirs), name="omni-build")
+    process = context.Process(target=_provide, args=(model, theirs), name="omni-checkpoint")
     # Shielded, both: a thread cannot be cancelled.
     starting = asyncio.ensure_future(asyncio.to_thread(process.start))
     receiving: asyncio.Future[str | Failure | None] | None = None
@@ -46,9 +48,9 @@ async def build_in_child(model: str, fork_server: ForkServer) -> str:
             await receiving
         ours.close()
     if outcome is None:
-        raise OmniError(f"the process that builds `{model}` ended unexpectedly", hint="is there enough memory?")
+        raise OmniError(f"the process that gets `{model}` ended unexpectedly", hint="is there enough memory?")
     if isinstance(outcome, Failure):
-        raise outcome.error("build")
+        raise outcome.error("checkpoint")
     return outcome
 
 
@@ -59,7 +61,7 @@ def _receive(connection: Connection) -> str | Failure | None:
         return None
 
 
-def _build(model: str, connection: Connection) -> None:
+def _provide(model: str, connection: Connection) -> None:
     """Entry point of the process."""
     become_group_leader()
     null = os.open(os.devnull, os.O_WRONLY)
@@ -68,6 +70,8 @@ def _build(model: str, connection: Connection) -> None:
     threading.Thread(target=_end_with_the_command, args=(connection,), daemon=True).start()
     try:
         outcome: str | Failure = resolve_model(model)
+        if not Path(outcome).is_dir():
+            outcome = download(outcome)
     except OmniError as error:
         outcome = Failure.of(error)
     except Exception as error:  # noqa: BLE001 - whatever a library raises while building must reach the user

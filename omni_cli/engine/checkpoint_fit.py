@@ -22,13 +22,8 @@ _HINT = "choose the profile that goes with the checkpoint (`--profile`), or anot
 
 
 def check_fit(config: EngineConfig, model: str) -> None:
-    """Raise `CheckpointError` where a stage cannot be a part of the checkpoint in the folder `model`.
-
-    A repo id that is no folder is left to the engines.
-    """
+    """Raise `CheckpointError` where a stage cannot be a part of the checkpoint in the folder `model`."""
     folder = Path(model)
-    if not folder.is_dir():
-        return
     kind = read_model_kind(folder)
     is_pipeline = (folder / "model_index.json").is_file()
     for stage in config.stages:

@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import Any
 
 from omni_cli.config.engine_config import EngineConfig
-from omni_cli.engine.building import build_in_child
+from omni_cli.engine.building import provide_in_child
 from omni_cli.engine.checkpoint_fit import check_fit
 from omni_cli.engine.devices import has_cuda_device
 from omni_cli.engine.fork_server import ForkServer
@@ -83,12 +84,13 @@ class OmniLLM:
 
     async def _start(self) -> None:
         # What is wrong with a checkpoint that is there shows in milliseconds, before any process is started.
-        model = resolve_model(self.config.model) if is_built(self.config.model) else None
-        if model is not None:
+        model = resolve_model(self.config.model) if is_built(self.config.model) else self.config.model
+        is_here = Path(model).is_dir()
+        if is_here:
             check_fit(self.config, model)
         context = self._fork_server.start()
-        if model is None:
-            model = await build_in_child(self.config.model, self._fork_server)
+        if not is_here:
+            model = await provide_in_child(model, self._fork_server)
             check_fit(self.config, model)
         architecture = read_model_kind(model)
         loop = asyncio.get_running_loop()

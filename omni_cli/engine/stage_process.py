@@ -37,7 +37,6 @@ from omni_cli.engine.stage_log import StageLog
 from omni_cli.engine.stages.base import Stage, StageSpec, load_stage
 from omni_cli.errors import OmniError, StageError
 
-
 # A library may write a file while its folder is being removed.
 _REMOVALS = 3
 

@@ -59,7 +59,12 @@ def is_built(model: str) -> bool:
 
 
 def remove_unfinished(model: str) -> None:
-    """Remove what a killed build of `builtin:NAME` left behind, unless another process builds it just now."""
+    """Remove what a killed build of `builtin:NAME` left behind, unless another process builds it just now.
+
+    Of a repo id nothing: a download goes on where it was left.
+    """
+    if not model.startswith(_BUILTIN):
+        return
     target = _cache_path(builtin_name(model))
     try:
         with (target.parent / f".{target.name}.lock").open("w") as lock:
