@@ -1,0 +1,62 @@
+"""The statistics that the benchmark scripts share."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+COMMON = Path(__file__).resolve().parents[3] / "benchmarks" / "common.py"
+
+
+@pytest.fixture(scope="module")
+def common():
+    """The scripts are no package: what they share is loaded from its file."""
+    spec = importlib.util.spec_from_file_location("benchmarks_common", COMMON)
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by name.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def test_sides_take_turns_in_alternating_order(common):
+    assert list(common.in_turns(("a", "b"), 3)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+
+
+def test_ratio_is_that_of_the_medians(common):
+    assert common.ratio_of_medians([9.0, 2.0, 4.0], [1.0, 2.0, 100.0]).value == 2.0
+
+
+def test_interval_holds_the_true_ratio_and_not_another_one(common):
+    rng = np.random.default_rng(5)
+    drift = np.linspace(1.0, 2.0, 40)
+    above, below = (drift * true * rng.normal(1, 0.01, 40) for true in (1.3, 1.0))
+    ratio = common.ratio_of_medians(list(above), list(below))
+    assert ratio.low < 1.3 < ratio.high
+    assert ratio.low > 1.1
+
+
+def test_interval_keeps_rounds_together(common):
+    """Both sides of a round slow down alike, so that resampling rounds sees no doubt where there is none."""
+    below = [1.0, 5.0, 2.0, 9.0, 3.0]
+    ratio = common.ratio_of_medians([2 * seconds for seconds in below], below)
+    assert (ratio.low, ratio.value, ratio.high) == (2.0, 2.0, 2.0)
+
+
+def test_what_is_not_pairs_is_refused(common):
+    with pytest.raises(ValueError, match="2 and 1 measurements are not pairs"):
+        common.ratio_of_medians([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match="0 and 0"):
+        common.ratio_of_medians([], [])
+
+
+def test_machine_names_what_a_result_depends_on(common):
+    found = common.machine()
+    assert found["processor"] and int(found["cores"]) >= 1
+    assert len(found["load_average"].split()) == 3
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
