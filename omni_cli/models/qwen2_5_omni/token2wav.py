@@ -23,6 +23,28 @@ from omni_cli.worker.diffusion_entry import DiffusionInput
 # transformers' solver evaluates the denoiser this many times a step (Runge-Kutta of order four).
 EVALUATIONS_PER_STEP = 4
 
+class SpeakerEmbeddings:
+    """Makes a speaker encoder run once a speaker instead of once a denoiser call.
+
+    It looks at the reference mel spectrogram alone, which is the same in all calls and all requests of a speaker.
+    Its `forward` is replaced and not the module, whose weights keep their names.
+    """
+
+    def __init__(self, encoder: nn.Module) -> None:
+        self.speaker = ""
+        self._encode = encoder.forward
+        self._embeddings: dict[tuple[str, torch.Size], torch.Tensor] = {}
+        encoder.forward = self._forward
+
+    def _forward(self, mel: torch.Tensor) -> torch.Tensor:
+        """`mel` (batch, num_frames, mel_dim) of `self.speaker` -> (batch, enc_dim)."""
+        # With guidance the batch has an unconditioned half, without it has not.
+        key = (self.speaker, mel.shape)
+        if key not in self._embeddings:
+            self._embeddings[key] = self._encode(mel)
+        return self._embeddings[key]
+
+
 StepListener = Callable[[str, int, int], None]
 
 
@@ -42,6 +64,7 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         self.token2wav = Qwen2_5OmniToken2WavModel(model_config.hf_config.token2wav_config)
         self.speakers = load_speakers(model_config.model)
         self.num_codes = self.token2wav.code2wav_dit_model.text_embed.codec_embed.num_embeddings
+        self.speaker_embeddings = SpeakerEmbeddings(self.token2wav.code2wav_dit_model.input_embed.spk_encoder)
         self.pooler = DispatchPooler({"plugin": IdentityPooler()})
         self.step_listener: StepListener | None = None
 
@@ -69,7 +92,9 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
 
     def _waveform(self, request: DiffusionInput) -> torch.Tensor:
         information = request.information
-        speaker = self.speakers[information["speaker"][0]]
+        name = information["speaker"][0]
+        speaker = self.speakers[name]
+        self.speaker_embeddings.speaker = name
         num_steps = int(information["num_inference_steps"][0])
         device = request.token_ids.device
         devices = [device] if device.type == "cuda" else []
