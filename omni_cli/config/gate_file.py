@@ -1,0 +1,210 @@
+"""The limits of a gate, from a small YAML file or from options: mistakes with their place, all at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omni_cli.config.diagnostics import Diagnostic, Place, Source, in_source_order, render_all, suggest, visible
+from omni_cli.config.yaml_tree import MAX_BYTES, Tree, parse_yaml
+from omni_cli.errors import InputError, UsageError
+
+DEFAULT_METRIC = "e2e_s"
+ALLOCATED = "peak_allocated_bytes"
+
+_KEYS = ("version", "description", "max_regression", "max_memory_regression", "outputs", "metrics")
+_PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)\s*")
+_METRIC = re.compile(r"[a-z][a-z0-9_.]{0,99}")
+_MAX_LIMIT = 10.0
+_UNGATED = {"peak_reserved_bytes": "reserved memory depends on what ran before; gate `peak_allocated_bytes`"}
+
+
+@dataclass(frozen=True)
+class GateLimits:
+    """By how much each metric may be worse: 0.05 is 5 %. `places` says where a limit was written (FILE:LINE:COLUMN).
+
+    `max_abs_diff` is None where outputs need not agree, 0 where they must be identical.
+    """
+
+    metrics: Mapping[str, float]
+    max_abs_diff: float | None = None
+    places: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def max_regression(self) -> float | None:
+        """The widest limit on a time, for the report; None where only memory is gated."""
+        return max((limit for name, limit in self.metrics.items() if not name.endswith("_bytes")), default=None)
+
+
+class GateFileError(UsageError):
+    """A gate file with mistakes; `diagnostics` holds them in source order, never empty."""
+
+    def __init__(self, diagnostics: tuple[Diagnostic, ...]) -> None:
+        self.diagnostics = in_source_order(diagnostics)
+        super().__init__(render_all(self.diagnostics))
+
+
+def parse_fraction(text: str) -> float:
+    """`5%` or `0.05` as 0.05. Raises `ValueError`, with a sentence, for anything else."""
+    match = _PERCENT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"expected a percentage such as 5%, not `{visible(text, 40)}`")
+    value = float(match[1]) / (100 if match[2] else 1)
+    if not match[2] and value >= 1:
+        raise ValueError(f"`{visible(text, 40)}` would be {value:.0%}: write `{text.strip()}%` if percent is meant")
+    if not math.isfinite(value) or value > _MAX_LIMIT:
+        raise ValueError(f"`{visible(text, 40)}` is no limit: expected at most {_MAX_LIMIT:.0%}")
+    return value
+
+
+def merge_limits(
+    limits: GateLimits | None,
+    *,
+    max_regression: float | None = None,
+    max_memory_regression: float | None = None,
+    metrics: tuple[str, ...] = (),
+    identical_outputs: bool = False,
+) -> GateLimits | None:
+    """Limits of a file with those of the options put over them; None where neither gates anything.
+
+    `max_regression` holds for `metrics`, or for `e2e_s` where none is named.
+    """
+    merged = dict(limits.metrics) if limits else {}
+    places = dict(limits.places) if limits else {}
+    if max_regression is not None:
+        for name in metrics or (DEFAULT_METRIC,):
+            merged[name] = max_regression
+            places.pop(name, None)
+    if max_memory_regression is not None:
+        merged[ALLOCATED] = max_memory_regression
+        places.pop(ALLOCATED, None)
+    difference = 0.0 if identical_outputs else limits.max_abs_diff if limits else None
+    if not merged and difference is None:
+        return None
+    return GateLimits(merged, difference, places)
+
+
+def load_gate_file(path: Path) -> GateLimits:
+    """Read a gate file. Raises `InputError` where it cannot be read, `GateFileError` with every mistake in it."""
+    label = visible(str(path))
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        text = content.decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise InputError(f"cannot read the gate file `{label}`: {reason}") from error
+    if len(content) > MAX_BYTES:
+        raise InputError(f"`{label}` is larger than {MAX_BYTES // 1024} KiB, which no gate file is")
+    tree = parse_yaml(Source.of_text(label, text), text)
+    found = [_reworded(item) for item in tree.diagnostics]
+    if tree.data is None or found:
+        raise GateFileError(tuple(found))
+    return _Reader(tree, tree.data).read()
+
+
+def _reworded(item: Diagnostic) -> Diagnostic:
+    """The YAML reader speaks of profiles."""
+    message = item.message.replace("a profile", "a gate file").replace("the profile", "the gate file")
+    hint = item.hint
+    if hint is not None and "profile" in hint:
+        hint = "a gate file starts with `version: 1` and names limits under `metrics:`"
+    return dataclasses.replace(item, message=message, hint=hint)
+
+
+class _Reader:
+    """Collects limits and mistakes from the data of one file."""
+
+    def __init__(self, tree: Tree, data: dict[str, Any]) -> None:
+        self.tree = tree
+        self.data = data
+        self.diagnostics: list[Diagnostic] = []
+
+    def read(self) -> GateLimits:
+        for key in self.data:
+            if key not in _KEYS:
+                self._add((key,), f"unknown key `{visible(key, 80)}` in a gate file", suggest(key, _KEYS), key=True)
+        if self.data.get("version") != 1:
+            self._add(("version",), "expected `version: 1`")
+        if not isinstance(self.data.get("description", ""), str):
+            self._add(("description",), "`description` is not a text")
+        general = self._limit(("max_regression",), self.data.get("max_regression"))
+        metrics, places = self._metrics(general)
+        memory = self._limit(("max_memory_regression",), self.data.get("max_memory_regression"))
+        if memory is not None and ALLOCATED not in metrics:
+            metrics[ALLOCATED] = memory
+            places[ALLOCATED] = self._label(("max_memory_regression",))
+        difference = self._outputs()
+        if not self.diagnostics and not metrics and difference is None:
+            self._add((), "the gate file limits nothing", "name a metric: `metrics: {e2e_s: 5%}`")
+        if self.diagnostics:
+            raise GateFileError(tuple(self.diagnostics))
+        return GateLimits(metrics, difference, places)
+
+    def _metrics(self, general: float | None) -> tuple[dict[str, float], dict[str, str]]:
+        listed = self.data.get("metrics", {})
+        if not isinstance(listed, dict):
+            self._add(("metrics",), "`metrics` is not a mapping of metric to limit", "write `metrics: {e2e_s: 5%}`")
+            return {}, {}
+        limits: dict[str, float] = {}
+        places: dict[str, str] = {}
+        for name, value in listed.items():
+            path = ("metrics", name)
+            if not _METRIC.fullmatch(name) or name in _UNGATED:
+                hint = _UNGATED.get(name, "a metric is named as in the record: e2e_s, ttft_s, peak_allocated_bytes")
+                self._add(path, f"`{visible(name, 80)}` cannot be gated", hint, key=True)
+                continue
+            if value is None and general is None:
+                self._add(path, f"`{name}` has no limit", "write one here, or `max_regression` above", key=True)
+                continue
+            limit = general if value is None else self._limit(path, value)
+            if limit is not None:
+                limits[name] = limit
+                places[name] = self._label(path)
+        if general is not None and "metrics" not in self.data:
+            limits[DEFAULT_METRIC] = general
+            places[DEFAULT_METRIC] = self._label(("max_regression",))
+        return limits, places
+
+    def _limit(self, path: tuple[str, ...], value: Any) -> float | None:
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            self._add(path, f"`{visible(path[-1], 80)}` is not a percentage", "write it as 5% or 0.05")
+            return None
+        try:
+            limit = parse_fraction(value if isinstance(value, str) else repr(value))
+        except ValueError as error:
+            self._add(path, str(error))
+            return None
+        if limit == 0 and not path[-1].endswith("_bytes") and path[-1] != "max_memory_regression":
+            self._add(path, "a limit of 0 for a time cannot be judged", "noise has to fit below the limit: write 2%")
+            return None
+        return limit
+
+    def _outputs(self) -> float | None:
+        value = self.data.get("outputs", "ignore")
+        if value == "ignore":
+            return None
+        if value == "identical":
+            return 0.0
+        if isinstance(value, dict) and set(value) == {"max_abs_diff"}:
+            difference = value["max_abs_diff"]
+            is_number = isinstance(difference, int | float) and not isinstance(difference, bool)
+            if is_number and 0 <= difference < math.inf:
+                return float(difference)
+        hint = "one of `ignore`, `identical`, `{max_abs_diff: 1e-4}`"
+        self._add(("outputs",), "`outputs` does not say when outputs agree", hint)
+        return None
+
+    def _add(self, path: tuple[str, ...], message: str, hint: str | None = None, *, key: bool = False) -> None:
+        place: Place = self.tree.key_place(path) if key else self.tree.place(path)
+        self.diagnostics.append(Diagnostic(place, message, hint))
+
+    def _label(self, path: tuple[str, ...]) -> str:
+        return self.tree.key_place(path).label

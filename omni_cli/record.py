@@ -1,0 +1,285 @@
+"""A saved measurement, `omni.bench/1`: raw samples and what they were taken under. Everything else is recomputable.
+
+Knows no statistics and imports neither torch nor NumPy: `omni compare` starts with it. Times are seconds, sizes
+bytes; what is measured says its unit in its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import statistics
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from omni_cli.config.diagnostics import visible
+from omni_cli.errors import InputError, OutputError
+
+SCHEMA = "omni.bench/1"
+MAX_BYTES = 256 * 2**20
+E2E = "e2e_s"
+
+_TOLERANCE = 1e-9  # relative; what printing a float and reading it back can never reach
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One iteration of the workload.
+
+    `position` counts the iterations of all variants within the block, in the order in which they ran: two
+    variants that took turns never share one. `work` is what was done (tokens, steps, pixels, seconds of audio).
+    """
+
+    block: int
+    position: int
+    e2e_s: float
+    metrics: dict[str, float] = {}
+    work: dict[str, float] = {}
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """Peaks of a variant while it ran, in bytes; None or 0 where there is nothing to measure (no device)."""
+
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    peak_host_rss_bytes: int | None = None
+    stages: dict[str, Any] = {}
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True):
+    """One treatment. `settings` is what it sets, `effective` what really ran; `error` is set when it broke off."""
+
+    name: str
+    settings: dict[str, Any] = {}
+    effective: dict[str, Any] = {}
+    samples: tuple[Sample, ...] = ()
+    summary: dict[str, Any] = {}
+    memory: Memory = Memory()
+    output_sha256: str | None = None
+    error: str | None = None
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How it was decided when to stop: `looks` are the numbers of blocks after which the interval was looked at."""
+
+    looks: tuple[int, ...] = ()
+    alpha: float = 0.05
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of `omni bench`.
+
+    All of `environment` must agree between two records (machine, versions, variables) but the parts `code` (omni's
+    version and commit: what is measured) and `conditions` (load, clocks: what cannot be chosen). All of `workload`
+    must agree; `workload_fingerprint` makes its `fingerprint`. `comparisons` and `gate` are kept for readers of the
+    file; omni computes them anew.
+    """
+
+    schema: Literal["omni.bench/1"] = SCHEMA
+    created: str
+    command: tuple[str, ...] = ()
+    environment: dict[str, Any]
+    workload: dict[str, Any]
+    variants: tuple[Variant, ...]
+    sampling: Sampling = Sampling()
+    comparisons: tuple[dict[str, Any], ...] = ()
+    gate: dict[str, Any] | None = None
+    digest: str | None = None
+
+    def variant(self, name: str) -> Variant:
+        """The variant of that name; `KeyError` if there is none."""
+        return {variant.name: variant for variant in self.variants}[name]
+
+
+def workload_fingerprint(workload: dict[str, Any]) -> str:
+    """`sha256:...` of everything in `workload` but the fingerprint itself."""
+    return _sha256({key: value for key, value in workload.items() if key != "fingerprint"})
+
+
+def metric_names(variant: Variant) -> tuple[str, ...]:
+    """The metrics that at least one sample has, `e2e_s` first, the others in order of appearance."""
+    names = dict.fromkeys([E2E] if variant.samples else [])
+    for sample in variant.samples:
+        names.update(dict.fromkeys(sample.metrics))
+    return tuple(names)
+
+
+def values_of(variant: Variant, metric: str) -> list[tuple[int, float]]:
+    """(block, value) of every sample that has the metric, in the order of the record."""
+    if metric == E2E:
+        return [(sample.block, sample.e2e_s) for sample in variant.samples]
+    return [(sample.block, sample.metrics[metric]) for sample in variant.samples if metric in sample.metrics]
+
+
+def to_document(record: Record) -> dict[str, Any]:
+    """The record as plain JSON types, with the digest of everything else in it."""
+    document = msgspec.to_builtins(record)
+    document.pop("digest")
+    return {**document, "digest": _sha256(document)}
+
+
+def save_record(record: Record, path: Path) -> None:
+    """Write the record whole or not at all. Raises `OutputError`.
+
+    Called after every block, so that a later failure costs nothing that was measured before.
+    """
+    content = msgspec.json.format(msgspec.json.encode(to_document(record)), indent=2) + b"\n"
+    temporary = path.with_name(f".omni-{secrets.token_hex(8)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:  # an interrupt, too, must leave nothing behind
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OutputError(f"cannot write the record `{path}`: {reason}") from error
+
+
+def load_record(path: Path) -> Record:
+    """Read and check a record. Raises `InputError`: unreadable, truncated, foreign, incomplete or edited."""
+    record, edit = read_record(path)
+    if edit is not None:
+        raise InputError(edit, hint=_AGAIN)
+    return record
+
+
+def read_record(path: Path) -> tuple[Record, str | None]:
+    """A whole record, and a sentence on how it contradicts itself if it was changed after it was written.
+
+    Raises `InputError` for everything that is no whole record.
+    """
+    label = visible(str(path))
+    document = _read_json(label, _read_bytes(label, path))
+    _check_schema(label, document)
+    try:
+        record = msgspec.convert(document, Record)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise InputError(f"`{label}` is not a whole bench record: {_located(error)}", hint=_AGAIN) from error
+    problem = _first_problem(record)
+    if problem is not None:
+        raise InputError(f"`{label}`: {problem}", hint=_AGAIN)
+    edit = _first_edit(record, document)
+    return record, None if edit is None else f"`{label}`: {edit}"
+
+
+_AGAIN = "measure again with `omni bench --output-json FILE`; a record is not meant to be changed by hand"
+
+
+def _read_bytes(label: str, path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"cannot read the record `{label}`: {reason}") from error
+    if len(content) > MAX_BYTES:
+        raise InputError(f"`{label}` is larger than {MAX_BYTES // 2**20} MiB, which no bench record is")
+    if not content.strip():
+        raise InputError(f"`{label}` is empty", hint=_AGAIN)
+    return content
+
+
+def _read_json(label: str, content: bytes) -> Any:
+    try:
+        return msgspec.json.decode(content)
+    except msgspec.DecodeError as error:
+        if "truncated" in str(error):
+            message = f"`{label}` is cut off: it ends in the middle, after {len(content)} bytes"
+            raise InputError(message, hint=_AGAIN) from error
+        raise InputError(f"`{label}` is not JSON: {visible(str(error))}") from error
+    except RecursionError as error:
+        raise InputError(f"`{label}` is nested too deeply to be a bench record") from error
+
+
+def _check_schema(label: str, document: Any) -> None:
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema == SCHEMA:
+        return
+    hint = "records are written by `omni bench --output-json FILE`"
+    if not isinstance(schema, str):
+        raise InputError(f"`{label}` is JSON, but not a bench record: it has no `schema`", hint=hint)
+    if schema.startswith("omni.bench/"):
+        hint = "it was written by another version of omni: measure again with this one, or compare with that one"
+    raise InputError(f"`{label}` has the schema `{visible(schema, 80)}`; a bench record has `{SCHEMA}`", hint=hint)
+
+
+def _located(error: Exception) -> str:
+    """msgspec's sentence with its `$.variants[0].name` in the words of the rest."""
+    message, _, path = str(error).partition(" - at ")
+    message = message[:1].lower() + message[1:]
+    where = path.strip("`").removeprefix("$").removeprefix(".")
+    return visible(f"{message} at `{where}`" if where else message)
+
+
+def _first_problem(record: Record) -> str | None:
+    """What no run of `omni bench` writes, in one sentence."""
+    names = [variant.name for variant in record.variants]
+    if not names:
+        return "the record has no variants"
+    if len(set(names)) != len(names) or "" in names:
+        return "the names of its variants are not unique"
+    for variant in record.variants:
+        for number, sample in enumerate(variant.samples):
+            problem = _sample_problem(sample)
+            if problem is not None:
+                return f"sample {number} of variant `{visible(variant.name, 80)}`: {problem}"
+        for name in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes"):
+            if (getattr(variant.memory, name) or 0) < 0:
+                return f"variant `{visible(variant.name, 80)}`: `{name}` is negative"
+    looks = record.sampling.looks
+    if list(looks) != sorted({look for look in looks if look > 0}) or not 0 < record.sampling.alpha < 0.5:
+        return "its `sampling` is not a plan of growing numbers of blocks and an `alpha` between 0 and 0.5"
+    return None
+
+
+def _sample_problem(sample: Sample) -> str | None:
+    if sample.block < 0 or sample.position < 0:
+        return "`block` and `position` count from 0"
+    if not 0 < sample.e2e_s < float("inf"):
+        return f"`e2e_s` is {sample.e2e_s}, not a number of seconds above 0"
+    for name, value in (*sample.metrics.items(), *sample.work.items()):
+        if not 0 <= value < float("inf"):
+            return f"`{visible(name, 80)}` is {value}, not a number of 0 or more"
+    return None
+
+
+def _first_edit(record: Record, document: dict[str, Any]) -> str | None:
+    """Where the record contradicts itself: it was changed after it was written."""
+    content = {key: value for key, value in document.items() if key != "digest"}
+    if record.digest is not None and record.digest != _sha256(content):
+        return "the record was changed after it was written: its content does not fit its digest"
+    for variant in record.variants:
+        for metric, summary in variant.summary.items():
+            problem = _summary_problem([value for _, value in values_of(variant, metric)], summary)
+            if problem is not None:
+                return f"`{visible(metric, 80)}` of variant `{visible(variant.name, 80)}`: {problem}"
+    return None
+
+
+def _summary_problem(values: list[float], summary: Any) -> str | None:
+    if not isinstance(summary, dict):
+        return "its summary is not a mapping"
+    if "n" in summary and summary["n"] != len(values):
+        return f"its summary says {summary['n']} samples, there are {len(values)}"
+    stored = summary.get("median")
+    if values and isinstance(stored, int | float):
+        median = statistics.median(values)
+        if abs(median - stored) > _TOLERANCE * max(abs(median), abs(stored)):
+            return f"its summary says a median of {stored:g}, its samples have {median:g}"
+    return None
+
+
+def _sha256(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

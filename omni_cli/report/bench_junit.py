@@ -1,0 +1,73 @@
+"""A gate as JUnit XML: a regression is a failure, an inconclusive limit is skipped, what never ran is an error."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from omni_cli.report.bench_notes import gate_failure, not_comparable
+from omni_cli.report.bench_text import change, open_end
+from omni_cli.report.bench_units import limit, quantity, title
+from omni_cli.stats.findings import Findings
+from omni_cli.stats.gate import Gate, GateMetric
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def findings_junit(findings: Findings, name: str) -> str:
+    """One test case a limit, or one for the whole where there is no limit or no comparison."""
+    suite = ElementTree.Element("testsuite", name=_clean(name))
+    gate = findings.gate
+    if gate is None:
+        case = _case(suite, "comparable")
+        if not findings.is_comparable:
+            _outcome(case, "error", "not comparable", not_comparable(findings.mismatches).message)
+    elif gate.verdict in ("failed", "not comparable"):
+        _outcome(_case(suite, "gate"), "error", gate.verdict, gate_failure(gate).message)
+    else:
+        _gate_cases(suite, gate)
+    for tag in ("failure", "error", "skipped"):
+        plural = {"failure": "failures", "error": "errors", "skipped": "skipped"}[tag]
+        suite.set(plural, str(len(suite.findall(f"testcase/{tag}"))))
+    suite.set("tests", str(len(suite)))
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _gate_cases(suite: ElementTree.Element, gate: Gate) -> None:
+    for metric in gate.metrics:
+        case = _case(suite, f"{metric.b}: {title(metric.metric)}" if metric.b else title(metric.metric))
+        if metric.verdict == "regression":
+            _outcome(case, "failure", "regression", _sentence(metric))
+        elif metric.verdict == "inconclusive":
+            _outcome(case, "skipped", "inconclusive", f"{_sentence(metric)}: {open_end(metric)}")
+    if gate.limits.max_abs_diff is not None:
+        case = _case(suite, "outputs")
+        if gate.verdict == "output mismatch":
+            _outcome(case, "failure", "output mismatch", "; ".join(gate.reasons))
+        elif gate.reasons:
+            _outcome(case, "skipped", "inconclusive", "; ".join(gate.reasons))
+
+
+def _sentence(metric: GateMetric) -> str:
+    before = quantity(metric.metric, metric.a_value)
+    after = quantity(metric.metric, metric.b_value, metric.a_value)
+    return f"{before} -> {after}, {change(metric)}, limit +{limit(metric.limit)}"
+
+
+def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(suite, "testcase", classname="omni.gate", name=_clean(name))
+
+
+def _outcome(case: ElementTree.Element, tag: str, kind: str, message: str) -> None:
+    attributes = {"message": _clean(message)}
+    if tag != "skipped":
+        attributes["type"] = kind
+    ElementTree.SubElement(case, tag, attributes)
+
+
+def _clean(text: str) -> str:
+    """Without the characters that XML has no way to write."""
+    return _NOT_XML.sub("?", text)

@@ -1,0 +1,100 @@
+"""A comparison as Markdown, for a pull request's comment or GitHub's step summary. Never computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omni_cli.report.bench_notes import Note, gate_failure, not_comparable, warnings
+from omni_cli.report.bench_text import Labels, change, pair_sentence
+from omni_cli.report.bench_units import limit, quantity, ratio, size_change, title
+from omni_cli.stats.comparable import Difference
+from omni_cli.stats.findings import Findings, Pair
+from omni_cli.stats.gate import Gate
+
+
+def findings_markdown(findings: Findings, labels: Labels) -> str:
+    """The whole report, its verdict in the first line."""
+    parts = [f"### {_headline(findings)}"]
+    if findings.gate is not None and findings.gate.verdict != "pass":
+        parts.append(_note(gate_failure(findings.gate)))
+    elif not findings.is_comparable:
+        parts.append(_note(not_comparable(findings.mismatches)))
+    if not findings.is_comparable:
+        rows = [(f"`{_cell(item.field)}`", _cell(item.a), _cell(item.b)) for item in findings.mismatches]
+        parts.append(_table(("Field", _cell(labels.a), _cell(labels.b)), rows))
+    else:
+        if findings.gate is not None and findings.gate.metrics:
+            parts.append(_gate_table(findings.gate))
+        parts += [_pair(pair, labels, findings.differences) for pair in findings.pairs]
+    parts += [f"> **Warning:** {_note(note)}" for note in warnings(findings)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _headline(findings: Findings) -> str:
+    if findings.gate is not None:
+        return f"omni gate: {findings.gate.verdict}"
+    return "omni compare" if findings.is_comparable else "omni compare: not comparable"
+
+
+def _gate_table(gate: Gate) -> str:
+    rows = [
+        (
+            _cell(f"{metric.b}: {title(metric.metric)}" if metric.b else title(metric.metric)),
+            quantity(metric.metric, metric.a_value),
+            quantity(metric.metric, metric.b_value, metric.a_value),
+            change(metric),
+            f"+{limit(metric.limit)}",
+            f"**{metric.verdict}**" if metric.verdict != "pass" else "pass",
+        )
+        for metric in gate.metrics
+    ]
+    return _table(("Gated", "A", "B", "Change [95% CI]", "Limit", "Verdict"), rows)
+
+
+def _pair(pair: Pair, labels: Labels, differences: Sequence[Difference]) -> str:
+    name_a, name_b = map(_cell, labels.of(pair))
+    rows = [
+        (
+            title(item.metric),
+            quantity(item.metric, item.a_median),
+            quantity(item.metric, item.b_median, item.a_median),
+            ratio(item.ratio, item.ci95),
+            item.verdict,
+        )
+        for item in pair.comparisons
+    ]
+    rows += [
+        (
+            title(peak.metric),
+            quantity(peak.metric, peak.a_bytes),
+            quantity(peak.metric, peak.b_bytes),
+            size_change(peak.a_bytes, peak.b_bytes),
+            "",
+        )
+        for peak in pair.memory
+        if peak.a_bytes and peak.b_bytes
+    ]
+    parts = [_table(("Metric", name_a, name_b, "B / A [95% CI]", "Verdict"), rows)]
+    sentence = pair_sentence(pair, labels)
+    if sentence:
+        parts.append(_cell(sentence))
+    listed = [f"`{_cell(d.field)}` ({_cell(d.a)} → {_cell(d.b)})" for d in (*pair.differences, *differences)]
+    parts.append("Differs only in: " + ", ".join(listed) if listed else "No setting differs")
+    return "\n\n".join(parts)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---", *["---:"] * (len(header) - 2), "---"], *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _note(note: Note) -> str:
+    return _cell(note.message, code=True) + (f"  \nHint: {_cell(note.hint, code=True)}" if note.hint else "")
+
+
+def _cell(value: object, *, code: bool = False) -> str:
+    """Text that cannot leave its cell, start markup or mention anybody; with `code`, backticks keep their meaning."""
+    text = "".join(character if character.isprintable() else " " for character in str(value))
+    for character in ("\\", "|", "<", "*", "[", *(() if code else ("`", "_"))):
+        text = text.replace(character, f"\\{character}")
+    return text.replace("@", "@\u200b")

@@ -1,0 +1,105 @@
+"""What goes to stderr beside a comparison: warnings that end in an action, and the sentence of a failed gate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from omni_cli.errors import ExitCode
+from omni_cli.report.bench_text import change, open_end
+from omni_cli.report.bench_units import limit, percent, title
+from omni_cli.report.units import count
+from omni_cli.stats.comparable import Difference
+from omni_cli.stats.findings import Findings
+from omni_cli.stats.gate import EXIT_CODES, Gate, GateMetric
+
+
+@dataclass(frozen=True)
+class Note:
+    """A warning, or the reason of a failure, with what to do about it."""
+
+    message: str
+    hint: str | None = None
+
+
+def warnings(findings: Findings) -> list[Note]:
+    """What a reader of the verdicts has to know, most important first."""
+    notes = [Note(f"{failure}; what it measured before is counted", None) for failure in findings.failures]
+    if findings.mismatches and findings.is_comparable:
+        message = "the variants did not do the same work: " + mismatch_list(findings.mismatches)
+        notes.append(Note(message, "compare times only where the work is equal"))
+    if findings.unmatched:
+        names = ", ".join(f"`{name}`" for name in findings.unmatched)
+        notes.append(Note(f"only in one of the records, so not compared: {names}"))
+    if findings.comparisons and not findings.interleaved and findings.is_comparable:
+        message = "measured one after the other: what the machine did in between is in the ratio, not in its interval"
+        notes.append(Note(message, "to rule that out, measure both in turns: `omni bench --against GIT_REF`"))
+    return notes
+
+
+def gate_failure(gate: Gate) -> Note:
+    """Why the gate did not pass, in one sentence."""
+    if gate.verdict == "failed":
+        return Note("the run failed: " + "; ".join(gate.reasons), "mend the variant, then measure again")
+    if gate.verdict == "not comparable":
+        return not_comparable(gate.mismatches)
+    if gate.verdict == "output mismatch":
+        hint = "find out why the outputs changed; `outputs: {max_abs_diff: X}` in the gate file allows rounding"
+        return Note("gate failed: " + "; ".join(gate.reasons), hint)
+    bad = [metric for metric in gate.metrics if metric.verdict == gate.verdict]
+    if gate.verdict == "regression":
+        parts = [
+            f"`{metric.metric}` is worse by {change(metric)}, the limit is {limit(metric.limit)}"
+            + (f" ({metric.place})" if metric.place else "")
+            for metric in bad
+        ]
+        return Note("gate failed: " + "; ".join(parts))
+    parts = [f"{title(metric.metric)} {_open(metric)}" for metric in bad] + list(gate.reasons)
+    needed = gate.blocks_needed
+    hint = f"measure about {count(needed, 'more block')}: raise `--time-budget` or `--num-iters`" if needed else None
+    return Note("gate inconclusive: " + "; ".join(parts), hint)
+
+
+def not_comparable(mismatches: Sequence[Difference]) -> Note:
+    """Which fields forbid a comparison."""
+    fields = {item.field.partition(".")[0] for item in mismatches}
+    if "work" in fields:
+        hint = "fix the lengths and step counts, so that every run does the same work"
+    elif fields == {"workload"}:
+        hint = "measure both with the same options of `omni bench`"
+    else:
+        hint = "measure the baseline again here, or compare in one run with `omni bench --against GIT_REF`"
+    return Note("not comparable: " + mismatch_list(mismatches), hint)
+
+
+def mismatch_list(mismatches: Sequence[Difference]) -> str:
+    """`workload.batch_size (1 against 8), ...`."""
+    shown = [f"{item.field} ({_short(item.a)} against {_short(item.b)})" for item in mismatches[:5]]
+    left = len(mismatches) - len(shown)
+    return ", ".join([*shown, *([f"{left} more"] if left else [])])
+
+
+def exit_code(findings: Findings) -> ExitCode:
+    """The process's exit code: the gate's; without one, 4 where nothing may be compared, 3 where nothing is decided."""
+    if findings.gate is not None:
+        return EXIT_CODES[findings.gate.verdict]
+    if not findings.is_comparable:
+        return ExitCode.NOT_COMPARABLE
+    comparisons = findings.comparisons
+    if findings.pairs and all(item.verdict == "inconclusive" for item in comparisons):
+        return ExitCode.INCONCLUSIVE
+    return ExitCode.OK
+
+
+def _open(metric: GateMetric) -> str:
+    if metric.change is None:
+        return f"({open_end(metric)})"
+    parts = [f"{change(metric)} against a limit of {limit(metric.limit)}"]
+    if metric.detectable is not None and metric.detectable > metric.limit:
+        parts.append(f"these blocks show {percent(metric.detectable)} or more")
+    return f"{', '.join(parts)} ({open_end(metric)})"
+
+
+def _short(value: object) -> str:
+    text = "".join(character if character.isprintable() else "?" for character in str(value))
+    return text if len(text) <= 60 else text[:57] + "..."

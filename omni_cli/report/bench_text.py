@@ -1,0 +1,210 @@
+"""Measurements, comparisons and verdicts of a gate as plain text. Never computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from omni_cli.record import E2E, Variant
+from omni_cli.report.bench_units import limit, percent, quantity, ratio, size_change, title
+from omni_cli.report.tables import aligned
+from omni_cli.report.units import count
+from omni_cli.stats.comparable import Difference
+from omni_cli.stats.compare import Comparison
+from omni_cli.stats.findings import Findings, Pair
+from omni_cli.stats.gate import Gate, GateMetric, MemoryPeak
+from omni_cli.stats.metrics import higher_is_better
+from omni_cli.stats.summary import Summary, samples_for
+
+_MAX_DIFFERENCES = 8
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What the two sides of a comparison are called where their variants have the same name."""
+
+    a: str
+    b: str
+
+    def of(self, pair: Pair) -> tuple[str, str]:
+        return (self.a, self.b) if pair.a.name == pair.b.name else (pair.a.name, pair.b.name)
+
+
+def summary_lines(number: int, variant: Variant, summaries: Sequence[Summary], note: str = "") -> list[str]:
+    """What `omni bench` says of one variant; `note` is on what really ran (`replayed 840/840 steps`)."""
+    rows = []
+    for summary in summaries:
+        name = "Latency" if summary.metric == E2E else title(summary.metric)
+        rows.append((f"{name} (median, 95% CI):", _median(summary), _percentile(summary, 90)))
+        if summary.metric == E2E:
+            extremes = " … ".join(quantity(E2E, v, summary.median) for v in (summary.minimum, summary.maximum))
+            rows.append(("Range (min … max):", extremes, count(summary.n, "run")))
+    peak = variant.memory.peak_allocated_bytes
+    if peak:
+        rows.append(("Memory (peak allocated):", quantity("peak_allocated_bytes", peak), ""))
+    elif variant.memory.peak_host_rss_bytes:
+        host = quantity("peak_host_rss_bytes", variant.memory.peak_host_rss_bytes)
+        rows.append(("Memory (peak host RSS):", host, ""))
+    head = f"Benchmark {number}: {variant.name}"
+    return [f"{head}   {note}".rstrip(), *aligned(rows, gap=3)]
+
+
+def findings_text(findings: Findings, labels: Labels) -> str:
+    """All pairs as tables, what differs, a sentence on each pair, and the gate."""
+    if not findings.is_comparable:
+        return "\n".join(["Not comparable", *difference_lines(findings.mismatches)])
+    parts = []
+    for pair in findings.pairs:
+        lines = [_heading(pair, labels), *pair_table(pair, labels)]
+        lines.append(_differs(pair.differences + findings.differences))
+        sentence = pair_sentence(pair, labels)
+        parts.append("\n".join([*lines, sentence] if sentence else lines))
+    if findings.gate is not None:
+        parts.append("\n".join(["Gate", *gate_lines(findings.gate, labels)]))
+    return "\n\n".join(parts)
+
+
+def pair_table(pair: Pair, labels: Labels) -> list[str]:
+    """One aligned line a metric: both medians, ratio with interval, verdict; then memory."""
+    name_a, name_b = labels.of(pair)
+    rows = [("Metric", name_a, name_b, "B / A [95% CI]", "Verdict")]
+    rows += [_comparison_row(item) for item in pair.comparisons]
+    rows += [row for peak in pair.memory if (row := _memory_row(peak))]
+    if pair.outputs.identical is not None:
+        apart = pair.outputs.max_abs_diff
+        what = "identical" if pair.outputs.identical else "differ"
+        rows.append(("outputs", "", "", "" if apart in (None, 0) else f"by up to {apart:.3g}", what))
+    return aligned(rows, right=frozenset({1, 2}))
+
+
+def pair_sentence(pair: Pair, labels: Labels) -> str | None:
+    """`x ran 1.14 [1.13, 1.15] times faster than y, for +0.7 GiB`; None where end-to-end times say nothing."""
+    item = next((item for item in pair.comparisons if item.metric == E2E), None)
+    if item is None or item.ratio is None or item.ci95 is None:
+        return None
+    name_a, name_b = labels.of(pair)
+    if item.verdict == "no difference":
+        return f"{name_b} is as fast as {name_a}: any difference is below {limit(item.margin)}"
+    if item.verdict == "inconclusive":
+        return f"{name_b} against {name_a} is undecided: {percent(item.ratio - 1)}, {open_end(item)}"
+    factor, bounds = item.ratio, item.ci95
+    if item.verdict == "faster":
+        factor, bounds = 1 / item.ratio, (1 / item.ci95[1], 1 / item.ci95[0])
+    cost = next((_cost(peak) for peak in pair.memory if peak.metric == "peak_allocated_bytes"), "")
+    return f"{name_b} ran {ratio(factor, bounds)} times {item.verdict} than {name_a}{cost}"
+
+
+def open_end(item: Comparison | GateMetric) -> str:
+    """Why there is no verdict, and what would bring one."""
+    needed = f"about {count(item.blocks_needed, 'more block')} would decide" if item.blocks_needed else ""
+    if item.reason:
+        return f"{item.reason}; {needed}" if needed else item.reason
+    return needed or "the value lies on the bound, so that more blocks would not decide"
+
+
+def gate_lines(gate: Gate, labels: Labels) -> list[str]:
+    """One aligned line a limit: from, to, change with interval, limit, verdict."""
+    several = len({(metric.a, metric.b) for metric in gate.metrics if metric.b}) > 1
+    rows = []
+    for metric in gate.metrics:
+        name = f"{metric.b}: {title(metric.metric)}" if several and metric.b else title(metric.metric)
+        a_value = quantity(metric.metric, metric.a_value)
+        b_value = quantity(metric.metric, metric.b_value, metric.a_value)
+        values = f"{a_value} -> {b_value}" if metric.a_value is not None else "-"
+        rows.append((name, values, change(metric), f"limit +{limit(metric.limit)}", metric.verdict))
+    lines = aligned(rows, gap=3)
+    return [*lines, *(f"  {reason}" for reason in gate.reasons)]
+
+
+def change(metric: GateMetric) -> str:
+    """`+7.0% [+6.1%, +7.9%]`; for rates and sizes too, more is worse."""
+    if metric.change is None:
+        return "-"
+    if metric.interval is None or metric.interval[0] == metric.interval[1]:
+        return percent(metric.change)
+    low, high = (percent(bound) for bound in metric.interval)
+    return f"{percent(metric.change)} [{low}, {high}]"
+
+
+def difference_lines(differences: Sequence[Difference]) -> list[str]:
+    """`  environment.versions.torch   2.12.0   2.13.0`, aligned."""
+    rows = [(item.field, _shown(item.a), _shown(item.b)) for item in differences[:_MAX_DIFFERENCES]]
+    left = len(differences) - len(rows)
+    return [*aligned(rows, gap=3), *([f"  and {left} more"] if left else [])]
+
+
+def _heading(pair: Pair, labels: Labels) -> str:
+    name_a, name_b = labels.of(pair)
+    first = next(iter(pair.comparisons), None)
+    if first is None:
+        return f"{name_b} against {name_a}"
+    how = "in turns" if first.paired else "one after the other"
+    return f"{name_b} (B) against {name_a} (A), {count(first.blocks, 'block')} each, measured {how}"
+
+
+def _comparison_row(item: Comparison) -> tuple[str, ...]:
+    direction = " (more is better)" if higher_is_better(item.metric) else ""
+    return (
+        title(item.metric) + direction,
+        quantity(item.metric, item.a_median),
+        quantity(item.metric, item.b_median, item.a_median),
+        ratio(item.ratio, item.ci95),
+        item.verdict,
+    )
+
+
+def _memory_row(peak: MemoryPeak) -> tuple[str, ...] | None:
+    if not peak.a_bytes or not peak.b_bytes:
+        return None
+    word = "same" if peak.a_bytes == peak.b_bytes else "more memory" if peak.b_bytes > peak.a_bytes else "less memory"
+    return (
+        title(peak.metric),
+        quantity(peak.metric, peak.a_bytes),
+        quantity(peak.metric, peak.b_bytes),
+        f"{peak.b_bytes / peak.a_bytes:.3f} ({size_change(peak.a_bytes, peak.b_bytes)})",
+        word,
+    )
+
+
+def _cost(peak: MemoryPeak) -> str:
+    if not peak.a_bytes or not peak.b_bytes or peak.a_bytes == peak.b_bytes:
+        return ""
+    return f", for {size_change(peak.a_bytes, peak.b_bytes)}"
+
+
+def _differs(differences: Sequence[Difference]) -> str:
+    if not differences:
+        return "No setting differs"
+    shown = [f"{item.field} ({_shown(item.a)} -> {_shown(item.b)})" for item in differences[:_MAX_DIFFERENCES]]
+    left = len(differences) - len(shown)
+    return "Differs only in: " + ", ".join([*shown, *([f"{left} more"] if left else [])])
+
+
+def _shown(value: object) -> str:
+    """A value of a record on one line, however long it is."""
+    text = value if isinstance(value, str) else _plain(value)
+    text = "".join(character if character.isprintable() else "?" for character in text)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_plain(inner)}" for key, inner in value.items()) + "}"
+    return str(value)
+
+
+def _median(summary: Summary) -> str:
+    median = quantity(summary.metric, summary.median)
+    if summary.ci95 is None:
+        return f"{median}  [n/a]"
+    low, high = (quantity(summary.metric, bound, summary.median).split(" ")[0] for bound in summary.ci95)
+    return f"{median}  [{low}, {high}]"
+
+
+def _percentile(summary: Summary, percentile: int) -> str:
+    value = summary.percentiles[percentile]
+    if value is None:
+        return f"p{percentile} n/a (n<{samples_for(percentile)})"
+    return f"p{percentile} {quantity(summary.metric, value, summary.median)}"

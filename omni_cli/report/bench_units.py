@@ -1,0 +1,75 @@
+"""Measured values for people: a metric's name without its unit, values of one row all in the same unit."""
+
+from __future__ import annotations
+
+import math
+
+from omni_cli.record import E2E
+from omni_cli.report.units import memory
+
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+
+
+def title(metric: str) -> str:
+    """`ttft_s` as `ttft`, `images_per_second` as `images per second`, `peak_host_rss_bytes` as `peak host rss`."""
+    name = metric.removesuffix("_bytes").removesuffix("_s") if metric != E2E else "e2e"
+    return name.replace("_", " ")
+
+
+def quantity(metric: str, value: float | None, like: float | None = None) -> str:
+    """`100.1 ms`, `15.8 GiB`, `3.21/s`, `0.82`; the unit is the one that suits `like`."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    like = value if like is None else like
+    if metric.endswith("_bytes"):
+        return memory(int(value))
+    if metric.endswith("_per_second"):
+        return f"{_digits(value, like)}/s"
+    if metric.endswith("_s"):
+        scale, unit = next((entry for entry in _TIMES if abs(like) >= entry[0]), _TIMES[-1])
+        return f"{_digits(value / scale, like / scale)} {unit}"
+    return _digits(value, like)
+
+
+def size_change(a_bytes: int, b_bytes: int) -> str:
+    """`+1.3 GiB`, `-12 MiB`, `+0 MiB`."""
+    return ("-" if b_bytes < a_bytes else "+") + memory(abs(b_bytes - a_bytes))
+
+
+def interval(low: float, high: float, decimals: int) -> str:
+    return f"[{low:.{decimals}f}, {high:.{decimals}f}]"
+
+
+def ratio(value: float | None, bounds: tuple[float, float] | None) -> str:
+    """`1.029 [1.021, 1.037]`: as many decimals as the interval's width makes sense of."""
+    if value is None:
+        return "-"
+    if bounds is None:
+        return f"{value:.3f} [n/a]"
+    decimals = _decimals(bounds[1] - bounds[0])
+    return f"{value:.{decimals}f} {interval(*bounds, decimals)}"
+
+
+def percent(value: float) -> str:
+    """A signed change: `+7.0%`, `-0.2%`, `+150%`; never `-0.0%`."""
+    decimals = 0 if abs(value) >= 1 else 2 if abs(value) < 0.0005 else 1
+    text = f"{100 * value:+.{decimals}f}%"
+    return text.replace("-", "+") if not text.strip("+-0.%") else text
+
+
+def limit(value: float) -> str:
+    """`5%`, `0.5%`."""
+    return f"{100 * value:g}%"
+
+
+def _decimals(width: float) -> int:
+    if width <= 0:
+        return 3
+    return min(max(2 - math.floor(math.log10(width)) - 1, 2), 5)
+
+
+def _digits(value: float, like: float) -> str:
+    """Four significant digits of `like`."""
+    if like == 0:
+        return f"{value:.3g}"
+    return f"{value:.{min(max(3 - math.floor(math.log10(abs(like))), 0), 6)}f}"

@@ -1,0 +1,154 @@
+"""Two variants, metric by metric: the ratio of their medians, its interval and a verdict in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from omni_cli.record import Sampling, Variant, metric_names, values_of
+from omni_cli.stats.blocks import block_medians, independent_units, took_turns
+from omni_cli.stats.estimate import MIN_BLOCKS, Estimate, centre_of, difference_of
+from omni_cli.stats.metrics import higher_is_better
+from omni_cli.stats.power import blocks_needed
+from omni_cli.stats.sequential import level_at
+
+Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
+
+MARGIN = 0.01
+"""Practical equivalence: ratios from 1/1.01 to 1.01 count as no difference.
+
+Placing code elsewhere in memory, or starting the process anew, moves times by up to about that much on a quiet
+machine, so that a smaller true difference between two builds says nothing about what was changed in them."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One metric of variant `b` against variant `a`.
+
+    `ratio` is b over a of the medians, taken block by block where the two took turns; `ci95` is its interval. All
+    three of `ratio`, `ci95` and `estimate` (of log ratio) are None where there is nothing to divide. `level` is the
+    two-sided error of the interval at this look. `blocks_needed` is about how many more would decide, None when the
+    verdict is decided or no number would.
+    """
+
+    metric: str
+    a: str
+    b: str
+    a_median: float
+    b_median: float
+    ratio: float | None
+    ci95: tuple[float, float] | None
+    verdict: Verdict
+    margin: float
+    blocks: int
+    paired: bool
+    level: float
+    blocks_needed: int | None = None
+    reason: str | None = None
+    estimate: Estimate | None = field(default=None, repr=False, compare=False)
+
+
+def compare_variants(
+    a: Variant,
+    b: Variant,
+    *,
+    same_record: bool,
+    sampling: Sequence[Sampling] = (),
+    metrics: Sequence[str] | None = None,
+    margin: float = MARGIN,
+) -> tuple[Comparison, ...]:
+    """Compare two variants in all metrics that both have, or in `metrics`.
+
+    `same_record` says that their blocks are the same blocks; `sampling` holds the plans of the records, which the
+    level of the intervals depends on. Metrics that are 0 throughout were not measured and are left out.
+    """
+    paired = a.samples == b.samples or (same_record and took_turns(a, b))
+    names = shared_metrics(a, b) if metrics is None else metrics
+    found = (_compare(a, b, name, paired, sampling, margin) for name in names)
+    return tuple(comparison for comparison in found if comparison is not None)
+
+
+def shared_metrics(a: Variant, b: Variant) -> tuple[str, ...]:
+    """The metrics that both have, in the order of `a`."""
+    others = set(metric_names(b))
+    return tuple(name for name in metric_names(a) if name in others)
+
+
+def verdict_of(interval: tuple[float, float], margin: float, *, higher: bool) -> Verdict:
+    """The verdict on an interval of the log ratio.
+
+    Faster and slower need the whole interval beyond the margin, no difference the whole interval within it.
+    """
+    edge = math.log1p(margin)
+    low, high = interval
+    if -edge <= low and high <= edge:
+        return "no difference"
+    if low > edge:
+        return "faster" if higher else "slower"
+    if high < -edge:
+        return "slower" if higher else "faster"
+    return "inconclusive"
+
+
+def _compare(
+    a: Variant, b: Variant, metric: str, paired: bool, sampling: Sequence[Sampling], margin: float
+) -> Comparison | None:
+    blocks_a, medians_a = block_medians(a, metric)
+    blocks_b, medians_b = block_medians(b, metric)
+    if paired:
+        _, in_a, in_b = np.intersect1d(blocks_a, blocks_b, return_indices=True)
+        medians_a, medians_b = medians_a[in_a], medians_b[in_b]
+    if not medians_a.any() and not medians_b.any():
+        return None
+    blocks = min(len(medians_a), len(medians_b))
+    level = min((level_at(plan.looks, blocks, plan.alpha) for plan in sampling), default=Sampling().alpha)
+    common = {
+        "metric": metric, "a": a.name, "b": b.name, "margin": margin, "blocks": blocks, "paired": paired,
+        "a_median": _median(a, metric), "b_median": _median(b, metric), "level": level,
+    }  # fmt: skip
+    if not (medians_a > 0).all() or not (medians_b > 0).all() or blocks == 0:
+        reason = "some values are 0" if blocks else "no block has both"
+        return Comparison(**common, ratio=None, ci95=None, verdict="inconclusive", reason=reason)
+    estimate = _estimate(np.log(medians_a), np.log(medians_b), paired)
+    return Comparison(**common, **_judged(estimate, blocks, level, margin, metric), estimate=estimate)
+
+
+def _estimate(logs_a: np.ndarray, logs_b: np.ndarray, paired: bool) -> Estimate:
+    if paired:
+        return centre_of(independent_units(logs_b - logs_a, cautious=False))
+    return difference_of(independent_units(logs_a, cautious=True), independent_units(logs_b, cautious=True))
+
+
+def _judged(estimate: Estimate, blocks: int, level: float, margin: float, metric: str) -> dict:
+    ratio = math.exp(estimate.centre)
+    if estimate.units < MIN_BLOCKS:
+        what = "blocks" if estimate.units == blocks else f"independent batches of its {blocks} blocks"
+        more = max(math.ceil((MIN_BLOCKS / estimate.units - 1) * blocks), 1)
+        reason = f"{estimate.units} {what}; a verdict needs {MIN_BLOCKS}"
+        interval = None if estimate.units < 2 else _ratios(estimate.interval(level))
+        return {
+            "ratio": ratio, "ci95": interval, "verdict": "inconclusive", "reason": reason, "blocks_needed": more,
+        }  # fmt: skip
+    interval = estimate.interval(level)
+    verdict = verdict_of(interval, margin, higher=higher_is_better(metric))
+    needed = None
+    if verdict == "inconclusive":
+        gap = abs(abs(estimate.centre) - math.log1p(margin))
+        needed = blocks_needed(estimate, blocks, gap, level)
+    return {"ratio": ratio, "ci95": _ratios(interval), "verdict": verdict, "blocks_needed": needed}
+
+
+def _ratios(interval: tuple[float, float]) -> tuple[float, float] | None:
+    """An interval of log ratios as ratios; None where the bootstrap could not bound it."""
+    if not all(math.isfinite(bound) and abs(bound) < 100 for bound in interval):
+        return None
+    return math.exp(interval[0]), math.exp(interval[1])
+
+
+def _median(variant: Variant, metric: str) -> float:
+    values = [value for _, value in values_of(variant, metric)]
+    return float(np.median(values)) if values else math.nan

@@ -1,0 +1,204 @@
+"""Everything that can be said about one record, or about two: what `omni bench` and `omni compare` report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from omni_cli.config.diagnostics import suggest
+from omni_cli.config.gate_file import GateLimits
+from omni_cli.errors import InputError, UsageError
+from omni_cli.record import Record, Variant
+from omni_cli.stats.comparable import (
+    Difference,
+    code_differences,
+    record_mismatches,
+    settings_differences,
+    split_allowed,
+    work_mismatches,
+)
+from omni_cli.stats.compare import MARGIN, Comparison, compare_variants, shared_metrics
+from omni_cli.stats.gate import Gate, MemoryPeak, Outputs, judge
+from omni_cli.stats.metrics import REPORTED_MEMORY
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Variant `b` against variant `a`. `mismatches` (other work) forbid a verdict, `differences` explain one."""
+
+    a: Variant
+    b: Variant
+    comparisons: tuple[Comparison, ...]
+    memory: tuple[MemoryPeak, ...]
+    outputs: Outputs
+    mismatches: tuple[Difference, ...] = ()
+    differences: tuple[Difference, ...] = ()
+
+
+@dataclass(frozen=True)
+class Findings:
+    """`within` says that all is from one record, `interleaved` that all pairs took turns.
+
+    `unmatched` are variants without a partner, `failures` sentences on variants that broke off. `gate` is None
+    where no limit was given.
+    """
+
+    pairs: tuple[Pair, ...]
+    mismatches: tuple[Difference, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    unmatched: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+    within: bool = False
+    interleaved: bool = False
+    gate: Gate | None = None
+
+    @property
+    def is_comparable(self) -> bool:
+        """Variants of one record may do different work on purpose (`--vary num_inference_steps=10,20`): that is
+        worth a warning, but no verdict of a gate."""
+        return not self.mismatches or (self.within and self.gate is None)
+
+    @property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        return tuple(item for pair in self.pairs for item in pair.comparisons)
+
+
+def compare_within(
+    record: Record,
+    *,
+    limits: GateLimits | None = None,
+    metrics: Sequence[str] | None = None,
+    margin: float = MARGIN,
+) -> Findings:
+    """Each further variant of a record against its first one. Raises `UsageError` for an unknown metric."""
+    first, *others = record.variants
+    _check_metrics(metrics, [(first, other) for other in others])
+    pairs = tuple(_pair(first, other, [record], same_record=True, metrics=metrics, margin=margin) for other in others)
+    mismatches = tuple(item for pair in pairs for item in pair.mismatches)
+    return _judged(pairs, mismatches, (), limits, within=True)
+
+
+def compare_records(
+    a: Record,
+    b: Record,
+    *,
+    limits: GateLimits | None = None,
+    metrics: Sequence[str] | None = None,
+    margin: float = MARGIN,
+    allowed: Iterable[str] = (),
+) -> Findings:
+    """The variants of `b` against those of `a`: by name, or the only one against the only one.
+
+    `allowed` names fields of environment, workload or settings that may differ. Raises `UsageError` for an unknown
+    metric and `InputError` where no variants belong together.
+    """
+    matched, unmatched = _matched(a, b)
+    allowed = tuple(allowed)
+    mismatches, excused = split_allowed(record_mismatches(a, b), allowed)
+    if not mismatches:
+        _check_metrics(metrics, matched)
+    pairs = tuple(
+        _pair(*pair, [a, b], same_record=False, metrics=metrics, margin=margin, allowed=allowed) for pair in matched
+    )
+    every = (*mismatches, *(item for pair in pairs for item in pair.mismatches))
+    differences = (*excused, *code_differences(a, b))
+    return _judged(pairs, tuple(dict.fromkeys(every)), differences, limits, unmatched)
+
+
+def _judged(
+    pairs: tuple[Pair, ...],
+    mismatches: tuple[Difference, ...],
+    differences: tuple[Difference, ...],
+    limits: GateLimits | None,
+    unmatched: tuple[str, ...] = (),
+    *,
+    within: bool = False,
+) -> Findings:
+    variants = {id(variant): variant for pair in pairs for variant in (pair.a, pair.b)}
+    failures = tuple(
+        f"variant `{variant.name}` broke off: {variant.error}" for variant in variants.values() if variant.error
+    )
+    gate = None
+    if limits is not None:
+        gate = judge(
+            limits,
+            [item for pair in pairs for item in pair.comparisons],
+            [peak for pair in pairs for peak in pair.memory],
+            [pair.outputs for pair in pairs],
+            mismatches=mismatches,
+            failures=failures,
+        )
+    comparisons = [item for pair in pairs for item in pair.comparisons]
+    interleaved = bool(comparisons) and all(item.paired for item in comparisons)
+    return Findings(pairs, mismatches, differences, unmatched, failures, within, interleaved, gate)
+
+
+def _pair(
+    a: Variant,
+    b: Variant,
+    records: Sequence[Record],
+    *,
+    same_record: bool,
+    metrics: Sequence[str] | None,
+    margin: float,
+    allowed: tuple[str, ...] = (),
+) -> Pair:
+    settings = settings_differences(a, b)
+    mismatches, differences = split_allowed(work_mismatches(a, b), allowed)
+    if not same_record and a.name == b.name:
+        # The same treatment by name, so that other settings are a mistake and not the point.
+        forbidden, settings = split_allowed(settings, allowed)
+        mismatches += forbidden
+    comparisons = compare_variants(
+        a,
+        b,
+        same_record=same_record,
+        sampling=[record.sampling for record in records],
+        metrics=None if metrics is None else [name for name in metrics if name in shared_metrics(a, b)],
+        margin=margin,
+    )
+    memory = tuple(
+        MemoryPeak(name, a.name, b.name, getattr(a.memory, name), getattr(b.memory, name)) for name in REPORTED_MEMORY
+    )
+    return Pair(a, b, comparisons, memory, _outputs(a, b, records), mismatches, (*differences, *settings))
+
+
+def _outputs(a: Variant, b: Variant, records: Sequence[Record]) -> Outputs:
+    """By hash; how far outputs are apart was measured only while both were at hand, and stands in the record."""
+    identical = None
+    if a.output_sha256 is not None and b.output_sha256 is not None:
+        identical = a.output_sha256 == b.output_sha256
+    difference = 0.0 if identical else None
+    if len(records) == 1 and not identical:
+        for entry in records[0].comparisons:
+            outputs = entry.get("outputs")
+            if entry.get("a") == a.name and entry.get("b") == b.name and isinstance(outputs, dict):
+                identical = outputs.get("identical", identical)
+                difference = outputs.get("max_abs_diff", difference)
+    return Outputs(a.name, b.name, identical, difference)
+
+
+def _matched(a: Record, b: Record) -> tuple[list[tuple[Variant, Variant]], tuple[str, ...]]:
+    names_a, names_b = ([variant.name for variant in record.variants] for record in (a, b))
+    common = [name for name in names_a if name in names_b]
+    if not common and len(names_a) == len(names_b) == 1:
+        return [(a.variants[0], b.variants[0])], ()
+    if not common:
+        raise InputError(
+            f"the records have no variant in common: {_quoted(names_a)} in the first, {_quoted(names_b)} in the second",
+            hint="measure both with the same `--vary`, or each with a single variant",
+        )
+    alone = [name for name in (*names_a, *names_b) if name not in common]
+    return [(a.variant(name), b.variant(name)) for name in common], tuple(alone)
+
+
+def _check_metrics(metrics: Sequence[str] | None, pairs: Sequence[tuple[Variant, Variant]]) -> None:
+    known = list(dict.fromkeys(name for pair in pairs for name in shared_metrics(*pair)))
+    for metric in metrics or ():
+        if metric not in known:
+            hint = suggest(metric, known) or f"there are {', '.join(known) or 'none'}"
+            raise UsageError(f"unknown metric `{metric}`", hint=hint)
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

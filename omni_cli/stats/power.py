@@ -1,0 +1,107 @@
+"""How much can be seen: blocks that would decide, and the smallest regression that a number of blocks shows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from omni_cli.errors import ExitCode, OmniError
+from omni_cli.record import E2E, Sample, Variant
+from omni_cli.stats.blocks import block_medians, independent_units
+from omni_cli.stats.estimate import MIN_BLOCKS, Estimate, centre_of
+from omni_cli.stats.sequential import ALPHA
+
+POWER = 0.8
+MAX_BLOCKS = 100_000
+"""More blocks than this are never asked for: the effect then lies on the bound."""
+
+
+class NoiseError(OmniError):
+    """The machine is too noisy for what was asked of it."""
+
+    exit_code = ExitCode.INCONCLUSIVE
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """A measured against itself: `ratio` and `ci95` should hold 1; `detectable` is the smallest regression (0.02 is
+    2 %) that `blocks` blocks show in 80 % of the cases."""
+
+    ratio: float
+    ci95: tuple[float, float]
+    detectable: float
+    blocks: int
+
+
+def minimum_detectable(estimate: Estimate, blocks: int, planned: int, level: float = ALPHA) -> float:
+    """The smallest slowdown (0.02 is 2 %) whose interval excludes 0 in 80 % of the runs of `planned` blocks.
+
+    `estimate` is of the log ratio over `blocks` blocks. Infinite where these are too few to tell.
+    """
+    error = estimate.standard_error * math.sqrt(blocks / planned)
+    if error == 0:
+        return 0.0
+    reach = (_usual_quantile(estimate, level) + NormalDist().inv_cdf(POWER)) * error
+    return math.expm1(reach) if reach < 100 else math.inf
+
+
+def blocks_needed(estimate: Estimate, blocks: int, gap: float, level: float) -> int | None:
+    """About how many more blocks make the half width of the interval smaller than `gap` (log units, above 0).
+
+    None where no sensible number would: the estimate lies on the bound that decides.
+    """
+    half = _usual_quantile(estimate, level) * estimate.standard_error
+    if not math.isfinite(half) or gap <= 0 or blocks * (half / gap) ** 2 > MAX_BLOCKS:
+        return None
+    needed = max(math.ceil(blocks * (half / gap) ** 2), MIN_BLOCKS)
+    return max(needed - blocks, 1)
+
+
+def self_check(variant: Variant, metric: str = E2E, planned: int | None = None, level: float = ALPHA) -> SelfCheck:
+    """Halve the runs of one variant in ABBA order within each pair of blocks and compare the halves.
+
+    `planned` is the number of blocks that the real comparison will have; without it, as many as there are.
+    Raises `NoiseError` where there are fewer than `MIN_BLOCKS` blocks of runs.
+    """
+    first, second = _halves(variant)
+    blocks, a = block_medians(first, metric)
+    _, b = block_medians(second, metric)
+    if len(blocks) < MIN_BLOCKS:
+        message = f"a self-check needs {MIN_BLOCKS} blocks of `{variant.name}`, there are {len(blocks)}"
+        raise NoiseError(message, hint="give it more iterations or a longer `--time-budget`")
+    estimate = centre_of(independent_units(np.log(b) - np.log(a), cautious=False))
+    low, high = (math.exp(bound) for bound in estimate.interval(level))
+    detectable = minimum_detectable(estimate, len(blocks), planned or len(blocks), level)
+    return SelfCheck(math.exp(estimate.centre), (low, high), detectable, planned or len(blocks))
+
+
+def refuse_limits_below(check: SelfCheck, limits: dict[str, float]) -> None:
+    """Raise `NoiseError` for the first limit that is smaller than the smallest regression that can be seen."""
+    for metric, limit in limits.items():
+        if limit < check.detectable:
+            raise NoiseError(
+                f"a limit of {limit:.2%} for `{metric}` cannot be judged here: {check.blocks} blocks show a regression"
+                f" of {check.detectable:.1%} or more (A against A: {check.ratio - 1:+.1%})",
+                hint="raise the limit, give it a longer `--time-budget`, or make the machine quieter",
+            )
+
+
+def _usual_quantile(estimate: Estimate, level: float) -> float:
+    """The quantile of a run with enough blocks; few blocks make it larger, and more blocks will not have it."""
+    return min(estimate.quantile(level), 1.15 * NormalDist().inv_cdf(1 - level / 2))
+
+
+def _halves(variant: Variant) -> tuple[Variant, Variant]:
+    """Runs 0 and 3 of every four against runs 1 and 2, in the order in which they were made."""
+    ordered = sorted(variant.samples, key=lambda sample: (sample.block, sample.position))
+    halves: tuple[list[Sample], list[Sample]] = ([], [])
+    # Four consecutive runs are one ABBA block of the check, whatever their blocks were.
+    for number, sample in enumerate(ordered[: len(ordered) // 4 * 4]):
+        renumbered = Sample(
+            block=number // 4, position=number % 4, e2e_s=sample.e2e_s, metrics=sample.metrics, work=sample.work
+        )
+        halves[number % 4 in (1, 2)].append(renumbered)
+    return Variant(name="A", samples=tuple(halves[0])), Variant(name="A'", samples=tuple(halves[1]))

@@ -1,0 +1,84 @@
+"""One variant by itself: the median with its interval, and the percentiles that its sample supports."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from omni_cli.record import Variant, values_of
+from omni_cli.stats.blocks import block_medians, independent_units
+from omni_cli.stats.estimate import MIN_BLOCKS
+
+PERCENTILES = (90, 99)
+_CONFIDENCE = 0.99
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Of all samples of one metric, in the metric's unit. `ci95` is None below `MIN_BLOCKS` blocks.
+
+    `percentiles` maps 90 and 99 to the value, or to None where there are fewer than `samples_for` samples.
+    """
+
+    metric: str
+    n: int
+    blocks: int
+    median: float
+    ci95: tuple[float, float] | None
+    minimum: float
+    maximum: float
+    percentiles: dict[int, float | None]
+
+
+def samples_for(percentile: int) -> int:
+    """How many samples it takes until, with 99 % confidence, at least one lies beyond the percentile (90: 44)."""
+    return math.ceil(math.log(1 - _CONFIDENCE) / math.log(percentile / 100))
+
+
+def summarise(variant: Variant, metric: str) -> Summary | None:
+    """None where the variant has no sample of the metric."""
+    pairs = values_of(variant, metric)
+    if not pairs:
+        return None
+    values = np.array([value for _, value in pairs])
+    count = len(values)
+    return Summary(
+        metric,
+        n=count,
+        blocks=len({block for block, _ in pairs}),
+        median=float(np.median(values)),
+        ci95=_median_interval(variant, metric, pairs),
+        minimum=float(values.min()),
+        maximum=float(values.max()),
+        percentiles={p: float(np.percentile(values, p)) if count >= samples_for(p) else None for p in PERCENTILES},
+    )
+
+
+def _median_interval(variant: Variant, metric: str, pairs: list[tuple[int, float]]) -> tuple[float, float] | None:
+    """Percentile bootstrap of the median over batches of blocks, which are resampled whole."""
+    blocks, medians = block_medians(variant, metric)
+    # As many batches as the series has independent parts; which block is in which only follows their order.
+    units = len(independent_units(medians, cautious=True))
+    if units < MIN_BLOCKS:
+        return None
+    unit_of = dict(zip(blocks.tolist(), (np.arange(len(blocks)) * units // len(blocks)).tolist(), strict=True))
+    order = np.argsort([value for _, value in pairs])
+    ranked = np.array([value for _, value in pairs])[order]
+    owners = np.array([unit_of[block] for block, _ in pairs])[order]
+    picks = np.random.default_rng(0).integers(units, size=(_RESAMPLES, units))
+    flat = (picks + units * np.arange(_RESAMPLES)[:, None]).ravel()
+    counts = np.bincount(flat, minlength=_RESAMPLES * units).reshape(_RESAMPLES, units)
+    cumulated = counts[:, owners].cumsum(axis=1)
+    total = cumulated[:, -1:]
+    low = (cumulated > (total - 1) // 2).argmax(axis=1)
+    high = (cumulated > total // 2).argmax(axis=1)
+    resampled = (ranked[low] + ranked[high]) / 2
+    # Widened as t is wider than the normal: with few units the plain percentiles are too narrow.
+    z = NormalDist().inv_cdf(0.975) * (1 + 1.6 / units) * math.sqrt(units / (units - 1))
+    tail = 100 * (1 - NormalDist().cdf(z))
+    bounds = np.percentile(resampled, [tail, 100 - tail])
+    return float(bounds[0]), float(bounds[1])
