@@ -8,6 +8,9 @@ import yaml
 
 from omni_cli.config.yaml_tree import parse_scalar
 
+# Line breaks to YAML, which a reader folds unless they are escaped.
+_FOLDED = "\x85\u2028\u2029"
+
 
 class _Dumper(yaml.SafeDumper):
     """Quotes a text exactly where YAML 1.1 or 1.2 would read something else; never writes anchors."""
@@ -18,6 +21,8 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_text(dumper: _Dumper, value: str) -> yaml.Node:
     style = None if parse_scalar(value) == value else "'"
+    if any(character in value for character in _FOLDED):
+        style = '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 

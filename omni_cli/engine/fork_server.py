@@ -50,7 +50,7 @@ class ForkServer:
 
     def __init__(self, *, verbose: bool = False) -> None:
         """`verbose` lets what the imports print reach stderr."""
-        self._preload = "omni_cli.engine.preload" if verbose else "omni_cli.engine.preload_quiet"
+        self._preload = "omni_cli.engine.preload_verbose" if verbose else "omni_cli.engine.preload_quiet"
 
     def start(self) -> BaseContext:
         """The context to start processes with; the imports begin now, if they have not begun before."""

@@ -57,7 +57,8 @@ class OmniLLM:
     """Loads a profile's stages and runs requests through them; owned by one event loop."""
 
     def __init__(self, config: EngineConfig, *, verbose: bool = False) -> None:
-        """`verbose` keeps what the libraries print while the fork server imports them on stderr."""
+        """`verbose` passes on to stderr what libraries print, in the fork server and in every stage."""
+        self._verbose = verbose
         self.config = config
         self._clients: list[StageClient] = []
         self._infos: dict[str, StageInfo] = {}
@@ -103,7 +104,7 @@ class OmniLLM:
                 seed=self.config.seed,
                 trust_remote_code=self.config.trust_remote_code,
             )
-            client = StageClient(spec, self._handle)
+            client = StageClient(spec, self._handle, verbose=self._verbose)
             self._clients.append(client)
             self._loaded[client.name] = loop.create_future()
         await asyncio.gather(*(self._load_in_turn(group, context) for group in _load_groups(self._clients)))

@@ -36,11 +36,13 @@ class StageClient:
         self,
         spec: StageSpec,
         on_report: Callable[[StageClient, Report | None], None],
+        *,
+        verbose: bool = False,
     ) -> None:
         self.spec = spec
         self.name = spec.stage.name
         self.kind = spec.stage.kind
-        self._log = StageLog()
+        self._log = StageLog(passed_on=verbose)
         self._scratch = Path(tempfile.gettempdir()) / f"omni-{secrets.token_hex(8)}"
         self._on_report = on_report
         self._loop = asyncio.get_running_loop()

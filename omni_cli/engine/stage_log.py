@@ -1,4 +1,4 @@
-"""What a stage's process and its libraries print: a file without a name, so that nothing can be left behind."""
+"""What a stage's process and its libraries print: kept in a file without a name, or passed on to stderr."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ _TAIL_BYTES = 64 * 1024
 class StageLog:
     """Both ends of the log; as an argument of a `multiprocessing` process it arrives there open."""
 
-    def __init__(self) -> None:
-        """Raises `OmniError` where no temporary file can be made."""
+    def __init__(self, *, passed_on: bool = False) -> None:
+        """`passed_on` sends it to this process's stderr at once. Raises `OmniError` where no file can be made."""
+        self._passed_on = passed_on
+        if passed_on:
+            self._descriptor = os.dup(2)
+            return
         try:
             with tempfile.TemporaryFile() as file:
                 self._descriptor = os.dup(file.fileno())
@@ -33,16 +37,19 @@ class StageLog:
         os.close(self._descriptor)
 
     def tail(self, num_lines: int) -> str:
-        """The last lines; reading leaves the place where the other process writes alone."""
+        """The last lines, none if they have been passed on; leaves the place where the other process writes alone."""
+        if self._passed_on:
+            return ""
         start = max(0, os.fstat(self._descriptor).st_size - _TAIL_BYTES)
         text = os.pread(self._descriptor, _TAIL_BYTES, start).decode(errors="replace")
         return "\n".join(text.splitlines()[-num_lines:])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _from_inherited, (reduction.DupFd(self._descriptor),)
+        return _from_inherited, (reduction.DupFd(self._descriptor), self._passed_on)
 
 
-def _from_inherited(inherited: Any) -> StageLog:
+def _from_inherited(inherited: Any, passed_on: bool) -> StageLog:
     log = StageLog.__new__(StageLog)
+    log._passed_on = passed_on
     log._descriptor = inherited.detach()
     return log
