@@ -37,7 +37,7 @@ if __name__ == "__main__":
     print(llm.generate("hello", SamplingParams(temperature=0, max_tokens=64)))
 """
 
-# vLLM spawns its processes on a CPU: each imports the script again, and so does this, which costs some of them a second.
+# vLLM spawns its processes on a CPU: each of them imports the script again, and this with it.
 TORCHVISION_WORKAROUND = """
 from omni_cli.compat.torchvision import ensure_torchvision_importable
 ensure_torchvision_importable()
@@ -58,11 +58,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         works_alone = _torchvision_imports()
         programs = _programs(Path(folder), works_alone)
-        notes = (
-            []
-            if works_alone
-            else ["torchvision does not import here by itself: vLLM ran with the work-around, in each of its processes"]
-        )
+        notes = [] if works_alone else ["torchvision does not import here by itself: vLLM ran with a work-around"]
         try:
             _run(programs[OMNI], Path(folder))
             _run(programs[VLLM_IN_PROCESS], Path(folder))
