@@ -198,6 +198,8 @@ def _read_json(label: str, content: bytes) -> Any:
             message = f"`{label}` is cut off: it ends in the middle, after {len(content)} bytes"
             raise InputError(message, hint=_AGAIN) from error
         raise InputError(f"`{label}` is not JSON: {visible(str(error))}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"`{label}` is not JSON: byte {error.start} is not UTF-8 text") from error
     except RecursionError as error:
         raise InputError(f"`{label}` is nested too deeply to be a bench record") from error
 

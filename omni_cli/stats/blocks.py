@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from omni_cli.record import Variant, values_of
+from omni_cli.stats.estimate import MIN_BLOCKS
 
-MAX_BATCH_SHARE = 4
-"""Batches are never longer than a fourth of the blocks: correlation over a longer time cannot be told from drift."""
+_MAX_CORRELATION = 0.95
 
 
 def block_medians(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray]:
@@ -32,35 +33,47 @@ def took_turns(a: Variant, b: Variant) -> bool:
     return slots_a.isdisjoint(slots_b) and not {s.block for s in a.samples}.isdisjoint(s.block for s in b.samples)
 
 
-def independent_units(values: np.ndarray, *, cautious: bool) -> np.ndarray:
-    """Means of batches of consecutive blocks, float64 (m,), m <= n: as many blocks a batch as stay correlated.
+@dataclass(frozen=True)
+class Units:
+    """`values` float64 (m,): means of batches of consecutive blocks, m <= n. `inflation` is the factor, 1 or more, by
+    which the standard error of their centre is too small because longer batches would have left too few."""
+
+    values: np.ndarray
+    inflation: float
+
+
+def independent_units(values: np.ndarray, *, cautious: bool) -> Units:
+    """Batches as long as blocks stay correlated, but never fewer than `MIN_BLOCKS` of them.
 
     `cautious` takes any correlation that the series shows for real, as is right for runs that share the drift of
     their time; otherwise only one that chance does not explain (interleaving has removed the drift already).
     """
     count = len(values)
-    length = _batch_length(values, cautious=cautious)
+    wanted = _batch_length(values, cautious=cautious)
+    length = max(1, min(wanted, count // MIN_BLOCKS))
+    inflation = math.sqrt(wanted / length)
     if length == 1:
-        return values
-    whole = count // length
+        return Units(values, inflation)
     # What is left over belongs to the last batch: no block is thrown away.
-    edges = np.arange(whole) * length
-    return np.add.reduceat(values, edges) / np.diff(np.append(edges, count))
+    edges = np.arange(count // length) * length
+    return Units(np.add.reduceat(values, edges) / np.diff(np.append(edges, count)), inflation)
 
 
 def _batch_length(values: np.ndarray, *, cautious: bool) -> int:
-    """(1 + r) / (1 - r), the time over which an AR(1) series with lag-1 autocorrelation r forgets itself."""
+    """Twice the time over which an AR(1) series with lag-1 autocorrelation r forgets itself, (1 + r) / (1 - r).
+
+    Once that time leaves neighbouring batches so alike that the intervals of two records hold the truth in 91 %
+    instead of 94 % of the cases (noise with an autocorrelation of 0.75 from run to run).
+    """
     count = len(values)
-    if count < 4:
+    if count < 4 or np.ptp(values) == 0:
         return 1
     # Ranks, because a single disturbed block would hide the correlation of all the others.
     ranks = np.argsort(np.argsort(values)) - (count - 1) / 2
-    spread = float(ranks @ ranks)
-    correlation = float(ranks[:-1] @ ranks[1:]) / spread if np.ptp(values) > 0 else 0.0
-    if not cautious and correlation < 2.5 / math.sqrt(count):
-        return 1
+    correlation = float(ranks[:-1] @ ranks[1:]) / float(ranks @ ranks)
     if cautious:
         correlation += (1 + 3 * correlation) / count  # the estimate of a short series is too low by this much
-    correlation = min(max(correlation, 0.0), 0.95)
-    length = math.ceil((1 + correlation) / (1 - correlation) - 0.25)
-    return max(1, min(length, count // MAX_BATCH_SHARE))
+    elif correlation < 2.5 / math.sqrt(count):
+        return 1
+    correlation = min(max(correlation, 0.0), _MAX_CORRELATION)
+    return round(4 * correlation / (1 - correlation)) + 1

@@ -119,19 +119,19 @@ def _compare(
 
 def _estimate(logs_a: np.ndarray, logs_b: np.ndarray, paired: bool) -> Estimate:
     if paired:
-        return centre_of(independent_units(logs_b - logs_a, cautious=False))
-    return difference_of(independent_units(logs_a, cautious=True), independent_units(logs_b, cautious=True))
+        units = independent_units(logs_b - logs_a, cautious=False)
+        return centre_of(units.values, units.inflation)
+    a, b = independent_units(logs_a, cautious=True), independent_units(logs_b, cautious=True)
+    return difference_of(a.values, b.values, (a.inflation, b.inflation))
 
 
 def _judged(estimate: Estimate, blocks: int, level: float, margin: float, metric: str) -> dict:
     ratio = math.exp(estimate.centre)
     if estimate.units < MIN_BLOCKS:
-        what = "blocks" if estimate.units == blocks else f"independent batches of its {blocks} blocks"
-        more = max(math.ceil((MIN_BLOCKS / estimate.units - 1) * blocks), 1)
-        reason = f"{estimate.units} {what}; a verdict needs {MIN_BLOCKS}"
-        interval = None if estimate.units < 2 else _ratios(estimate.interval(level))
+        found = "1 block" if blocks == 1 else f"{blocks} blocks"
         return {
-            "ratio": ratio, "ci95": interval, "verdict": "inconclusive", "reason": reason, "blocks_needed": more,
+            "ratio": ratio, "ci95": None, "verdict": "inconclusive", "blocks_needed": MIN_BLOCKS - blocks,
+            "reason": f"{found}; a verdict needs {MIN_BLOCKS}",
         }  # fmt: skip
     interval = estimate.interval(level)
     verdict = verdict_of(interval, margin, higher=higher_is_better(metric))

@@ -42,8 +42,10 @@ class Estimate:
         return float(self.deviations[min(max(index, 0), len(self.deviations) - 1)])
 
     def half_width(self, level: float) -> float:
-        """Half the interval's width; 0 where every block says the same."""
-        return 0.0 if self.standard_error == 0 else self.quantile(level) * self.standard_error
+        """Half the interval's width: 0 where every block says the same, infinite for a single block."""
+        if self.standard_error in (0, math.inf):
+            return self.standard_error
+        return self.quantile(level) * self.standard_error
 
     def interval(self, level: float) -> tuple[float, float]:
         """The interval of coverage 1 - `level`."""
@@ -59,21 +61,24 @@ class Estimate:
         return float(max(beyond, 1)) / (2 * len(self.deviations))
 
 
-def centre_of(values: np.ndarray) -> Estimate:
-    """The centre of float64 (n,), one value a block; n >= 1. The order of the blocks does not matter."""
+def centre_of(values: np.ndarray, inflation: float = 1.0) -> Estimate:
+    """The centre of float64 (n,), one value a block; n >= 1. The order of the blocks does not matter.
+
+    `inflation` multiplies the standard error, for blocks that are not quite independent.
+    """
     resampled = _Resampled.of(values)
     errors = _studentised(resampled.centres, resampled.variances)
-    return Estimate(resampled.centre, math.sqrt(resampled.variance), len(values), np.sort(np.abs(errors)))
+    return Estimate(resampled.centre, inflation * math.sqrt(resampled.variance), len(values), np.sort(np.abs(errors)))
 
 
-def difference_of(first: np.ndarray, second: np.ndarray) -> Estimate:
+def difference_of(first: np.ndarray, second: np.ndarray, inflations: tuple[float, float] = (1.0, 1.0)) -> Estimate:
     """Centre of `second` minus centre of `first`, float64 (n,) and (m,), drawn independently of each other."""
     a, b = _Resampled.of(first), _Resampled.of(second)
     # Turned round, draw i of one side meets another draw of the other; the same pairs meet when sides are swapped.
     errors = _studentised(b.centres - a.centres[::-1], b.variances + a.variances[::-1])
     return Estimate(
         b.centre - a.centre,
-        math.sqrt(a.variance + b.variance),
+        math.hypot(inflations[0] * math.sqrt(a.variance), inflations[1] * math.sqrt(b.variance)),
         min(len(first), len(second)),
         np.sort(np.abs(errors)),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from omni_cli.config.diagnostics import suggest
 from omni_cli.config.gate_file import GateLimits
 from omni_cli.errors import InputError, UsageError
-from omni_cli.record import Record, Variant
+from omni_cli.record import E2E, Record, Variant
 from omni_cli.stats.comparable import (
     Difference,
     code_differences,
@@ -57,6 +57,13 @@ class Findings:
         """Variants of one record may do different work on purpose (`--vary num_inference_steps=10,20`): that is
         worth a warning, but no verdict of a gate."""
         return not self.mismatches or (self.within and self.gate is None)
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether more blocks would change nothing: every limit is judged, or without a gate every end-to-end time."""
+        if self.gate is not None:
+            return self.gate.verdict != "inconclusive" and all(m.verdict != "inconclusive" for m in self.gate.metrics)
+        return all(item.verdict != "inconclusive" for item in self.comparisons if item.metric == E2E)
 
     @property
     def comparisons(self) -> tuple[Comparison, ...]:

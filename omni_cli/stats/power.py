@@ -44,7 +44,7 @@ def minimum_detectable(estimate: Estimate, blocks: int, planned: int, level: flo
     error = estimate.standard_error * math.sqrt(blocks / planned)
     if error == 0:
         return 0.0
-    reach = (_usual_quantile(estimate, level) + NormalDist().inv_cdf(POWER)) * error
+    reach = (_quantile(level, planned) + NormalDist().inv_cdf(POWER)) * error
     return math.expm1(reach) if reach < 100 else math.inf
 
 
@@ -53,11 +53,13 @@ def blocks_needed(estimate: Estimate, blocks: int, gap: float, level: float) -> 
 
     None where no sensible number would: the estimate lies on the bound that decides.
     """
-    half = _usual_quantile(estimate, level) * estimate.standard_error
-    if not math.isfinite(half) or gap <= 0 or blocks * (half / gap) ** 2 > MAX_BLOCKS:
+    scale = estimate.standard_error * math.sqrt(blocks)
+    if not math.isfinite(scale) or gap <= 0:
         return None
-    needed = max(math.ceil(blocks * (half / gap) ** 2), MIN_BLOCKS)
-    return max(needed - blocks, 1)
+    needed = float(blocks)
+    for _ in range(3):  # the quantile falls a little while the blocks become more
+        needed = max((_quantile(level, needed) * scale / gap) ** 2, MIN_BLOCKS)
+    return max(math.ceil(needed) - blocks, 1) if needed <= MAX_BLOCKS else None
 
 
 def self_check(variant: Variant, metric: str = E2E, planned: int | None = None, level: float = ALPHA) -> SelfCheck:
@@ -72,7 +74,8 @@ def self_check(variant: Variant, metric: str = E2E, planned: int | None = None, 
     if len(blocks) < MIN_BLOCKS:
         message = f"a self-check needs {MIN_BLOCKS} blocks of `{variant.name}`, there are {len(blocks)}"
         raise NoiseError(message, hint="give it more iterations or a longer `--time-budget`")
-    estimate = centre_of(independent_units(np.log(b) - np.log(a), cautious=False))
+    units = independent_units(np.log(b) - np.log(a), cautious=False)
+    estimate = centre_of(units.values, units.inflation)
     low, high = (math.exp(bound) for bound in estimate.interval(level))
     detectable = minimum_detectable(estimate, len(blocks), planned or len(blocks), level)
     return SelfCheck(math.exp(estimate.centre), (low, high), detectable, planned or len(blocks))
@@ -89,9 +92,9 @@ def refuse_limits_below(check: SelfCheck, limits: dict[str, float]) -> None:
             )
 
 
-def _usual_quantile(estimate: Estimate, level: float) -> float:
-    """The quantile of a run with enough blocks; few blocks make it larger, and more blocks will not have it."""
-    return min(estimate.quantile(level), 1.15 * NormalDist().inv_cdf(1 - level / 2))
+def _quantile(level: float, blocks: float) -> float:
+    """About how many standard errors an interval over that many blocks reaches to either side."""
+    return NormalDist().inv_cdf(1 - level / 2) * (1 + 3 / blocks)
 
 
 def _halves(variant: Variant) -> tuple[Variant, Variant]:

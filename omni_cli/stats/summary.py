@@ -62,9 +62,10 @@ def _median_interval(variant: Variant, metric: str, pairs: list[tuple[int, float
     """Percentile bootstrap of the median over batches of blocks, which are resampled whole."""
     blocks, medians = block_medians(variant, metric)
     # As many batches as the series has independent parts; which block is in which only follows their order.
-    units = len(independent_units(medians, cautious=True))
-    if units < MIN_BLOCKS:
+    if len(blocks) < MIN_BLOCKS:
         return None
+    batches = independent_units(medians, cautious=True)
+    units = len(batches.values)
     unit_of = dict(zip(blocks.tolist(), (np.arange(len(blocks)) * units // len(blocks)).tolist(), strict=True))
     order = np.argsort([value for _, value in pairs])
     ranked = np.array([value for _, value in pairs])[order]
@@ -78,7 +79,7 @@ def _median_interval(variant: Variant, metric: str, pairs: list[tuple[int, float
     high = (cumulated > total // 2).argmax(axis=1)
     resampled = (ranked[low] + ranked[high]) / 2
     # Widened as t is wider than the normal: with few units the plain percentiles are too narrow.
-    z = NormalDist().inv_cdf(0.975) * (1 + 1.6 / units) * math.sqrt(units / (units - 1))
+    z = NormalDist().inv_cdf(0.975) * (1 + 1.6 / units) * math.sqrt(units / (units - 1)) * batches.inflation
     tail = 100 * (1 - NormalDist().cdf(z))
     bounds = np.percentile(resampled, [tail, 100 - tail])
     return float(bounds[0]), float(bounds[1])

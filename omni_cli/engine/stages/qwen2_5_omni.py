@@ -111,6 +111,8 @@ class TalkerStage(TextStage):
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         super().__init__(spec, emit)
         self.config = self.engine.vllm_config.model_config.hf_config
+        # The checkpoint's generation_config.json is the thinker's; its end tokens mean nothing among codec ids.
+        self.engine.input_processor.generation_config_fields = {}
         self.speakers = load_speakers(spec.model)
         self._thinker_embeddings = open_tensor(spec.model, "thinker.model.embed_tokens.weight")
 

@@ -99,6 +99,7 @@ ATTRIBUTES = [
     ("vllm.v1.worker.gpu_input_batch:InputBatch.__init__", ["self.num_computed_tokens_cpu", "self.req_id_to_index"]),
     ("vllm.v1.engine.llm_engine:LLMEngine.__init__", ["self.renderer", "self.output_processor", "self.engine_core"]),
     ("vllm.v1.engine.output_processor:OutputProcessor.__init__", ["self.request_states"]),
+    ("vllm.v1.engine.input_processor:InputProcessor.__init__", ["self.generation_config_fields"]),
     ("vllm.model_executor.models.qwen2:Qwen2Model", ["decoder_layer_type", "self.embed_tokens"]),
 ]
 
