@@ -231,6 +231,8 @@ def _first_problem(record: Record) -> str | None:
         return "the record has no variants"
     if len(set(names)) != len(names) or "" in names:
         return "the names of its variants are not unique"
+    if not all(name.isprintable() for name in names):
+        return "the names of its variants contain control characters"
     for variant in record.variants:
         for number, sample in enumerate(variant.samples):
             problem = _sample_problem(sample)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni_cli.errors import ExitCode
-from omni_cli.report.bench_text import change, open_end
+from omni_cli.report.bench_text import change, open_end, shown
 from omni_cli.report.bench_units import limit, percent, title
 from omni_cli.report.units import count
 from omni_cli.stats.comparable import Difference
@@ -74,9 +74,9 @@ def not_comparable(mismatches: Sequence[Difference]) -> Note:
 
 def mismatch_list(mismatches: Sequence[Difference]) -> str:
     """`workload.batch_size (1 against 8), ...`."""
-    shown = [f"{item.field} ({_short(item.a)} against {_short(item.b)})" for item in mismatches[:5]]
-    left = len(mismatches) - len(shown)
-    return ", ".join([*shown, *([f"{left} more"] if left else [])])
+    listed = [f"{shown(item.field)} ({shown(item.a)} against {shown(item.b)})" for item in mismatches[:5]]
+    left = len(mismatches) - len(listed)
+    return ", ".join([*listed, *([f"{left} more"] if left else [])])
 
 
 def exit_code(findings: Findings) -> ExitCode:
@@ -98,8 +98,3 @@ def _open(metric: GateMetric) -> str:
     if metric.detectable is not None and metric.detectable > metric.limit:
         parts.append(f"these blocks show {percent(metric.detectable)} or more")
     return f"{', '.join(parts)} ({open_end(metric)})"
-
-
-def _short(value: object) -> str:
-    text = "".join(character if character.isprintable() else "?" for character in str(value))
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -128,7 +128,7 @@ def change(metric: GateMetric) -> str:
 
 def difference_lines(differences: Sequence[Difference]) -> list[str]:
     """`  environment.versions.torch   2.12.0   2.13.0`, aligned."""
-    rows = [(item.field, _shown(item.a), _shown(item.b)) for item in differences[:_MAX_DIFFERENCES]]
+    rows = [(shown(item.field), shown(item.a), shown(item.b)) for item in differences[:_MAX_DIFFERENCES]]
     left = len(differences) - len(rows)
     return [*aligned(rows, gap=3), *([f"  and {left} more"] if left else [])]
 
@@ -175,12 +175,12 @@ def _cost(peak: MemoryPeak) -> str:
 def _differs(differences: Sequence[Difference]) -> str:
     if not differences:
         return "No setting differs"
-    shown = [f"{item.field} ({_shown(item.a)} -> {_shown(item.b)})" for item in differences[:_MAX_DIFFERENCES]]
-    left = len(differences) - len(shown)
-    return "Differs only in: " + ", ".join([*shown, *([f"{left} more"] if left else [])])
+    listed = [f"{shown(item.field)} ({shown(item.a)} -> {shown(item.b)})" for item in differences[:_MAX_DIFFERENCES]]
+    left = len(differences) - len(listed)
+    return "Differs only in: " + ", ".join([*listed, *([f"{left} more"] if left else [])])
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value of a record on one line, however long it is."""
     text = value if isinstance(value, str) else _plain(value)
     text = "".join(character if character.isprintable() else "?" for character in text)

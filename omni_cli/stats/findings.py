@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from omni_cli.config.diagnostics import suggest
+from omni_cli.config.diagnostics import suggest, visible
 from omni_cli.config.gate_file import GateLimits
 from omni_cli.errors import InputError, UsageError
 from omni_cli.record import E2E, Record, Variant
@@ -109,7 +109,8 @@ def compare_records(
     )
     every = (*mismatches, *(item for pair in pairs for item in pair.mismatches))
     differences = (*excused, *code_differences(a, b))
-    return _judged(pairs, tuple(dict.fromkeys(every)), differences, limits, unmatched)
+    unique = tuple(item for number, item in enumerate(every) if item not in every[:number])
+    return _judged(pairs, unique, differences, limits, unmatched)
 
 
 def _judged(
@@ -123,7 +124,9 @@ def _judged(
 ) -> Findings:
     variants = {id(variant): variant for pair in pairs for variant in (pair.a, pair.b)}
     failures = tuple(
-        f"variant `{variant.name}` broke off: {variant.error}" for variant in variants.values() if variant.error
+        f"variant `{variant.name}` broke off: {visible(variant.error, 500)}"
+        for variant in variants.values()
+        if variant.error
     )
     gate = None
     if limits is not None:
@@ -204,7 +207,7 @@ def _check_metrics(metrics: Sequence[str] | None, pairs: Sequence[tuple[Variant,
     for metric in metrics or ():
         if metric not in known:
             hint = suggest(metric, known) or f"there are {', '.join(known) or 'none'}"
-            raise UsageError(f"unknown metric `{metric}`", hint=hint)
+            raise UsageError(f"unknown metric `{visible(metric, 80)}`", hint=hint)
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -1,0 +1,277 @@
+"""`omni compare`, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import msgspec
+import numpy as np
+import pytest
+from support.bench_records import ABBA, ENVIRONMENT, pair, record, variant
+
+from omni_cli.cli import app
+from omni_cli.record import Memory, Record, save_record
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run `omni compare ...` in an empty folder; (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_command_line(*argv: str) -> tuple[int, str, str]:
+        code = app.run(["compare", *argv])
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return int(code), captured.out, captured.err
+
+    return run_command_line
+
+
+def save(name: str, saved: Record) -> str:
+    save_record(saved, Path(name))
+    return name
+
+
+def single(slowdown: float = 1.0, *, blocks: int = 40, cv: float = 0.002, seed: int = 0, **fields: Any) -> Record:
+    """A record of one variant that ran alone."""
+    environment = fields.pop("environment", None)
+    workload = fields.pop("workload", {})
+    _, b = pair(blocks, slowdown, cv=cv, seed=seed, lag1=0.0)
+    return record(msgspec.structs.replace(b, name="default", **fields), environment=environment, **workload)
+
+
+def test_two_records_side_by_side(run: Run) -> None:
+    a, b = save("base.json", single()), save("new.json", single(1.1, seed=1, memory=Memory(peak_allocated_bytes=2**31)))
+    code, out, err = run(a, b)
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == "new.json (B) against base.json (A), 40 blocks each, measured one after the other"
+    assert lines[1].split() == ["Metric", "base.json", "new.json", "B", "/", "A", "[95%", "CI]", "Verdict"]
+    assert lines[2].split()[0] == "e2e"
+    assert lines[2].endswith("slower")
+    verdicts = lines[1].index("Verdict")
+    assert all(line[verdicts - 2 : verdicts] == "  " for line in lines[2:6])
+    assert lines[-1].startswith("new.json ran 1.0995 [")
+    assert lines[-1].endswith("] times slower than base.json, for +1.0 GiB")
+    assert err.startswith("warning: measured one after the other")
+    assert "hint: to rule that out, measure both in turns" in err
+
+
+def test_the_variants_of_one_record(run: Run) -> None:
+    path = save("run.json", record(*pair(40, 0.8, cv=0.01)))
+    code, out, err = run(path)
+    assert (code, err) == (0, "")
+    assert "b ran 1.2" in out
+    assert "times faster than a" in out
+    assert "measured in turns" in out
+    code, out, err = run(save("one.json", single()))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: `one.json` has a single variant")
+
+
+def test_swapped_sides_say_the_same(run: Run) -> None:
+    a, b = save("a.json", single()), save("b.json", single(1.1, seed=1))
+    forth = json.loads(run(a, b, "--json")[1])["comparisons"][0]
+    back = json.loads(run(b, a, "--json")[1])["comparisons"][0]
+    assert forth["ratio"] == pytest.approx(1 / back["ratio"])
+    assert (forth["verdict"], back["verdict"]) == ("slower", "faster")
+
+
+def test_a_record_against_itself(run: Run) -> None:
+    path = save("run.json", single(cv=0.1))
+    code, out, _ = run(path, path)
+    assert code == 0
+    assert "1.000 [1.000, 1.000]  no difference" in out
+
+
+GATED: list[tuple[str, dict[str, Any], list[str], int, str]] = [
+    ("pass", {}, ["--max-regression", "5%"], 0, ""),
+    ("regression", {"slowdown": 1.2}, ["--max-regression", "5%"], 1, "error: gate failed: `e2e_s` is worse by +2"),
+    ("inconclusive", {"slowdown": 1.05, "cv": 0.1}, ["--max-regression", "5%"], 3, "error: gate inconclusive: e2e +"),
+    ("few", {"slowdown": 2.0, "blocks": 7}, ["--max-regression", "5%"], 3, "error: gate inconclusive: e2e +"),
+    (
+        "machine",
+        {"environment": {**ENVIRONMENT, "machine": {"cpu": "Test 2", "usable_cores": 2}}},
+        ["--max-regression", "5%"],
+        4,
+        "error: not comparable: environment.machine.cpu (Test 1 against Test 2)",
+    ),
+    ("workload", {"workload": {"batch_size": 8}}, [], 4, "error: not comparable: workload.batch_size (1 against 8)"),
+    (
+        "outputs",
+        {"output_sha256": "beef"},
+        ["--require-identical-outputs"],
+        5,
+        "error: gate failed: outputs of `default` and `default` are not identical",
+    ),
+    (
+        "failed",
+        {"error": "out of memory in block 7"},
+        ["--max-regression", "5%"],
+        6,
+        "error: the run failed: variant `default` broke off: out of memory in block 7",
+    ),
+    (
+        "memory",
+        {"memory": Memory(peak_allocated_bytes=2**30 + 2**25)},
+        ["--max-memory-regression", "2%"],
+        1,
+        "error: gate failed: `peak_allocated_bytes` is worse by +3.1%, the limit is 2%",
+    ),
+    (
+        "no device",
+        {"memory": Memory()},
+        ["--max-memory-regression", "2%"],
+        3,
+        "error: gate inconclusive: peak allocated (not measured on both sides",
+    ),
+    ("no verdict", {"slowdown": 1.01, "cv": 0.3}, [], 3, "error: no verdict: too noisy, or too few blocks"),
+]
+
+
+@pytest.mark.parametrize(
+    ("second", "options", "expected", "error"), [case[1:] for case in GATED], ids=[c[0] for c in GATED]
+)
+def test_exit_codes(run: Run, second: dict[str, Any], options: list[str], expected: int, error: str) -> None:
+    a, b = save("a.json", single()), save("b.json", single(seed=1, **second))
+    code, out, err = run(a, b, *options)
+    assert code == expected, err
+    assert out
+    assert err.count("error:") == (expected != 0)
+    assert error in err
+    # The same with --json: one document, and the same exit code.
+    code, out, _ = run(a, b, *options, "--json", "--junit", "j.xml", "--markdown", "m.md")
+    document = json.loads(out)
+    assert (code, document["schema"]) == (expected, "omni.compare/1")
+    assert document["comparable"] == (expected != 4)
+    assert bool(document["comparisons"]) == (expected != 4)
+    suite = ElementTree.parse("j.xml").getroot()[0]
+    bad = int(suite.get("failures")) + int(suite.get("errors"))
+    assert bool(bad) == (expected in (1, 4, 5, 6))
+    assert Path("m.md").read_text().startswith("### omni ")
+
+
+def test_json_follows_the_contract(run: Run) -> None:
+    a, b = save("a.json", single()), save("b.json", single(1.2, seed=1))
+    code, out, _ = run(a, b, "--max-regression", "5%", "--metric", "e2e_s", "--metric", "ttft_s", "--json")
+    document = json.loads(out)
+    assert code == 1
+    for entry in document["comparisons"]:
+        assert entry.keys() >= {"metric", "a", "b", "ratio", "ci95", "verdict", "outputs"}
+        assert entry["ci95"][0] < entry["ratio"] < entry["ci95"][1]
+        assert entry["outputs"] == {"identical": True, "max_abs_diff": 0.0}
+    gate = document["gate"]
+    assert (gate["verdict"], gate["max_regression"]) == ("regression", 0.05)
+    assert [(m["metric"], m["verdict"]) for m in gate["metrics"]] == [("e2e_s", "regression"), ("ttft_s", "regression")]
+    assert document["a"]["path"] == "a.json"
+
+
+def test_a_gate_file_is_named_with_its_line(run: Run) -> None:
+    a, b = save("a.json", single()), save("b.json", single(1.2, seed=1))
+    Path("gate.yaml").write_text("version: 1\nmetrics:\n  ttft_s: 50%\n  e2e_s: 3%\n")
+    code, out, err = run(a, b, "--gate", "gate.yaml")
+    assert code == 1
+    assert "the limit is 3% (gate.yaml:4:3)" in err
+    assert [line.split()[-1] for line in out.partition("Gate\n")[2].splitlines()] == ["regression", "pass"]
+    Path("gate.yaml").write_text("version: 1\nmetrics:\n  ttff_s: 50%\n")
+    code, out, err = run(a, b, "--gate", "gate.yaml")
+    assert (code, out) == (2, "")
+    assert err == "error: gate.yaml:3:3: unknown metric `ttff_s`\n\nhint: did you mean `ttft_s`?\n"
+    Path("gate.yaml").write_text("version: 1\nmetrics:\n  e2e_s: 5\n")
+    code, _, err = run(a, b, "--gate", "gate.yaml")
+    assert code == 2
+    assert err.startswith("error: gate.yaml:3:10: `5` would be 500%")
+
+
+def test_what_differs_is_said(run: Run) -> None:
+    a = save("a.json", single())
+    code = {"omni": "0.1.0", "commit": "b2"}
+    b = save("b.json", single(seed=1, environment={**ENVIRONMENT, "code": code}))
+    assert "Differs only in: code.commit (a1 -> b2)" in run(a, b)[1]
+    other = save("c.json", single(seed=1, workload={"batch_size": 8}))
+    code, out, _ = run(a, other, "--allow-difference", "workload.batch_size")
+    assert code == 0
+    assert "Differs only in: workload.batch_size (1 -> 8)" in out
+
+
+def test_another_margin(run: Run) -> None:
+    a, b = save("a.json", single()), save("b.json", single(1.03, seed=1))
+    assert "slower" in run(a, b)[1]
+    assert "any difference is below 10%" in run(a, b, "--margin", "10%")[1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        (["none.json", "a.json"], "error: cannot read the record `none.json`: No such file or directory"),
+        (["cut.json", "a.json"], "error: `cut.json` is cut off: it ends in the middle"),
+        (["a.json", "edited.json"], "error: `edited.json`: the record was changed after it was written"),
+        (["a.json", "foreign.json"], "error: `foreign.json` is JSON, but not a bench record"),
+        (["a.json", "a.json", "--metric", "e2e"], "error: unknown metric `e2e`"),
+        (
+            ["a.json", "a.json", "--max-regression", "5"],
+            "error: invalid value for `--max-regression`: `5` would be 500%",
+        ),
+        (["a.json", "a.json", "--max-regression", "0"], "error: invalid value for `--max-regression`: a limit of 0"),
+        (["a.json", "a.json", "--max-memory-regression", "x"], "error: invalid value for `--max-memory-regression`"),
+        (["a.json", "a.json", "--margin", "-1%"], "error: invalid value for `--margin`"),
+        (["a.json", "a.json", "--gate", "none.yaml"], "error: cannot read the gate file `none.yaml`"),
+        (["a.json", "a.json", "--markdown", "no/such/m.md"], "error: cannot write `no/such/m.md`"),
+        ([], "error: missing argument"),
+    ],
+)
+def test_mistakes(run: Run, argv: list[str], error: str) -> None:
+    save("a.json", single())
+    content = Path("a.json").read_text()
+    Path("cut.json").write_text(content[: len(content) // 2])
+    Path("edited.json").write_text(content.replace('"created": "2026', '"created": "2025'))
+    Path("foreign.json").write_text('{"avg_latency": 1.5}')
+    code, out, err = run(*argv)
+    assert (code, out) == (2, "")
+    assert err.startswith(error)
+    code, out, _ = run(*argv, "--json")
+    assert (code, json.loads(out)["schema"]) == (2, "omni.error/1")
+
+
+def test_another_machine_is_a_better_answer_than_an_edit(run: Run) -> None:
+    save("a.json", single())
+    Path("b.json").write_text(Path("a.json").read_text().replace("Test 1", "Test 2"))
+    code, _, err = run("a.json", "b.json", "--max-regression", "5%")
+    assert code == 4
+    assert "environment.machine.cpu" in err
+
+
+def test_hostile_names_stay_text(run: Run) -> None:
+    a, b = pair(20, cv=0.001)
+    name = "x|y`<b>*@all*[z]"
+    hostile = record(a, msgspec.structs.replace(b, name=name, settings={"\x1bkey": "<script>|\n\x00"}, effective={}))
+    path = save("run.json", hostile)
+    _, out, _ = run(path, "--max-regression", "5%", "--markdown", "m.md", "--junit", "j.xml")
+    assert "\x1b" not in out
+    assert "\x00" not in out
+    text = Path("m.md").read_text()
+    assert "<b>" not in text.replace("\\<b>", "")
+    assert "@all" not in text
+    assert all(line.count("|") - line.count("\\|") in (0, 6, 7) for line in text.splitlines())
+    assert ElementTree.parse("j.xml").getroot()[0].get("tests") == "1"
+
+
+def test_three_variants(run: Run) -> None:
+    times = np.full((20, 2), 0.1)
+    rng = np.random.default_rng(0)
+    variants = [
+        variant(name, times * np.exp(0.001 * rng.standard_normal((20, 2))) * factor, slots=slots)
+        for name, factor, slots in (("n=1", 1.0, ABBA[0]), ("n=2", 1.0, ABBA[1]), ("n=3", 1.5, (4, 5)))
+    ]
+    path = save("run.json", record(*variants))
+    code, out, err = run(path, "--max-regression", "5%")
+    assert code == 1
+    assert out.count("against n=1") == 2
+    assert "n=3: e2e" in out
+    assert err.count("error:") == 1

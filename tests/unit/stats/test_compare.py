@@ -1,0 +1,211 @@
+"""Comparing two variants: symmetries, verdicts, and when there is none."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.bench_records import ABBA, correlated, pair, variant
+
+from omni_cli.record import Sample, Sampling, Variant
+from omni_cli.stats.compare import MARGIN, Comparison, compare_variants, verdict_of
+from omni_cli.stats.estimate import MIN_BLOCKS
+from omni_cli.stats.sequential import plan_looks
+
+MIRROR = {"faster": "slower", "slower": "faster"}
+
+noisy_pairs = st.builds(
+    pair,
+    blocks=st.integers(2, 30),
+    slowdown=st.sampled_from([0.8, 0.98, 1.0, 1.005, 1.03, 1.5]),
+    seed=st.integers(0, 10_000),
+    cv=st.sampled_from([0.0, 0.001, 0.02, 0.1]),
+)
+
+
+def e2e(a: Variant, b: Variant, *, same_record: bool = True, **options: Any) -> Comparison:
+    (found,) = compare_variants(a, b, same_record=same_record, metrics=["e2e_s"], **options)
+    return found
+
+
+def with_times(source: Variant, change) -> Variant:
+    """The variant with every sample's time changed by a function of the sample."""
+    return msgspec.structs.replace(
+        source, samples=tuple(msgspec.structs.replace(s, e2e_s=change(s)) for s in source.samples)
+    )
+
+
+@given(noisy_pairs, st.sampled_from([1e-6, 0.5, 3.0, 1e4]), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_units_do_not_matter(both: tuple[Variant, Variant], scale: float, same_record: bool) -> None:
+    plain = e2e(*both, same_record=same_record)
+    scaled = e2e(*(with_times(v, lambda s: s.e2e_s * scale) for v in both), same_record=same_record)
+    assert scaled.ratio == pytest.approx(plain.ratio, rel=1e-9)
+    assert scaled.verdict == plain.verdict
+    if plain.ci95 is not None:
+        assert scaled.ci95 == pytest.approx(plain.ci95, rel=1e-6)
+
+
+@given(noisy_pairs, st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_order_of_samples_in_the_record_and_in_a_block_does_not_matter(both, random) -> None:
+    a, b = both
+    plain = e2e(a, b)
+    shuffled = list(b.samples)
+    random.shuffle(shuffled)
+    assert e2e(a, msgspec.structs.replace(b, samples=tuple(shuffled))) == plain
+    # Within each block the two times of b change places.
+    turned = {}
+    for sample in b.samples:
+        turned.setdefault(sample.block, []).append(sample)
+    swapped = tuple(
+        msgspec.structs.replace(one, e2e_s=other.e2e_s)
+        for block in turned.values()
+        for one, other in zip(block, block[::-1], strict=True)
+    )
+    assert e2e(a, msgspec.structs.replace(b, samples=swapped)) == plain
+
+
+@given(noisy_pairs, st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_swapping_a_and_b_inverts_the_ratio_and_mirrors_the_verdict(both, same_record: bool) -> None:
+    a, b = both
+    forth, back = e2e(a, b, same_record=same_record), e2e(b, a, same_record=same_record)
+    assert back.ratio == pytest.approx(1 / forth.ratio, rel=1e-9)
+    assert back.verdict == MIRROR.get(forth.verdict, forth.verdict)
+    assert back.blocks_needed == forth.blocks_needed
+    if forth.ci95 is not None:
+        assert back.ci95 == pytest.approx((1 / forth.ci95[1], 1 / forth.ci95[0]), rel=1e-6)
+
+
+@given(noisy_pairs, st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_identical_data_show_no_difference(both, same_record: bool) -> None:
+    a, _ = both
+    found = e2e(a, msgspec.structs.replace(a, name="copy"), same_record=same_record)
+    assert found.ratio == 1.0
+    assert found.verdict == ("no difference" if found.blocks >= MIN_BLOCKS else "inconclusive")
+
+
+@given(st.floats(-0.2, 0.2), st.floats(0, 0.1), st.booleans())
+def test_verdicts_are_zones(centre: float, half: float, higher: bool) -> None:
+    verdict = verdict_of((centre - half, centre + half), MARGIN, higher=higher)
+    edge = math.log1p(MARGIN)
+    expected = "inconclusive"
+    if abs(centre) + half <= edge:
+        expected = "no difference"
+    elif abs(centre) - half > edge:
+        expected = "faster" if (centre > 0) == higher else "slower"
+    assert verdict == expected
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "verdict"), [(1.0, "no difference"), (1.05, "slower"), (0.95, "faster"), (1.0001, "no difference")]
+)
+def test_verdicts_on_a_noisy_machine(slowdown: float, verdict: str) -> None:
+    found = e2e(*pair(200, slowdown, cv=0.05, lag1=0.75))
+    assert found.verdict == verdict
+    assert found.ratio == pytest.approx(slowdown, rel=0.01)
+    assert found.paired
+
+
+def test_drift_that_both_share_cancels() -> None:
+    a, b = pair(40, 1.03, cv=0.002)
+    found = e2e(*(with_times(v, lambda s: s.e2e_s * 1.02 ** (4 * s.block + s.position)) for v in (a, b)))
+    assert found.verdict == "slower"
+    assert found.ratio == pytest.approx(1.03, abs=0.003)
+
+
+def test_a_fifth_of_disturbed_blocks_changes_little() -> None:
+    a, b = pair(40, 1.05, cv=0.005)
+    disturbed = with_times(b, lambda s: s.e2e_s * (5 if s.block % 6 == 0 else 1))
+    assert e2e(a, disturbed).ratio == pytest.approx(1.05, abs=0.01)
+    assert e2e(a, disturbed).verdict == "slower"
+
+
+def test_no_verdict_from_fewer_blocks_than_the_minimum() -> None:
+    few = e2e(*pair(MIN_BLOCKS - 1, 2.0, cv=0.001))
+    assert few.verdict == "inconclusive"
+    assert few.reason == f"{MIN_BLOCKS - 1} blocks; a verdict needs {MIN_BLOCKS}"
+    assert few.blocks_needed == 1
+    assert e2e(*pair(MIN_BLOCKS, 2.0, cv=0.001)).verdict == "slower"
+
+
+def test_blocks_needed_would_decide() -> None:
+    """Double the blocks that are asked for, for chance, and the verdict is there."""
+    found = e2e(*pair(12, 1.03, seed=1))
+    assert found.verdict == "inconclusive"
+    assert found.blocks_needed is not None
+    assert e2e(*pair(12 + 2 * found.blocks_needed, 1.03, seed=1)).verdict == "slower"
+
+
+def test_two_records_are_not_paired_and_their_drift_widens_the_interval() -> None:
+    rng = np.random.default_rng(0)
+    times = correlated(rng, (2, 400), lag1=0.95, cv=0.05).reshape(2, 200, 2)
+    apart = e2e(variant("x", times[0]), variant("x", times[1]), same_record=False)
+    assert not apart.paired
+    shuffled = [rng.permutation(side.reshape(-1)).reshape(200, 2) for side in times]
+    independent = e2e(variant("x", shuffled[0]), variant("x", shuffled[1]), same_record=False)
+    assert apart.estimate.units < independent.estimate.units
+    assert apart.estimate.half_width(0.05) > 2 * independent.estimate.half_width(0.05)
+
+
+def test_coverage_of_two_records_of_correlated_runs() -> None:
+    rng = np.random.default_rng(1)
+    repetitions, inside = 500, 0
+    for _ in range(repetitions):
+        times = correlated(rng, (2, 400), lag1=0.75, cv=0.05).reshape(2, 100, 4)
+        sides = [variant("x", side, slots=(0, 1, 2, 3)) for side in times]
+        found = e2e(*sides, same_record=False)
+        inside += found.ci95[0] <= 1 <= found.ci95[1]
+    # A little below 95 %: how long runs stay alike is itself estimated (see `independent_units`).
+    assert inside / repetitions >= 0.9
+
+
+def test_variants_that_ran_one_after_the_other_are_not_paired() -> None:
+    a, b = pair(20)
+    sequential = msgspec.structs.replace(
+        b, samples=tuple(msgspec.structs.replace(s, position=s.position - 1) for s in b.samples)
+    )
+    assert {s.position for s in sequential.samples} == {0, 1}
+    assert not e2e(a, sequential).paired
+
+
+def test_higher_is_better_for_rates() -> None:
+    a, b = pair(40, 0.9, cv=0.001)
+    rate = {"images_per_second": 1.0}
+    times = [np.array([s.e2e_s for s in v.samples]).reshape(-1, 2) for v in (a, b)]
+    sides = [variant(n, t, slots=s, metrics=rate) for n, t, s in zip("ab", times, ABBA, strict=True)]
+    found = compare_variants(*sides, same_record=True)
+    assert [(c.metric, c.verdict) for c in found] == [("e2e_s", "faster"), ("images_per_second", "slower")]
+
+
+def test_metrics_that_are_zero_or_missing() -> None:
+    a, b = pair(20)
+    zero = {"never_s": 0.0}
+    times = [np.array([s.e2e_s for s in v.samples]).reshape(-1, 2) for v in (a, b)]
+    sides = [variant(n, t, slots=s, metrics=zero) for n, t, s in zip("ab", times, ABBA, strict=True)]
+    assert [c.metric for c in compare_variants(*sides, same_record=True)] == ["e2e_s"]
+    half = msgspec.structs.replace(
+        a,
+        samples=tuple(msgspec.structs.replace(s, metrics={"ttft_s": 0.0} if s.block else s.metrics) for s in a.samples),
+    )
+    _, ttft = compare_variants(half, b, same_record=True)
+    assert (ttft.verdict, ttft.ratio, ttft.ci95, ttft.reason) == ("inconclusive", None, None, "some values are 0")
+    lonely = Variant(name="b", samples=(Sample(block=99, position=0, e2e_s=1.0),))
+    (found,) = compare_variants(a, lonely, same_record=False)
+    assert found.verdict == "inconclusive"
+
+
+def test_a_planned_run_has_wider_intervals_at_its_early_looks() -> None:
+    looks = plan_looks(90)
+    both = pair(looks[2], 1.02, seed=3)
+    planned = e2e(*both, sampling=[Sampling(looks=looks)])
+    plain = e2e(*both)
+    assert planned.level < plain.level == Sampling().alpha
+    assert planned.ci95[0] < plain.ci95[0] < plain.ci95[1] < planned.ci95[1]

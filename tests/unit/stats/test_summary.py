@@ -1,0 +1,48 @@
+"""One variant by itself: percentiles only from enough samples, an interval that holds the median."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.bench_records import correlated, variant
+
+from omni_cli.record import Variant
+from omni_cli.stats.estimate import MIN_BLOCKS
+from omni_cli.stats.summary import samples_for, summarise
+
+
+def test_how_many_samples_a_percentile_needs() -> None:
+    assert (samples_for(90), samples_for(99)) == (44, 459)
+
+
+@pytest.mark.parametrize("blocks", [1, MIN_BLOCKS - 1, MIN_BLOCKS, 21, 22, 230])
+def test_only_what_the_sample_supports(blocks: int) -> None:
+    times = np.arange(1.0, 2 * blocks + 1).reshape(blocks, 2)
+    rng = np.random.default_rng(0)
+    found = summarise(variant("x", rng.permutation(times.ravel()).reshape(blocks, 2)), "e2e_s")
+    assert (found.n, found.blocks, found.minimum, found.maximum) == (2 * blocks, blocks, 1.0, 2.0 * blocks)
+    assert found.median == blocks + 0.5
+    assert (found.percentiles[90] is not None) == (2 * blocks >= 44)
+    assert (found.percentiles[99] is not None) == (2 * blocks >= 459)
+    assert found.ci95 is None or found.ci95[0] <= found.median <= found.ci95[1]
+    assert (found.ci95 is None) == (blocks < MIN_BLOCKS)
+
+
+def test_nothing_measured() -> None:
+    assert summarise(Variant(name="x"), "e2e_s") is None
+    assert summarise(variant("x", np.ones((3, 2))), "ttft_s") is None
+
+
+def test_a_constant_has_no_width() -> None:
+    assert summarise(variant("x", np.full((20, 2), 0.25)), "e2e_s").ci95 == (0.25, 0.25)
+
+
+@pytest.mark.parametrize(("blocks", "lag1"), [(10, 0.0), (40, 0.0), (100, 0.75)])
+def test_coverage_of_the_median(blocks: int, lag1: float) -> None:
+    rng = np.random.default_rng(2)
+    repetitions, inside = 400, 0
+    for _ in range(repetitions):
+        times = correlated(rng, (blocks * 2,), lag1=lag1, cv=0.05).reshape(blocks, 2)
+        interval = summarise(variant("x", times), "e2e_s").ci95
+        inside += interval is None or interval[0] <= 1 <= interval[1]
+    assert inside / repetitions >= (0.92 if lag1 == 0 else 0.88)
