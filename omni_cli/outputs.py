@@ -22,6 +22,9 @@ class GenerateRequest:
     call arguments of the diffusion stage (diffusers' names: `num_inference_steps`, `guidance_scale`,
     `height`, `width`, `negative_prompt`, ...). `audio` holds (samples float32 mono (num_samples,), sample rate Hz)
     pairs; `images` holds uint8 RGB arrays (height, width, 3). `modalities` None means all that the profile makes.
+
+    For measuring stages alone: `handoff` is what the stage before the first one has left behind, in place of a prompt,
+    and `wants_handoff` asks the last stage for what it would leave to the next.
     """
 
     request_id: str
@@ -34,6 +37,8 @@ class GenerateRequest:
     speaker: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     diffusion: Mapping[str, Any] = field(default_factory=dict)
+    handoff: bytes | None = None
+    wants_handoff: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,12 @@ Output = TextOutput | AudioOutput | ImageOutput
 
 @dataclass(frozen=True)
 class StageTrace:
-    """What one stage did for one request; times are seconds on the stage's own monotonic clock."""
+    """What one stage did for one request; times are seconds on the stage's own monotonic clock.
+
+    `token_times_s` says when each output token was there, from the request's arrival on; tokens of one engine step
+    share a time. Of a diffusion stage, `text_encode_s`, `denoise_step_s` (one entry a step) and `vae_decode_s` or
+    `vocoder_s` are its parts, on the clock of the device.
+    """
 
     name: str
     kind: Literal["ar", "diffusion"]
@@ -74,17 +84,30 @@ class StageTrace:
     output_token_ids: tuple[int, ...] | None = None
     num_inference_steps: int | None = None
     effective: Mapping[str, Any] = field(default_factory=dict)
+    token_times_s: tuple[float, ...] | None = None
+    text_encode_s: float | None = None
+    denoise_step_s: tuple[float, ...] | None = None
+    vae_decode_s: float | None = None
+    vocoder_s: float | None = None
 
 
 @dataclass(frozen=True)
 class StageInfo:
-    """One loaded stage; `peak_memory_bytes` has the keys `device` and `host`."""
+    """One loaded stage.
+
+    `peak_memory_bytes` has the keys `device` and `host` and holds from the start of its process;
+    `load_memory_bytes` (until it was ready) and `run_memory_bytes` (since then) also have `reserved`. `settings` are
+    configuration keys as the engine has them.
+    """
 
     name: str
     kind: Literal["ar", "diffusion"]
     load_s: float
     peak_memory_bytes: Mapping[str, int]
     effective: Mapping[str, Any] = field(default_factory=dict)
+    load_memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    run_memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -125,12 +148,16 @@ class OutputReady:
 
 @dataclass(frozen=True)
 class RequestResult:
-    """Event: a request has ended; the last one that it sends. `error` is set exactly when it failed."""
+    """Event: a request has ended; the last one that it sends. `error` is set exactly when it failed.
+
+    `handoff` is what the last stage left behind, where the request asked for it.
+    """
 
     request_id: str
     outputs: tuple[Output, ...]
     stages: tuple[StageTrace, ...]
     error: OmniError | None = None
+    handoff: bytes | None = None
 
 
 Event = StageLoading | StageProgress | TextDelta | OutputReady | RequestResult

@@ -62,18 +62,20 @@ Command = StageRequest | AbortRequest | StopStage
 
 
 class MemoryReport(msgspec.Struct, frozen=True, tag=True):
-    """Peaks so far, in bytes: device memory allocated, resident host memory."""
+    """Peaks in bytes, while loading or since then: device memory allocated and reserved, resident host memory."""
 
     device: int
     host: int
+    reserved: int = 0
 
 
 class StageReady(msgspec.Struct, frozen=True, tag=True):
-    """`effective` is what really holds, read back from the engine."""
+    """`effective` is what really holds, and `settings` are configuration keys, both read back from the engine."""
 
     load_s: float
     effective: dict[str, Any]
     memory: MemoryReport
+    settings: dict[str, Any] = {}
 
 
 _KINDS: Mapping[str, type[OmniError]] = {

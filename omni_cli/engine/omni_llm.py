@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -145,15 +146,17 @@ class OmniLLM:
         self._requests[request.request_id] = queue
         outputs: list[Output] = []
         traces: list[StageTrace] = []
+        handoffs: list[bytes | None] = [request.handoff]
         error: OmniError | None = None
         try:
-            async for event in self._run(request, queue, outputs, traces):
+            async for event in self._run(request, queue, outputs, traces, handoffs):
                 yield event
         except OmniError as raised:
             error = raised
         finally:
             del self._requests[request.request_id]
-        yield RequestResult(request.request_id, tuple(outputs), tuple(traces), error)
+        handoff = handoffs[-1] if request.wants_handoff and error is None else None
+        yield RequestResult(request.request_id, tuple(outputs), tuple(traces), error, handoff)
 
     async def _run(
         self,
@@ -161,11 +164,12 @@ class OmniLLM:
         queue: asyncio.Queue[tuple[str, Report]],
         outputs: list[Output],
         traces: list[StageTrace],
+        handoffs: list[bytes | None],
     ) -> AsyncIterator[Event]:
         chain = self._chain(request)
-        handoff: bytes | None = None
         for position, client in enumerate(chain):
-            self._send(client, _stage_request(request, handoff, wants_handoff=position + 1 < len(chain)))
+            wants_handoff = request.wants_handoff or position + 1 < len(chain)
+            self._send(client, _stage_request(request, handoffs[-1], wants_handoff=wants_handoff))
             finished = False
             try:
                 while not finished:
@@ -179,7 +183,7 @@ class OmniLLM:
                         case RequestDone():
                             finished = True
                             traces.append(self._trace(client, report))
-                            handoff = report.handoff
+                            handoffs[:] = [report.handoff]
                             for output in _outputs(report, request):
                                 outputs.append(output)
                                 yield OutputReady(request.request_id, output)
@@ -205,14 +209,10 @@ class OmniLLM:
 
     def _trace(self, client: StageClient, report: RequestDone) -> StageTrace:
         fields: dict[str, Any] = dict(report.trace)
-        token_ids = fields.pop("output_token_ids", None)
-        return StageTrace(
-            name=client.name,
-            kind=client.kind,
-            effective=self._infos[client.name].effective,
-            output_token_ids=None if token_ids is None else tuple(token_ids),
-            **fields,
-        )
+        for name, value in fields.items():
+            if isinstance(value, list):
+                fields[name] = tuple(value)
+        return StageTrace(name=client.name, kind=client.kind, effective=self._infos[client.name].effective, **fields)
 
     def _handle(self, client: StageClient, report: Report | None) -> None:
         """A stage has reported something, or (None) its process has ended."""
@@ -232,8 +232,16 @@ class OmniLLM:
                     queue.put_nowait((client.name, report))
 
     def _stage_ready(self, client: StageClient, report: StageReady) -> None:
-        info = StageInfo(client.name, client.kind, report.load_s, {}, report.effective)
-        self._infos[client.name] = _with_memory(info, report.memory)
+        peaks = _peaks(report.memory)
+        self._infos[client.name] = StageInfo(
+            client.name,
+            client.kind,
+            report.load_s,
+            {name: peaks[name] for name in ("device", "host")},
+            report.effective,
+            load_memory_bytes=peaks,
+            settings=report.settings,
+        )
         self._on_event(StageLoading(client.name, client.kind, self._infos[client.name]))
         self._loaded[client.name].set_result(report)
 
@@ -302,5 +310,10 @@ def _outputs(report: RequestDone, request: GenerateRequest) -> list[Output]:
 
 
 def _with_memory(info: StageInfo, memory: MemoryReport) -> StageInfo:
-    peaks = {"device": memory.device, "host": memory.host}
-    return StageInfo(info.name, info.kind, info.load_s, peaks, info.effective)
+    peaks = _peaks(memory)
+    highest = {name: max(peak, peaks[name]) for name, peak in info.peak_memory_bytes.items()}
+    return dataclasses.replace(info, peak_memory_bytes=highest, run_memory_bytes=peaks)
+
+
+def _peaks(memory: MemoryReport) -> dict[str, int]:
+    return {"device": memory.device, "reserved": memory.reserved, "host": memory.host}

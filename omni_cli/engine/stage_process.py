@@ -6,6 +6,7 @@ own children (tensor-parallel workers) with it.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import queue
@@ -18,6 +19,7 @@ import time
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from omni_cli.engine.fork_server import become_group_leader
 from omni_cli.engine.messages import (
@@ -60,7 +62,8 @@ def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: P
     except Exception as error:  # noqa: BLE001 - whatever a library raises while loading must reach the user
         emit(load_failure(error, spec))
         return
-    emit(StageReady(time.perf_counter() - started_s, stage.effective, memory_report()))
+    emit(StageReady(time.perf_counter() - started_s, stage.effective, memory_report(), stage.settings))
+    forget_peaks()
     try:
         _serve(stage, inbox, emit)
     except Exception as error:  # noqa: BLE001 - the engine has failed, and with it every request of this stage
@@ -108,13 +111,29 @@ def load_failure(error: Exception, spec: StageSpec) -> Failure:
 
 
 def memory_report() -> MemoryReport:
-    """Peaks of this process so far: bytes allocated on its CUDA device, and resident on the host."""
+    """Peaks of this process since its start or since `forget_peaks`: bytes on its CUDA device and on the host."""
     import resource
 
+    cuda = _cuda()
+    device, reserved = (0, 0) if cuda is None else (cuda.max_memory_allocated(), cuda.max_memory_reserved())
+    return MemoryReport(device, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, reserved)
+
+
+def forget_peaks() -> None:
+    """Let the peaks begin anew, so that those of running do not hide behind those of loading.
+
+    Where the kernel does not let a process reset its resident peak, that of loading stays part of it.
+    """
+    cuda = _cuda()
+    if cuda is not None:
+        cuda.reset_peak_memory_stats()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _cuda() -> Any:
     torch = sys.modules.get("torch")
-    on_cuda = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
-    device = torch.cuda.max_memory_allocated() if on_cuda else 0
-    return MemoryReport(device, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    return torch.cuda if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
 class _Emitter:

@@ -32,6 +32,10 @@ class Stage(Protocol):
     def effective(self) -> dict[str, Any]:
         """Settings that really hold, read back after loading."""
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Configuration keys as the engine has them, defaults filled in; only those that can be read back."""
+
     def add(self, request: StageRequest) -> None: ...
 
     def abort(self, request_id: str) -> None:

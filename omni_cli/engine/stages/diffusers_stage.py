@@ -34,6 +34,10 @@ class DiffusersStage:
     def effective(self) -> dict[str, Any]:
         return dict(self.executor.effective)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"execution": self.executor.effective["execution"], "max_num_seqs": self.scheduler.max_num_seqs}
+
     def add(self, request: StageRequest) -> None:
         resolved = self.executor.resolve(
             DiffusionRequest.from_arguments(request.request_id, request.prompt, request.seed, request.diffusion)
@@ -70,7 +74,13 @@ class DiffusersStage:
         if output.error is not None:
             return [Failure.of(output.error, request_id=output.request_id)]
         assert output.pixels is not None and output.times is not None
-        trace = {"latency_s": latency_s, "num_inference_steps": num_steps}
+        trace = {
+            "latency_s": latency_s,
+            "num_inference_steps": num_steps,
+            "text_encode_s": output.times.text_encode_s,
+            "denoise_step_s": output.times.denoise_step_s,
+            "vae_decode_s": output.times.vae_decode_s,
+        }
         return [RequestDone(output.request_id, trace, image=Array.of(output.pixels))]
 
     def close(self) -> None:

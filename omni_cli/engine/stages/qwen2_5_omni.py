@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,9 +19,17 @@ from omni_cli.engine.connectors.qwen2_5_omni import (
     talker_to_token2wav,
     thinker_to_talker,
 )
+from omni_cli.engine.diffusers.timeline import clock_for
 from omni_cli.engine.messages import Array, Audio, AudioInput, Progress, Report, RequestDone, StageRequest
 from omni_cli.engine.stages.base import StageSpec
-from omni_cli.engine.stages.vllm_stage import ActiveRequest, PoolingParams, SamplingParams, TextStage, VllmStage
+from omni_cli.engine.stages.vllm_stage import (
+    ActiveRequest,
+    PoolingParams,
+    SamplingParams,
+    TextStage,
+    VllmStage,
+    current_platform,
+)
 from omni_cli.errors import InputError
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
 from omni_cli.models.qwen2_5_omni.tensors import open_tensor
@@ -161,8 +170,14 @@ class Token2WavStage(VllmStage):
         self.talker_config = AutoConfig.from_pretrained(spec.model).talker_config
         self.speakers = load_speakers(spec.model)
         self.num_codes = self.engine.vllm_config.model_config.hf_config.token2wav_config.dit_config.num_embeds
+        self._clock = clock_for(current_platform.device_type)
+        # Of the request that is running, and of those that have run: its beginning, each step's end, its end.
+        self._marks: list[Any] = []
+        self._marks_of: dict[str, list[Any]] = {}
         for model in self.engine.collective_rpc("get_model"):
             model.step_listener = self._on_step
+            model.token2wav.register_forward_pre_hook(self._on_begin)
+            model.token2wav.register_forward_hook(self._on_end)
 
     def engine_args(self) -> dict[str, Any]:
         return {
@@ -207,10 +222,28 @@ class Token2WavStage(VllmStage):
         extra = {ADDITIONAL_INFORMATION: encode_additional_information(settings)}
         return {"prompt_token_ids": codes}, PoolingParams(task="plugin", extra_kwargs=extra)
 
+    def _on_begin(self, *_: object) -> None:
+        self._marks = [self._clock.mark()]
+
     def _on_step(self, internal_id: str, done: int, total: int) -> None:
+        self._marks.append(self._clock.mark())
         state = self.engine.output_processor.request_states.get(internal_id)
         if state is not None:
+            self._marks_of[state.external_req_id] = self._marks
             self.emit(Progress(state.external_req_id, done, total, "step"))
+
+    def _on_end(self, *_: object) -> None:
+        self._marks.append(self._clock.mark())
+
+    def _parts(self, request_id: str) -> dict[str, Any]:
+        """Seconds of each step and of what makes a waveform of the last one's result."""
+        marks = self._marks_of.pop(request_id, [])
+        seconds = [self._clock.seconds(start, end) for start, end in itertools.pairwise(marks)]
+        return {"denoise_step_s": seconds[:-1], "vocoder_s": seconds[-1]} if seconds else {}
+
+    def abort(self, request_id: str) -> None:
+        super().abort(request_id)
+        self._marks_of.pop(request_id, None)
 
     def output(self, active: ActiveRequest, output: Any) -> list[Report]:
         waveform = output.outputs.data
@@ -218,6 +251,7 @@ class Token2WavStage(VllmStage):
             "latency_s": time.perf_counter() - active.added_s,
             "num_input_tokens": len(output.prompt_token_ids),
             "num_inference_steps": active.context["num_inference_steps"],
+            **self._parts(active.request.request_id),
         }
         audio = Audio(Array.of(waveform.numpy()), SAMPLE_RATE)
         return [RequestDone(active.request.request_id, trace, audio=audio)]

@@ -19,6 +19,7 @@ ensure_torchvision_importable()
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
 
+import torch  # noqa: E402
 from vllm import PoolingParams, SamplingParams  # noqa: E402
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
 from vllm.exceptions import VLLMClientError  # noqa: E402
@@ -45,6 +46,7 @@ class ActiveRequest:
     added_s: float
     first_token_s: float | None = None
     token_ids: list[int] = field(default_factory=list)
+    token_times_s: list[float] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     reported_s: float = 0.0
     context: dict[str, Any] = field(default_factory=dict)
@@ -98,6 +100,21 @@ class VllmStage:
     @property
     def effective(self) -> dict[str, Any]:
         return {"output_copy": "sync"}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        config = self.engine.vllm_config
+        return {
+            "max_model_len": config.model_config.max_model_len,
+            "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+            "enable_chunked_prefill": config.scheduler_config.enable_chunked_prefill,
+            "enable_prefix_caching": config.cache_config.enable_prefix_caching,
+            "block_size": config.cache_config.block_size,
+            "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+            "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
+            "num_threads": torch.get_num_threads(),
+        }
 
     def add(self, request: StageRequest) -> None:
         active = ActiveRequest(request, added_s=time.perf_counter())
@@ -198,6 +215,7 @@ class TextStage(VllmStage):
         if completion.token_ids and active.first_token_s is None:
             active.first_token_s = now
         active.token_ids += completion.token_ids
+        active.token_times_s += [now - active.added_s] * len(completion.token_ids)
         active.text.append(completion.text)
         reports: list[Report] = []
         if completion.text and self.makes_text:
@@ -223,6 +241,7 @@ class TextStage(VllmStage):
             "num_input_tokens": len(output.prompt_token_ids),
             "num_output_tokens": len(active.token_ids),
             "output_token_ids": active.token_ids,
+            "token_times_s": active.token_times_s,
         }
         text = Text("".join(active.text), tuple(active.token_ids), finish_reason) if self.makes_text else None
         handoff = self.handoff(active, output) if active.request.wants_handoff else None
