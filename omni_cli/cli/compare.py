@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from omni_cli.cli import console
 from omni_cli.cli.artifacts import write_whole
+from omni_cli.cli.compare_options import (
+    AllowDifferenceOption,
+    FirstArgument,
+    GateOption,
+    IdenticalOutputsOption,
+    JunitOption,
+    MarginOption,
+    MarkdownOption,
+    MaxMemoryRegressionOption,
+    MaxRegressionOption,
+    MetricOption,
+    SecondArgument,
+)
 from omni_cli.cli.options import JsonOption, QuietOption, VerboseOption
 from omni_cli.errors import ExitCode, InputError, OmniError, OutputError, UsageError
 
@@ -23,44 +34,17 @@ _EDITED_HINT = "measure again with `omni bench --output-json FILE`; a record is 
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A.json", help="The record to compare with.")],
-    b: Annotated[
-        Path | None,
-        typer.Argument(metavar="[B.json]", help="The record to judge; without it, the variants of A.json."),
-    ] = None,
-    max_regression: Annotated[
-        str | None,
-        typer.Option("--max-regression", metavar="PERCENT", help="Gate: how much slower B may be, such as 5%."),
-    ] = None,
-    max_memory_regression: Annotated[
-        str | None,
-        typer.Option("--max-memory-regression", metavar="PERCENT", help="Gate: how much more memory B may allocate."),
-    ] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--metric", metavar="NAME", help="Only this metric; `--max-regression` then gates it. Repeatable."
-        ),
-    ] = None,
-    gate: Annotated[
-        Path | None, typer.Option("--gate", metavar="FILE.yaml", help="Gate: limits of a file, see benchmarks/gates.")
-    ] = None,
-    require_identical_outputs: Annotated[
-        bool, typer.Option("--require-identical-outputs", help="Gate: the outputs of both have to be the same.")
-    ] = False,
-    margin: Annotated[
-        str, typer.Option("--margin", metavar="PERCENT", help="Differences below this are called no difference.")
-    ] = "1%",
-    allow_difference: Annotated[
-        list[str] | None,
-        typer.Option("--allow-difference", metavar="FIELD", help="Compare although this field differs. Repeatable."),
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="Also write the report as Markdown.")
-    ] = None,
-    junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Also write the gate as JUnit XML.")
-    ] = None,
+    a: FirstArgument,
+    b: SecondArgument = None,
+    max_regression: MaxRegressionOption = None,
+    max_memory_regression: MaxMemoryRegressionOption = None,
+    metric: MetricOption = None,
+    gate: GateOption = None,
+    require_identical_outputs: IdenticalOutputsOption = False,
+    margin: MarginOption = "1%",
+    allow_difference: AllowDifferenceOption = None,
+    markdown: MarkdownOption = None,
+    junit: JunitOption = None,
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from omni_cli.record import E2E, Variant
-from omni_cli.report.bench_units import limit, percent, quantity, ratio, size_change, title
+from omni_cli.report.bench_units import limit, percent, percent_interval, quantity, ratio, size_change, title
 from omni_cli.report.tables import aligned
 from omni_cli.report.units import count
 from omni_cli.stats.comparable import Difference
@@ -122,8 +122,7 @@ def change(metric: GateMetric) -> str:
         return "-"
     if metric.interval is None or metric.interval[0] == metric.interval[1]:
         return percent(metric.change)
-    low, high = (percent(bound) for bound in metric.interval)
-    return f"{percent(metric.change)} [{low}, {high}]"
+    return percent_interval(metric.change, metric.interval)
 
 
 def difference_lines(differences: Sequence[Difference]) -> list[str]:

@@ -50,11 +50,17 @@ def ratio(value: float | None, bounds: tuple[float, float] | None) -> str:
     return f"{value:.{decimals}f} {interval(*bounds, decimals)}"
 
 
-def percent(value: float) -> str:
-    """A signed change: `+7.0%`, `-0.2%`, `+150%`; never `-0.0%`."""
-    decimals = 0 if abs(value) >= 1 else 2 if abs(value) < 0.0005 else 1
+def percent(value: float, decimals: int = 1) -> str:
+    """A signed change: `+7.0%`, `-0.2%`; never `-0.0%`."""
     text = f"{100 * value:+.{decimals}f}%"
     return text.replace("-", "+") if not text.strip("+-0.%") else text
+
+
+def percent_interval(value: float, bounds: tuple[float, float]) -> str:
+    """`+7.0% [+6.1%, +7.9%]`, with a second decimal where the interval is that narrow."""
+    decimals = 2 if bounds[1] - bounds[0] < 0.005 else 1
+    low, high = (percent(bound, decimals) for bound in bounds)
+    return f"{percent(value, decimals)} [{low}, {high}]"
 
 
 def limit(value: float) -> str:

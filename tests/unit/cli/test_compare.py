@@ -92,7 +92,7 @@ def test_a_record_against_itself(run: Run) -> None:
 
 GATED: list[tuple[str, dict[str, Any], list[str], int, str]] = [
     ("pass", {}, ["--max-regression", "5%"], 0, ""),
-    ("regression", {"slowdown": 1.2}, ["--max-regression", "5%"], 1, "error: gate failed: `e2e_s` is worse by +2"),
+    ("regression", {"slowdown": 1.2}, ["--max-regression", "5%"], 1, "error: gate failed: `e2e_s` is worse by +19."),
     ("inconclusive", {"slowdown": 1.05, "cv": 0.1}, ["--max-regression", "5%"], 3, "error: gate inconclusive: e2e +"),
     ("few", {"slowdown": 2.0, "blocks": 7}, ["--max-regression", "5%"], 3, "error: gate inconclusive: e2e +"),
     (

@@ -1,0 +1,173 @@
+"""Records and verdicts as text, Markdown, JUnit XML and JSON: what is shown, and how it is lined up."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import msgspec
+import numpy as np
+import pytest
+from support.bench_records import ABBA, pair, record, variant
+
+from omni_cli.config.gate_file import GateLimits
+from omni_cli.record import Memory
+from omni_cli.report import bench_units as units
+from omni_cli.report.bench_json import compare_document, smaller_is_better_json, summary_json
+from omni_cli.report.bench_junit import findings_junit
+from omni_cli.report.bench_markdown import findings_markdown
+from omni_cli.report.bench_notes import gate_failure, warnings
+from omni_cli.report.bench_text import Labels, findings_text, summary_lines
+from omni_cli.stats.findings import compare_within
+from omni_cli.stats.summary import summarise
+
+LABELS = Labels("a.json", "b.json")
+
+
+def steady(name: str, seconds: float, slots: tuple[int, int], *, blocks: int = 30, **fields):
+    """A variant with a little noise of known medians: half its runs 1 % below, half 1 % above."""
+    times = seconds * np.tile([0.99, 1.01], (blocks, 1))
+    return variant(name, times, slots=slots, **fields)
+
+
+def test_the_table_of_a_comparison() -> None:
+    eager = steady(
+        "eager", 1.842, ABBA[0], settings={"execution": "eager"}, memory=Memory(peak_allocated_bytes=27 << 30)
+    )
+    graph = steady(
+        "cudagraph", 1.616, ABBA[1], settings={"execution": "cudagraph"}, memory=Memory(peak_allocated_bytes=28 << 30)
+    )
+    found = compare_within(record(eager, graph), limits=GateLimits({"e2e_s": 0.03, "peak_allocated_bytes": 0.02}))
+    assert findings_text(found, LABELS).splitlines() == [
+        "cudagraph (B) against eager (A), 30 blocks each, measured in turns",
+        "  Metric             eager  cudagraph  B / A [95% CI]        Verdict",
+        "  e2e              1.842 s    1.616 s  0.877 [0.877, 0.877]  faster",
+        "  peak allocated  27.0 GiB   28.0 GiB  1.037 (+1.0 GiB)      more memory",
+        "  outputs                                                    identical",
+        "Differs only in: settings.execution (eager -> cudagraph)",
+        "cudagraph ran 1.140 [1.140, 1.140] times faster than eager, for +1.0 GiB",
+        "",
+        "Gate",
+        "  e2e              1.842 s -> 1.616 s     -12.3%   limit +3%   pass",
+        "  peak allocated   27.0 GiB -> 28.0 GiB   +3.7%    limit +2%   regression",
+    ]
+    assert gate_failure(found.gate).message == (
+        "gate failed: `peak_allocated_bytes` is worse by +3.7%, the limit is 2%"
+    )
+
+
+def test_what_omni_bench_says_of_a_variant() -> None:
+    few = steady("eager", 0.0648, ABBA[0], blocks=15, metrics={"denoise_step_s": 0.1})
+    lines = summary_lines(1, few, [summarise(few, "e2e_s"), summarise(few, "denoise_step_s")], "replayed 840/840 steps")
+    assert lines == [
+        "Benchmark 1: eager   replayed 840/840 steps",
+        "  Latency (median, 95% CI):        64.80 ms  [64.80, 64.80]   p90 n/a (n<44)",
+        "  Range (min … max):               64.15 ms … 65.45 ms        30 runs",
+        "  denoise step (median, 95% CI):   6.480 ms  [6.480, 6.480]   p90 n/a (n<44)",
+        "  Memory (peak allocated):         1.0 GiB",
+    ]
+    many = steady("eager", 0.0648, ABBA[0], blocks=22, memory=Memory(peak_host_rss_bytes=2**30))
+    lines = summary_lines(2, many, [summarise(many, "e2e_s")])
+    assert lines[0] == "Benchmark 2: eager"
+    assert lines[1].endswith("p90 65.45 ms")
+    assert lines[-1].split() == ["Memory", "(peak", "host", "RSS):", "1.0", "GiB"]
+
+
+def test_undecided_says_what_would_decide() -> None:
+    found = compare_within(record(*pair(12, 1.02, seed=0)), limits=GateLimits({"e2e_s": 0.03}))
+    text = findings_text(found, LABELS)
+    needed = found.comparisons[0].blocks_needed
+    assert needed > 1
+    change = units.percent(found.comparisons[0].ratio - 1)
+    assert f"b against a is undecided: {change}, about {needed} more blocks would decide" in text
+    note = gate_failure(found.gate)
+    assert note.message.startswith(f"gate inconclusive: e2e {change} [")
+    assert note.hint.startswith(f"measure about {found.gate.blocks_needed} more block")
+    assert "--time-budget" in note.hint
+
+
+def test_other_work_is_a_warning_within_a_record() -> None:
+    a, b = pair(20)
+    longer = msgspec.structs.replace(
+        b, samples=tuple(msgspec.structs.replace(s, work={**s.work, "output_tokens": 32.0}) for s in b.samples)
+    )
+    (note,) = warnings(compare_within(record(a, longer)))
+    assert note.message == "the variants did not do the same work: work.output_tokens (16 against 32)"
+    assert note.hint is not None
+
+
+def test_markdown_starts_with_the_verdict() -> None:
+    found = compare_within(record(*pair(40, 1.2, cv=0.01)), limits=GateLimits({"e2e_s": 0.05}))
+    lines = findings_markdown(found, LABELS).splitlines()
+    assert lines[0] == "### omni gate: regression"
+    tables = [line for line in lines if line.startswith("|")]
+    assert tables[0] == "| Gated | A | B | Change [95% CI] | Limit | Verdict |"
+    assert any("**regression**" in line for line in tables)
+    assert "No setting differs" in lines
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "tag", "count"), [(1.0, None, 0), (1.2, "failure", 1), (1.05, "skipped", 1)], ids=str
+)
+def test_junit(slowdown: float, tag: str | None, count: int) -> None:
+    found = compare_within(record(*pair(40, slowdown, cv=0.01)), limits=GateLimits({"e2e_s": 0.05}, 0.0))
+    (suite,) = ElementTree.fromstring(findings_junit(found, "x"))
+    assert suite.get("tests") == "2"
+    for name, plural in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        assert suite.get(plural) == str(count if name == tag else 0)
+    assert [case.get("name") for case in suite] == ["b: e2e", "outputs"]
+
+
+def test_documents_are_plain_json() -> None:
+    found = compare_within(record(*pair(5)), limits=GateLimits({"e2e_s": 0.05, "rtf": 0.1}))
+    document = compare_document(found, {}, {})
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert document["comparisons"][0]["ci95"] is None
+    assert document["gate"]["metrics"][1]["reason"] == "not measured on both sides"
+
+
+def test_summaries_as_json() -> None:
+    a, _ = pair(30, cv=0.01)
+    summary = summarise(a, "e2e_s")
+    entry = summary_json(summary)
+    assert entry.keys() == {"n", "median", "ci95", "min", "max", "p90", "p99"}
+    assert (entry["n"], entry["p99"]) == (60, None)
+    assert entry["min"] < entry["ci95"][0] < entry["median"] < entry["ci95"][1] < entry["p90"] < entry["max"]
+    (smaller,) = smaller_is_better_json("tiny-omni", [summary])
+    assert smaller.keys() == {"name", "unit", "value", "range", "extra"}
+    assert (smaller["name"], smaller["unit"], smaller["value"]) == ("tiny-omni: e2e", "s", summary.median)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "like", "text"),
+    [
+        ("e2e_s", 1.8424, None, "1.842 s"),
+        ("e2e_s", 0.0381, None, "38.10 ms"),
+        ("e2e_s", 0.9851, 1.552, "0.985 s"),
+        ("e2e_s", 2.5e-5, None, "25.00 us"),
+        ("e2e_s", 125.0, None, "125.0 s"),
+        ("images_per_second", 3.214, None, "3.214/s"),
+        ("peak_allocated_bytes", 16 << 30, None, "16.0 GiB"),
+        ("rtf", 0.82, None, "0.8200"),
+        ("e2e_s", None, None, "-"),
+        ("e2e_s", float("nan"), None, "-"),
+        ("rtf", 0.0, None, "0"),
+    ],
+)
+def test_quantities(metric: str, value: float | None, like: float | None, text: str) -> None:
+    assert units.quantity(metric, value, like) == text
+
+
+def test_changes_and_ratios() -> None:
+    assert units.percent(0.0704) == "+7.0%"
+    assert units.percent(-0.0001) == "+0.0%"
+    assert units.percent_interval(0.07, (0.061, 0.079)) == "+7.0% [+6.1%, +7.9%]"
+    assert units.percent_interval(0.0012, (0.0, 0.0024)) == "+0.12% [+0.00%, +0.24%]"
+    assert units.ratio(1.14, (1.13, 1.15)) == "1.140 [1.130, 1.150]"
+    assert units.ratio(1.14, (1.0, 1.3)) == "1.14 [1.00, 1.30]"
+    assert units.ratio(1.00012, (1.0, 1.0003)) == "1.00012 [1.00000, 1.00030]"
+    assert units.ratio(1.14, None) == "1.140 [n/a]"
+    assert units.size_change(2**30, 2**29) == "-512 MiB"
+    assert [units.title(name) for name in ("e2e_s", "thinker.ttft_s", "images_per_second")] == [
+        "e2e", "thinker.ttft", "images per second",
+    ]  # fmt: skip
