@@ -24,6 +24,13 @@ SCHEMA = "omni.bench/1"
 MAX_BYTES = 256 * 2**20
 E2E = "e2e_s"
 
+# What no measurement exceeds, and what arithmetic on it can take: a century in picoseconds, an exabyte of bytes.
+_MAX_COUNT = 2**31
+_MAX_BYTES_MEASURED = 2**60
+_MIN_SECONDS, _MAX_SECONDS = 1e-12, 1e10
+_MIN_VALUE, _MAX_VALUE = 1e-30, 1e30
+_MIN_ALPHA = 1e-4
+
 _TOLERANCE = 1e-9  # relative; what printing a float and reading it back can never reach
 
 
@@ -239,22 +246,23 @@ def _first_problem(record: Record) -> str | None:
             if problem is not None:
                 return f"sample {number} of variant `{visible(variant.name, 80)}`: {problem}"
         for name in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes"):
-            if (getattr(variant.memory, name) or 0) < 0:
-                return f"variant `{visible(variant.name, 80)}`: `{name}` is negative"
+            if not 0 <= (getattr(variant.memory, name) or 0) < _MAX_BYTES_MEASURED:
+                return f"variant `{visible(variant.name, 80)}`: `{name}` is no number of bytes"
     looks = record.sampling.looks
-    if list(looks) != sorted({look for look in looks if look > 0}) or not 0 < record.sampling.alpha < 0.5:
-        return "its `sampling` is not a plan of growing numbers of blocks and an `alpha` between 0 and 0.5"
+    growing = list(looks) == sorted({look for look in looks if 0 < look < _MAX_COUNT})
+    if not growing or not _MIN_ALPHA <= record.sampling.alpha < 0.5:
+        return "its `sampling` is not a plan of growing numbers of blocks and an `alpha` between 0.0001 and 0.5"
     return None
 
 
 def _sample_problem(sample: Sample) -> str | None:
-    if sample.block < 0 or sample.position < 0:
+    if not (0 <= sample.block < _MAX_COUNT and 0 <= sample.position < _MAX_COUNT):
         return "`block` and `position` count from 0"
-    if not 0 < sample.e2e_s < float("inf"):
-        return f"`e2e_s` is {sample.e2e_s}, not a number of seconds above 0"
+    if not _MIN_SECONDS <= sample.e2e_s <= _MAX_SECONDS:
+        return f"`e2e_s` is {sample.e2e_s}, which is no duration"
     for name, value in (*sample.metrics.items(), *sample.work.items()):
-        if not 0 <= value < float("inf"):
-            return f"`{visible(name, 80)}` is {value}, not a number of 0 or more"
+        if value != 0 and not _MIN_VALUE <= value <= _MAX_VALUE:
+            return f"`{visible(name, 80)}` is {value}, which is no amount"
     return None
 
 

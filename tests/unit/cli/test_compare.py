@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from support.bench_records import ABBA, ENVIRONMENT, pair, record, variant
 from omni_cli.cli import app
 from omni_cli.record import Memory, Record, save_record
 
+ROOT = Path(__file__).parents[3]
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -260,6 +263,19 @@ def test_hostile_names_stay_text(run: Run) -> None:
     assert "@all" not in text
     assert all(line.count("|") - line.count("\\|") in (0, 6, 7) for line in text.splitlines())
     assert ElementTree.parse("j.xml").getroot()[0].get("tests") == "1"
+
+
+def test_answers_without_torch(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    save_record(record(*pair(20)), path)
+    program = (
+        "import sys\nfrom omni_cli.cli.app import run\n"
+        f"code = run(['compare', {str(path)!r}, '--max-regression', '5%', '--junit', {str(tmp_path / 'j.xml')!r}])\n"
+        "print(int(code), *({'torch', 'vllm', 'diffusers', 'transformers', 'rich'} & set(sys.modules)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert result.stdout.splitlines()[-1].split()[1:] == [], result.stderr
+    assert result.stdout.startswith("b (B) against a (A)")
 
 
 def test_three_variants(run: Run) -> None:

@@ -1,0 +1,277 @@
+"""How often the gate is wrong: false alarms of A against A, and slowdowns that it misses.
+
+    python benchmarks/gate_calibration.py                        # simulated noise
+    python benchmarks/gate_calibration.py --measure 600 --save noise.json
+    python benchmarks/gate_calibration.py --record noise.json    # replays of what was measured
+
+Each replay is a whole sequential run, as `omni bench` makes it: blocks come in, the interval is looked at after the
+planned numbers of blocks, and the run stops at the first verdict or when the time budget is used up. Without a gate
+the verdicts are faster, slower, no difference and inconclusive; with one (`--limit`) pass, regression, inconclusive.
+
+Where the slowdowns come from:
+
+* simulated noise (AR(1) over single runs, lag-1 autocorrelation and coefficient of variation as measured on a shared
+  machine with two cores): the simulated time is multiplied, so that this shows the statistics and nothing else;
+* `--measure`: real work. Four variants of a fixed computation take turns in one process, in palindromic blocks
+  (A A' B3 B5 B5 B3 A' A): A and A' are the same, B3 and B5 make 3 % and 5 % more rounds of the same work. Replays are
+  stretches of consecutive blocks of that record, starting at evenly spaced blocks (they overlap where the record is
+  shorter than all replays together, which the output says).
+
+Rates are printed with the 95 % Wilson interval of a proportion.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from common import machine, machine_line
+
+from omni_cli.config.gate_file import GateLimits
+from omni_cli.record import Record, Sample, Sampling, Variant, load_record, save_record, workload_fingerprint
+from omni_cli.stats.compare import compare_variants
+from omni_cli.stats.gate import judge
+from omni_cli.stats.sequential import plan_looks
+
+LAG1 = 0.75
+CV = 0.05
+NAMES = ("A", "A'", "B3", "B5")
+SHARES = {"A": 1.0, "A'": 1.0, "B3": 1.03, "B5": 1.05}
+# Goals of the project: (scenario, gated, verdicts that are counted, bound, whether it is an upper bound).
+GOALS = (
+    ("A/A", False, ("faster", "slower"), 0.01, True),
+    ("A/A", True, ("regression",), 0.01, True),
+    ("+5%", True, ("regression",), 0.95, False),
+    ("+3%", True, ("regression",), 0.80, False),
+    ("+5%", True, ("pass",), 0.0, True),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one replay ended, and after how many blocks."""
+
+    verdict: str
+    blocks: int
+
+
+def main() -> int:
+    options = _options()
+    if options.measure:
+        record = _measure(options.measure)
+        save_record(record, options.save)
+        sys.stdout.write(f"{len(record.variants[0].samples)} runs of each variant in {options.save}\n")
+        return 0
+    if options.record:
+        sources = [(str(path), _recorded(load_record(path), options)) for path in options.record]
+    else:
+        sources = [
+            (
+                f"simulated, a run takes {run_s * 1000:g} ms, lag-1 autocorrelation {LAG1}, CV {CV:.0%}",
+                _simulated(run_s, options),
+            )
+            for run_s in options.run_s
+        ]
+    document = {
+        "machine": machine(), "limit": options.limit, "budget_s": options.budget_s, "replays": options.replays,
+        "results": [],
+    }  # fmt: skip
+    _say(options, machine_line())
+    _say(options, f"limit {options.limit:.0%}, budget {options.budget_s:g} s a comparison, {options.replays} replays")
+    for title, replays in sources:
+        document["results"].append({"title": title, **_calibrate(title, replays, options)})
+    if options.json:
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replays", type=int, default=400)
+    parser.add_argument("--limit", type=float, default=0.02, help="the gate's limit (0.02 is 2 %%)")
+    parser.add_argument("--budget-s", type=float, default=60.0)
+    parser.add_argument("--run-s", type=float, nargs="*", default=[0.02, 0.084, 0.25])
+    parser.add_argument("--record", type=Path, nargs="*", default=[])
+    parser.add_argument("--measure", type=float, metavar="SECONDS", help="record real noise for so long")
+    parser.add_argument("--save", type=Path, default=Path("noise.json"))
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def _say(options: argparse.Namespace, text: str) -> None:
+    (sys.stderr if options.json else sys.stdout).write(text + "\n")
+
+
+def _calibrate(title: str, replays: Iterator[tuple[str, Variant, Variant]], options: argparse.Namespace) -> dict:
+    """Run all replays of one source and print how often each verdict came."""
+    counts: dict[tuple[str, bool], list[Outcome]] = {}
+    for scenario, a, b in replays:
+        for gated in (False, True):
+            counts.setdefault((scenario, gated), []).append(_run(a, b, options.limit if gated else None))
+    _say(options, f"\n{title}")
+    result = {"rates": {}, "goals": []}
+    for (scenario, gated), outcomes in sorted(counts.items()):
+        verdicts = Counter(outcome.verdict for outcome in outcomes)
+        blocks = float(np.median([outcome.blocks for outcome in outcomes]))
+        listed = "   ".join(f"{name} {count / len(outcomes):.1%}" for name, count in verdicts.most_common())
+        kind = f"gate {options.limit:.0%}" if gated else "verdict"
+        _say(options, f"  {scenario:4} {kind:8} {listed}   (median {blocks:g} blocks, {len(outcomes)} replays)")
+        result["rates"][f"{scenario} {kind}"] = {"n": len(outcomes), "median_blocks": blocks, **verdicts}
+    for scenario, gated, wanted, bound, upper in GOALS:
+        outcomes = counts.get((scenario, gated), [])
+        if outcomes:
+            result["goals"].append(_goal(scenario, wanted, bound, upper, outcomes, options))
+    return result
+
+
+def _goal(scenario: str, wanted: tuple[str, ...], bound: float, upper: bool, outcomes: list[Outcome], options) -> dict:
+    hits = sum(outcome.verdict in wanted for outcome in outcomes)
+    rate = hits / len(outcomes)
+    low, high = _wilson(hits, len(outcomes))
+    met = rate <= bound if upper else rate >= bound
+    text = f"{scenario} is {' or '.join(wanted)}: {rate:.1%} [{low:.1%}, {high:.1%}], at {'most' if upper else 'least'}"
+    _say(options, f"  goal: {text} {bound:.0%}: {'met' if met else 'NOT MET'}")
+    return {"scenario": scenario, "verdicts": list(wanted), "rate": rate, "bound": bound, "met": met}
+
+
+def _run(a: Variant, b: Variant, limit: float | None) -> Outcome:
+    """Let blocks come in until a look decides; the variants hold all blocks that the budget allows."""
+    total = 1 + max(sample.block for sample in a.samples)
+    sampling = Sampling(looks=plan_looks(total))
+    verdict, look = "inconclusive", 0
+    for look in sampling.looks:
+        seen = [_first_blocks(variant, look) for variant in (a, b)]
+        (found,) = compare_variants(*seen, same_record=True, sampling=[sampling], metrics=["e2e_s"])
+        verdict = found.verdict if limit is None else judge(GateLimits({"e2e_s": limit}), [found], [], []).verdict
+        if verdict != "inconclusive":
+            break
+    return Outcome(verdict, look)
+
+
+def _first_blocks(variant: Variant, blocks: int) -> Variant:
+    return Variant(name=variant.name, samples=tuple(s for s in variant.samples if s.block < blocks))
+
+
+def _simulated(run_s: float, options: argparse.Namespace) -> Iterator[tuple[str, Variant, Variant]]:
+    """(scenario, a, b) with AR(1) noise over single runs, in alternating ABBA and BAAB blocks."""
+    blocks = max(int(options.budget_s / (4 * run_s)), 1)
+    for scenario, factor in (("A/A", 1.0), ("+3%", 1.03), ("+5%", 1.05)):
+        rng = np.random.default_rng(int(1000 * factor))
+        for _ in range(options.replays):
+            times = run_s * np.exp(CV * _autocorrelated(rng, 4 * blocks)).reshape(blocks, 4)
+            slots = [(0, 3), (1, 2)], [(1, 2), (0, 3)]
+            a = [(block, slot, times[block, slot]) for block in range(blocks) for slot in slots[block % 2][0]]
+            b = [(block, slot, times[block, slot] * factor) for block in range(blocks) for slot in slots[block % 2][1]]
+            yield scenario, _variant("A", a), _variant("B", b)
+
+
+def _autocorrelated(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Unit-variance AR(1) series, float64 (count,)."""
+    noise = rng.standard_normal(count).tolist()
+    step = math.sqrt(1 - LAG1**2)
+    series = [noise[0]]
+    for value in noise[1:]:
+        series.append(LAG1 * series[-1] + step * value)
+    return np.array(series)
+
+
+def _variant(name: str, rows: list[tuple[int, int, float]]) -> Variant:
+    samples = tuple(Sample(block=block, position=slot, e2e_s=float(value)) for block, slot, value in rows)
+    return Variant(name=name, samples=samples)
+
+
+def _recorded(record: Record, options: argparse.Namespace) -> Iterator[tuple[str, Variant, Variant]]:
+    """(scenario, a, b): stretches of consecutive blocks, as many as fit into the budget for two variants."""
+    by_name = {variant.name: variant for variant in record.variants}
+    total = 1 + max(sample.block for sample in by_name["A"].samples)
+    pair_s = sum(sample.e2e_s for name in ("A", "B5") for sample in by_name[name].samples) / total
+    blocks = min(int(options.budget_s / pair_s), total)
+    starts = np.linspace(0, total - blocks, options.replays).astype(int)
+    times = [sample.e2e_s for sample in by_name["A"].samples]
+    _say(
+        options,
+        f"\n{total} blocks recorded, {blocks} a replay, {len(set(starts.tolist()))} different starts "
+        f"({total / blocks:.1f} replays without overlap); runs of A: {np.median(times) * 1000:.1f} ms, "
+        f"lag-1 autocorrelation {_lag1(times):.2f}, CV {_cv(times):.1%}",
+    )
+    for scenario, name in (("A/A", "A'"), ("+3%", "B3"), ("+5%", "B5")):
+        for start in starts:
+            yield scenario, *(_stretch(by_name[which], int(start), blocks) for which in ("A", name))
+
+
+def _stretch(variant: Variant, start: int, blocks: int) -> Variant:
+    rows = [(s.block - start, s.position, s.e2e_s) for s in variant.samples if start <= s.block < start + blocks]
+    return _variant(variant.name, rows)
+
+
+def _lag1(values: list[float]) -> float:
+    return float(np.corrcoef(values[:-1], values[1:])[0, 1])
+
+
+def _cv(values: list[float]) -> float:
+    return float(np.std(values) / np.mean(values))
+
+
+def _measure(seconds: float) -> Record:
+    """Real runs: the same work in all variants, 3 % and 5 % more rounds of it in B3 and B5."""
+    rounds = _rounds_for(0.02)
+    counts = {name: round(rounds * share) for name, share in SHARES.items()}
+    samples: dict[str, list[Sample]] = {name: [] for name in NAMES}
+    data = np.random.default_rng(0).standard_normal(10_000)
+    end = time.monotonic() + seconds
+    block = 0
+    while time.monotonic() < end:
+        order = NAMES if block % 2 == 0 else tuple(reversed(NAMES))
+        for position, name in enumerate((*order, *reversed(order))):
+            start = time.perf_counter()
+            _work(data, counts[name])
+            took = time.perf_counter() - start
+            samples[name].append(Sample(block=block, position=position, e2e_s=took, work={"rounds": counts[name]}))
+        block += 1
+    workload = {"work": "tanh of 10000 float64, summed", "rounds": counts}
+    return Record(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=tuple(sys.argv),
+        environment={"machine": machine()},
+        workload={**workload, "fingerprint": workload_fingerprint(workload)},
+        variants=tuple(Variant(name=name, samples=tuple(samples[name])) for name in NAMES),
+    )
+
+
+def _work(data: np.ndarray, rounds: int) -> float:
+    """A fixed piece of work a round, about 0.1 ms: memory and arithmetic, as an engine's step has both."""
+    total = 0.0
+    for _ in range(rounds):
+        total += float(np.tanh(data).sum())
+    return total
+
+
+def _rounds_for(seconds: float) -> int:
+    """How many rounds take about so long here; at least 200, so that 3 % and 5 % are whole numbers of them."""
+    data = np.random.default_rng(0).standard_normal(10_000)
+    _work(data, 100)
+    start = time.perf_counter()
+    _work(data, 200)
+    return max(round(seconds / ((time.perf_counter() - start) / 200) / 100) * 100, 200)
+
+
+def _wilson(hits: int, count: int) -> tuple[float, float]:
+    """95 % interval of a proportion."""
+    z = 1.96
+    rate, width = hits / count, z * z / count
+    centre = (rate + width / 2) / (1 + width)
+    half = z * math.sqrt(rate * (1 - rate) / count + width / (4 * count)) / (1 + width)
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
