@@ -18,6 +18,7 @@ MIN_TOKENS = 2
 LIMITS = (
     f"thinker.sampling.min_tokens={MIN_TOKENS}",
     f"thinker.sampling.max_tokens={MAX_TOKENS}",
+    f"talker.sampling.min_tokens={MIN_TOKENS}",
     f"talker.sampling.max_tokens={CODEC_MAX_TOKENS}",
 )
 WAVEFORM_TOLERANCE = 1e-3

@@ -68,6 +68,7 @@ class Reference:
                 thinker_max_new_tokens=max_tokens,
                 thinker_do_sample=False,
                 talker_do_sample=False,
+                talker_min_new_tokens=min_tokens,
                 talker_max_new_tokens=codec_max_tokens,
                 talker_eos_token_id=[talker.tts_codec_pad_token_id, talker.tts_codec_end_token_id],
                 talker_repetition_penalty=repetition_penalty,

@@ -23,6 +23,7 @@ from omni_cli.worker.diffusion_entry import DiffusionInput
 # transformers' solver evaluates the denoiser this many times a step (Runge-Kutta of order four).
 EVALUATIONS_PER_STEP = 4
 
+
 class SpeakerEmbeddings:
     """Makes a speaker encoder run once a speaker instead of once a denoiser call.
 
