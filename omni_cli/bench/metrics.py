@@ -1,0 +1,157 @@
+"""From the traces of one iteration to its metrics, by the field's names, and to the work that was done."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, StageTrace
+from omni_cli.stats.summary import samples_for
+
+_ITL_PERCENTILE = 90
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One request of an iteration: when it was done and when its first audio was there, seconds after its start."""
+
+    result: RequestResult
+    seconds: float
+    first_audio_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """`e2e_s` is from the first request sent to the last one done; `stages` are (name, kind) in order."""
+
+    e2e_s: float
+    requests: tuple[Finished, ...]
+    stages: tuple[tuple[str, str], ...]
+
+    def traces(self, name: str) -> list[StageTrace]:
+        return [trace for request in self.requests for trace in request.result.stages if trace.name == name]
+
+
+def metrics_of(iteration: Iteration) -> dict[str, float]:
+    """Medians over the iteration's requests, in the units that the names say.
+
+    The first AR stage's are `ttft_s`, `tpot_s`, `itl_s`; further stages put their name in front. Where several
+    stages run, each has a `NAME.latency_s`.
+    """
+    found: dict[str, float] = {}
+    first_of_kind: set[str] = set()
+    for name, kind in iteration.stages:
+        traces = iteration.traces(name)
+        prefix = f"{name}." if kind in first_of_kind else ""
+        first_of_kind.add(kind)
+        of_stage = _ar_metrics(traces) if kind == "ar" else _diffusion_metrics(traces)
+        found |= {prefix + metric: value for metric, value in of_stage.items()}
+        if len(iteration.stages) > 1:
+            found[f"{name}.latency_s"] = statistics.median(trace.latency_s for trace in traces)
+    return found | _rates(iteration)
+
+
+def work_of(iteration: Iteration) -> dict[str, float]:
+    """How much was done: tokens, steps, pixels, seconds of audio. Two runs that differ in it cannot be compared."""
+    work: dict[str, float] = {"requests": float(len(iteration.requests))}
+    for name, kind in iteration.stages:
+        traces = iteration.traces(name)
+        if kind == "ar":
+            work.setdefault("input_tokens", _total(trace.num_input_tokens for trace in traces))
+            work["output_tokens"] = work.get("output_tokens", 0.0) + _total(t.num_output_tokens for t in traces)
+        else:
+            work["denoise_steps"] = work.get("denoise_steps", 0.0) + _total(t.num_inference_steps for t in traces)
+    audio_s, images, pixels = _made(iteration)
+    if audio_s:
+        work["audio_s"] = audio_s
+    if images:
+        work["pixels"] = pixels
+    return work
+
+
+def _ar_metrics(traces: Sequence[StageTrace]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    ttft = [trace.ttft_s for trace in traces if trace.ttft_s is not None]
+    if ttft:
+        found["ttft_s"] = statistics.median(ttft)
+    tpot = [
+        (trace.latency_s - trace.ttft_s) / (trace.num_output_tokens - 1)
+        for trace in traces
+        if trace.ttft_s is not None and (trace.num_output_tokens or 0) > 1
+    ]
+    if tpot:
+        found["tpot_s"] = statistics.median(tpot)
+    gaps = sorted(
+        later - earlier for trace in traces for earlier, later in itertools.pairwise(trace.token_times_s or ())
+    )
+    if gaps:
+        found["itl_s"] = statistics.median(gaps)
+    if len(gaps) >= samples_for(_ITL_PERCENTILE):
+        found[f"itl_p{_ITL_PERCENTILE}_s"] = statistics.quantiles(gaps, n=100)[_ITL_PERCENTILE - 1]
+    return found
+
+
+def _diffusion_metrics(traces: Sequence[StageTrace]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    steps = [step for trace in traces for step in trace.denoise_step_s or ()]
+    if steps:
+        found["denoise_step_s"] = statistics.median(steps)
+    for name in ("text_encode_s", "vae_decode_s", "vocoder_s"):
+        values = [getattr(trace, name) for trace in traces if getattr(trace, name) is not None]
+        if values:
+            found[name] = statistics.median(values)
+    return found
+
+
+def _rates(iteration: Iteration) -> dict[str, float]:
+    found: dict[str, float] = {}
+    audio_s, images, _ = _made(iteration)
+    if [kind for _, kind in iteration.stages] == ["ar"]:
+        tokens = _total(trace.num_output_tokens for trace in iteration.traces(iteration.stages[0][0]))
+        found["output_tokens_per_second"] = tokens / iteration.e2e_s
+    if audio_s:
+        found["rtf"] = iteration.e2e_s / audio_s
+        first = [request.first_audio_s for request in iteration.requests if request.first_audio_s is not None]
+        if first and len(iteration.requests) > 1:
+            found["ttfp_s"] = min(first)
+    if images:
+        found["images_per_second"] = images / iteration.e2e_s
+    return found
+
+
+def _made(iteration: Iteration) -> tuple[float, int, float]:
+    """Seconds of audio, images, and their pixels."""
+    outputs = [output for request in iteration.requests for output in request.result.outputs]
+    audio_s = sum(len(o.samples) / o.sample_rate for o in outputs if isinstance(o, AudioOutput))
+    shapes = [output.pixels.shape for output in outputs if isinstance(output, ImageOutput)]
+    return float(audio_s), len(shapes), float(sum(height * width for height, width, _ in shapes))
+
+
+def _total(values: Iterable[float | None]) -> float:
+    return float(sum(value or 0 for value in values))
+
+
+def accounted_of(iteration: Iteration) -> Mapping[str, float]:
+    """Which share of each time its parts make up, the median over requests; 1 is all of it.
+
+    `stages`: the stages' latencies within the request's time. `steps`: the parts of a diffusion stage within its
+    latency. `tokens`: the last token's time within an AR stage's latency. The first two only where a request is alone:
+    several wait for one another in between.
+    """
+    shares: dict[str, list[float]] = {}
+    is_alone = len(iteration.requests) == 1
+    for request in iteration.requests:
+        if is_alone:
+            total = sum(trace.latency_s for trace in request.result.stages)
+            shares.setdefault("stages", []).append(total / request.seconds)
+        for trace in request.result.stages:
+            if trace.token_times_s:
+                shares.setdefault("tokens", []).append(trace.token_times_s[-1] / trace.latency_s)
+            if trace.denoise_step_s and is_alone:
+                parts = sum(trace.denoise_step_s) + sum(
+                    value or 0.0 for value in (trace.text_encode_s, trace.vae_decode_s, trace.vocoder_s)
+                )
+                shares.setdefault("steps", []).append(parts / trace.latency_s)
+    return {name: statistics.median(values) for name, values in shares.items()}

@@ -1,0 +1,77 @@
+"""What came out of an iteration: a hash to compare all of it, files to say how far apart two are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_TOKENS = "tokens"
+
+
+def output_arrays(results: Sequence[RequestResult]) -> dict[str, np.ndarray]:
+    """Everything that the requests made, by name: token ids of each AR stage, samples float32, pixels uint8."""
+    import numpy as np
+
+    arrays: dict[str, np.ndarray] = {}
+    for request, result in enumerate(results):
+        for trace in result.stages:
+            if trace.output_token_ids is not None:
+                arrays[f"{request}.{_TOKENS}.{trace.name}"] = np.array(trace.output_token_ids, np.int64)
+        for position, output in enumerate(result.outputs):
+            if isinstance(output, AudioOutput):
+                arrays[f"{request}.audio.{position}"] = output.samples
+            elif isinstance(output, ImageOutput):
+                arrays[f"{request}.image.{position}"] = output.pixels
+    return arrays
+
+
+def hash_arrays(arrays: dict[str, np.ndarray]) -> str:
+    """`sha256:...` of names, shapes, types and bytes."""
+    import numpy as np
+
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return "sha256:" + digest.hexdigest()
+
+
+def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    import numpy as np
+
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def max_abs_difference(first: Path, second: Path) -> float | None:
+    """The largest difference of any sample or pixel of two saved sets of outputs.
+
+    None where a difference has no size: other tokens, other lengths, or one of the files was never written.
+    """
+    import numpy as np
+
+    if not first.is_file() or not second.is_file():
+        return None
+    largest = 0.0
+    with np.load(first) as a, np.load(second) as b:
+        if set(a.files) != set(b.files):
+            return None
+        for name in a.files:
+            left, right = a[name], b[name]
+            if left.shape != right.shape:
+                return None
+            if f".{_TOKENS}." in name:
+                if not np.array_equal(left, right):
+                    return None
+            elif left.size:
+                gap = np.abs(left.astype(np.float64) - right.astype(np.float64)).max()
+                largest = max(largest, float(gap))
+    return largest

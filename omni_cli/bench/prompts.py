@@ -1,0 +1,60 @@
+"""Prompts of an exact number of tokens, another one for each iteration, the same for every variant."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from omni_cli.errors import CheckpointError
+
+# fmt: off
+_WORDS = (
+    "rain", "river", "stone", "light", "morning", "garden", "window", "paper", "music", "table", "silver", "summer",
+    "letter", "street", "winter", "forest", "bridge", "colour", "number", "island", "kitchen", "market", "station",
+    "teacher", "village", "yellow", "answer", "basket", "camera", "doctor", "engine", "family", "ground", "hammer",
+    "insect", "jacket", "ladder", "mirror", "needle", "orange", "pencil",
+)
+# fmt: on
+_ATTEMPTS = 200
+_TOKENIZERS = ("tokenizer.json", "tokenizer/tokenizer.json")
+
+
+class Prompts:
+    """Draws prompts for the tokenizer of the checkpoint in the folder `model`; `input_len` is in tokens.
+
+    A checkpoint without a `tokenizer.json` gets as many words instead; the record says how many tokens these were.
+    """
+
+    def __init__(self, model: str, input_len: int) -> None:
+        self._input_len = input_len
+        self._tokenizer = _load_tokenizer(Path(model))
+
+    def draw(self, number: int, index: int) -> str:
+        """The prompt of request `index` of iteration `number`.
+
+        Raises `CheckpointError` where the tokenizer makes it impossible.
+        """
+        source = random.Random(f"{number}/{index}")
+        for _ in range(_ATTEMPTS):
+            words = " ".join(source.choices(_WORDS, k=self._input_len))
+            if self._tokenizer is None:
+                return words
+            # A word is a token or more; what is cut off may change how the rest is split, hence the attempts.
+            text = self._tokenizer.decode(self._encode(words)[: self._input_len], skip_special_tokens=False)
+            if len(self._encode(text)) == self._input_len:
+                return text
+        raise CheckpointError(
+            f"found no prompt of exactly {self._input_len} tokens for this tokenizer", hint="try another `--input-len`"
+        )
+
+    def _encode(self, text: str) -> list[int]:
+        # With the special tokens that the engine's tokenizer adds as well.
+        return self._tokenizer.encode(text).ids
+
+
+def _load_tokenizer(folder: Path) -> Any | None:
+    from tokenizers import Tokenizer
+
+    path = next((folder / name for name in _TOKENIZERS if (folder / name).is_file()), None)
+    return None if path is None else Tokenizer.from_file(str(path))

@@ -1,0 +1,104 @@
+"""What the command and a variant's process say to each other: JSON, one message a line, over the child's stdio."""
+
+from __future__ import annotations
+
+import msgspec
+
+from omni_cli.engine.messages import Failure
+
+PROTOCOL = 1
+"""Raised when messages change: `--against` may meet the process of another commit."""
+
+MAX_LINE_BYTES = 64 * 2**20
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """Load the stages that are measured, fix their work, and get their input.
+
+    `inputs` is a file of hand-offs, needed where the first measured stage is not the chain's first. `records_inputs`
+    says that it is to be made, by running the stages before once.
+    """
+
+    profile: str
+    overrides: tuple[str, ...]
+    model: str | None
+    seed: int | None
+    trust_remote_code: bool
+    stage: str
+    batch_size: int
+    input_len: int
+    output_len: int
+    given_lengths: tuple[str, ...]
+    inputs: str
+    records_inputs: bool
+    verbose: bool = False
+
+
+class Run(msgspec.Struct, frozen=True, tag=True):
+    """Run the workload once. Equal numbers mean equal prompts and seeds; `outputs` is a file for what comes out."""
+
+    number: int
+    outputs: str | None = None
+
+
+class Close(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+Request = Load | Run | Close
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    protocol: int
+
+
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """A stage begins to load (`load_s` None) or is ready."""
+
+    stage: str
+    kind: str
+    load_s: float | None = None
+
+
+class StageMemory(msgspec.Struct, frozen=True):
+    """Peaks of one stage in bytes, until it was ready and since then; keys `device`, `reserved`, `host`."""
+
+    load: dict[str, int] = {}
+    run: dict[str, int] = {}
+
+
+class LoadedStage(msgspec.Struct, frozen=True):
+    """`settings` and `effective` were read back from the engine, `requested` are the same keys as configured."""
+
+    name: str
+    kind: str
+    load_s: float
+    requested: dict[str, object]
+    settings: dict[str, object]
+    effective: dict[str, object]
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    stages: tuple[LoadedStage, ...]
+
+
+class Ran(msgspec.Struct, frozen=True, tag=True):
+    """One iteration. `accounted` is the share of a time that its parts make up; 1 is all of it."""
+
+    e2e_s: float
+    metrics: dict[str, float]
+    work: dict[str, float]
+    output_sha256: str
+    accounted: dict[str, float]
+    memory: dict[str, StageMemory]
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    failure: Failure
+
+
+Reply = Hello | Loading | Loaded | Ran | Failed
+
+encode = msgspec.json.Encoder().encode
+decode_request = msgspec.json.Decoder(Request).decode
+decode_reply = msgspec.json.Decoder(Reply).decode

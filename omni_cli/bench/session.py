@@ -1,0 +1,153 @@
+"""What has been measured so far, as a record that is valid at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from omni_cli.bench.checks import ineffective, unaccounted
+from omni_cli.bench.memory import memory_of
+from omni_cli.bench.outputs import max_abs_difference
+from omni_cli.bench.protocol import LoadedStage, Ran
+from omni_cli.bench.variants import Variant
+from omni_cli.record import E2E, Memory, Record, Sample, Sampling
+from omni_cli.record import Variant as VariantRecord
+
+MAX_OUTPUT_FILES = 4
+"""Of this many first iterations the outputs themselves are compared, of all others their hashes."""
+
+
+@dataclass
+class Measured:
+    """All that one variant has given."""
+
+    variant: Variant
+    stages: tuple[LoadedStage, ...] = ()
+    samples: list[Sample] = field(default_factory=list)
+    hashes: dict[int, str] = field(default_factory=dict)
+    accounted: dict[str, list[float]] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
+    error: str | None = None
+
+    def effective(self) -> dict[str, Any]:
+        """What really ran: settings as the engines have them, and where these are not what was asked for."""
+        if not self.stages:
+            return {}
+        differing = [
+            {"stage": item.stage, "key": item.key, "requested": item.requested, "effective": item.effective}
+            for item in ineffective(self.stages)
+        ]
+        return {
+            "stages": {stage.name: {**stage.settings, **stage.effective} for stage in self.stages},
+            "load_s": {stage.name: stage.load_s for stage in self.stages},
+            "not_as_requested": differing,
+        }
+
+
+class Session:
+    """Collects what variants give. `folder` is where they leave the outputs of their first iterations."""
+
+    def __init__(
+        self,
+        variants: Sequence[Variant],
+        *,
+        command: Sequence[str],
+        environment: dict[str, Any],
+        workload: dict[str, Any],
+        folder: Path,
+    ) -> None:
+        self.measured = [Measured(variant) for variant in variants]
+        self.sampling = Sampling()
+        self._command = tuple(command)
+        self._created = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        self._environment = environment
+        self._workload = workload
+        self._folder = folder
+        self._differences: dict[tuple[int, int], float | None] = {}
+
+    @property
+    def has_samples(self) -> bool:
+        return any(measured.samples for measured in self.measured)
+
+    def note(self, **conditions: Any) -> None:
+        """Add to what is said about how the measurement was made."""
+        self._environment = {
+            **self._environment,
+            "conditions": {**self._environment.get("conditions", {}), **conditions},
+        }
+
+    def output_file(self, variant: int, number: int) -> Path | None:
+        """Where a variant leaves the outputs of iteration `number`; None for those that are only hashed."""
+        return self._folder / f"{variant}-{number}.npz" if number < MAX_OUTPUT_FILES else None
+
+    def warmed_up(self, variant: int, number: int, ran: Ran) -> None:
+        self._keep(variant, number, ran)
+
+    def sampled(self, variant: int, number: int, ran: Ran, *, block: int, position: int) -> None:
+        self._keep(variant, number, ran)
+        measured = self.measured[variant]
+        measured.samples.append(
+            Sample(block=block, position=position, e2e_s=ran.e2e_s, metrics=ran.metrics, work=ran.work)
+        )
+        for kind, share in ran.accounted.items():
+            measured.accounted.setdefault(kind, []).append(share)
+        measured.memory = memory_of(ran.memory)
+
+    def _keep(self, variant: int, number: int, ran: Ran) -> None:
+        self.measured[variant].hashes.setdefault(number, ran.output_sha256)
+
+    def check_times(self) -> None:
+        """Let a variant count as failed whose times are not made up by their parts."""
+        for measured in self.measured:
+            reason = unaccounted(measured.accounted, [sample.e2e_s for sample in measured.samples])
+            if reason is not None and measured.error is None:
+                measured.error = reason
+
+    def record(self) -> Record:
+        """Everything so far, without summaries and verdicts, but with what is known of the outputs."""
+        return Record(
+            created=self._created,
+            command=self._command,
+            environment=self._environment,
+            workload=self._workload,
+            variants=tuple(_variant_record(measured) for measured in self.measured),
+            sampling=self.sampling,
+            comparisons=tuple(self._outputs(b) for b in range(1, len(self.measured))),
+        )
+
+    def _outputs(self, b: int) -> dict[str, Any]:
+        """The outputs of a variant against those of the first one."""
+        first, other = self.measured[0], self.measured[b]
+        numbers = sorted(first.hashes.keys() & other.hashes.keys())
+        identical = all(first.hashes[n] == other.hashes[n] for n in numbers) if numbers else None
+        difference = 0.0 if identical else None
+        if identical is False:
+            found = [self._difference(b, n) for n in numbers if n < MAX_OUTPUT_FILES]
+            known = [value for value in found if value is not None]
+            # Zero would say that they agree, when it is the later ones, of which only hashes are left, that do not.
+            difference = max(known) if len(known) == len(found) and any(known) else None
+        return {
+            "metric": E2E, "a": first.variant.name, "b": other.variant.name,
+            "outputs": {"identical": identical, "max_abs_diff": difference},
+        }  # fmt: skip
+
+    def _difference(self, variant: int, number: int) -> float | None:
+        if (variant, number) not in self._differences:
+            files = self.output_file(0, number), self.output_file(variant, number)
+            self._differences[variant, number] = max_abs_difference(*files)
+        return self._differences[variant, number]
+
+
+def _variant_record(measured: Measured) -> VariantRecord:
+    return VariantRecord(
+        name=measured.variant.name,
+        settings=dict(measured.variant.settings),
+        effective=measured.effective(),
+        samples=tuple(measured.samples),
+        memory=measured.memory,
+        output_sha256=measured.hashes.get(0),
+        error=measured.error,
+    )

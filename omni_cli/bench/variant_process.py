@@ -1,0 +1,197 @@
+"""The command's end of a variant's process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import site
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import omni_cli
+from omni_cli.bench.protocol import (
+    MAX_LINE_BYTES,
+    PROTOCOL,
+    Close,
+    Failed,
+    Hello,
+    Load,
+    Loaded,
+    Loading,
+    Ran,
+    Reply,
+    Request,
+    Run,
+    decode_reply,
+    encode,
+)
+from omni_cli.engine.stage_log import StageLog
+from omni_cli.errors import OmniError
+
+HELLO_TIMEOUT_S = 60.0
+CLOSE_GRACE_S = 10.0
+_MODULE = "omni_cli.bench.variant_worker"
+_LOG_LINES = 15
+
+
+class VariantError(OmniError):
+    """A variant broke off; the message says which, and when."""
+
+    def __init__(self, message: str, *, hint: str | None = None, details: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.details = details
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a variant's Python is started: `code` is the folder that holds its `omni_cli`, None for this one's.
+
+    `environment` maps names to values; an empty value unsets.
+    """
+
+    name: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    code: Path | None = None
+
+
+class VariantProcess:
+    """Starts the process, sends one request at a time, and ends it. Owned by one event loop."""
+
+    def __init__(self, launch: Launch, *, verbose: bool = False) -> None:
+        self.launch = launch
+        self.name = launch.name
+        self._log = StageLog(passed_on=verbose)
+        self._process: asyncio.subprocess.Process | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Start Python with the variant's environment. Raises `VariantError`."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            # Not the working directory's `omni_cli`, if there is one: PYTHONPATH decides.
+            "-P",
+            "-m",
+            _MODULE,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=self._log.fileno(),
+            env=child_environment(os.environ, self.launch),
+            limit=MAX_LINE_BYTES,
+            # Ctrl-C in a terminal goes to the command alone.
+            start_new_session=True,
+        )
+        hello = await self._receive("starting", HELLO_TIMEOUT_S)
+        if not isinstance(hello, Hello) or hello.protocol != PROTOCOL:
+            raise VariantError(
+                f"variant `{self.name}` speaks another version of the bench protocol",
+                hint="compare with a commit that is closer to this one",
+            )
+
+    async def load(self, request: Load, on_loading: Callable[[Loading], None]) -> Loaded:
+        await self._send(request)
+        while True:
+            reply = await self._receive("loading", None)
+            if isinstance(reply, Loaded):
+                return reply
+            if isinstance(reply, Loading):
+                on_loading(reply)
+
+    async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
+        """One iteration. `when` says in a failure's sentence what was going on (`block 3`)."""
+        await self._send(Run(number, None if outputs is None else str(outputs)))
+        while True:
+            reply = await self._receive(when, timeout_s)
+            if isinstance(reply, Ran):
+                return reply
+
+    async def close(self) -> None:
+        """Let the process end its stages, else end it. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.write(encode(Close()) + b"\n")
+                # Its end tells a process that is busy loading or running the same.
+                self._process.stdin.close()
+            try:
+                await asyncio.wait_for(self._process.wait(), CLOSE_GRACE_S)
+            except TimeoutError:
+                self.kill()
+                await self._process.wait()
+        self._log.close()
+
+    def kill(self) -> None:
+        """End it now; its stages notice and end themselves."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _send(self, request: Request) -> None:
+        try:
+            self._process.stdin.write(encode(request) + b"\n")
+            await self._process.stdin.drain()
+        except OSError as error:
+            raise await self._ended("before it was asked to go on") from error
+
+    async def _receive(self, when: str, timeout_s: float | None) -> Reply:
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), timeout_s)
+        except TimeoutError:
+            self.kill()
+            raise VariantError(
+                f"variant `{self.name}` hangs ({when}): no answer within {timeout_s:.0f} s",
+                hint="`-v` shows what its stages print",
+            ) from None
+        if not line.endswith(b"\n"):
+            raise await self._ended(when)
+        reply = decode_reply(line)
+        if isinstance(reply, Failed):
+            failure = reply.failure
+            raise VariantError(
+                f"variant `{self.name}` failed ({when}): {failure.message}", hint=failure.hint, details=failure.details
+            )
+        return reply
+
+    async def _ended(self, when: str) -> VariantError:
+        code = await self._process.wait()
+        tail = self._log.tail(_LOG_LINES)
+        if f"No module named {_MODULE}" in tail or "No module named 'omni_cli.bench'" in tail:
+            return VariantError(
+                f"variant `{self.name}`: that commit's omni cannot be measured, it has no `{_MODULE}`",
+                hint="name a newer commit",
+            )
+        reason = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended (exit code {code})"
+        hint = None
+        if code == -signal.SIGKILL:
+            hint = "the system does this when memory runs out: free some, or use smaller settings"
+        return VariantError(f"variant `{self.name}` {reason} ({when})", hint=hint, details=tail or None)
+
+
+def child_environment(base: Mapping[str, str], launch: Launch) -> dict[str, str]:
+    """The environment of a variant's Python."""
+    environment = {**base}
+    for name, value in launch.environment.items():
+        if value:
+            environment[name] = value
+        else:
+            environment.pop(name, None)
+    root = launch.code or Path(omni_cli.__file__).parents[1]
+    # Beside the standard library it would hide parts of that, and Python finds it there anyway.
+    if launch.code is not None or str(root) not in _site_folders():
+        paths = [str(root), *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
+
+
+def _site_folders() -> set[str]:
+    return {*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("purelib")}

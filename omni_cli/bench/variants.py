@@ -1,0 +1,149 @@
+"""`--vary KEY=A,B`: what is compared with what."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omni_cli.bench.workload import measured_stages
+from omni_cli.config.diagnostics import visible
+from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.yaml_tree import parse_scalar
+from omni_cli.errors import UsageError
+
+ENVIRONMENT = "env."
+MAX_VARIANTS = 8
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OPENING = {"[": "]", "{": "}", '"': '"', "'": "'"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One treatment: options as after `--set`, environment variables, or the code in another folder.
+
+    `settings` is what it sets, for the record.
+    """
+
+    name: str
+    overrides: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    code: Path | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value of one `--vary`: `key` as it was written, `overrides` with the stages that it means."""
+
+    key: str
+    value: str
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def is_variable(self) -> bool:
+        return self.key.startswith(ENVIRONMENT)
+
+
+def parse_vary(texts: Sequence[str], config: EngineConfig, stage: str) -> tuple[Variant, ...]:
+    """All combinations of the values, the first ones first; none without any `--vary`.
+
+    A key without a stage's name means the measured stages that have it. Raises `UsageError`.
+    """
+    axes = [_axis(text, config, stage) for text in texts]
+    keys = [axis[0].key for axis in axes]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise UsageError(f"`--vary {key}=...` is given twice", hint=f"write one: `--vary {key}=A,B`")
+    count = 1
+    for axis in axes:
+        count *= len(axis)
+    if count > MAX_VARIANTS:
+        raise UsageError(
+            f"these are {count} variants, and at most {MAX_VARIANTS} can be compared at once",
+            hint="vary less at a time",
+        )
+    if not axes:
+        return ()
+    variants = [_variant(settings) for settings in itertools.product(*axes)]
+    return tuple(_with_unique_name(variants, position) for position in range(len(variants)))
+
+
+def _axis(text: str, config: EngineConfig, stage: str) -> list[Setting]:
+    key, equals, raw = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        message = f"`--vary {visible(text, 80)}` is not KEY=A,B"
+        raise UsageError(
+            message, hint="for example `--vary thinker.max_num_seqs=1,8` or `--vary env.OMP_NUM_THREADS=1,2`"
+        )
+    values = split_values(raw)
+    if len(values) < 2:
+        hint = f"name at least two: `--vary {key}={raw or 'A'},B`; `--set {key}={raw}` sets a single one"
+        raise UsageError(f"`--vary {visible(text, 80)}` has a single value, so there is nothing to compare", hint=hint)
+    if key.startswith(ENVIRONMENT):
+        name = key.removeprefix(ENVIRONMENT)
+        if not _VARIABLE.fullmatch(name):
+            raise UsageError(f"`{visible(name, 80)}` is no name of an environment variable")
+        return [Setting(key, value) for value in values]
+    keys = _full_keys(key, config, stage)
+    return [Setting(key, value, tuple(f"{full}={value}" for full in keys)) for value in values]
+
+
+def _full_keys(key: str, config: EngineConfig, stage: str) -> list[str]:
+    """`max_num_seqs` as `thinker.max_num_seqs`, `talker.max_num_seqs`; a key that says its stage, or none, as it is."""
+    first = key.partition(".")[0]
+    top_level = {item.name for item in dataclasses.fields(config)} - {"trust_remote_code"}
+    if first in top_level or first in {item.name for item in config.stages}:
+        return [key]
+    holders = [item.name for item in measured_stages(config, stage) if hasattr(item, first)]
+    # Where no stage has it, the profile's own check says what is wrong, with a suggestion.
+    return [f"{name}.{key}" for name in holders] or [f"{measured_stages(config, stage)[0].name}.{key}"]
+
+
+def split_values(text: str) -> list[str]:
+    """At commas outside of brackets and quotation marks; blanks around a value do not count."""
+    values, closing = [""], []
+    for character in text:
+        if closing and character == closing[-1]:
+            closing.pop()
+        elif character in _OPENING and not (closing and closing[-1] in "\"'"):
+            closing.append(_OPENING[character])
+        if character == "," and not closing:
+            values.append("")
+        else:
+            values[-1] += character
+    return [value.strip() for value in values]
+
+
+def _variant(settings: Sequence[Setting]) -> Variant:
+    return Variant(
+        name=", ".join(f"{setting.key}={setting.value}" for setting in settings),
+        overrides=tuple(text for setting in settings for text in setting.overrides),
+        environment={s.key.removeprefix(ENVIRONMENT): s.value for s in settings if s.is_variable},
+        settings={s.key: s.value if s.is_variable else parse_scalar(s.value) for s in settings},
+    )
+
+
+def _with_unique_name(variants: Sequence[Variant], position: int) -> Variant:
+    """The same value twice is A against A, which is a fair question; records need two names for it."""
+    name = variants[position].name
+    earlier = sum(variant.name == name for variant in variants[:position])
+    return (
+        variants[position] if not earlier else dataclasses.replace(variants[position], name=f"{name} ({earlier + 1})")
+    )
+
+
+def check_distinct(variants: Sequence[Variant], configs: Sequence[EngineConfig]) -> None:
+    """Raise `UsageError` where values that are written differently mean the same configuration."""
+    for (a, config_a), (b, config_b) in itertools.combinations(zip(variants, configs, strict=True), 2):
+        is_same = config_a == config_b and a.environment == b.environment and a.code == b.code
+        if is_same and a.settings != b.settings:
+            raise UsageError(
+                f"`{a.name}` and `{b.name}` are the same configuration",
+                hint="another option sets that key again: leave it out",
+            )

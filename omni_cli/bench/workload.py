@@ -1,0 +1,115 @@
+"""What one iteration is: which stages run, on what, and how much of it; the same work for every variant."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from omni_cli.config.diagnostics import suggest
+from omni_cli.config.engine_config import ARStageConfig, EngineConfig, StageConfig
+from omni_cli.config.resolve import to_profile_data
+from omni_cli.errors import UsageError
+from omni_cli.record import workload_fingerprint
+
+ALL = "all"
+_KINDS = ("ar", "diffusion")
+_DESCRIPTIVE = ("description", "version")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`stage` as after `--stage`: a stage's name, `ar`, `diffusion` or `all`.
+
+    Each iteration sends `batch_size` requests at once. A prompt has `input_len` tokens, and every AR stage makes
+    exactly `output_len`, but for the stages in `given_lengths`, which make their profile's `max_tokens`.
+    """
+
+    stage: str = ALL
+    batch_size: int = 1
+    input_len: int = 32
+    output_len: int = 32
+    given_lengths: tuple[str, ...] = ()
+
+    def measured(self, config: EngineConfig) -> tuple[StageConfig, ...]:
+        """The stages to measure, in order. Raises `UsageError` where there are none, or gaps between them."""
+        return measured_stages(config, self.stage)
+
+    def describe(self, config: EngineConfig) -> dict[str, Any]:
+        """The record's `workload`: everything that has to be equal for two measurements to be comparable."""
+        settings = {key: value for key, value in to_profile_data(config).items() if key not in _DESCRIPTIVE}
+        described = {
+            "profile": config.name,
+            "model": config.model,
+            "stage": self.stage,
+            "stages": [stage.name for stage in self.measured(config)],
+            "batch_size": self.batch_size,
+            "input_len": self.input_len,
+            "output_len": self.output_len,
+            "settings": settings,
+        }
+        return {**described, "fingerprint": workload_fingerprint(described)}
+
+
+def measured_stages(config: EngineConfig, wanted: str) -> tuple[StageConfig, ...]:
+    """The stages that `--stage` means: one, all of a kind, or all; see `Workload.measured`."""
+    if wanted == ALL:
+        return config.stages
+    found = [
+        (position, stage)
+        for position, stage in enumerate(config.stages)
+        if stage.name == wanted or (wanted in _KINDS and stage.kind == wanted)
+    ]
+    names = [stage.name for stage in config.stages]
+    if not found and wanted in _KINDS:
+        raise UsageError(
+            f"profile `{config.name}` has no {wanted} stage",
+            hint=f"its stages are {', '.join(f'{stage.name} ({stage.kind})' for stage in config.stages)}",
+        )
+    if not found:
+        known = f"stages of `{config.name}` are {', '.join(names)}; `ar`, `diffusion` and `all` name several"
+        raise UsageError(f"unknown stage `{wanted}`", hint=suggest(wanted, [*names, *_KINDS, ALL]) or known)
+    first, last = found[0][0], found[-1][0]
+    if last - first + 1 != len(found):
+        separate = ", ".join(stage.name for _, stage in found)
+        raise UsageError(
+            f"the {wanted} stages of `{config.name}` do not follow one another: {separate}",
+            hint="measure them one at a time with `--stage NAME`",
+        )
+    return tuple(stage for _, stage in found)
+
+
+def stages_before(config: EngineConfig, measured: Collection[StageConfig]) -> tuple[StageConfig, ...]:
+    """The stages that make the input of the first measured one."""
+    names = [stage.name for stage in config.stages]
+    first = min(names.index(stage.name) for stage in measured)
+    return config.stages[:first]
+
+
+def has_successor(config: EngineConfig, measured: Collection[StageConfig]) -> bool:
+    """Whether the last measured stage hands something on to another stage."""
+    return config.stages[-1].name not in {stage.name for stage in measured}
+
+
+def with_fixed_work(config: EngineConfig, output_len: int, given_lengths: Collection[str] = ()) -> EngineConfig:
+    """The configuration in which no AR stage ends early: as many tokens as are wanted, no end token before."""
+    return dataclasses.replace(
+        config, stages=tuple(_with_fixed_length(stage, output_len, given_lengths) for stage in config.stages)
+    )
+
+
+def _with_fixed_length(stage: StageConfig, output_len: int, given_lengths: Collection[str]) -> StageConfig:
+    if not isinstance(stage, ARStageConfig):
+        return stage
+    length = output_len
+    if stage.name in given_lengths:
+        length = stage.sampling.get("max_tokens", output_len)
+    fixed = {"max_tokens": length, "min_tokens": length, "ignore_eos": True}
+    return dataclasses.replace(stage, sampling={**stage.sampling, **fixed})
+
+
+def lengths_given_by(overrides: Collection[str]) -> tuple[str, ...]:
+    """Names of the stages whose number of tokens is said by `STAGE.sampling.max_tokens=N` among the overrides."""
+    keys = [text.partition("=")[0].strip() for text in overrides]
+    return tuple(dict.fromkeys(key.partition(".")[0] for key in keys if key.endswith(".sampling.max_tokens")))

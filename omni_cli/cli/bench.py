@@ -1,0 +1,271 @@
+"""`omni bench`: measures latency and memory, compares variants, judges a gate."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omni_cli.cli.bench_options import (
+    AgainstOption,
+    AllowOption,
+    BaselineOption,
+    BatchSizeOption,
+    GateOption,
+    IdenticalOption,
+    InputLenOption,
+    JunitOption,
+    MarginOption,
+    MarkdownOption,
+    MaxMemoryRegressionOption,
+    MaxRegressionOption,
+    MetricOption,
+    NumItersOption,
+    NumItersWarmupOption,
+    OutputJsonOption,
+    OutputLenOption,
+    SelfCheckOption,
+    SmallerIsBetterOption,
+    StageOption,
+    TimeBudgetOption,
+    VaryOption,
+)
+from omni_cli.cli.options import (
+    DEFAULT_PROFILE,
+    JsonOption,
+    ModelOption,
+    ProfileOption,
+    QuietOption,
+    SeedOption,
+    SetOption,
+    TimeoutOption,
+    TrustRemoteCodeOption,
+    VerboseOption,
+)
+from omni_cli.errors import OmniError, UsageError
+
+# What follows is loaded when a run begins, so that `--help` and a wrong option are answered at once.
+if TYPE_CHECKING:
+    from omni_cli.bench.variants import Variant
+    from omni_cli.bench.verdicts import Question
+    from omni_cli.bench.workload import Workload
+    from omni_cli.config.engine_config import EngineConfig
+    from omni_cli.config.gate_file import GateLimits
+
+DEFAULT_BUDGET_S = 60.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """The profile and what the command line puts over it; every variant loads it anew, with its own overrides."""
+
+    profile: str
+    overrides: tuple[str, ...]
+    model: str | None
+    seed: int | None
+    trust_remote_code: bool
+
+    def load(self, overrides: tuple[str, ...] = ()) -> EngineConfig:
+        from omni_cli.config.loader import load_profile
+
+        return load_profile(
+            self.profile,
+            overrides=(*self.overrides, *overrides),
+            model=self.model,
+            trust_remote_code=self.trust_remote_code,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True)
+class Files:
+    """What to write beside the terminal."""
+
+    record: Path | None = None
+    junit: Path | None = None
+    markdown: Path | None = None
+    smaller_is_better: Path | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run is limited and shown."""
+
+    num_iters: int | None
+    num_iters_warmup: int
+    time_budget_s: float | None
+    timeout_s: float | None
+    files: Files
+    self_check: bool
+    as_json: bool
+    verbose: bool
+    quiet: bool
+
+
+def bench(
+    stage: StageOption = "all",
+    vary: VaryOption = None,
+    against: AgainstOption = None,
+    baseline: BaselineOption = None,
+    max_regression: MaxRegressionOption = None,
+    max_memory_regression: MaxMemoryRegressionOption = None,
+    metric: MetricOption = None,
+    gate: GateOption = None,
+    require_identical_outputs: IdenticalOption = False,
+    margin: MarginOption = "1%",
+    allow_difference: AllowOption = None,
+    num_iters: NumItersOption = None,
+    num_iters_warmup: NumItersWarmupOption = 3,
+    time_budget: TimeBudgetOption = None,
+    batch_size: BatchSizeOption = 1,
+    input_len: InputLenOption = 32,
+    output_len: OutputLenOption = 32,
+    output_json: OutputJsonOption = None,
+    junit: JunitOption = None,
+    markdown: MarkdownOption = None,
+    smaller_is_better: SmallerIsBetterOption = None,
+    self_check: SelfCheckOption = False,
+    profile: ProfileOption = DEFAULT_PROFILE,
+    model: ModelOption = None,
+    set_: SetOption = None,
+    seed: SeedOption = None,
+    as_json: JsonOption = False,
+    timeout: TimeoutOption = None,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+    trust_remote_code: TrustRemoteCodeOption = False,
+) -> int:
+    """Measure latency and memory of a model or a stage, compare variants, judge a gate.
+
+    Variants run in processes of their own and take turns, iteration by iteration, until the interval of their ratio
+    decides or the time is up. Exits with 0 (done, or the gate passed), 1 (regression), 3 (inconclusive), 4 (not
+    comparable), 5 (outputs differ where they had to be equal) or 6 (a variant broke off).
+    """
+    from omni_cli.config.bundled import find_profile
+
+    source = Source(str(find_profile(profile).absolute()), tuple(set_ or ()), model, seed, trust_remote_code)
+    config = source.load()
+    workload = _workload(config, stage, batch_size, input_len, output_len, source.overrides, tuple(vary or ()))
+    if self_check and (vary or against or baseline):
+        message = "`--self-check` measures one variant against itself"
+        raise UsageError(message, hint="leave `--vary`, `--against` and `--baseline` out")
+    if vary and against:
+        raise UsageError(
+            "`--vary` and `--against` cannot be combined", hint="one question at a time: choose one of them"
+        )
+    variants = _variants(tuple(vary or ()), config, workload, source)
+    limits = _limits(gate, max_regression, max_memory_regression, tuple(metric or ()), require_identical_outputs)
+    if limits is not None and not (len(variants) > 1 or against or baseline or self_check):
+        raise UsageError("a limit needs something to compare with", hint="add `--against`, `--baseline` or `--vary`")
+    _need_numpy()
+    question = _question(limits, metric, margin, baseline, allow_difference)
+    settings = Settings(
+        num_iters, num_iters_warmup, _budget(time_budget, num_iters, variants, against), timeout,
+        Files(output_json, junit, markdown, smaller_is_better), self_check, as_json, verbose, quiet,
+    )  # fmt: skip
+    from omni_cli.cli.bench_run import run_bench
+
+    command = ("omni", *sys.argv[1:])
+    return run_bench(source, workload, variants, question, settings, against=against, command=command)
+
+
+def _workload(
+    config: EngineConfig,
+    stage: str,
+    batch_size: int,
+    input_len: int,
+    output_len: int,
+    overrides: tuple[str, ...],
+    vary: tuple[str, ...],
+) -> Workload:
+    """The workload, with its stage checked."""
+    from omni_cli.bench.workload import Workload, lengths_given_by
+
+    workload = Workload(stage, batch_size, input_len, output_len, lengths_given_by((*overrides, *vary)))
+    workload.measured(config)
+    return workload
+
+
+def _variants(vary: tuple[str, ...], config: EngineConfig, workload: Workload, source: Source) -> tuple[Variant, ...]:
+    """What `--vary` asks for, or the profile as it is; every configuration checked before anything starts."""
+    from omni_cli.bench.variants import Variant, check_distinct, parse_vary
+
+    variants = parse_vary(vary, config, workload.stage) or (Variant(config.name),)
+    configs = [source.load(variant.overrides) for variant in variants]
+    check_distinct(variants, configs)
+    return variants
+
+
+def _question(
+    limits: GateLimits | None,
+    metrics: list[str] | None,
+    margin: str,
+    baseline: Path | None,
+    allowed: list[str] | None,
+) -> Question:
+    from omni_cli.bench.verdicts import Question
+    from omni_cli.record import load_record
+
+    return Question(
+        limits=limits,
+        metrics=None if not metrics else tuple(metrics),
+        margin=_fraction("--margin", margin),
+        baseline=None if baseline is None else load_record(baseline),
+        allowed=tuple(allowed or ()),
+    )
+
+
+def _budget(
+    given: float | None, num_iters: int | None, variants: tuple[Variant, ...], against: str | None
+) -> float | None:
+    """Seconds for measuring; None where a number of iterations was asked for and no time."""
+    if given is not None:
+        if not (math.isfinite(given) and given > 0):
+            raise UsageError("invalid value for `--time-budget`: expected a number of seconds greater than 0")
+        return given
+    if num_iters is not None:
+        return None
+    comparisons = 1 if against else max(len(variants) - 1, 1)
+    return DEFAULT_BUDGET_S * comparisons
+
+
+def _limits(
+    file: Path | None,
+    max_regression: str | None,
+    max_memory_regression: str | None,
+    metrics: tuple[str, ...],
+    identical_outputs: bool,
+) -> GateLimits | None:
+    from omni_cli.config.gate_file import load_gate_file, merge_limits
+
+    time = None if max_regression is None else _fraction("--max-regression", max_regression)
+    if time == 0:
+        message = "invalid value for `--max-regression`: a limit of 0 cannot be judged"
+        raise UsageError(message, hint="noise has to fit below the limit: write 2%")
+    memory = None if max_memory_regression is None else _fraction("--max-memory-regression", max_memory_regression)
+    return merge_limits(
+        None if file is None else load_gate_file(file),
+        max_regression=time,
+        max_memory_regression=memory,
+        metrics=metrics,
+        identical_outputs=identical_outputs,
+    )
+
+
+def _fraction(option: str, text: str) -> float:
+    from omni_cli.config.gate_file import parse_fraction
+
+    try:
+        return parse_fraction(text)
+    except ValueError as error:
+        raise UsageError(f"invalid value for `{option}`: {error}") from error
+
+
+def _need_numpy() -> None:
+    try:
+        import numpy  # noqa: F401
+    except ImportError as error:
+        message = "measuring needs NumPy, which is not installed"
+        raise OmniError(message, hint="install omni-cli with the extra `cpu`, `cuda` or `run`") from error

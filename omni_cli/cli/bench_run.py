@@ -1,0 +1,253 @@
+"""One run of `omni bench`: measures, keeps the record current, and says what was found, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omni_cli.bench.against import checked_out, find_commit
+from omni_cli.bench.checks import warnings as check_warnings
+from omni_cli.bench.environment import read_environment
+from omni_cli.bench.harness import Harness, Limits, State
+from omni_cli.bench.memory import Free, read_free
+from omni_cli.bench.protocol import Load, Loading
+from omni_cli.bench.session import Session
+from omni_cli.bench.variant_process import Launch, VariantError, VariantProcess
+from omni_cli.bench.variants import Variant
+from omni_cli.bench.verdicts import Answer, Question, check_metrics
+from omni_cli.cli import console
+from omni_cli.cli.bench_progress import BenchProgress
+from omni_cli.cli.bench_report import show_answer, show_self_check
+from omni_cli.cli.stop_signals import stop_signals
+from omni_cli.errors import DeadlineError, ExitCode, OmniError
+from omni_cli.record import Record, save_record
+from omni_cli.report.bench_notes import not_comparable
+
+if TYPE_CHECKING:
+    from omni_cli.bench.workload import Workload
+    from omni_cli.cli.bench import Settings, Source
+
+
+class Interrupted(OmniError):
+    exit_code = ExitCode.INTERRUPTED
+
+
+class NotComparableError(OmniError):
+    exit_code = ExitCode.NOT_COMPARABLE
+
+
+def run_bench(
+    source: Source,
+    workload: Workload,
+    variants: tuple[Variant, ...],
+    question: Question,
+    settings: Settings,
+    *,
+    against: str | None,
+    command: tuple[str, ...],
+    read_free: Callable[[], Free] = read_free,
+) -> ExitCode:
+    """Measure and report. Raises `OmniError` where nothing at all was measured."""
+    environment = read_environment()
+    with ExitStack() as stack:
+        if against is not None:
+            commit = find_commit(against)
+            variants = _two_commits(commit.ref, commit.commit, environment["code"], variants[0])
+            variants = (replace(variants[0], code=stack.enter_context(checked_out(commit))), variants[1])
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omni-bench-")))
+        session = Session(
+            variants,
+            command=command,
+            environment=environment,
+            workload=workload.describe(source.load()),
+            folder=folder,
+        )
+        _check_baseline(question, session)
+        run = BenchRun(session, source, workload, question, settings, folder, read_free)
+        stopped = run.run()
+    return _report(session, question, settings, stopped, run.progress)
+
+
+class BenchRun:
+    """The harness within the command: signals, the deadline, the record on the disk."""
+
+    def __init__(
+        self,
+        session: Session,
+        source: Source,
+        workload: Workload,
+        question: Question,
+        settings: Settings,
+        folder: Path,
+        read_free: Callable[[], Free],
+    ) -> None:
+        self.progress = BenchProgress(sys.stderr, question, quiet=settings.quiet, verbose=settings.verbose)
+        self._session = session
+        self._source = source
+        self._workload = workload
+        self._question = question
+        self._settings = settings
+        self._folder = folder
+        self._read_free = read_free
+        self._keeper = _RecordKeeper(settings.files.record)
+
+    def run(self) -> OmniError | None:
+        """Why it ended early, None if it did not. Raises that where nothing was measured."""
+        stopped = asyncio.run(self._run())
+        self.progress.hide()
+        self._keeper.stop()
+        if stopped is not None and not self._session.has_samples:
+            raise stopped
+        return stopped
+
+    async def _run(self) -> OmniError | None:
+        settings = self._settings
+        harness = Harness(
+            self._session,
+            launch=self._launch,
+            load=self._load,
+            limits=Limits(settings.num_iters, settings.num_iters_warmup, settings.time_budget_s),
+            decided=self._question.is_decided,
+            watcher=self,
+            read_free=self._read_free,
+        )
+        with stop_signals() as stop_requested:
+            work = asyncio.create_task(harness.run())
+            await asyncio.wait({work, stop_requested}, timeout=settings.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                stopped: OmniError = (
+                    Interrupted("interrupted")
+                    if stop_requested.done()
+                    else DeadlineError(
+                        f"the run was not done within {settings.timeout_s:g} s", hint="give it more with `--timeout`"
+                    )
+                )
+                work.cancel()
+                await asyncio.wait({work})
+                return stopped
+        failure = work.exception()
+        if failure is not None and not isinstance(failure, VariantError):
+            raise failure
+        return failure
+
+    def _launch(self, index: int) -> VariantProcess:
+        variant = self._session.measured[index].variant
+        launch = Launch(variant.name, variant.environment, variant.code)
+        return VariantProcess(launch, verbose=self._settings.verbose)
+
+    def _load(self, index: int) -> Load:
+        inputs = self._folder / "inputs"
+        return Load(
+            profile=self._source.profile,
+            overrides=(*self._source.overrides, *self._session.measured[index].variant.overrides),
+            model=self._source.model,
+            seed=self._source.seed,
+            trust_remote_code=self._source.trust_remote_code,
+            stage=self._workload.stage,
+            batch_size=self._workload.batch_size,
+            input_len=self._workload.input_len,
+            output_len=self._workload.output_len,
+            given_lengths=self._workload.given_lengths,
+            inputs=str(inputs),
+            records_inputs=not inputs.exists(),
+            verbose=self._settings.verbose,
+        )
+
+    def loading(self, variant: str, event: Loading) -> None:
+        self.progress.loading(variant, event)
+
+    def warming_up(self, variant: str) -> None:
+        self.progress.warming_up(variant)
+
+    def falling_back(self, reason: str) -> None:
+        self._session.note(interleaving_reason=reason)
+        self.progress.falling_back(reason)
+
+    def block_done(self, state: State) -> None:
+        self._keeper.save(state.record)
+        if state.blocks == 1:
+            self._check_names(state.record)
+        self.progress.block_done(state)
+
+    def _check_names(self, record: Record) -> None:
+        """Which metrics there are is known after the first block; a slip of the keyboard must not cost a minute."""
+        limits = self._question.limits
+        check_metrics([*(self._question.metrics or ()), *(limits.metrics if limits else ())], record)
+
+
+@dataclass
+class _RecordKeeper:
+    """Saves the record; a save that an interrupt left running in its thread must not overwrite a later one."""
+
+    path: Path | None
+    _stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def save(self, record: Record) -> None:
+        with self._lock:
+            if self.path is not None and not self._stopped:
+                save_record(record, self.path)
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+
+
+def _two_commits(ref: str, commit: str, code: dict, variant: Variant) -> tuple[Variant, Variant]:
+    """The other commit, which is compared with, and this code."""
+    mine = code.get("commit", "")[:12] + (" + changes" if code.get("dirty") else "")
+    name = "this code" if mine.startswith(ref) else mine or "this code"
+    return (
+        replace(variant, name=ref, settings={**variant.settings, "code": commit}),
+        replace(variant, name=name if name != ref else "this code", settings={**variant.settings, "code": mine}),
+    )
+
+
+def _check_baseline(question: Question, session: Session) -> None:
+    """Another machine or workload is known before anything is measured."""
+    mismatches = question.mismatches(session.record())
+    if mismatches:
+        note = not_comparable(mismatches)
+        raise NotComparableError(note.message, hint=note.hint)
+
+
+def _report(
+    session: Session, question: Question, settings: Settings, stopped: OmniError | None, progress: BenchProgress
+) -> ExitCode:
+    """Save, show, and say how it ended."""
+    progress.hide()
+    if stopped is None:
+        session.check_times()
+    answer = question.answer(session.record())
+    if settings.files.record is not None:
+        save_record(answer.complete_record(), settings.files.record)
+    code = show_self_check(answer, question, settings) if settings.self_check else show_answer(answer, settings)
+    for text in _setting_warnings(session):
+        console.print_warning(text)
+    if stopped is not None:
+        console.print_error(stopped, verbose=settings.verbose)
+        return stopped.exit_code
+    return _verdict(answer, code, settings)
+
+
+def _setting_warnings(session: Session) -> list[str]:
+    found = [text for measured in session.measured for text in check_warnings(measured.variant, measured.stages)]
+    return list(dict.fromkeys(found))
+
+
+def _verdict(answer: Answer, code: ExitCode, settings: Settings) -> ExitCode:
+    from omni_cli.cli.bench_report import failure_of
+
+    error = failure_of(answer, code)
+    if error is not None and not settings.self_check:
+        console.print_error(error, verbose=settings.verbose)
+    return code

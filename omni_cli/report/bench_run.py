@@ -1,0 +1,85 @@
+"""What `omni bench` says about its own measurement: one heading, a paragraph a variant, and how to read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omni_cli.record import Record, Variant
+from omni_cli.report.bench_text import summary_lines
+from omni_cli.report.bench_units import percent, ratio
+from omni_cli.report.units import count
+from omni_cli.stats.power import SelfCheck
+from omni_cli.stats.summary import Summary
+
+_INTERLEAVING = {
+    "iterations": "in turns",
+    "loads": "loaded in turns",
+    "none": "",
+}
+
+
+def heading(record: Record, warmup: int) -> str:
+    """`token2wav of tiny-omni, batch 1, 32 tokens in, 32 out, AMD EPYC 7B13, 3 warm-up + 30 runs in 15 blocks`."""
+    workload = record.workload
+    stages = " + ".join(workload["stages"]) if workload["stage"] != "all" else "end to end"
+    runs = max((len(variant.samples) for variant in record.variants), default=0)
+    blocks = len({sample.block for variant in record.variants for sample in variant.samples})
+    how = _INTERLEAVING.get(record.environment.get("conditions", {}).get("interleaving", ""), "")
+    parts = [
+        f"{workload['profile']}: {stages}",
+        f"batch {workload['batch_size']}",
+        f"{workload['input_len']} tokens in, {workload['output_len']} out",
+        _device(record.environment.get("machine", {})),
+        f"{warmup} warm-up + {count(runs, 'run')} each in {count(blocks, 'block')}" + (f" {how}" if how else ""),
+    ]
+    return ", ".join(parts)
+
+
+def variant_text(number: int, variant: Variant, summaries: Sequence[Summary]) -> str:
+    """Latency, range, further metrics and memory of one variant."""
+    if not variant.samples:
+        return f"Benchmark {number}: {variant.name}\n  no runs"
+    return "\n".join(summary_lines(number, variant, summaries, _work(variant)))
+
+
+def self_check_text(check: SelfCheck) -> str:
+    """What A against A says about this machine."""
+    return "\n".join(
+        [
+            "Self-check, A against A",
+            f"  ratio {ratio(check.ratio, check.ci95)}, where 1 is right",
+            f"  the smallest regression that {count(check.blocks, 'block')} show in 4 of 5 cases: "
+            f"{percent(check.detectable)}",
+        ]
+    )
+
+
+def self_check_json(check: SelfCheck) -> dict[str, Any]:
+    return {
+        "ratio": check.ratio,
+        "ci95": list(check.ci95),
+        "detectable": check.detectable,
+        "blocks": check.blocks,
+    }
+
+
+def _work(variant: Variant) -> str:
+    """`32 output tokens, 10 denoise steps, 0.64 s audio` a run; nothing where runs differ."""
+    works = [sample.work for sample in variant.samples]
+    if any(work != works[0] for work in works):
+        return ""
+    words = {
+        "output_tokens": "output tokens",
+        "denoise_steps": "denoise steps",
+        "audio_s": "s audio",
+        "pixels": "pixels",
+    }
+    return ", ".join(f"{works[0][name]:g} {word}" for name, word in words.items() if works[0].get(name))
+
+
+def _device(machine: Mapping[str, Any]) -> str:
+    gpus = [gpu["name"] for gpu in machine.get("gpus", ())]
+    if gpus:
+        return f"{len(gpus)} x {gpus[0]}" if len(gpus) > 1 else gpus[0]
+    return f"{machine.get('cpu', 'unknown processor')} ({count(machine.get('usable_cores', 1), 'core')})"
