@@ -31,7 +31,7 @@ from omni_cli.bench.protocol import (
     encode,
 )
 from omni_cli.engine.stage_log import StageLog
-from omni_cli.errors import OmniError
+from omni_cli.errors import ExitCode, OmniError
 
 HELLO_TIMEOUT_S = 60.0
 CLOSE_GRACE_S = 10.0
@@ -42,9 +42,17 @@ _LOG_LINES = 15
 class VariantError(OmniError):
     """A variant broke off; the message says which, and when."""
 
-    def __init__(self, message: str, *, hint: str | None = None, details: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        details: str | None = None,
+        exit_code: ExitCode = ExitCode.RUN_FAILED,
+    ) -> None:
         super().__init__(message, hint=hint)
         self.details = details
+        self.exit_code = exit_code
 
 
 @dataclass(frozen=True)
@@ -158,7 +166,11 @@ class VariantProcess:
         if isinstance(reply, Failed):
             failure = reply.failure
             raise VariantError(
-                f"variant `{self.name}` failed ({when}): {failure.message}", hint=failure.hint, details=failure.details
+                f"variant `{self.name}` failed ({when}): {failure.message}",
+                hint=failure.hint,
+                details=failure.details,
+                # A prompt that is too long for the model is the user's mistake here, too.
+                exit_code=failure.error(self.name).exit_code,
             )
         return reply
 

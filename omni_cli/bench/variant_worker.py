@@ -10,7 +10,6 @@ import asyncio
 import dataclasses
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -205,16 +204,22 @@ async def _follow(llm: OmniLLM, request: GenerateRequest) -> Finished:
     raise StageError("a request ended without a result", stage=llm.stages[-1].name)
 
 
-def _read_requests(stream: Any, loop: asyncio.AbstractEventLoop, requests: asyncio.Queue, gone: asyncio.Event) -> None:
+def _read_requests(
+    descriptor: int, loop: asyncio.AbstractEventLoop, requests: asyncio.Queue, gone: asyncio.Event
+) -> None:
+    # Not a file object: one whose lock this thread holds cannot be taken down when Python ends.
+    rest = b""
     # Nothing is left to tell once the loop is closed.
     with suppress(RuntimeError):
-        for line in stream:
-            loop.call_soon_threadsafe(requests.put_nowait, decode_request(line))
+        while chunk := os.read(descriptor, 2**16):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                loop.call_soon_threadsafe(requests.put_nowait, decode_request(line))
         loop.call_soon_threadsafe(requests.put_nowait, None)
         loop.call_soon_threadsafe(gone.set)
 
 
-async def _serve(stdin: Any, stdout: Any) -> None:
+async def _serve(stdin: int, stdout: Any) -> None:
     def send(reply: Reply) -> None:
         # The command may be gone; the end of stdin says so as well.
         with suppress(BrokenPipeError):
@@ -238,14 +243,11 @@ async def _serve(stdin: Any, stdout: Any) -> None:
 def main() -> None:
     # Ctrl-C is the command's to answer; libraries' prints must not get between the messages.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    stdin, stdout = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    stdin, stdout = os.dup(0), os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(2, 1)
     asyncio.run(_serve(stdin, stdout))
-    sys.stderr.flush()
-    # Threads of libraries, and the one that waits for stdin, are not worth waiting for.
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -143,11 +143,13 @@ def bench(
     decides or the time is up. Exits with 0 (done, or the gate passed), 1 (regression), 3 (inconclusive), 4 (not
     comparable), 5 (outputs differ where they had to be equal) or 6 (a variant broke off).
     """
+    from omni_cli.bench.workload import Workload, lengths_given_by
     from omni_cli.config.bundled import find_profile
 
     source = Source(str(find_profile(profile).absolute()), tuple(set_ or ()), model, seed, trust_remote_code)
     config = source.load()
-    workload = _workload(config, stage, batch_size, input_len, output_len, source.overrides, tuple(vary or ()))
+    workload = Workload(stage, batch_size, input_len, output_len)
+    workload.measured(config)
     if self_check and (vary or against or baseline):
         message = "`--self-check` measures one variant against itself"
         raise UsageError(message, hint="leave `--vary`, `--against` and `--baseline` out")
@@ -156,6 +158,8 @@ def bench(
             "`--vary` and `--against` cannot be combined", hint="one question at a time: choose one of them"
         )
     variants = _variants(tuple(vary or ()), config, workload, source)
+    given = [*source.overrides, *(text for variant in variants for text in variant.overrides)]
+    workload = replace(workload, given_lengths=lengths_given_by(given))
     limits = _limits(gate, max_regression, max_memory_regression, tuple(metric or ()), require_identical_outputs)
     if limits is not None and not (len(variants) > 1 or against or baseline or self_check):
         raise UsageError("a limit needs something to compare with", hint="add `--against`, `--baseline` or `--vary`")
@@ -171,23 +175,6 @@ def bench(
     return run_bench(source, workload, variants, question, settings, against=against, command=command)
 
 
-def _workload(
-    config: EngineConfig,
-    stage: str,
-    batch_size: int,
-    input_len: int,
-    output_len: int,
-    overrides: tuple[str, ...],
-    vary: tuple[str, ...],
-) -> Workload:
-    """The workload, with its stage checked."""
-    from omni_cli.bench.workload import Workload, lengths_given_by
-
-    workload = Workload(stage, batch_size, input_len, output_len, lengths_given_by((*overrides, *vary)))
-    workload.measured(config)
-    return workload
-
-
 def _variants(vary: tuple[str, ...], config: EngineConfig, workload: Workload, source: Source) -> tuple[Variant, ...]:
     """What `--vary` asks for, or the profile as it is; every configuration checked before anything starts."""
     from omni_cli.bench.variants import Variant, check_distinct, parse_vary
@@ -195,7 +182,19 @@ def _variants(vary: tuple[str, ...], config: EngineConfig, workload: Workload, s
     variants = parse_vary(vary, config, workload.stage) or (Variant(config.name),)
     configs = [source.load(variant.overrides) for variant in variants]
     check_distinct(variants, configs)
+    for varied in configs:
+        _check_checkpoint(varied)
     return variants
+
+
+def _check_checkpoint(config: EngineConfig) -> None:
+    """What is wrong with a checkpoint that is there shows before any process is started."""
+    from omni_cli.engine.checkpoint_fit import check_fit
+    from omni_cli.models.checkpoints import is_built, resolve_model
+
+    model = resolve_model(config.model) if is_built(config.model) else config.model
+    if Path(model).is_dir():
+        check_fit(config, model)
 
 
 def _question(

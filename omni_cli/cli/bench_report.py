@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,20 @@ from omni_cli.report.bench_text import Labels, findings_text
 from omni_cli.stats.power import refuse_limits_below, self_check
 
 if TYPE_CHECKING:
-    from omni_cli.cli.bench import Settings
+    from omni_cli.cli.bench import Files, Settings
 
 LABELS = Labels("baseline", "this run")
+
+
+def check_writable(files: Files) -> None:
+    """Raise `OutputError` now rather than after minutes of measuring."""
+    for path in (files.record, files.junit, files.markdown, files.smaller_is_better):
+        if path is None:
+            continue
+        if path.is_dir():
+            raise OutputError(f"cannot write `{path}`: it is a folder")
+        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+            raise OutputError(f"cannot write `{path}`: no folder `{path.parent}` that may be written to")
 
 
 def show_answer(answer: Answer, settings: Settings) -> ExitCode:

@@ -24,7 +24,7 @@ from omni_cli.bench.variants import Variant
 from omni_cli.bench.verdicts import Answer, Question, check_metrics
 from omni_cli.cli import console
 from omni_cli.cli.bench_progress import BenchProgress
-from omni_cli.cli.bench_report import show_answer, show_self_check
+from omni_cli.cli.bench_report import check_writable, failure_of, show_answer, show_self_check
 from omni_cli.cli.stop_signals import stop_signals
 from omni_cli.errors import DeadlineError, ExitCode, OmniError
 from omni_cli.record import Record, save_record
@@ -55,6 +55,7 @@ def run_bench(
     read_free: Callable[[], Free] = read_free,
 ) -> ExitCode:
     """Measure and report. Raises `OmniError` where nothing at all was measured."""
+    check_writable(settings.files)
     environment = read_environment()
     with ExitStack() as stack:
         if against is not None:
@@ -245,8 +246,6 @@ def _setting_warnings(session: Session) -> list[str]:
 
 
 def _verdict(answer: Answer, code: ExitCode, settings: Settings) -> ExitCode:
-    from omni_cli.cli.bench_report import failure_of
-
     error = failure_of(answer, code)
     if error is not None and not settings.self_check:
         console.print_error(error, verbose=settings.verbose)

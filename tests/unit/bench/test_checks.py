@@ -1,0 +1,95 @@
+"""What makes a measurement one that cannot be trusted."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_cli.bench.checks import ineffective, treatment_failure, unaccounted, warnings
+from omni_cli.bench.memory import Free, lacking, memory_of
+from omni_cli.bench.protocol import LoadedStage, StageMemory
+from omni_cli.bench.variants import Variant
+
+STAGE = LoadedStage(
+    "thinker",
+    "ar",
+    1.0,
+    requested={"max_num_seqs": 8, "output_copy": "async"},
+    settings={"max_num_seqs": 8, "num_threads": 2},
+    effective={"output_copy": "sync"},
+)
+
+
+def test_what_was_asked_for_and_does_not_hold() -> None:
+    (found,) = ineffective([STAGE])
+    assert (found.key, found.requested, found.effective) == ("output_copy", "async", "sync")
+
+
+def test_a_variant_whose_treatment_did_not_engage() -> None:
+    on = Variant("copy", overrides=("thinker.output_copy=async",))
+    assert treatment_failure(on, [STAGE]) == "it asks for thinker.output_copy async, and sync is what ran"
+    other = Variant("seqs", overrides=("thinker.max_num_seqs=8",))
+    assert treatment_failure(other, [STAGE]) is None
+    assert warnings(other, [STAGE]) == ["output_copy is sync, not async as configured (thinker)"]
+
+
+def test_threads_that_the_engine_chose_itself() -> None:
+    one = Variant("one", environment={"OMP_NUM_THREADS": "1"})
+    assert any("the engine chose 2 threads itself" in text for text in warnings(one, [STAGE]))
+    two = Variant("two", environment={"OMP_NUM_THREADS": "2"})
+    assert not any("OMP_NUM_THREADS" in text for text in warnings(two, [STAGE]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "seconds", "is_off"),
+    [
+        ("stages", 0.95, 1.0, False),
+        ("stages", 0.5, 1.0, True),
+        ("steps", 0.05, 1.0, True),
+        ("steps", 1.2, 1.0, True),
+        # Five milliseconds between processes are half of a stage that takes ten.
+        ("stages", 0.5, 0.01, False),
+    ],
+)
+def test_parts_have_to_make_up_the_whole(kind: str, share: float, seconds: float, is_off: bool) -> None:
+    reason = unaccounted({kind: [share] * 5}, [seconds] * 5)
+    assert (reason is not None) is is_off
+    if reason:
+        assert f"{share:.0%}" in reason
+
+
+def test_one_run_in_which_something_else_was_going_on_is_no_fault() -> None:
+    assert unaccounted({"stages": [0.99, 0.4, 0.98]}, [1.0, 1.0, 1.0]) is None
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("used", "free", "copies", "part"),
+    [
+        (Free(4 * GIB), Free(10 * GIB), 1, None),
+        (Free(4 * GIB), Free(4 * GIB), 1, "4.0 GiB of memory for 1 more"),
+        (Free(4 * GIB), Free(10 * GIB), 3, "12.0 GiB of memory for 3 more"),
+        (Free(1, (60 * GIB,)), Free(10 * GIB, (20 * GIB,)), 1, "device 0's memory"),
+        (Free(1, (0, 5 * GIB)), Free(10 * GIB, (1, 4 * GIB)), 1, "device 1's memory"),
+    ],
+)
+def test_whether_more_copies_fit(used: Free, free: Free, copies: int, part: str | None) -> None:
+    reason = lacking(used, free, copies)
+    assert reason is None if part is None else part in reason
+
+
+def test_peaks_are_summed_over_stages_and_kept_apart_by_phase() -> None:
+    stages = {
+        "a": StageMemory({"device": 5, "reserved": 6, "host": 7}, {"device": 1, "reserved": 2, "host": 3}),
+        "b": StageMemory({"device": 50, "reserved": 60, "host": 70}, {"device": 10, "reserved": 20, "host": 30}),
+    }
+    memory = memory_of(stages)
+    assert (memory.peak_allocated_bytes, memory.peak_reserved_bytes, memory.peak_host_rss_bytes) == (11, 22, 33)
+    assert memory.stages["a"]["load"]["peak_allocated_bytes"] == 5
+    assert memory.stages["b"]["run"]["peak_host_rss_bytes"] == 30
+
+
+def test_without_a_device_there_is_no_peak_of_one() -> None:
+    memory = memory_of({"a": StageMemory({"device": 0, "host": 1}, {"device": 0, "host": 2})})
+    assert memory.peak_allocated_bytes is None and memory.peak_host_rss_bytes == 2

@@ -1,0 +1,89 @@
+"""Metrics by the field's definitions, from traces with known times."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from omni_cli.bench.metrics import Finished, Iteration, accounted_of, metrics_of, work_of
+from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, StageTrace
+
+
+def ar(name: str, times: list[float], num_input: int = 5) -> StageTrace:
+    return StageTrace(
+        name, "ar", times[-1], ttft_s=times[0], num_input_tokens=num_input, num_output_tokens=len(times),
+        output_token_ids=tuple(range(len(times))), token_times_s=tuple(times),
+    )  # fmt: skip
+
+
+def vocoder(latency_s: float = 0.5) -> StageTrace:
+    return StageTrace(
+        "token2wav", "diffusion", latency_s, num_inference_steps=10, denoise_step_s=(0.05,) * 9, vocoder_s=0.05
+    )
+
+
+def request(*traces: StageTrace, seconds: float, outputs: tuple = ()) -> Finished:
+    return Finished(RequestResult("0", outputs, traces), seconds, seconds if outputs else None)
+
+
+def test_a_single_ar_stage() -> None:
+    times = [0.2, 0.3, 0.4, 0.6]
+    iteration = Iteration(0.61, (request(ar("thinker", times), seconds=0.61),), (("thinker", "ar"),))
+    metrics = metrics_of(iteration)
+    assert metrics == {
+        "ttft_s": 0.2,
+        "tpot_s": pytest.approx(0.4 / 3),
+        "itl_s": pytest.approx(0.1),
+        "output_tokens_per_second": pytest.approx(4 / 0.61),
+    }
+    assert work_of(iteration) == {"requests": 1, "input_tokens": 5, "output_tokens": 4}
+
+
+def test_a_high_percentile_only_where_there_are_enough_gaps() -> None:
+    few = Iteration(1, (request(ar("t", [0.1 * i for i in range(1, 45)]), seconds=5),), (("t", "ar"),))
+    many = Iteration(1, (request(ar("t", [0.1 * i for i in range(1, 46)]), seconds=5),), (("t", "ar"),))
+    assert "itl_p90_s" not in metrics_of(few)
+    assert metrics_of(many)["itl_p90_s"] == pytest.approx(0.1)
+
+
+def test_one_token_has_no_time_per_further_token() -> None:
+    metrics = metrics_of(Iteration(0.2, (request(ar("t", [0.2]), seconds=0.2),), (("t", "ar"),)))
+    assert "tpot_s" not in metrics and "itl_s" not in metrics and metrics["ttft_s"] == 0.2
+
+
+def test_a_chain_names_its_stages() -> None:
+    audio = AudioOutput(np.zeros(24_000 // 2, np.float32), 24_000)
+    stages = (("thinker", "ar"), ("talker", "ar"), ("token2wav", "diffusion"))
+    traces = (ar("thinker", [0.1, 0.2]), ar("talker", [0.05, 0.3]), vocoder())
+    iteration = Iteration(1.0, (request(*traces, seconds=1.0, outputs=(audio,)),), stages)
+    metrics = metrics_of(iteration)
+    assert metrics["ttft_s"] == 0.1 and metrics["talker.ttft_s"] == 0.05
+    assert metrics["talker.latency_s"] == 0.3 and metrics["token2wav.latency_s"] == 0.5
+    assert metrics["denoise_step_s"] == 0.05 and metrics["vocoder_s"] == 0.05
+    assert metrics["rtf"] == 2.0
+    assert "output_tokens_per_second" not in metrics, "these would be tokens of text over the time of speech"
+    assert work_of(iteration) == {
+        "requests": 1, "input_tokens": 5, "output_tokens": 4, "denoise_steps": 10, "audio_s": 0.5,
+    }  # fmt: skip
+
+
+def test_pictures() -> None:
+    picture = ImageOutput(np.zeros((4, 6, 3), np.uint8))
+    trace = StageTrace(
+        "image", "diffusion", 0.4, num_inference_steps=2, text_encode_s=0.1, denoise_step_s=(0.1, 0.1), vae_decode_s=0.1
+    )
+    requests = tuple(request(trace, seconds=0.5, outputs=(picture,)) for _ in range(2))
+    iteration = Iteration(0.5, requests, (("image", "diffusion"),))
+    metrics = metrics_of(iteration)
+    assert metrics["images_per_second"] == 4.0
+    assert (metrics["text_encode_s"], metrics["vae_decode_s"]) == (0.1, 0.1)
+    assert work_of(iteration)["pixels"] == 48 and work_of(iteration)["denoise_steps"] == 4
+
+
+def test_shares_of_a_request_that_is_alone() -> None:
+    traces = (ar("thinker", [0.1, 0.2]), vocoder())
+    stages = (("thinker", "ar"), ("token2wav", "diffusion"))
+    alone = accounted_of(Iteration(0.7, (request(*traces, seconds=0.7),), stages))
+    assert alone == {"stages": pytest.approx(1.0), "tokens": 1.0, "steps": pytest.approx(1.0)}
+    together = accounted_of(Iteration(0.7, (request(*traces, seconds=0.7),) * 2, stages))
+    assert set(together) == {"tokens"}, "several wait for one another in between"
