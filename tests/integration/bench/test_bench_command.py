@@ -1,0 +1,224 @@
+"""The real `omni bench`: real stages in real processes, and what becomes of them when something goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.omni_process import ROOT, OmniProcess, run_omni
+
+from omni_cli.record import Record, load_record
+
+pytestmark = pytest.mark.slow
+
+IMAGE = ("bench", "--profile", "tiny-image")
+
+
+def variants_of(record: Record) -> dict[str, Any]:
+    return {variant.name: variant for variant in record.variants}
+
+
+def order_of(record: Record, block: int) -> str:
+    """Which variant ran when in a block: `ABBA`."""
+    slots = [
+        (sample.position, letter)
+        for letter, variant in zip("ABC", record.variants, strict=False)
+        for sample in variant.samples
+        if sample.block == block
+    ]
+    return "".join(letter for _, letter in sorted(slots))
+
+
+def blocks_saved(path: Path) -> int:
+    """Blocks that are whole in the record on the disk, which must be valid at any moment."""
+    if not path.exists():
+        return 0
+    samples = [sample for variant in load_record(path).variants for sample in variant.samples]
+    return max((sample.block for sample in samples), default=-1) + 1
+
+
+def workers(process: OmniProcess) -> list[int]:
+    """Ids of the variants' processes, in the order in which they were started."""
+    found = []
+    for pid in process.others():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except FileNotFoundError:
+            continue
+        if b"omni_cli.bench.variant_worker" in words:
+            found.append(pid)
+    return sorted(found)
+
+
+def test_a_stage_alone_is_fed_what_the_stages_before_it_made(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    arguments = ("--stage", "token2wav", "--num-iters", "4", "--output-len", "16", "--output-json", str(path), "--json")
+    ended = run_omni(tmp_path, "bench", *arguments)
+    assert ended.code == 0, ended.err
+    ended.check_clean()
+    assert ended.document == json.loads(path.read_text())
+    record = load_record(path)
+    (variant,) = record.variants
+    assert len(variant.samples) == 4 and variant.error is None
+    for sample in variant.samples:
+        # Sixteen codec tokens are 0.32 s; the talker made them, not a profile's default.
+        assert sample.work == {"requests": 1, "denoise_steps": 10, "audio_s": pytest.approx(0.32)}
+        assert sample.metrics["rtf"] == pytest.approx(sample.e2e_s / 0.32)
+        assert 0 < sample.metrics["denoise_step_s"] * 9 + sample.metrics["vocoder_s"] < 1.1 * sample.e2e_s
+    assert set(variant.effective["stages"]) == {"token2wav"}, "the stages before are gone when measuring begins"
+    stage = variant.memory.stages["token2wav"]
+    assert stage["load"]["peak_host_rss_bytes"] > 50 * 2**20 < stage["run"]["peak_host_rss_bytes"]
+    assert variant.summary["e2e_s"]["n"] == 4
+
+
+def test_end_to_end_has_the_metrics_of_all_stages_and_they_add_up(tmp_path: Path) -> None:
+    ended = run_omni(tmp_path, "bench", "--num-iters", "3", "--input-len", "20", "--output-len", "8", "--json")
+    assert ended.code == 0, ended.err
+    for sample in ended.document["variants"][0]["samples"]:
+        assert sample["work"] == {
+            "requests": 1, "input_tokens": 20, "output_tokens": 16, "denoise_steps": 10, "audio_s": 0.16,
+        }  # fmt: skip
+        metrics = sample["metrics"]
+        assert {"ttft_s", "tpot_s", "itl_s", "talker.tpot_s", "denoise_step_s", "vocoder_s", "rtf"} <= set(metrics)
+        stages = sum(metrics[f"{name}.latency_s"] for name in ("thinker", "talker", "token2wav"))
+        assert stages == pytest.approx(sample["e2e_s"], rel=0.1, abs=0.01)
+
+
+def test_a_real_change_is_found_by_turns_and_so_are_its_outputs(tmp_path: Path) -> None:
+    path, markdown = tmp_path / "record.json", tmp_path / "report.md"
+    files = ("--output-json", str(path), "--markdown", str(markdown))
+    ended = run_omni(tmp_path, *IMAGE, "--vary", "num_inference_steps=4,16", "--time-budget", "30", *files)
+    assert ended.code == 0, ended.err
+    ended.check_clean()
+    record = load_record(path)
+    comparison = next(entry for entry in record.comparisons if entry["metric"] == "e2e_s")
+    assert comparison["verdict"] == "slower" and comparison["interleaved"]
+    assert comparison["outputs"]["identical"] is False and comparison["outputs"]["max_abs_diff"] > 0
+    assert "num_inference_steps=16 ran" in ended.out and "num_inference_steps=16 ran" in markdown.read_text()
+    assert "did not do the same work: work.denoise_steps (4 against 16)" in ended.err
+    rounds = record.environment["conditions"]["rounds_per_block"]
+    assert order_of(record, 0) == ("ABBA" * rounds)[: 2 * rounds]
+    assert order_of(record, 1) == ("BAAB" * rounds)[: 2 * rounds]
+
+
+def test_a_against_a_is_no_change_and_has_equal_outputs(tmp_path: Path) -> None:
+    ended = run_omni(tmp_path, *IMAGE, "--vary", "env.OMNI_TEST_NOTHING=1,1", "--num-iters", "40", "--json")
+    assert ended.code in (0, 3), ended.err
+    comparison = next(entry for entry in ended.document["comparisons"] if entry["metric"] == "e2e_s")
+    assert comparison["verdict"] in ("no difference", "inconclusive")
+    assert comparison["outputs"] == {"identical": True, "max_abs_diff": 0.0}
+
+
+def test_a_regression_fails_the_gate(tmp_path: Path) -> None:
+    junit = tmp_path / "junit.xml"
+    work = ("--stage", "thinker", "--batch-size", "8", "--output-len", "16")
+    gate = ("--vary", "max_num_seqs=8,1", "--max-regression", "10%", "--time-budget", "30", "--junit", str(junit))
+    ended = run_omni(tmp_path, "bench", *work, *gate)
+    assert ended.code == 1, ended.err
+    assert "error: gate failed: `e2e_s` is worse by" in ended.err
+    assert ElementTree.parse(junit).getroot().find(".//failure") is not None
+
+
+def test_a_treatment_that_does_not_take_effect_is_no_number(tmp_path: Path) -> None:
+    ended = run_omni(tmp_path, *IMAGE, "--vary", "output_copy=sync,async", "--num-iters", "2")
+    ended.check_error(6, "variant `output_copy=async` does not take effect", "async, and sync is what ran")
+    assert ended.out == ""
+    ended.check_clean()
+
+
+def test_a_variant_that_is_killed_is_named_and_the_samples_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    process = OmniProcess(
+        tmp_path, *IMAGE, "--vary", "env.A=x,y", "--num-iters", "4000", "--output-json", str(path)
+    )  # fmt: skip
+    process.wait_for(lambda: blocks_saved(path) >= 2)
+    os.kill(workers(process)[-1], signal.SIGKILL)
+    ended = process.end()
+    assert ended.code == 6, ended.err
+    assert "variant `env.A=" in ended.err and "was killed (SIGKILL) (block " in ended.err
+    ended.check_clean()
+    record = load_record(path)
+    assert [variant.error is not None for variant in record.variants].count(True) == 1
+    assert all(variant.samples for variant in record.variants)
+    assert "Benchmark 1: env.A=x" in ended.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_and_reports_what_is_there(tmp_path: Path, number: signal.Signals) -> None:
+    path = tmp_path / "record.json"
+    process = OmniProcess(tmp_path, *IMAGE, "--num-iters", "4000", "--output-json", str(path))
+    process.wait_for(lambda: blocks_saved(path) >= 2)
+    process.interrupt(number)
+    ended = process.end()
+    ended.check_error(130, "interrupted")
+    ended.check_clean()
+    (variant,) = load_record(path).variants
+    assert variant.error is None and variant.summary["e2e_s"]["n"] == len(variant.samples) > 0
+    assert "Benchmark 1: tiny-image" in ended.out
+
+
+def test_an_interrupt_while_loading_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    process = OmniProcess(tmp_path, *IMAGE, "--output-json", str(path))
+    process.wait_for(lambda: workers(process))
+    process.interrupt()
+    ended = process.end()
+    ended.check_error(130, "interrupted")
+    ended.check_clean()
+    assert not path.exists()
+
+
+def test_the_deadline_ends_a_run(tmp_path: Path) -> None:
+    ended = run_omni(tmp_path, *IMAGE, "--timeout", "2")
+    ended.check_error(6, "not done within 2 s")
+    ended.check_clean()
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
+def test_against_a_commit(tmp_path: Path) -> None:
+    asked = subprocess.run(
+        ["git", "-C", str(ROOT), "cat-file", "-e", "HEAD:omni_cli/bench/variant_worker.py"], capture_output=True
+    )
+    if asked.returncode:
+        pytest.skip("this commit cannot be measured yet")
+    ended = run_omni(tmp_path, *IMAGE, "--against", "HEAD", "--num-iters", "2", "--json")
+    assert ended.code == 3, ended.err
+    ended.check_clean()
+    first, second = ended.document["variants"]
+    assert first["name"] == "HEAD" and len(first["settings"]["code"]) == 40
+    assert second["settings"]["code"].startswith(first["settings"]["code"][:12])
+    assert ended.document["comparisons"][0]["outputs"]["identical"] is True
+
+
+def test_a_baseline_of_this_machine_and_one_of_another(tmp_path: Path) -> None:
+    baseline = tmp_path / "baseline.json"
+    first, second, third = (tmp_path / name for name in ("a", "b", "c"))
+    for folder in (first, second, third):
+        folder.mkdir()
+    assert run_omni(first, *IMAGE, "--num-iters", "16", "--output-json", str(baseline)).code == 0
+    again = run_omni(second, *IMAGE, "--num-iters", "16", "--baseline", str(baseline), "--max-regression", "1000%")
+    assert again.code == 0, again.err
+    assert "Gate" in again.out and "measured one after the other" in again.err
+
+    document = json.loads(baseline.read_text())
+    del document["digest"]
+    document["environment"]["machine"]["cpu"] = "Another processor"
+    baseline.write_text(json.dumps(document))
+    other = run_omni(third, *IMAGE, "--baseline", str(baseline), "--max-regression", "5%")
+    other.check_error(4, "environment.machine.cpu (Another processor against")
+    assert not other.started_others
+
+
+def test_the_self_check_refuses_limits_that_nobody_could_judge(tmp_path: Path) -> None:
+    arguments = (*IMAGE, "--self-check", "--num-iters", "40", "--json")
+    ended = run_omni(tmp_path, *arguments, "--max-regression", "0.01%")
+    assert ended.code == 3, ended.err
+    check = ended.document["self_check"]
+    assert check["detectable"] > 0.0001 and check["blocks"] == 10
+    assert "cannot be judged here" in ended.err

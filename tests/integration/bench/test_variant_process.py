@@ -1,0 +1,157 @@
+"""A variant's process by itself: its environment, its failures, and a record when only one fits into memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from omni_cli.bench.harness import Harness, Limits
+from omni_cli.bench.memory import Free
+from omni_cli.bench.prompts import Prompts
+from omni_cli.bench.protocol import Load
+from omni_cli.bench.session import Session
+from omni_cli.bench.variant_process import Launch, VariantError, VariantProcess
+from omni_cli.bench.variants import Variant
+from omni_cli.bench.workload import Workload
+from omni_cli.config.loader import load_profile
+from omni_cli.errors import ExitCode
+from omni_cli.models.checkpoints import resolve_model
+
+pytestmark = pytest.mark.slow
+
+
+def load_request(folder: Path, profile: str = "tiny-image", **changes: Any) -> Load:
+    fields = {
+        "profile": profile, "overrides": (), "model": None, "seed": None, "trust_remote_code": False, "stage": "all",
+        "batch_size": 1, "input_len": 8, "output_len": 4, "given_lengths": (), "inputs": str(folder / "inputs"),
+        "records_inputs": True,
+    }  # fmt: skip
+    return Load(**{**fields, **changes})
+
+
+def with_process(launch: Launch, use: Callable[[VariantProcess], Coroutine]) -> Any:
+    async def run() -> Any:
+        process = VariantProcess(launch)
+        try:
+            await process.start()
+            return await use(process)
+        finally:
+            await process.close()
+
+    return asyncio.run(run())
+
+
+def test_variables_are_set_before_python_starts_and_an_empty_one_is_unset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNI_TEST_GONE", "here")
+    launch = Launch("a", {"OMP_NUM_THREADS": "1", "OMNI_TEST_GONE": ""})
+
+    async def use(process: VariantProcess) -> tuple[dict[str, str], Any]:
+        environment = psutil.Process(process.pid).environ()
+        loaded = await process.load(load_request(tmp_path, "tiny-omni", stage="thinker"), lambda event: None)
+        return environment, loaded
+
+    environment, loaded = with_process(launch, use)
+    assert environment["OMP_NUM_THREADS"] == "1" and "OMNI_TEST_GONE" not in environment
+    assert loaded.stages[0].settings["num_threads"] == 1, "it reaches the engine, too"
+
+
+def test_equal_numbers_give_equal_outputs_and_other_numbers_others(tmp_path: Path) -> None:
+    async def use(process: VariantProcess) -> list[str]:
+        await process.load(load_request(tmp_path), lambda event: None)
+        return [(await process.run(number, when="test")).output_sha256 for number in (0, 1, 0)]
+
+    first, second, again = with_process(Launch("a"), use)
+    assert first == again != second
+
+
+def test_a_process_that_hangs_is_named(tmp_path: Path) -> None:
+    async def use(process: VariantProcess) -> None:
+        await process.load(load_request(tmp_path), lambda event: None)
+        os.kill(process.pid, signal.SIGSTOP)
+        await process.run(0, when="block 3", timeout_s=1)
+
+    with pytest.raises(VariantError, match=r"variant `slow` hangs \(block 3\): no answer within 1 s"):
+        with_process(Launch("slow"), use)
+
+
+def test_a_prompt_that_is_too_long_is_the_users_mistake(tmp_path: Path) -> None:
+    async def use(process: VariantProcess) -> None:
+        request = load_request(tmp_path, "tiny-omni", stage="thinker", input_len=3000)
+        await process.load(request, lambda event: None)
+        await process.run(0, when="warming up")
+
+    with pytest.raises(VariantError, match="the prompt is longer than stage `thinker` takes") as raised:
+        with_process(Launch("a"), use)
+    assert raised.value.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("length", [1, 2, 31, 128])
+def test_prompts_have_exactly_as_many_tokens(length: int) -> None:
+    from tokenizers import Tokenizer
+
+    folder = resolve_model("builtin:tiny-omni")
+    prompts = Prompts(folder, length)
+    drawn = [prompts.draw(number, index) for number in range(3) for index in range(2)]
+    tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    assert {len(tokenizer.encode(text).ids) for text in drawn} == {length}
+    assert drawn == [Prompts(folder, length).draw(number, index) for number in range(3) for index in range(2)]
+    assert length < 3 or len(set(drawn)) == 6
+
+
+class Notes:
+    """Keeps what the harness says."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.warmed: list[str] = []
+
+    def loading(self, variant: str, event: Any) -> None:
+        pass
+
+    def warming_up(self, variant: str) -> None:
+        self.warmed.append(variant)
+
+    def falling_back(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def block_done(self, state: Any) -> None:
+        pass
+
+
+def test_variants_that_do_not_fit_together_are_loaded_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omni_cli.bench.harness.MAX_PER_LOAD", 2)
+    config = load_profile("tiny-image")
+    session = Session(
+        [Variant("a"), Variant("b")], command=(), environment={}, workload=Workload().describe(config), folder=tmp_path
+    )
+    notes = Notes()
+    harness = Harness(
+        session,
+        launch=lambda index: VariantProcess(Launch("ab"[index])),
+        load=lambda index: load_request(tmp_path),
+        limits=Limits(num_iters=4, num_iters_warmup=1, time_budget_s=None),
+        decided=lambda record: False,
+        watcher=notes,
+        # The machine has next to nothing left, whatever is loaded.
+        read_free=lambda: Free(host=2**20),
+    )
+    asyncio.run(harness.run())
+    record = session.record()
+    assert record.environment["conditions"]["interleaving"] == "loads"
+    assert len(notes.reasons) == 1 and "for 1 more" in notes.reasons[0]
+    assert [len(variant.samples) for variant in record.variants] == [4, 4]
+    a, b = ({s.position for s in variant.samples if s.block == 1} for variant in record.variants)
+    assert max(b) < min(a), "the second block begins with the variant that is loaded"
+    # Loaded once at each change: a and b in the first block, a in the second.
+    assert notes.warmed == ["a", "b", "a"]
