@@ -54,7 +54,8 @@ def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: P
     if spec.stage.devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = spec.stage.devices
     inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-    threading.Thread(target=_read_commands, args=(connection, inbox, scratch), daemon=True).start()
+    loaded: list[Stage] = []
+    threading.Thread(target=_read_commands, args=(connection, inbox, loaded, scratch), daemon=True).start()
     emit = _Emitter(connection)
     started_s = time.perf_counter()
     try:
@@ -64,6 +65,7 @@ def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: P
         return
     emit(StageReady(time.perf_counter() - started_s, stage.effective, memory_report(), stage.settings))
     forget_peaks()
+    loaded.append(stage)
     try:
         _serve(stage, inbox, emit)
     except Exception as error:  # noqa: BLE001 - the engine has failed, and with it every request of this stage
@@ -148,7 +150,9 @@ class _Emitter:
             self._connection.send_bytes(encode(report))
 
 
-def _read_commands(connection: Connection, inbox: queue.SimpleQueue[Command], scratch: Path) -> None:
+def _read_commands(
+    connection: Connection, inbox: queue.SimpleQueue[Command], loaded: list[Stage], scratch: Path
+) -> None:
     while True:
         try:
             raw = connection.recv_bytes()
@@ -158,7 +162,11 @@ def _read_commands(connection: Connection, inbox: queue.SimpleQueue[Command], sc
                 shutil.rmtree(scratch, ignore_errors=True)
             os.killpg(0, signal.SIGKILL)
             return
-        inbox.put(decode_command(raw))
+        command = decode_command(raw)
+        if isinstance(command, AbortRequest) and loaded:
+            # The loop reads its inbox between steps, and a step of a diffusion is a whole batch.
+            loaded[0].interrupt(command.request_id)
+        inbox.put(command)
 
 
 def _use_scratch(scratch: Path) -> None:

@@ -41,6 +41,9 @@ class Stage(Protocol):
     def abort(self, request_id: str) -> None:
         """Drop a request; nothing is reported of it afterwards. Unknown ids are ignored."""
 
+    def interrupt(self, request_id: str) -> None:
+        """From another thread, before `abort`: a step that is running the request may leave it early."""
+
     def has_work(self) -> bool: ...
 
     def step(self) -> list[Report]:

@@ -47,8 +47,12 @@ class DiffusersStage:
         self.scheduler.add_request(resolved)
 
     def abort(self, request_id: str) -> None:
-        running = self.scheduler.finish_requests([request_id])
-        self.executor.abort_requests(running)
+        self.scheduler.finish_requests([request_id])
+        self.added_s.pop(request_id, None)
+        self.num_steps.pop(request_id, None)
+
+    def interrupt(self, request_id: str) -> None:
+        self.executor.abort_requests([request_id])
 
     def has_work(self) -> bool:
         return self.scheduler.has_unfinished_requests()

@@ -152,6 +152,9 @@ class VllmStage:
         if self.active.pop(request_id, None) is not None:
             self.engine.abort_request([request_id])
 
+    def interrupt(self, request_id: str) -> None:
+        """Nothing: vLLM's scheduler drops a request between two steps."""
+
     def has_work(self) -> bool:
         return self.engine.has_unfinished_requests()
 
