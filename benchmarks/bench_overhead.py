@@ -1,0 +1,231 @@
+"""What `omni bench` adds to the time that it measures.
+
+    python benchmarks/bench_overhead.py [--pairs 200] [--rounds 8] [--num-iters 40] [--json]
+
+One picture of `tiny-image` is the workload: a short one, on which an overhead weighs most. The bare side is what one
+would write by hand: a started `OmniLLM`, `time.perf_counter` before a request is sent and after its last event. Both
+sides use the same prompts and seeds, and the pictures are compared. Two comparisons, each in ABBA order:
+
+* `iterations`: single iterations of both sides in turns on the same loaded stages, bench's through the object that
+  answers in a variant's process (`VariantWorker`). Nothing but the code around the request differs, so this is the
+  precise one; it leaves out the pipe to the command and what the command does between blocks.
+* `runs`: whole short runs in turns, `omni bench --num-iters N` as a user types it against a process with the bare
+  loop, each with stages of its own. Contains everything, and the differences from process to process, too.
+
+The figure is the ratio bench / bare of the medians, with a 95 % bootstrap interval over pairs, or over rounds of
+medians of a run. The goal is within 1 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from common import Ratio, in_turns, machine, machine_line, ratio_of_medians
+
+from omni_cli.bench.outputs import hash_arrays, output_arrays
+from omni_cli.bench.prompts import Prompts
+from omni_cli.bench.protocol import Close, Failed, Load, Loaded, Loading, Ran, Run
+from omni_cli.bench.variant_worker import VariantWorker
+from omni_cli.config.loader import load_profile
+from omni_cli.engine.omni_llm import OmniLLM
+from omni_cli.models.checkpoints import resolve_model
+from omni_cli.outputs import GenerateRequest, RequestResult
+from omni_cli.record import load_record
+
+PROFILE, STAGE = "tiny-image", "diffusion"
+INPUT_LEN = 32
+WARMUP = 3
+TOLERANCE = 0.01
+SIDES = ("bare", "bench")
+
+
+@dataclass(frozen=True)
+class Result:
+    """Medians in seconds; `count` is the number of pairs or rounds."""
+
+    comparison: str
+    bare_s: float
+    bench_s: float
+    ratio: Ratio
+    count: int
+    unit: str
+
+    @classmethod
+    def of(cls, comparison: str, seconds: dict[str, list[float]], unit: str) -> Result:
+        bare, bench = (seconds[side] for side in SIDES)
+        ratio = ratio_of_medians(bench, bare)
+        return cls(comparison, statistics.median(bare), statistics.median(bench), ratio, len(bare), unit)
+
+    @property
+    def goal(self) -> str:
+        """Only an interval that lies on one side of the tolerance says anything."""
+        low, high = self.ratio.low - 1, self.ratio.high - 1
+        if low >= -TOLERANCE and high <= TOLERANCE:
+            return "met"
+        return "not met" if low > TOLERANCE or high < -TOLERANCE else "undecided"
+
+    def __str__(self) -> str:
+        ratio = self.ratio
+        return (
+            f"{self.comparison:10} bare {self.bare_s * 1e3:8.3f} ms   bench {self.bench_s * 1e3:8.3f} ms   "
+            f"ratio {ratio.value:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]   {self.count} {self.unit}   {self.goal}"
+        )
+
+
+class Bare:
+    """The loop that one would write by hand, over stages that are loaded already."""
+
+    def __init__(self, llm: OmniLLM) -> None:
+        self._llm = llm
+        self._prompts = Prompts(resolve_model(llm.config.model), INPUT_LEN)
+
+    async def iterate(self, number: int) -> tuple[float, RequestResult]:
+        """Seconds of request `number`, with the prompt and the seed that bench's iteration of that number has."""
+        prompt, seed = self._prompts.draw(number, 0), self._llm.config.seed + number
+        request = GenerateRequest(request_id=f"bare-{number}", prompt=prompt, raw=True, seed=seed)
+        start = time.perf_counter()
+        async for event in self._llm.generate(request):
+            last = event
+        seconds = time.perf_counter() - start
+        if last.error is not None:
+            raise last.error
+        return seconds, last
+
+
+class Bench:
+    """Bench's end of a variant in this process: answers what the command would ask it through the pipe."""
+
+    def __init__(self) -> None:
+        self._replies: asyncio.Queue = asyncio.Queue()
+        self._requests: asyncio.Queue = asyncio.Queue()
+        self._worker = VariantWorker(self._replies.put_nowait)
+        self._serving = asyncio.create_task(self._worker.serve(self._requests))
+
+    async def load(self) -> OmniLLM:
+        """The stages, for the other side to use as well."""
+        load = Load(
+            profile=PROFILE, overrides=(), model=None, seed=None, trust_remote_code=False, stage=STAGE, batch_size=1,
+            input_len=INPUT_LEN, output_len=INPUT_LEN, given_lengths=(), inputs="", records_inputs=False,
+        )  # fmt: skip
+        await self._ask(load, Loaded)
+        return self._worker._llm
+
+    async def iterate(self, number: int) -> Ran:
+        return await self._ask(Run(number), Ran)
+
+    async def close(self) -> None:
+        self._requests.put_nowait(Close())
+        await self._serving
+
+    async def _ask(self, request: Load | Run, answer: type) -> Loaded | Ran:
+        self._requests.put_nowait(request)
+        while True:
+            reply = await self._replies.get()
+            if isinstance(reply, answer):
+                return reply
+            if isinstance(reply, Failed):
+                raise reply.failure.error(STAGE)
+            assert isinstance(reply, Loading), reply
+
+
+async def iterations(pairs: int) -> Result:
+    """Single iterations in turns on the same loaded stages."""
+    bench = Bench()
+    try:
+        bare = Bare(await bench.load())
+        for number in range(WARMUP):
+            await _check_same_picture(bare, bench, number)
+        seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+        # Each iteration has a number of its own: the stage would remember a prompt that it has just encoded.
+        for number, (_, side) in enumerate(in_turns(SIDES, pairs), start=WARMUP):
+            taken = (await bare.iterate(number))[0] if side == "bare" else (await bench.iterate(number)).e2e_s
+            seconds[side].append(taken)
+    finally:
+        await bench.close()
+    return Result.of("iterations", seconds, "pairs")
+
+
+async def _check_same_picture(bare: Bare, bench: Bench, number: int) -> None:
+    _, result = await bare.iterate(number)
+    ran = await bench.iterate(number)
+    if hash_arrays(output_arrays([result])) != ran.output_sha256:
+        raise SystemExit(f"the pictures of iteration {number} differ: the two sides do not do the same work")
+
+
+def whole_runs(rounds: int, num_iters: int) -> Result:
+    """Whole runs in turns; of each, its median."""
+    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+    with tempfile.TemporaryDirectory() as folder:
+        for _, side in in_turns(SIDES, rounds):
+            run = _run_bare if side == "bare" else _run_bench
+            seconds[side].append(statistics.median(run(num_iters, Path(folder))))
+    return Result.of("runs", seconds, f"rounds of {num_iters} iterations")
+
+
+def _run_bench(num_iters: int, folder: Path) -> list[float]:
+    record = folder / "record.json"
+    options = ["--profile", PROFILE, "--stage", STAGE, "--input-len", INPUT_LEN, "--num-iters", num_iters]
+    options += ["--num-iters-warmup", WARMUP, "--output-json", record, "--quiet"]
+    _run(["-m", "omni_cli", "bench", *options])
+    (variant,) = load_record(record).variants
+    return [sample.e2e_s for sample in variant.samples]
+
+
+def _run_bare(num_iters: int, folder: Path) -> list[float]:
+    return json.loads(_run([__file__, "--bare-run", num_iters]))
+
+
+def _run(arguments: Sequence[object]) -> str:
+    finished = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True)
+    if finished.returncode:
+        raise SystemExit(f"`{' '.join(map(str, arguments))}` ended with {finished.returncode}:\n{finished.stderr}")
+    return finished.stdout
+
+
+async def bare_run(num_iters: int) -> list[float]:
+    """The bare side of `runs`: what `--bare-run` prints."""
+    llm = OmniLLM(load_profile(PROFILE))
+    await llm.start()
+    try:
+        bare = Bare(llm)
+        seconds = [(await bare.iterate(number))[0] for number in range(WARMUP + num_iters)]
+    finally:
+        await llm.close()
+    return seconds[WARMUP:]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=200, help="of single iterations; 0: leave this comparison out")
+    parser.add_argument("--rounds", type=int, default=8, help="of whole runs; 0: leave this comparison out")
+    parser.add_argument("--num-iters", type=int, default=40, help="iterations of a whole run")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--bare-run", type=int, metavar="N", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.bare_run:
+        sys.stdout.write(json.dumps(asyncio.run(bare_run(options.bare_run))) + "\n")
+        return 0
+    before = machine_line()
+    results = [asyncio.run(iterations(options.pairs))] if options.pairs else []
+    results += [whole_runs(options.rounds, options.num_iters)] if options.rounds else []
+    if options.json:
+        documents = [{**asdict(result), "goal": result.goal} for result in results]
+        sys.stdout.write(json.dumps({"machine": machine(), "tolerance": TOLERANCE, "results": documents}) + "\n")
+        return 0
+    lines = [*map(str, results), f"goal: the interval of the ratio within {TOLERANCE:.0%} of 1", before]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
