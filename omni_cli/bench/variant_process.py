@@ -31,6 +31,7 @@ from omni_cli.bench.protocol import (
     encode,
 )
 from omni_cli.engine.stage_log import StageLog
+from omni_cli.engine.stage_process import COMPILED_KERNELS, compiled_kernels_folder
 from omni_cli.errors import ExitCode, OmniError
 
 HELLO_TIMEOUT_S = 60.0
@@ -59,12 +60,14 @@ class VariantError(OmniError):
 class Launch:
     """How a variant's Python is started: `code` is the folder that holds its `omni_cli`, None for this one's.
 
-    `environment` maps names to values; an empty value unsets.
+    `environment` maps names to values; an empty value unsets. `scratch` is a folder for temporary files: whoever
+    made it removes it, with what a killed process has left there.
     """
 
     name: str
     environment: Mapping[str, str] = field(default_factory=dict)
     code: Path | None = None
+    scratch: Path | None = None
 
 
 class VariantProcess:
@@ -105,7 +108,7 @@ class VariantProcess:
             )
 
     async def load(self, request: Load, on_loading: Callable[[Loading], None]) -> Loaded:
-        await self._send(request)
+        await self._send(request, "loading")
         while True:
             reply = await self._receive("loading", None)
             if isinstance(reply, Loaded):
@@ -115,7 +118,7 @@ class VariantProcess:
 
     async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
         """One iteration. `when` says in a failure's sentence what was going on (`block 3`)."""
-        await self._send(Run(number, None if outputs is None else str(outputs)))
+        await self._send(Run(number, None if outputs is None else str(outputs)), when)
         while True:
             reply = await self._receive(when, timeout_s)
             if isinstance(reply, Ran):
@@ -144,12 +147,12 @@ class VariantProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    async def _send(self, request: Request) -> None:
+    async def _send(self, request: Request, when: str) -> None:
         try:
             self._process.stdin.write(encode(request) + b"\n")
             await self._process.stdin.drain()
         except OSError as error:
-            raise await self._ended("before it was asked to go on") from error
+            raise await self._ended(when) from error
 
     async def _receive(self, when: str, timeout_s: float | None) -> Reply:
         try:
@@ -192,6 +195,10 @@ class VariantProcess:
 def child_environment(base: Mapping[str, str], launch: Launch) -> dict[str, str]:
     """The environment of a variant's Python."""
     environment = {**base}
+    if launch.scratch is not None:
+        # What torch has compiled stays where it is, for the next run.
+        environment.setdefault(COMPILED_KERNELS, compiled_kernels_folder())
+        environment["TMPDIR"] = str(launch.scratch)
     for name, value in launch.environment.items():
         if value:
             environment[name] = value

@@ -81,10 +81,9 @@ class VariantWorker:
         except Exception as error:  # noqa: BLE001 - whatever fails here must be told by the command
             message = f"{type(error).__name__}: {error}"
             self._send(Failed(Failure("stage", message, details=traceback.format_exc())))
-        finally:
-            await self._close()
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
+        """End the stages."""
         # First: an engine that still loads would wait for imports that nobody wants any more.
         if self._fork_server is not None:
             self._fork_server.stop()
@@ -231,13 +230,15 @@ async def _serve(stdin: int, stdout: Any) -> None:
     arguments = (stdin, asyncio.get_running_loop(), requests, gone)
     threading.Thread(target=_read_requests, args=arguments, daemon=True).start()
     send(Hello(PROTOCOL))
-    work = asyncio.create_task(VariantWorker(send).serve(requests))
+    worker = VariantWorker(send)
+    work = asyncio.create_task(worker.serve(requests))
     watch = asyncio.create_task(gone.wait())
     await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
     watch.cancel()
     # Whatever it is doing: nobody waits for it any more.
     work.cancel()
     await asyncio.wait({work})
+    await worker.close()
 
 
 def main() -> None:
