@@ -31,7 +31,6 @@ from omni_cli.bench.protocol import (
     encode,
 )
 from omni_cli.engine.stage_log import StageLog
-from omni_cli.engine.stage_process import COMPILED_KERNELS, compiled_kernels_folder
 from omni_cli.errors import ExitCode, OmniError
 
 HELLO_TIMEOUT_S = 60.0
@@ -60,14 +59,12 @@ class VariantError(OmniError):
 class Launch:
     """How a variant's Python is started: `code` is the folder that holds its `omni_cli`, None for this one's.
 
-    `environment` maps names to values; an empty value unsets. `scratch` is a folder for temporary files: whoever
-    made it removes it, with what a killed process has left there.
+    `environment` maps names to values; an empty value unsets.
     """
 
     name: str
     environment: Mapping[str, str] = field(default_factory=dict)
     code: Path | None = None
-    scratch: Path | None = None
 
 
 class VariantProcess:
@@ -195,10 +192,6 @@ class VariantProcess:
 def child_environment(base: Mapping[str, str], launch: Launch) -> dict[str, str]:
     """The environment of a variant's Python."""
     environment = {**base}
-    if launch.scratch is not None:
-        # What torch has compiled stays where it is, for the next run.
-        environment.setdefault(COMPILED_KERNELS, compiled_kernels_folder())
-        environment["TMPDIR"] = str(launch.scratch)
     for name, value in launch.environment.items():
         if value:
             environment[name] = value

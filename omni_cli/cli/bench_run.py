@@ -140,7 +140,7 @@ class BenchRun:
 
     def _launch(self, index: int) -> VariantProcess:
         variant = self._session.measured[index].variant
-        launch = Launch(variant.name, variant.environment, variant.code, scratch=self._folder)
+        launch = Launch(variant.name, variant.environment, variant.code)
         return VariantProcess(launch, verbose=self._settings.verbose)
 
     def _load(self, index: int) -> Load:

@@ -41,7 +41,6 @@ from omni_cli.errors import OmniError, StageError
 
 # A library may write a file while its folder is being removed.
 _REMOVALS = 3
-COMPILED_KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: Path) -> None:
@@ -175,18 +174,13 @@ def _use_scratch(scratch: Path) -> None:
 
     torch's cache of compiled kernels stays where it is, for the next run.
     """
-    os.environ.setdefault(COMPILED_KERNELS, compiled_kernels_folder())
-    scratch.mkdir(mode=0o700)
-    tempfile.tempdir = str(scratch)
-
-
-def compiled_kernels_folder() -> str:
-    """Where torch keeps compiled kernels, unless the variable `COMPILED_KERNELS` says otherwise."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         user = str(os.getuid())
-    return str(Path(tempfile.gettempdir()) / f"torchinductor_{user}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{user}"))
+    scratch.mkdir(mode=0o700)
+    tempfile.tempdir = str(scratch)
 
 
 def _redirect_output(log: StageLog) -> None:

@@ -142,7 +142,9 @@ def test_a_variant_that_is_killed_is_named_and_the_samples_are_kept(tmp_path: Pa
     ended = process.end()
     assert ended.code == 6, ended.err
     assert "variant `env.A=" in ended.err and "was killed (SIGKILL) (block " in ended.err
-    ended.check_clean()
+    assert "Traceback" not in ended.err
+    # Python's own, for the socket of the fork server; whoever would remove it was killed.
+    assert not [name for name in ended.leftovers if not name.startswith("temporary pymp-")]
     record = load_record(path)
     assert [variant.error is not None for variant in record.variants].count(True) == 1
     assert all(variant.samples for variant in record.variants)
