@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,7 +34,8 @@ class Measured:
     error: str | None = None
 
     def effective(self) -> dict[str, Any]:
-        """What really ran: settings as the engines have them, and where these are not what was asked for."""
+        """What really ran: settings as the engines have them, where these are not what was asked for, and which
+        share of the times their parts make up."""
         if not self.stages:
             return {}
         differing = [
@@ -44,6 +46,7 @@ class Measured:
             "stages": {stage.name: {**stage.settings, **stage.effective} for stage in self.stages},
             "load_s": {stage.name: stage.load_s for stage in self.stages},
             "not_as_requested": differing,
+            "accounted": {kind: statistics.median(shares) for kind, shares in self.accounted.items()},
         }
 
 

@@ -235,6 +235,7 @@ def _report(
     for text in _setting_warnings(session):
         console.print_warning(text)
     if stopped is not None:
+        console.print_note("")
         console.print_error(stopped, verbose=settings.verbose)
         return stopped.exit_code
     return _verdict(answer, code, settings)
@@ -248,5 +249,6 @@ def _setting_warnings(session: Session) -> list[str]:
 def _verdict(answer: Answer, code: ExitCode, settings: Settings) -> ExitCode:
     error = failure_of(answer, code)
     if error is not None and not settings.self_check:
+        console.print_note("")
         console.print_error(error, verbose=settings.verbose)
     return code

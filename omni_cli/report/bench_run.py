@@ -29,7 +29,7 @@ def heading(record: Record, warmup: int) -> str:
     parts = [
         f"{workload['profile']}: {stages}",
         f"batch {workload['batch_size']}",
-        f"{workload['input_len']} tokens in, {workload['output_len']} out",
+        _lengths(workload),
         _device(record.environment.get("machine", {})),
         f"{warmup} warm-up + {count(runs, 'run')} each in {count(blocks, 'block')}" + (f" {how}" if how else ""),
     ]
@@ -76,6 +76,13 @@ def _work(variant: Variant) -> str:
         "pixels": "pixels",
     }
     return ", ".join(f"{works[0][name]:g} {word}" for name, word in words.items() if works[0].get(name))
+
+
+def _lengths(workload: Mapping[str, Any]) -> str:
+    """`32 tokens in, 32 out`; what comes out is no matter of tokens where no stage makes any."""
+    stages = workload["settings"]["stages"].values()
+    out = f", {workload['output_len']} out" if any(stage["kind"] == "ar" for stage in stages) else ""
+    return f"{workload['input_len']} tokens in{out}"
 
 
 def _device(machine: Mapping[str, Any]) -> str:

@@ -1,0 +1,72 @@
+"""Mistakes on the command line of `omni bench` are answered before anything is started, and without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omni_cli.cli.app import run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "parts"),
+    [
+        (["--stage", "thinkr"], 2, ["unknown stage `thinkr`", "did you mean `thinker`"]),
+        (["--stage", "ar", "--profile", "tiny-image"], 2, ["has no ar stage"]),
+        (["--vary", "thinker.max_num_seq=1,8"], 2, ["max_num_seq", "did you mean `max_num_seqs`"]),
+        (["--vary", "thinker.max_num_seqs=1,x"], 2, ["max_num_seqs"]),
+        (["--vary", "thinker.max_num_seqs=1"], 2, ["nothing to compare"]),
+        (["--vary", "seed=1,2", "--seed", "3"], 2, ["are the same configuration"]),
+        (["--vary", "a=1,2", "--against", "HEAD"], 2, ["cannot be combined"]),
+        (["--max-regression", "5%"], 2, ["needs something to compare with"]),
+        (["--vary", "env.A=1,2", "--max-regression", "0"], 2, ["a limit of 0 cannot be judged"]),
+        (["--vary", "env.A=1,2", "--max-regression", "five"], 2, ["invalid value for `--max-regression`"]),
+        (["--margin", "x"], 2, ["invalid value for `--margin`"]),
+        (["--time-budget", "0"], 2, ["invalid value for `--time-budget`"]),
+        (["--time-budget", "nan"], 2, ["invalid value for `--time-budget`"]),
+        (["--num-iters", "0"], 2, ["--num-iters"]),
+        (["--batch-size", "0"], 2, ["--batch-size"]),
+        (["--baseline", "missing.json"], 2, ["cannot read the record `missing.json`"]),
+        (["--gate", "missing.yaml", "--against", "HEAD"], 2, ["missing.yaml"]),
+        (["--self-check", "--vary", "env.A=1,2"], 2, ["against itself"]),
+        (["--model", "no/such/folder/here"], 2, ["no model folder"]),
+        (["--output-json", "no/such/folder/r.json"], 2, ["cannot write `no/such/folder/r.json`"]),
+        (["--against", "no-such-ref"], 2, ["no-such-ref"]),
+        (["--profile", "nothing"], 2, ["no profile named `nothing`"]),
+    ],
+)
+def test_mistakes(
+    arguments: list[str], code: int, parts: list[str], capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("asyncio.create_subprocess_exec", _nothing_starts)
+    assert run(["bench", *arguments]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and "Traceback" not in err
+    for part in parts:
+        assert part in err
+
+
+def _nothing_starts(*_: object, **__: object) -> None:
+    raise AssertionError("a process was about to be started")
+
+
+def test_the_command_and_all_that_it_measures_with_need_no_torch() -> None:
+    code = (
+        "import sys; import omni_cli.cli.bench_run, omni_cli.cli.bench;"
+        "print([name for name in ('torch', 'vllm', 'diffusers', 'transformers') if name in sys.modules])"
+    )
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert asked.stdout.strip() == "[]"
+
+
+def test_a_variants_process_needs_no_torch_of_its_own() -> None:
+    code = (
+        "import sys; import omni_cli.bench.variant_worker;"
+        "print([name for name in ('torch', 'vllm', 'diffusers', 'transformers') if name in sys.modules])"
+    )
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert asked.stdout.strip() == "[]"
