@@ -126,6 +126,7 @@ class Bench:
     async def close(self) -> None:
         self._requests.put_nowait(Close())
         await self._serving
+        await self._worker.close()
 
     async def _ask(self, request: Load | Run, answer: type) -> Loaded | Ran:
         self._requests.put_nowait(request)
