@@ -77,3 +77,6 @@ class ForkServer:
             # Left alone it would follow this process's end only after finishing imports nobody waits for.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+            # Its own clean-up: without it the next user would be sent to the server that has just been killed.
+            with contextlib.suppress(ChildProcessError, FileNotFoundError):
+                forkserver._forkserver._stop()

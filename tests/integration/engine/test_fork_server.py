@@ -1,0 +1,49 @@
+"""The fork server's life: it ends with its last user, and the next user gets a new one at once."""
+
+from __future__ import annotations
+
+import os
+from multiprocessing import forkserver
+
+from omni_cli.engine.fork_server import ForkServer
+
+
+def answer(connection) -> None:
+    connection.send(os.getppid())
+
+
+def parent_of_a_new_process(context) -> int:
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=answer, args=(theirs,))
+    process.start()
+    theirs.close()
+    parent = ours.recv()
+    process.join()
+    return parent
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_stopped_server_is_replaced_at_once():
+    others = set(ForkServer._users)
+    first = ForkServer()
+    pid = parent_of_a_new_process(first.start())
+    assert pid == forkserver._forkserver._forkserver_pid
+    second = ForkServer()
+    second.start()
+    first.stop()
+    assert is_running(pid), "it has another user"
+    second.stop()
+    second.stop()
+    assert bool(others) == is_running(pid)
+
+    third = ForkServer()
+    replaced = parent_of_a_new_process(third.start())
+    assert (replaced == pid) == bool(others)
+    third.stop()
