@@ -50,6 +50,7 @@ PROFILE, STAGE = "tiny-image", "diffusion"
 INPUT_LEN = 32
 WARMUP = 3
 EMPTY_PAIRS = 5000
+MIN_COUNT = 8
 TOLERANCE = 0.01
 SIDES = ("bare", "bench")
 
@@ -73,7 +74,9 @@ class Result:
 
     @property
     def goal(self) -> str:
-        """Only an interval that lies on one side of the tolerance says anything."""
+        """Only an interval that lies on one side of the tolerance says anything; a few rounds have none to speak of."""
+        if self.count < MIN_COUNT:
+            return "undecided"
         low, high = self.ratio.low - 1, self.ratio.high - 1
         if low >= -TOLERANCE and high <= TOLERANCE:
             return "met"
