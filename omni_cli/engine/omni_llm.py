@@ -108,13 +108,21 @@ class OmniLLM:
             client = StageClient(spec, self._handle, verbose=self._verbose)
             self._clients.append(client)
             self._loaded[client.name] = loop.create_future()
-        await asyncio.gather(*(self._load_in_turn(group, context) for group in _load_groups(self._clients)))
+        groups = _load_groups(self._clients)
+        for group in groups:
+            await self._start_client(group[0], context)
+        await asyncio.gather(*(self._load_in_turn(group, context) for group in groups))
 
-    async def _load_in_turn(self, clients: list[StageClient], context: BaseContext) -> None:
-        for client in clients:
-            self._on_event(StageLoading(client.name, client.kind))
-            await client.start(context)
+    async def _load_in_turn(self, group: list[StageClient], context: BaseContext) -> None:
+        """The first of the group has been started; each of the others is when the one before it has loaded."""
+        await self._loaded[group[0].name]
+        for client in group[1:]:
+            await self._start_client(client, context)
             await self._loaded[client.name]
+
+    async def _start_client(self, client: StageClient, context: BaseContext) -> None:
+        self._on_event(StageLoading(client.name, client.kind))
+        await client.start(context)
 
     async def close(self) -> None:
         """Stop every stage's process and its descendants; requests under way get nothing more. Idempotent."""
