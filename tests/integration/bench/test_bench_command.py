@@ -87,22 +87,21 @@ def test_end_to_end_has_the_metrics_of_all_stages_and_they_add_up(tmp_path: Path
         metrics = sample["metrics"]
         assert {"ttft_s", "tpot_s", "itl_s", "talker.tpot_s", "denoise_step_s", "vocoder_s", "rtf"} <= set(metrics)
         stages = sum(metrics[f"{name}.latency_s"] for name in ("thinker", "talker", "token2wav"))
-        # What is left is waiting between the stages, which a busy machine may draw out.
-        assert 0.5 * sample["e2e_s"] < stages < sample["e2e_s"] + 0.01
+        assert stages == pytest.approx(sample["e2e_s"], rel=0.1, abs=0.01)
 
 
 def test_a_real_change_is_found_by_turns_and_so_are_its_outputs(tmp_path: Path) -> None:
     path, markdown = tmp_path / "record.json", tmp_path / "report.md"
     files = ("--output-json", str(path), "--markdown", str(markdown))
-    ended = run_omni(tmp_path, *IMAGE, "--vary", "num_inference_steps=4,32", "--time-budget", "60", *files)
+    ended = run_omni(tmp_path, *IMAGE, "--vary", "num_inference_steps=4,16", "--time-budget", "30", *files)
     assert ended.code == 0, ended.err
     ended.check_clean()
     record = load_record(path)
     comparison = next(entry for entry in record.comparisons if entry["metric"] == "e2e_s")
     assert comparison["verdict"] == "slower" and comparison["interleaved"]
     assert comparison["outputs"]["identical"] is False and comparison["outputs"]["max_abs_diff"] > 0
-    assert "num_inference_steps=32 ran" in ended.out and "times slower than" in markdown.read_text()
-    assert "did not do the same work: work.denoise_steps (4 against 32)" in ended.err
+    assert "num_inference_steps=16 ran" in ended.out and "times slower than" in markdown.read_text()
+    assert "did not do the same work: work.denoise_steps (4 against 16)" in ended.err
     rounds = record.environment["conditions"]["rounds_per_block"]
     assert order_of(record, 0) == ("ABBA" * rounds)[: 2 * rounds]
     assert order_of(record, 1) == ("BAAB" * rounds)[: 2 * rounds]
