@@ -97,7 +97,8 @@ class StageInfo:
 
     `peak_memory_bytes` has the keys `device` and `host` and holds from the start of its process;
     `load_memory_bytes` (until it was ready) and `run_memory_bytes` (since then) also have `reserved`. `settings` are
-    configuration keys as the engine has them.
+    configuration keys as the engine has them; `engagement` counts what has really happened since it began to load
+    (graphs replayed, bytes copied, ...).
     """
 
     name: str
@@ -108,6 +109,7 @@ class StageInfo:
     load_memory_bytes: Mapping[str, int] = field(default_factory=dict)
     run_memory_bytes: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    engagement: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

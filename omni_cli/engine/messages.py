@@ -69,6 +69,12 @@ class MemoryReport(msgspec.Struct, frozen=True, tag=True):
     reserved: int = 0
 
 
+class EngagementReport(msgspec.Struct, frozen=True, tag=True):
+    """What has really happened since the stage began to load, counted: graphs replayed, bytes copied."""
+
+    counters: dict[str, float]
+
+
 class StageReady(msgspec.Struct, frozen=True, tag=True):
     """`effective` is what really holds, and `settings` are configuration keys, both read back from the engine."""
 
@@ -76,6 +82,7 @@ class StageReady(msgspec.Struct, frozen=True, tag=True):
     effective: dict[str, Any]
     memory: MemoryReport
     settings: dict[str, Any] = {}
+    engagement: dict[str, float] = {}
 
 
 _KINDS: Mapping[str, type[OmniError]] = {
@@ -147,7 +154,7 @@ class RequestDone(msgspec.Struct, frozen=True, tag=True):
     handoff: bytes | None = None
 
 
-Report = StageReady | Failure | Progress | TextChunk | RequestDone | MemoryReport
+Report = StageReady | Failure | Progress | TextChunk | RequestDone | MemoryReport | EngagementReport
 
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

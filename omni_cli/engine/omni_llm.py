@@ -23,6 +23,7 @@ from omni_cli.engine.messages import (
     AbortRequest,
     Array,
     AudioInput,
+    EngagementReport,
     Failure,
     MemoryReport,
     Progress,
@@ -231,6 +232,8 @@ class OmniLLM:
                 self._stage_ready(client, report)
             case MemoryReport():
                 self._infos[client.name] = _with_memory(self._infos[client.name], report)
+            case EngagementReport():
+                self._infos[client.name] = dataclasses.replace(self._infos[client.name], engagement=report.counters)
             case Failure(request_id=None):
                 self._stage_ended(client, report)
             case _:
@@ -249,6 +252,7 @@ class OmniLLM:
             report.effective,
             load_memory_bytes=peaks,
             settings=report.settings,
+            engagement=report.engagement,
         )
         self._on_event(StageLoading(client.name, client.kind, self._infos[client.name]))
         self._loaded[client.name].set_result(report)

@@ -25,6 +25,7 @@ from omni_cli.engine.fork_server import become_group_leader
 from omni_cli.engine.messages import (
     AbortRequest,
     Command,
+    EngagementReport,
     Failure,
     MemoryReport,
     Report,
@@ -63,7 +64,8 @@ def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: P
     except Exception as error:  # noqa: BLE001 - whatever a library raises while loading must reach the user
         emit(load_failure(error, spec))
         return
-    emit(StageReady(time.perf_counter() - started_s, stage.effective, memory_report(), stage.settings))
+    load_s = time.perf_counter() - started_s
+    emit(StageReady(load_s, stage.effective, memory_report(), stage.settings, stage.engagement))
     forget_peaks()
     loaded.append(stage)
     try:
@@ -87,8 +89,9 @@ def _serve(stage: Stage, inbox: queue.SimpleQueue[Command], emit: _Emitter) -> N
                     _add(stage, command, emit)
         reports = stage.step()
         if any(isinstance(report, RequestDone) for report in reports):
-            # Before the requests' ends, so that whoever waits for them sees their peak.
+            # Before the requests' ends, so that whoever waits for them sees what they took.
             emit(memory_report())
+            emit(EngagementReport(stage.engagement))
         for report in reports:
             emit(report)
 

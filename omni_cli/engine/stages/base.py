@@ -36,6 +36,10 @@ class Stage(Protocol):
     def settings(self) -> dict[str, Any]:
         """Configuration keys as the engine has them, defaults filled in; only those that can be read back."""
 
+    @property
+    def engagement(self) -> dict[str, float]:
+        """Counters since the stage began to load: what really ran, replayed, was compiled or copied."""
+
     def add(self, request: StageRequest) -> None: ...
 
     def abort(self, request_id: str) -> None:

@@ -38,6 +38,10 @@ class DiffusersStage:
     def settings(self) -> dict[str, Any]:
         return {"execution": self.executor.effective["execution"], "max_num_seqs": self.scheduler.max_num_seqs}
 
+    @property
+    def engagement(self) -> dict[str, float]:
+        return {}
+
     def add(self, request: StageRequest) -> None:
         resolved = self.executor.resolve(
             DiffusionRequest.from_arguments(request.request_id, request.prompt, request.seed, request.diffusion)

@@ -116,6 +116,10 @@ class VllmStage:
             "num_threads": torch.get_num_threads(),
         }
 
+    @property
+    def engagement(self) -> dict[str, float]:
+        return {}
+
     def add(self, request: StageRequest) -> None:
         active = ActiveRequest(request, added_s=time.perf_counter())
         prompt, params = self.render(active)
