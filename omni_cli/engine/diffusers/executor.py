@@ -67,13 +67,15 @@ class DiffusersPipelineExecutor:
         batching: Batching = "exact",
         prompt_cache_entries: int = 64,
         max_pixels: int = MAX_PIXELS,
+        make_pipeline: Callable[[], Any] | None = None,
     ) -> None:
         """Loads the pipeline of `model` (a diffusers folder or a Hugging Face repo id).
 
         `device` is torch's name for it; None means the stage's `devices`, else the first CUDA device, else
-        the CPU. `prompt_cache_entries` bounds the prompt cache, 0 turns it off. Raises `CheckpointError` for
-        a model that cannot be used, `UsageError` for stage settings that the pipeline does not take,
-        `StageError` otherwise.
+        the CPU. `prompt_cache_entries` bounds the prompt cache, 0 turns it off. `make_pipeline`
+        gives a pipeline, on `device` and in `dtype`, instead of the one at `model`, which is then only a name;
+        it is called again when the executor wakes up from level 2. Raises `CheckpointError` for a model that
+        cannot be used, `UsageError` for stage settings that the pipeline does not take, `StageError` otherwise.
         """
         check_supported(config)
         self.config = config
@@ -84,6 +86,7 @@ class DiffusersPipelineExecutor:
         self.trust_remote_code = trust_remote_code
         self.prompt_cache_entries = prompt_cache_entries
         self.device = device or _device_of(config)
+        self._make_pipeline = make_pipeline
         self.is_sleeping = False
         self.sleeping_tags: set[str] = set()
         self._busy = threading.Lock()
@@ -97,15 +100,18 @@ class DiffusersPipelineExecutor:
         self._runner: PipelineRunner | None = None
         self._load_model()
 
-    def _load_model(self) -> None:
-        start = time.perf_counter()
-        pipeline = load_pipeline(
+    def _load_pipeline(self) -> Any:
+        return load_pipeline(
             self.model,
             self.dtype,
             self.device,
             stage=self.config.name,
             trust_remote_code=self.trust_remote_code,
         )
+
+    def _load_model(self) -> None:
+        start = time.perf_counter()
+        pipeline = self._load_pipeline() if self._make_pipeline is None else self._make_pipeline()
         self.call = PipelineCall.inspect(pipeline)
         check_stage(self.config, self.call)
         self._execution = prepare_execution(pipeline, self.config)

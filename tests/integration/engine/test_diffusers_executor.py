@@ -526,6 +526,24 @@ def test_sleep_refuses_requests_until_wake_up(folders, plain, level):
     executor.shutdown()
 
 
+def test_a_pipeline_from_elsewhere_is_used_and_made_again_after_level_2(folders, plain):
+    made = []
+
+    def make_pipeline() -> DiffusionPipeline:
+        made.append(DiffusionPipeline.from_pretrained(folders["qwen_image"]))
+        made[-1].set_progress_bar_config(disable=True)
+        return made[-1]
+
+    executor = DiffusersPipelineExecutor(STAGE, "no such model", "float32", "cpu", make_pipeline=make_pipeline)
+    assert executor._pipeline is made[0]
+    executor.sleep(2)
+    executor.wake_up()
+    assert executor._pipeline is made[1]
+    request = DiffusionRequest("0", "a cat", seed=9)
+    np.testing.assert_array_equal(picture(executor, request), plain_picture(plain["qwen_image"], "a cat", 9))
+    executor.shutdown()
+
+
 def test_bad_levels_and_tags_are_usage_errors(executors):
     with pytest.raises(UsageError, match="sleep level"):
         executors["qwen_image"].sleep(3)
