@@ -3,54 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import re
 import secrets
-import wave
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from omni_cli.errors import OmniError, OutputError
+from omni_cli.encoding import encode_png, encode_wav
+from omni_cli.errors import OutputError
 from omni_cli.outputs import AudioOutput, ImageOutput
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _MAX_STEM_LENGTH = 80
 _PROBE_BYTES = 4096
 # Windows opens a device for these, whatever the folder and the ending.
 _DEVICE_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
-
-
-def encode_wav(samples: np.ndarray, sample_rate: int) -> bytes:
-    """Float32 samples (num_samples,) as a mono 16-bit PCM WAV file; what is beyond [-1, 1] is clipped.
-
-    Raises `OmniError` for NaN and infinity, which no WAV file of integers can say.
-    """
-    import numpy as np
-
-    if not np.isfinite(samples).all():
-        raise OmniError("the model made audio that is not numbers (NaN or infinite)")
-    pcm = np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2")
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(sample_rate)
-        file.writeframes(pcm.tobytes())
-    return buffer.getvalue()
-
-
-def encode_png(pixels: np.ndarray) -> bytes:
-    """Pixels uint8 RGB (height, width, 3) as a PNG file."""
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format="PNG")
-    return buffer.getvalue()
 
 
 def file_stems(request_ids: Iterable[str]) -> dict[str, str]:

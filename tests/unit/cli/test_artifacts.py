@@ -12,7 +12,8 @@ import soundfile
 from PIL import Image
 
 from omni_cli.cli import artifacts
-from omni_cli.cli.artifacts import ArtifactWriter, encode_wav, file_stems, write_whole
+from omni_cli.cli.artifacts import ArtifactWriter, file_stems, write_whole
+from omni_cli.encoding import encode_wav
 from omni_cli.errors import OmniError, OutputError
 from omni_cli.outputs import AudioOutput, ImageOutput
 

@@ -1,0 +1,58 @@
+"""Audio samples and pixels to the bytes of files and streams."""
+
+from __future__ import annotations
+
+import io
+import wave
+from typing import TYPE_CHECKING
+
+from omni_cli.errors import OmniError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def encode_pcm16(samples: np.ndarray) -> bytes:
+    """Float32 samples (num_samples,) as signed 16-bit little-endian PCM; what is beyond [-1, 1] is clipped.
+
+    Raises `OmniError` for NaN and infinity, which integers cannot say.
+    """
+    return _pcm16(samples).tobytes()
+
+
+def encode_wav(samples: np.ndarray, sample_rate: int) -> bytes:
+    """Float32 samples (num_samples,) as a mono 16-bit PCM WAV file; limits and errors of `encode_pcm16`."""
+    pcm = encode_pcm16(samples)
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(sample_rate)
+        file.writeframes(pcm)
+    return buffer.getvalue()
+
+
+def encode_flac(samples: np.ndarray, sample_rate: int) -> bytes:
+    """Float32 samples (num_samples,) as a mono 16-bit FLAC file; limits and errors of `encode_pcm16`."""
+    import soundfile
+
+    buffer = io.BytesIO()
+    soundfile.write(buffer, _pcm16(samples), sample_rate, format="FLAC", subtype="PCM_16")
+    return buffer.getvalue()
+
+
+def encode_png(pixels: np.ndarray) -> bytes:
+    """Pixels uint8 RGB (height, width, 3) as a PNG file."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _pcm16(samples: np.ndarray) -> np.ndarray:
+    import numpy as np
+
+    if not np.isfinite(samples).all():
+        raise OmniError("the model made audio that is not numbers (NaN or infinite)")
+    return np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2")
