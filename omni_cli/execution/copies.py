@@ -1,0 +1,302 @@
+"""Outputs on their way from the device to the host: before the device goes on, or beside what it does next.
+
+    copy = make_output_copy("async", "cuda")
+    pending = copy.start(rows)      # the device goes on
+    host = pending.get()            # waits for this copy and for nothing else
+
+There is no other way to the data than `get`, so that nobody reads what has not arrived. The two modes are two small
+objects, chosen once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from omni_cli.errors import OmniError
+from omni_cli.execution.host_buffers import HostBufferPool
+
+if TYPE_CHECKING:
+    import torch
+
+    from omni_cli.config.engine_config import OutputCopy as Mode
+
+
+@dataclass
+class CopyCounters:
+    """What copies have cost so far, in all.
+
+    `copy_s` is the device's time for them. Of it, `copy_exposed_s` is what somebody waited for, and `copy_hidden_s`
+    went on beside other work. `copy_blocked_s` is the time that host threads spent in `start` and `get`, which
+    includes waiting for the device to finish what it is to copy. `pinned_copies` went to memory that was found to be
+    page-locked.
+    """
+
+    copies: int = 0
+    copied_bytes: int = 0
+    copy_s: float = 0.0
+    copy_exposed_s: float = 0.0
+    copy_hidden_s: float = 0.0
+    copy_blocked_s: float = 0.0
+    pinned_copies: int = 0
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+class PendingCopy(Protocol):
+    """One tensor on its way."""
+
+    def ready(self) -> bool:
+        """Whether `get` would return at once."""
+
+    def get(self) -> torch.Tensor:
+        """The tensor on the host; waits until it is whole.
+
+        It may lie in a buffer that is used again as soon as nobody holds the tensor or a view of it: whoever keeps
+        it for long clones it.
+        """
+
+
+class OutputCopy(Protocol):
+    """Brings tensors of one device to the host; `start` is called from one thread, `get` from any."""
+
+    mode: ClassVar[Mode]
+    counters: CopyCounters
+
+    def start(self, tensor: torch.Tensor, *, reused: bool = False) -> PendingCopy:
+        """Copy `tensor` as it is once the work queued on the current stream is done.
+
+        `reused` says that its memory will be written again without asking, as a CUDA graph does with its outputs.
+        Nobody else may write to it before the copy is done.
+        """
+
+
+class Transfer(Protocol):
+    """A copy that a backend has queued."""
+
+    def done(self) -> bool: ...
+
+    def wait(self) -> None: ...
+
+    def seconds(self) -> float:
+        """The device's time for it; it must be done."""
+
+
+class CopyBackend(Protocol):
+    """What an asynchronous copy needs of a device."""
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """A page-locked uint8 tensor (num_bytes,) on the host."""
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool: ...
+
+    def copy(self, source: torch.Tensor, destination: torch.Tensor) -> Transfer:
+        """Queue the copy behind all that is queued on the current stream, on a stream of its own."""
+
+
+def make_output_copy(mode: Mode, device: torch.device | str) -> OutputCopy:
+    """The object for `mode` on `device`; its `mode` is what really holds, see `why_not_async`."""
+    if mode == "async" and why_not_async(device) is None:
+        return AsyncCopy(CudaBackend(device))
+    return SyncCopy()
+
+
+def why_not_async(device: torch.device | str) -> str | None:
+    """Why copies from `device` cannot be asynchronous, as one sentence; None where they can."""
+    kind = str(device).partition(":")[0]
+    if kind == "cuda":
+        return None
+    return f"`output_copy: async` needs a CUDA device: on the {kind.upper()} the outputs are in host memory already"
+
+
+class SyncCopy:
+    """The thread waits for the device and then for the copy, into ordinary memory."""
+
+    mode: ClassVar[Mode] = "sync"
+
+    def __init__(self) -> None:
+        self.counters = CopyCounters()
+
+    def start(self, tensor: torch.Tensor, *, reused: bool = False) -> PendingCopy:
+        """On the CPU, a tensor that is not `reused` is in its place already and is neither copied nor counted."""
+        tensor = tensor.detach()
+        if tensor.device.type == "cpu" and not reused:
+            return _Arrived(tensor)
+        began_s = time.perf_counter()
+        host, seconds = _copied(tensor)
+        counters = self.counters
+        counters.copies += 1
+        counters.copied_bytes += host.nbytes
+        counters.copy_s += seconds
+        counters.copy_exposed_s += seconds
+        counters.copy_blocked_s += time.perf_counter() - began_s
+        return _Arrived(host)
+
+
+class AsyncCopy:
+    """Copies run beside the device's work, into page-locked buffers that are used again."""
+
+    mode: ClassVar[Mode] = "async"
+
+    def __init__(self, backend: CopyBackend) -> None:
+        self.counters = CopyCounters()
+        self._backend = backend
+        self._pool = HostBufferPool(backend.allocate)
+        # In the order of their start, in which they also end. Held here because a copy that nobody waits for (its
+        # request was aborted) still needs its source and its buffer.
+        self._under_way: deque[_Copying] = deque()
+        self._lock = threading.Lock()
+
+    def start(self, tensor: torch.Tensor, *, reused: bool = False) -> PendingCopy:
+        import torch
+
+        began_s = time.perf_counter()
+        while self._under_way and self._under_way[0].ready():
+            self._under_way.popleft().end(waited_s=0.0)
+        tensor = tensor.detach()
+        # On the current stream, so before whatever is queued next can write there.
+        source = tensor.clone(memory_format=torch.contiguous_format) if reused else tensor.contiguous()
+        host = self._pool.lend(tuple(source.shape), source.dtype)
+        if not self._backend.is_pinned(host):
+            raise OmniError(
+                "the destination of an asynchronous copy is pageable, which would make the copy a blocking one",
+                hint="`--set STAGE.output_copy=sync` copies without page-locked memory",
+            )
+        copying = _Copying(source, host, self._backend.copy(source, host), self._count)
+        self._under_way.append(copying)
+        with self._lock:
+            self.counters.copies += 1
+            self.counters.pinned_copies += 1
+            self.counters.copied_bytes += host.nbytes
+            self.counters.copy_blocked_s += time.perf_counter() - began_s
+        return copying
+
+    def _count(self, seconds: float, waited_s: float) -> None:
+        # Waiting ends when the copy ends, so what comes before the copy's own seconds was waiting for its source.
+        exposed_s = min(seconds, waited_s)
+        with self._lock:
+            self.counters.copy_s += seconds
+            self.counters.copy_exposed_s += exposed_s
+            self.counters.copy_hidden_s += seconds - exposed_s
+            self.counters.copy_blocked_s += waited_s
+
+
+class _Copying:
+    """A copy under way.
+
+    `source` is referenced until the copy is done. `Tensor.record_stream` would do the same for tensors of torch's
+    caching allocator, and nothing for those of a CUDA graph's own pool.
+    """
+
+    def __init__(
+        self,
+        source: torch.Tensor,
+        host: torch.Tensor,
+        transfer: Transfer,
+        count: Callable[[float, float], None],
+    ) -> None:
+        self._source: torch.Tensor | None = source
+        self._host = host
+        self._transfer = transfer
+        self._count = count
+        self._lock = threading.Lock()
+
+    def ready(self) -> bool:
+        return self._source is None or self._transfer.done()
+
+    def get(self) -> torch.Tensor:
+        if self._source is not None:
+            waited_s = 0.0
+            if not self._transfer.done():
+                began_s = time.perf_counter()
+                self._transfer.wait()
+                waited_s = time.perf_counter() - began_s
+            self.end(waited_s)
+        return self._host
+
+    def end(self, waited_s: float) -> None:
+        """The copy is done: let the source go and count, once."""
+        with self._lock:
+            if self._source is None:
+                return
+            self._source = None
+        self._count(self._transfer.seconds(), waited_s)
+
+
+class CudaBackend:
+    """A stream of its own for copies, on one device."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        import torch
+
+        self._stream = torch.cuda.Stream(device)
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        import torch
+
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_pinned()
+
+    def copy(self, source: torch.Tensor, destination: torch.Tensor) -> Transfer:
+        import torch
+
+        self._stream.wait_stream(torch.cuda.current_stream(source.device))
+        with torch.cuda.stream(self._stream):
+            began = _timing_event()
+            destination.copy_(source, non_blocking=True)
+            return _CudaTransfer(began, _timing_event())
+
+
+class _CudaTransfer:
+    def __init__(self, began: torch.cuda.Event, ended: torch.cuda.Event) -> None:
+        self._began, self._ended = began, ended
+
+    def done(self) -> bool:
+        return self._ended.query()
+
+    def wait(self) -> None:
+        self._ended.synchronize()
+
+    def seconds(self) -> float:
+        return self._began.elapsed_time(self._ended) / 1e3
+
+
+def _timing_event() -> torch.cuda.Event:
+    """An event on the current stream; a thread that waits for it sleeps instead of spinning."""
+    import torch
+
+    event = torch.cuda.Event(enable_timing=True, blocking=True)
+    event.record()
+    return event
+
+
+def _copied(tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """A copy on the host, and how many seconds the device spent on it."""
+    if tensor.device.type != "cuda":
+        began_s = time.perf_counter()
+        return tensor.to("cpu", copy=True), time.perf_counter() - began_s
+    began = _timing_event()
+    host = tensor.to("cpu", copy=True)
+    transfer = _CudaTransfer(began, _timing_event())
+    transfer.wait()
+    return host, transfer.seconds()
+
+
+class _Arrived:
+    """A copy that was done when it was started."""
+
+    def __init__(self, host: torch.Tensor) -> None:
+        self._host = host
+
+    def ready(self) -> bool:
+        return True
+
+    def get(self) -> torch.Tensor:
+        return self._host

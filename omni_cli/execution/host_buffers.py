@@ -1,0 +1,81 @@
+"""Host buffers that are used again, and never while somebody can still read them.
+
+Making page-locked memory takes longer than a small copy into it and may stop the device, so buffers are kept. A
+buffer is lent as a tensor. It counts as in use for as long as that tensor, a view of it or a numpy array over it is
+alive, wherever it has gone, and comes back by itself after that: there is nothing to return and so nothing to forget.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_SMALLEST_BYTES = 4096
+
+
+class HostBufferPool:
+    """Buffers by size, a power of two each."""
+
+    def __init__(self, allocate: Callable[[int], torch.Tensor], max_idle_bytes: int = 1 << 28) -> None:
+        """`allocate` makes a uint8 tensor (num_bytes,) on the host.
+
+        Of the buffers that nobody uses, at most `max_idle_bytes` are kept; the rest goes back to where it came from.
+        """
+        self._allocate = allocate
+        self._max_idle_bytes = max_idle_bytes
+        self._idle: dict[int, list[torch.Tensor]] = {}
+        self.idle_bytes = 0
+        self.allocated_buffers = 0
+        # Whoever lets go of a tensor appends here, from any thread and at any moment: no lock, one atomic operation.
+        self._returned: deque[torch.Tensor] = deque()
+
+    def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised host tensor of its own memory; called from one thread."""
+        import numpy as np
+        import torch
+
+        num_bytes = dtype.itemsize * _product(shape)
+        buffer = self._take(max(_SMALLEST_BYTES, 1 << (num_bytes - 1).bit_length()) if num_bytes else _SMALLEST_BYTES)
+        lease = _Lease(buffer, num_bytes)
+        weakref.finalize(lease, self._returned.append, buffer).atexit = False
+        return torch.from_numpy(np.asarray(lease)).view(dtype).view(shape)
+
+    def _take(self, size: int) -> torch.Tensor:
+        self._collect()
+        idle = self._idle.get(size)
+        if idle:
+            self.idle_bytes -= size
+            return idle.pop()
+        self.allocated_buffers += 1
+        return self._allocate(size)
+
+    def _collect(self) -> None:
+        while self._returned:
+            buffer = self._returned.popleft()
+            if self.idle_bytes + buffer.numel() <= self._max_idle_bytes:
+                self._idle.setdefault(buffer.numel(), []).append(buffer)
+                self.idle_bytes += buffer.numel()
+
+
+class _Lease:
+    """What every tensor over a lent buffer keeps alive: numpy holds it, and torch holds numpy's array."""
+
+    def __init__(self, buffer: torch.Tensor, num_bytes: int) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (num_bytes,),
+            "data": (buffer.data_ptr(), False),
+        }
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product
