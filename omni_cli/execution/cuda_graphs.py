@@ -1,0 +1,102 @@
+"""CUDA graphs of torch, behind the interface of `graphs.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+class CudaGraph:
+    def __init__(self, graph: torch.cuda.CUDAGraph, released: Callable[[], None]) -> None:
+        self._graph = graph
+        self._released = released
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+    def release(self) -> None:
+        # The device may still be running it.
+        torch.cuda.current_stream().synchronize()
+        self._graph.reset()
+        self._released()
+
+
+class CudaGraphBackend:
+    """Captures on a stream of its own, into one memory pool.
+
+    Graphs may share a pool since each overwrites what the others compute on the way, but never their outputs, and
+    since they run one after another. A pool is as large as the largest of its graphs wants, and gives nothing back
+    before the last of them has gone.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool: tuple[int, int] | None = None
+        self._num_graphs = 0
+
+    @contextlib.contextmanager
+    def _on_own_stream(self):
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            current.wait_stream(self._stream)
+
+    def warm_up(self, run: Callable[[], Any]) -> None:
+        with self._on_own_stream():
+            run()
+        self._stream.synchronize()
+
+    def capture(self, run: Callable[[], Any]) -> tuple[CudaGraph, Any]:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        # Garbage must not be found, and freed, while the device only records.
+        gc.collect()
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with self._on_own_stream():
+            # Other threads may do what they like meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                outputs = run()
+                graph.capture_end()
+            except BaseException:
+                self._abandon(graph)
+                raise
+        torch.cuda.synchronize(self._device)
+        self._num_graphs += 1
+        return CudaGraph(graph, self._forget), outputs
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture that failed, so that the stream and the allocator are as they were."""
+        # Says only that the capture has failed, which is known.
+        with contextlib.suppress(RuntimeError):
+            graph.capture_end()
+        graph.reset()
+
+    def _forget(self) -> None:
+        self._num_graphs -= 1
+        if self._num_graphs == 0:
+            # A pool without graphs is given up; its name must not be used again.
+            self._pool = None
+
+    def load(self, static: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
+        if static:
+            torch._foreach_copy_(static, given, non_blocking=True)
+
+    def clone(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    def pool_bytes(self) -> int:
+        segments = torch.cuda.memory_snapshot()
+        return sum(s["total_size"] for s in segments if self._pool is not None and s["segment_pool_id"] == self._pool)
+
+    def trim(self) -> None:
+        torch.cuda.empty_cache()

@@ -1,0 +1,235 @@
+"""The three ways a denoiser's forward can run, one object each, chosen once when a stage loads.
+
+`forward` is replaced, not the module: weights keep their names, and hooks on the module see every call.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from omni_cli.config.engine_config import Execution
+from omni_cli.errors import StageError
+from omni_cli.execution.engagement import ExecutionCounters
+from omni_cli.execution.graphs import MAX_GRAPHS, GraphBackend, GraphManager
+
+
+class Denoiser:
+    """A module in one of the modes; `counters` say what its calls really did."""
+
+    execution: Execution
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.counters = ExecutionCounters()
+        self._module = module
+
+    def forget(self) -> None:
+        """Drop what depends on where the weights lie; to be called before they are moved."""
+
+    def close(self) -> None:
+        """Leave the module as it was."""
+
+
+class EagerDenoiser(Denoiser):
+    """As it is; calls are counted."""
+
+    execution: Execution = "eager"
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module)
+        self._hook = module.register_forward_hook(self._count)
+
+    def _count(self, *_: object) -> None:
+        self.counters.eager_calls += 1
+
+    def close(self) -> None:
+        self._hook.remove()
+
+
+class _ReplacedForward(Denoiser):
+    """With another callable in the place of `forward`."""
+
+    def _replace(self, forward: Callable[..., Any]) -> None:
+        # diffusers' hooks put a forward on the instance as well; else it is the class's.
+        self._own_forward = vars(self._module).get("forward")
+        original = self._module.forward
+
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return forward(*args, **kwargs)
+
+        self._module.forward = replaced
+
+    def close(self) -> None:
+        self.forget()
+        del self._module.forward
+        if self._own_forward is not None:
+            self._module.forward = self._own_forward
+
+
+class GraphDenoiser(_ReplacedForward):
+    """From CUDA graphs; see `GraphManager`."""
+
+    execution: Execution = "cudagraph"
+
+    def __init__(
+        self, module: torch.nn.Module, backend: GraphBackend, *, stage: str, device: torch.device, max_graphs: int
+    ) -> None:
+        super().__init__(module)
+        self.graphs = GraphManager(
+            module, backend, stage=stage, device=device, counters=self.counters, max_graphs=max_graphs
+        )
+        self._replace(self.graphs)
+
+    def forget(self) -> None:
+        self.graphs.clear()
+
+
+class CompiledDenoiser(_ReplacedForward):
+    """Compiled by torch, without graph breaks: its repeated blocks alone where it has such, else all of it.
+
+    Repeated blocks are compiled once for all of them. They are those that a diffusers model declares, or the largest
+    list of modules of one class. Compiling happens in calls; what torch cannot compile is a `StageError` then.
+    """
+
+    execution: Execution = "compile"
+
+    def __init__(self, module: torch.nn.Module, *, stage: str, dynamic: bool | None) -> None:
+        super().__init__(module)
+        self._stage = stage
+        self._compile_start_s: float | None = None
+        self._running = False
+        self._blocks = repeated_blocks(module)
+        self.counters.compiled_regions = len(self._blocks) or 1
+        for block in self._blocks:
+            block.compile(fullgraph=True, dynamic=dynamic)
+        forward = module.forward
+        self._call = forward if self._blocks else torch.compile(forward, fullgraph=True, dynamic=dynamic)
+        self._replace(self._run)
+        # torch tells everybody of everything that it compiles; what it compiles during our calls is ours.
+        _callbacks().register_start_callback(self._on_compile_start)
+        _callbacks().register_end_callback(self._on_compile_end)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        self._running = True
+        try:
+            return self._call(*args, **kwargs)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise _compile_error(error, self._module, self._stage) from error
+        finally:
+            self._running = False
+
+    def _on_compile_start(self, _: Any) -> None:
+        if self._running:
+            self._compile_start_s = time.perf_counter()
+
+    def _on_compile_end(self, compilation: Any) -> None:
+        if self._compile_start_s is None:
+            return
+        self.counters.compile_s += time.perf_counter() - self._compile_start_s
+        self._compile_start_s = None
+        self.counters.compiled_graphs += 1
+        # "2/1": the second time (from 0) that the third piece of code was compiled.
+        if re.search(r"/0\b", str(compilation.compile_id)) is None:
+            self.counters.recompiles += 1
+
+    def close(self) -> None:
+        _callbacks().remove_start_callback(self._on_compile_start)
+        _callbacks().remove_end_callback(self._on_compile_end)
+        for block in self._blocks:
+            block._compiled_call_impl = None
+        super().close()
+
+
+def prepare_denoiser(
+    module: torch.nn.Module,
+    mode: Execution,
+    *,
+    stage: str,
+    device: str,
+    dynamic: bool | None = None,
+    max_graphs: int = MAX_GRAPHS,
+) -> Denoiser:
+    """Make `module`, which is on `device` (torch's name for it), run as `mode` says.
+
+    `dynamic` is torch.compile's: True for a module whose shapes differ from one request to the next. `StageError`
+    when the machine or the module is not fit for the mode; nothing has been compiled or captured by then.
+    """
+    if mode == "eager":
+        return EagerDenoiser(module)
+    if mode == "compile":
+        return CompiledDenoiser(module, stage=stage, dynamic=dynamic)
+    require_cuda(stage=stage, device=device)
+    if getattr(module, "is_cache_enabled", False):
+        raise StageError(
+            f"stage `{stage}`: `execution: cudagraph` cannot capture {type(module).__name__} with a cache of "
+            "diffusers, which decides in each step what to compute",
+            stage=stage,
+            hint="call `disable_cache()` on it first",
+        )
+    from omni_cli.execution.cuda_graphs import CudaGraphBackend
+
+    index = torch.device(device).index
+    exact = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+    return GraphDenoiser(module, CudaGraphBackend(exact), stage=stage, device=exact, max_graphs=max_graphs)
+
+
+def require_cuda(*, stage: str, device: str) -> None:
+    """`StageError` unless `device` is a CUDA device that this machine has."""
+    lack = None
+    if not torch.cuda.is_available():
+        lack = "this machine has none"
+    elif torch.device(device).type != "cuda":
+        lack = f"the stage runs on `{device}`"
+    if lack is not None:
+        raise StageError(
+            f"stage `{stage}`: `execution: cudagraph` needs a CUDA device, and {lack}",
+            stage=stage,
+            hint=f"--set {stage}.execution=eager",
+        )
+
+
+def repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """The parts of `module` that are worth compiling alone since they repeat; none if it has no such parts."""
+    declared = getattr(module, "_repeated_blocks", None) or ()
+    blocks = [part for part in module.modules() if type(part).__name__ in declared]
+    if blocks:
+        return blocks
+    lists = [list(part) for part in module.modules() if isinstance(part, torch.nn.ModuleList)]
+    alike = [parts for parts in lists if len(parts) > 1 and len({type(part) for part in parts}) == 1]
+    return max(alike, key=_num_weights, default=[])
+
+
+def _num_weights(parts: list[torch.nn.Module]) -> int:
+    return sum(weight.numel() for part in parts for weight in part.parameters())
+
+
+def _callbacks() -> Any:
+    import torch._dynamo.callback
+
+    return torch._dynamo.callback.callback_handler
+
+
+def _compile_error(error: Exception, module: torch.nn.Module, stage: str) -> StageError:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    what = lines[0] if lines else type(error).__name__
+    where = ""
+    if "from user code:" in lines:
+        # A frame takes two lines, the innermost is the last before a blank or another heading.
+        code = [line for line in lines[lines.index("from user code:") + 1 :]]
+        frames = [index for index, line in enumerate(code) if re.match(r'File ".*", line \d+, in ', line)]
+        if frames:
+            file, number = re.match(r'File ".*?([^/"]+)", line (\d+)', code[frames[-1]]).groups()
+            source = code[frames[-1] + 1] if len(code) > frames[-1] + 1 else ""
+            where = f" ({file}:{number}: `{source}`)"
+    return StageError(
+        f"stage `{stage}`: `execution: compile` cannot compile {type(module).__name__}: {what}{where}",
+        stage=stage,
+        hint=f"--set {stage}.execution=eager",
+        details=str(error),
+    )

@@ -1,0 +1,30 @@
+"""What really ran, counted. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass
+class ExecutionCounters:
+    """Of one denoiser since it was loaded; `graph_pool_bytes` and `compiled_regions` say what holds now.
+
+    `eager_calls` are calls that ran as plain PyTorch, `graph_replays` those that a CUDA graph answered. `capture_s`
+    includes the warm-up runs before each capture, and `graph_pool_bytes` the static inputs and outputs. `recompiles`
+    are those of the `compiled_graphs` that torch made of code that it had compiled before, for other shapes or
+    constants; `compile_s` is the time of them all.
+    """
+
+    graphs_captured: int = 0
+    graphs_evicted: int = 0
+    graph_replays: int = 0
+    eager_calls: int = 0
+    graph_pool_bytes: int = 0
+    capture_s: float = 0.0
+    compiled_regions: int = 0
+    compiled_graphs: int = 0
+    recompiles: int = 0
+    compile_s: float = 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)

@@ -1,0 +1,264 @@
+"""A denoiser's forward, captured once for each kind of call and replayed after that."""
+
+from __future__ import annotations
+
+import inspect
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from omni_cli.errors import StageError
+from omni_cli.execution.engagement import ExecutionCounters
+from omni_cli.execution.graph_inputs import (
+    UnsupportedError,
+    argument_leaves,
+    changed_arguments,
+    check_outputs,
+    describe,
+    graph_key,
+    map_tensors,
+    with_tensors,
+)
+from omni_cli.execution.operation_watch import OperationWatch, UncapturableError, where_it_failed
+
+MAX_GRAPHS = 8
+# Before each rehearsal: libraries pick their kernels and allocate their workspaces, models fill their caches.
+NUM_WARMUPS = 2
+
+
+class Graph(Protocol):
+    """What has been recorded; runs again in the order of the device's work."""
+
+    def replay(self) -> None: ...
+
+    def release(self) -> None:
+        """Give its memory to the graphs that are captured next."""
+
+
+class GraphBackend(Protocol):
+    """The device's part. Everything happens in the order in which it is called; nothing waits unless it says so."""
+
+    def warm_up(self, run: Callable[[], Any]) -> None:
+        """Call `run` where captures happen, and wait for it."""
+
+    def capture(self, run: Callable[[], Any]) -> tuple[Graph, Any]:
+        """Record `run` into the shared pool; returns what it returned, tensors that each replay overwrites.
+
+        Whatever `run` or the recording raises comes out, with the device as usable as before.
+        """
+
+    def load(self, static: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
+        """Copy `given`, which may be on the host, over `static`."""
+
+    def clone(self, tensor: torch.Tensor) -> torch.Tensor: ...
+
+    def pool_bytes(self) -> int:
+        """What the pool of all graphs holds of the device's memory."""
+
+    def trim(self) -> None:
+        """Return what no graph uses any more to the device; called when none is left."""
+
+
+@dataclass
+class _Captured:
+    graph: Graph
+    inputs: list[torch.Tensor]
+    outputs: Any
+    # Tensors of the model that the graph reads at the addresses that they had.
+    external: list[torch.UntypedStorage]
+
+
+class GraphManager:
+    """Stands in for `forward`: each call is a replay of the graph for its key, captured when the key is new.
+
+    A key is what `graph_key` says of all arguments: shapes, strides, dtypes and devices of the tensors, the values of
+    everything else. Tensors are copied into the graph's own, from the host as well. At most `max_graphs` graphs are
+    kept; the least recently used one goes first, and its memory serves the next.
+
+    What a graph returns lies in tensors that its next replay overwrites, and schedulers keep what they are given, so a
+    caller gets copies: one write and one read of the outputs a call, on the device. With `clone_outputs` False it gets
+    the graph's own tensors.
+
+    Raises `StageError`, and never falls back to eager, when a forward cannot be captured, naming the operation; and
+    when `max_graphs` graphs in a row were captured and none replayed, naming the arguments that keep changing.
+    Inference only: outputs have no gradients.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        backend: GraphBackend,
+        *,
+        stage: str,
+        device: torch.device,
+        counters: ExecutionCounters,
+        max_graphs: int = MAX_GRAPHS,
+        num_warmups: int = NUM_WARMUPS,
+        clone_outputs: bool = True,
+    ) -> None:
+        self._module = module
+        self._forward: Callable[..., Any] = module.forward
+        self._parameters = tuple(inspect.signature(self._forward).parameters)
+        self._backend = backend
+        self._stage = stage
+        self._device = device
+        self._counters = counters
+        self._max_graphs = max_graphs
+        self._num_warmups = num_warmups
+        self._clone_outputs = clone_outputs
+        self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
+        self._captures_in_a_row = 0
+        self._last_captured: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        """How many graphs there are."""
+        return len(self._graphs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given: list[torch.Tensor] = []
+        try:
+            key = (graph_key((args, kwargs), given), _autocast(self._device.type))
+        except UnsupportedError:
+            raise self._unsupported(args, kwargs) from None
+        with torch.no_grad():
+            captured = self._graphs.get(key)
+            if captured is None:
+                captured = self._capture(key, given, args, kwargs)
+            else:
+                self._graphs.move_to_end(key)
+                self._captures_in_a_row = 0
+                self._backend.load(captured.inputs, given)
+            captured.graph.replay()
+            self._counters.graph_replays += 1
+            return map_tensors(self._backend.clone, captured.outputs) if self._clone_outputs else captured.outputs
+
+    def clear(self) -> None:
+        """Drop all graphs and give their memory back; weights may move after this. The next call captures anew."""
+        for captured in self._graphs.values():
+            captured.graph.release()
+        self._graphs.clear()
+        self._captures_in_a_row = 0
+        self._backend.trim()
+        self._counters.graph_pool_bytes = 0
+
+    def _capture(self, key: Hashable, given: list[torch.Tensor], args: Any, kwargs: Any) -> _Captured:
+        self._check_runaway(args, kwargs)
+        start = time.perf_counter()
+        while len(self._graphs) >= self._max_graphs:
+            _, oldest = self._graphs.popitem(last=False)
+            oldest.graph.release()
+            self._counters.graphs_evicted += 1
+            # The last reference to its outputs: their memory is free for the capture below.
+            del oldest
+        inputs = self._static_inputs(given)
+        static_args, static_kwargs = with_tensors((args, kwargs), iter(inputs))
+
+        def run() -> Any:
+            return self._forward(*static_args, **static_kwargs)
+
+        watch = OperationWatch(self._device, strict=True)
+        try:
+            for _ in range(self._num_warmups):
+                self._backend.warm_up(run)
+            self._rehearse(run, watch, inputs, args, kwargs)
+            watch = OperationWatch(self._device, strict=False)
+
+            def watched() -> Any:
+                with watch:
+                    return run()
+
+            graph, outputs = self._backend.capture(watched)
+            check_outputs(outputs)
+        except Exception as error:  # noqa: BLE001 - models and CUDA raise anything; it becomes the stage's error
+            # The calls' frames hold their tensors.
+            raise self._failed(error, watch) from None
+        captured = _Captured(graph, inputs, outputs, list(watch.external.values()))
+        self._graphs[key] = captured
+        self._counters.graphs_captured += 1
+        self._counters.graph_pool_bytes = self._backend.pool_bytes() + sum(
+            tensor.nbytes for other in self._graphs.values() for tensor in other.inputs
+        )
+        self._counters.capture_s += time.perf_counter() - start
+        return captured
+
+    def _static_inputs(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
+        # Tensors of inference mode could not be written to outside of it.
+        with torch.inference_mode(False), torch.no_grad():
+            inputs = [torch.empty_like(tensor, device=self._device, requires_grad=False) for tensor in given]
+        self._backend.load(inputs, given)
+        return inputs
+
+    def _rehearse(
+        self, run: Callable[[], Any], watch: OperationWatch, inputs: list[torch.Tensor], args: Any, kwargs: Any
+    ) -> None:
+        """Run once more, looking for what a graph cannot hold: found here, it costs no broken capture."""
+        versions = [tensor._version for tensor in inputs]
+
+        def watched() -> Any:
+            with watch:
+                return run()
+
+        self._backend.warm_up(watched)
+        names = [name for name, leaf in self._leaves(args, kwargs) if isinstance(leaf, torch.Tensor)]
+        for name, tensor, version in zip(names, inputs, versions, strict=True):
+            if tensor._version != version:
+                watch.last = None
+                raise UncapturableError(f"writes into its argument `{name}`")
+
+    def _leaves(self, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
+        return list(argument_leaves(self._parameters, args, kwargs))
+
+    def _check_runaway(self, args: Any, kwargs: Any) -> None:
+        leaves = {name: describe(leaf) for name, leaf in self._leaves(args, kwargs)}
+        if self._captures_in_a_row >= self._max_graphs:
+            changed = changed_arguments(self._last_captured, leaves)
+            raise self._error(
+                f"captured {self._captures_in_a_row} graphs of {type(self._module).__name__} in a row and could replay "
+                f"none: {changed or 'the calls take turns'} between calls, and all but the contents of tensors is part "
+                "of a graph"
+            )
+        self._last_captured = leaves
+        self._captures_in_a_row += 1
+
+    def _unsupported(self, args: Any, kwargs: Any) -> StageError:
+        for name, leaf in self._leaves(args, kwargs):
+            try:
+                graph_key(leaf, [])
+            except UnsupportedError as error:
+                return self._error(f"{type(self._module).__name__} is called with `{name}`, {error}")
+        raise AssertionError("every argument is supported")
+
+    def _failed(self, error: Exception, watch: OperationWatch) -> StageError:
+        operation = f"{watch.last} " if watch.last is not None else ""
+        what = (
+            str(error) if isinstance(error, (UncapturableError, UnsupportedError)) else f"fails: {_first_line(error)}"
+        )
+        where = where_it_failed(error, self._module)
+        details = "".join(traceback.format_exception(error))
+        traceback.clear_frames(error.__traceback__)
+        return self._error(
+            f"cannot capture {type(self._module).__name__}: {operation}{what}" + (f" ({where})" if where else ""),
+            details=details,
+        )
+
+    def _error(self, message: str, details: str | None = None) -> StageError:
+        return StageError(
+            f"stage `{self._stage}`: `execution: cudagraph` {message}",
+            stage=self._stage,
+            hint=f"--set {self._stage}.execution=eager",
+            details=details,
+        )
+
+
+def _autocast(device_type: str) -> Hashable:
+    return torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type)
+
+
+def _first_line(error: Exception) -> str:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no further message")
+    return f"{type(error).__name__}: {text}"

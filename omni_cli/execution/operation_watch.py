@@ -1,0 +1,124 @@
+"""Which operations a model runs, seen from below: what a CUDA graph cannot hold, and what it has to keep alive."""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_LIBRARY = str(Path(torch.__file__).parent)
+
+
+class UncapturableError(RuntimeError):
+    """An operation that must not be in a CUDA graph; the message says what it does."""
+
+
+class OperationWatch(TorchDispatchMode):
+    """Sees each operation of a model on `device` before it runs; `last` is the name of the one that came last.
+
+    With `strict`, operations that a CUDA graph cannot hold raise `UncapturableError` instead of running: those that
+    bring a value to the host, whose result's shape depends on values, or that draw random numbers.
+
+    `external` are the storages that operations have read and none of them has made: weights, and tensors that the
+    model keeps from one call to the next. A graph reads their addresses, so they must live as long as it does.
+    """
+
+    def __init__(self, device: torch.device, *, strict: bool) -> None:
+        super().__init__()
+        self.last: str | None = None
+        self.external: dict[int, torch.UntypedStorage] = {}
+        self._device = device
+        self._strict = strict
+        self._made: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        # Under inference mode composite operations arrive whole; what they consist of is what counts.
+        with self:
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+        self.last = func.name()
+        inputs = [leaf for leaf in _tensors((args, kwargs)) if leaf.device == self._device]
+        if self._strict:
+            self._refuse(func, inputs, args, kwargs)
+            result = _without_random_numbers(func, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
+        for tensor in inputs:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._made:
+                self.external[storage._cdata] = storage
+        for tensor in _tensors(result):
+            if tensor.untyped_storage()._cdata not in self.external:
+                self._made.add(tensor.untyped_storage()._cdata)
+        return result
+
+    def _refuse(self, func: Any, inputs: list[torch.Tensor], args: Any, kwargs: Any) -> None:
+        if not inputs:
+            return
+        if torch.Tag.data_dependent_output in func.tags:
+            raise UncapturableError("waits for a value from the device")
+        if torch.Tag.dynamic_output_shape in func.tags and _shape_depends_on_values(func, args):
+            raise UncapturableError("makes a result whose shape depends on values on the device")
+        target = kwargs.get("device")
+        if target is not None and torch.device(target).type == "cpu" != self._device.type:
+            raise UncapturableError("copies a tensor to the host")
+
+
+def _without_random_numbers(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run the operation; `UncapturableError` if it draws random numbers, which a replay would not do anew."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return func(*args, **kwargs)
+    if kwargs.get("generator") is not None:
+        raise UncapturableError("draws random numbers")
+    before = _generator_states()
+    result = func(*args, **kwargs)
+    # Attention kernels have the tag for their dropout, which is off here.
+    if any(not torch.equal(a, b) for a, b in zip(before, _generator_states(), strict=True)):
+        raise UncapturableError("draws random numbers")
+    return result
+
+
+def _generator_states() -> list[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_available() else states
+
+
+def _shape_depends_on_values(func: Any, args: Any) -> bool:
+    if func.overloadpacket is not torch.ops.aten.index:
+        return True
+    # Indexing has the tag for its masks.
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+def where_it_failed(error: BaseException, root: torch.nn.Module) -> str:
+    """The innermost part of `root` that was running, and its line of source, as text: "in `blocks.0.attn` (Attention)".
+
+    Read from the traceback, so that nothing has to be installed into the model beforehand.
+    """
+    names = {id(module): name for name, module in root.named_modules()}
+    where, line = "", ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module) and id(owner) in names:
+            where = f"in `{names[id(owner)] or 'forward'}` ({type(owner).__name__})"
+        file = frame.f_code.co_filename
+        if where and not file.startswith(_LIBRARY) and file != __file__:
+            source = linecache.getline(file, number).strip()
+            line = f"{Path(file).name}:{number}" + (f": `{source}`" if source else "")
+    return ", ".join(part for part in (where, line) if part)
