@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from omni_cli.errors import OmniError
+from omni_cli.errors import OmniError, StageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,6 +122,14 @@ class StageLoading:
 
 
 @dataclass(frozen=True)
+class StageFailed:
+    """Event: a stage has ended for good, and with it every request that needs it."""
+
+    name: str
+    error: StageError
+
+
+@dataclass(frozen=True)
 class StageProgress:
     """Event: `done` of `total` tokens or denoising steps; `total` None when unknown."""
 
@@ -162,4 +170,4 @@ class RequestResult:
     handoff: bytes | None = None
 
 
-Event = StageLoading | StageProgress | TextDelta | OutputReady | RequestResult
+Event = StageLoading | StageFailed | StageProgress | TextDelta | OutputReady | RequestResult

@@ -24,6 +24,7 @@ class _Commands(LazyGroup):
         "generate": LazyCommand(
             "omni_cli.cli.generate:generate", "Run a model end to end and write its text, audio and images."
         ),
+        "serve": LazyCommand("omni_cli.cli.serve:serve", "Serve a model over OpenAI-compatible HTTP."),
         "bench": LazyCommand("omni_cli.cli.bench:bench", "Measure latency and memory, compare variants, judge a gate."),
         "compare": LazyCommand("omni_cli.cli.compare:compare", "Compare two saved bench records and judge a gate."),
         "profiles": LazyCommand("omni_cli.cli.profiles:profiles", "List, show and check the YAML profiles."),

@@ -51,7 +51,7 @@ def print_text(text: str) -> None:
     _write(text if text.endswith("\n") else text + "\n")
 
 
-def print_json(document: Mapping[str, Any]) -> None:
+def print_json(document: Mapping[str, Any], *, one_line: bool = False) -> None:
     """Write the one JSON document of a `--json` command to stdout; call it once.
 
     Raises `ValueError` for NaN and infinity, which JSON lacks, and before anything is written.
@@ -59,7 +59,7 @@ def print_json(document: Mapping[str, Any]) -> None:
     global _json_wanted
     # backslashreplace would turn a character into something that is not JSON's escape for it.
     ascii_only = (sys.stdout.encoding or "ascii").lower().replace("-", "") != "utf8"
-    text = json.dumps(document, indent=2, ensure_ascii=ascii_only, allow_nan=False)
+    text = json.dumps(document, indent=None if one_line else 2, ensure_ascii=ascii_only, allow_nan=False)
     _json_wanted = False
     _write(text + "\n")
 

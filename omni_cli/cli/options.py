@@ -15,7 +15,7 @@ DEFAULT_PROFILE = "tiny-omni"
 MAX_SEED = 2**32 - 1  # what NumPy's generator, which vLLM seeds too, takes
 
 
-def _positive_seconds(value: float | None) -> float | None:
+def positive_seconds(value: float | None) -> float | None:
     if value is not None and not (math.isfinite(value) and value > 0):
         raise typer.BadParameter("expected a number of seconds greater than 0")
     return value
@@ -52,7 +52,7 @@ TimeoutOption = Annotated[
     typer.Option(
         "--timeout",
         metavar="SECONDS",
-        callback=_positive_seconds,
+        callback=positive_seconds,
         help="Stop with an error after this many seconds.",
     ),
 ]

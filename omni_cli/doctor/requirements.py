@@ -20,6 +20,9 @@ VERIFIED = {
     "safetensors": "0.8.0",
     "soundfile": "0.14.0",
     "soxr": "1.1.0",
+    "fastapi": "0.136.3",
+    "uvicorn": "0.54.0",
+    "prometheus_client": "0.26.0",
 }
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"

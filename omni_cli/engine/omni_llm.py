@@ -17,7 +17,7 @@ from typing import Any
 from omni_cli.config.engine_config import EngineConfig
 from omni_cli.engine.building import provide_in_child
 from omni_cli.engine.checkpoint_fit import check_fit
-from omni_cli.engine.devices import has_cuda_device
+from omni_cli.engine.devices import check_devices, has_cuda_device
 from omni_cli.engine.fork_server import ForkServer
 from omni_cli.engine.messages import (
     AbortRequest,
@@ -46,6 +46,7 @@ from omni_cli.outputs import (
     Output,
     OutputReady,
     RequestResult,
+    StageFailed,
     StageInfo,
     StageLoading,
     StageProgress,
@@ -86,6 +87,7 @@ class OmniLLM:
             raise
 
     async def _start(self) -> None:
+        check_devices(self.config)
         # What is wrong with a checkpoint that is there shows in milliseconds, before any process is started.
         model = resolve_model(self.config.model) if is_built(self.config.model) else self.config.model
         is_here = Path(model).is_dir()
@@ -271,6 +273,7 @@ class OmniLLM:
             loaded.set_exception(error)
         for queue in self._requests.values():
             queue.put_nowait((client.name, failure))
+        self._on_event(StageFailed(client.name, self._dead[client.name]))
 
 
 def _load_groups(clients: list[StageClient]) -> list[list[StageClient]]:

@@ -30,13 +30,13 @@ def load_audio(path: Path) -> tuple[np.ndarray, int]:
         return decode_audio(file, f"audio file `{path}`")
 
 
-def decode_audio(file: BinaryIO, name: str) -> tuple[np.ndarray, int]:
-    """Like `load_audio`, from an open file; `name` says in messages what it is."""
+def decode_audio(file: BinaryIO, name: str, max_s: float = MAX_AUDIO_S) -> tuple[np.ndarray, int]:
+    """Like `load_audio`, from an open file; `name` says in messages what it is, `max_s` is the longest in seconds."""
     import soundfile
 
     try:
         with soundfile.SoundFile(file) as sound:
-            _check_header(sound, name)
+            _check_header(sound, name, max_s)
             expected = sound.frames
             frames = sound.read(dtype="float32", always_2d=True)
             # An MP3 does not store its length: libsndfile's figure for one is an estimate.
@@ -49,7 +49,7 @@ def decode_audio(file: BinaryIO, name: str) -> tuple[np.ndarray, int]:
     return _to_mono(frames, name), sample_rate
 
 
-def _check_header(sound: soundfile.SoundFile, name: str) -> None:
+def _check_header(sound: soundfile.SoundFile, name: str, max_s: float) -> None:
     """Refuse by the header alone what would be wrong or too large to decode."""
     low, high = SAMPLE_RATE_RANGE_HZ
     if not low <= sound.samplerate <= high:
@@ -59,9 +59,9 @@ def _check_header(sound: soundfile.SoundFile, name: str) -> None:
     if sound.frames <= 0:
         raise InputError(f"the {name} has no samples")
     duration_s = sound.frames / sound.samplerate
-    if duration_s > MAX_AUDIO_S:
+    if duration_s > max_s:
         raise InputError(
-            f"the {name} is {duration_s:.0f} s long; at most {MAX_AUDIO_S:.0f} s can be used",
+            f"the {name} is {duration_s:.0f} s long; at most {max_s:.0f} s can be used",
             hint="cut it into shorter files",
         )
 

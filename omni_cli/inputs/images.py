@@ -34,8 +34,8 @@ def load_image(path: Path, warn: Warn) -> np.ndarray:
         return decode_image(file, f"image file `{path}`", warn)
 
 
-def decode_image(file: BinaryIO, name: str, warn: Warn) -> np.ndarray:
-    """Like `load_image`, from an open file; `name` says in messages what it is."""
+def decode_image(file: BinaryIO, name: str, warn: Warn, max_pixels: int = MAX_IMAGE_PIXELS) -> np.ndarray:
+    """Like `load_image`, from an open file of at most `max_pixels`; `name` says in messages what it is."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -43,7 +43,7 @@ def decode_image(file: BinaryIO, name: str, warn: Warn) -> np.ndarray:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(file, formats=_FORMATS) as image:
-                _check_size(image, name)
+                _check_size(image, name, max_pixels)
                 num_frames = getattr(image, "n_frames", 1)
                 pixels = _to_rgb(image, name)
     except InputError:
@@ -51,7 +51,7 @@ def decode_image(file: BinaryIO, name: str, warn: Warn) -> np.ndarray:
     except UnidentifiedImageError as error:
         raise InputError(f"cannot read the {name}: its format is not recognised", hint=_FORMATS_HINT) from error
     except Image.DecompressionBombError as error:
-        raise _too_large(name, "too many") from error
+        raise _too_large(name, "too many", max_pixels) from error
     except Exception as error:
         # Decoders of broken bytes raise whatever they stumble over: OSError, SyntaxError, struct.error.
         raise InputError(f"cannot read the {name}: {error}") from error
@@ -60,17 +60,17 @@ def decode_image(file: BinaryIO, name: str, warn: Warn) -> np.ndarray:
     return pixels
 
 
-def _check_size(image: Image.Image, name: str) -> None:
+def _check_size(image: Image.Image, name: str, max_pixels: int) -> None:
     width, height = image.size
     if width < 1 or height < 1:
         raise InputError(f"the {name} has no pixels ({width}x{height})")
-    if width * height > MAX_IMAGE_PIXELS:
-        raise _too_large(name, f"{width}x{height}")
+    if width * height > max_pixels:
+        raise _too_large(name, f"{width}x{height}", max_pixels)
 
 
-def _too_large(name: str, size: str) -> InputError:
+def _too_large(name: str, size: str, max_pixels: int) -> InputError:
     return InputError(
-        f"the {name} has {size} pixels; at most {MAX_IMAGE_PIXELS // 2**20} Mi pixels can be used",
+        f"the {name} has {size} pixels; at most {max_pixels / 2**20:g} Mi pixels can be used",
         hint="scale it down",
     )
 

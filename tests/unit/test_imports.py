@@ -12,7 +12,7 @@ import omni_cli
 
 ROOT = Path(omni_cli.__file__).parent
 HEAVY = ["torch", "torchvision", "vllm", "diffusers", "transformers", "accelerate"]
-TORCH_FREE = ["cli", "config", "doctor", "inputs", "report"]
+TORCH_FREE = ["cli", "config", "doctor", "inputs", "report", "serve"]
 TORCH_FREE_MODULES = ["errors", "outputs", "models.checkpoints", "engine.omni_llm"]
 
 BLOCKED_IMPORT = """

@@ -1,0 +1,125 @@
+"""`omni serve`: the same model over OpenAI-compatible HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from omni_cli.cli import console
+from omni_cli.cli.options import (
+    DEFAULT_PROFILE,
+    JsonOption,
+    ModelOption,
+    ProfileOption,
+    QuietOption,
+    SeedOption,
+    SetOption,
+    TrustRemoteCodeOption,
+    VerboseOption,
+)
+from omni_cli.cli.serve_options import (
+    ApiKeyOption,
+    DrainTimeoutOption,
+    HostOption,
+    MaxAudioOption,
+    MaxBodyOption,
+    MaxImagePixelsOption,
+    MaxNOption,
+    MaxPromptOption,
+    MaxRequestsOption,
+    PortOption,
+    RequestTimeoutOption,
+)
+from omni_cli.errors import ExitCode, UsageError
+from omni_cli.serve.limits import Limits
+
+# What follows is loaded when the server begins, so that `--help` and a wrong option are answered at once.
+if TYPE_CHECKING:
+    import socket
+
+    from omni_cli.config.engine_config import EngineConfig
+    from omni_cli.serve.server import Settings
+
+SCHEMA = "omni.serve/1"
+_LIMITS = Limits()
+
+
+def serve(
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8000,
+    api_key: ApiKeyOption = None,
+    timeout: RequestTimeoutOption = _LIMITS.timeout_s,
+    drain_timeout: DrainTimeoutOption = 30.0,
+    max_requests: MaxRequestsOption = _LIMITS.max_requests,
+    max_body_bytes: MaxBodyOption = _LIMITS.max_body_bytes,
+    max_prompt_chars: MaxPromptOption = _LIMITS.max_prompt_chars,
+    max_image_pixels: MaxImagePixelsOption = _LIMITS.max_image_pixels,
+    max_audio_seconds: MaxAudioOption = _LIMITS.max_audio_s,
+    max_n: MaxNOption = _LIMITS.max_n,
+    profile: ProfileOption = DEFAULT_PROFILE,
+    model: ModelOption = None,
+    set_: SetOption = None,
+    seed: SeedOption = None,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+    trust_remote_code: TrustRemoteCodeOption = False,
+) -> int:
+    """Serve a model over OpenAI-compatible HTTP until a signal comes.
+
+    Chat, speech and pictures, as far as the profile makes them; `/health`, `/ready` and `/metrics` say how the
+    server is. The log on stderr has one JSON line for each request. SIGTERM and Ctrl-C let running requests end,
+    a second one stops at once.
+    """
+    from omni_cli.config.loader import load_profile
+
+    if api_key is not None and not api_key.strip():
+        raise UsageError("the API key is empty", hint="leave `--api-key` and `OMNI_API_KEY` out to serve without one")
+    config = load_profile(profile, overrides=set_ or [], model=model, trust_remote_code=trust_remote_code, seed=seed)
+    from omni_cli.serve.server import Settings, bind
+
+    limits = Limits(
+        max_requests=max_requests,
+        max_body_bytes=max_body_bytes,
+        max_prompt_chars=max_prompt_chars,
+        max_image_pixels=max_image_pixels,
+        max_audio_s=max_audio_seconds,
+        max_n=max_n,
+        timeout_s=timeout,
+    )
+    settings = Settings(api_key, drain_timeout, limits)
+    listener = bind(host, port)
+    asyncio.run(_run(config, settings, listener, as_json=as_json, verbose=verbose, quiet=quiet))
+    return ExitCode.OK
+
+
+async def _run(
+    config: EngineConfig, settings: Settings, listener: socket.socket, *, as_json: bool, verbose: bool, quiet: bool
+) -> None:
+    from omni_cli.cli.progress import choose_progress
+    from omni_cli.cli.stop_signals import stop_signals
+    from omni_cli.serve.access_log import AccessLog
+    from omni_cli.serve.server import Server, address_of
+
+    host, port, url = address_of(listener)
+    stages = [(stage.name, stage.kind) for stage in config.stages]
+    progress = choose_progress(stages, 0, sys.stderr, quiet=quiet or as_json, verbose=verbose)
+
+    def on_ready() -> None:
+        progress.hide()
+        if as_json:
+            document = {"schema": SCHEMA, "url": url, "host": host, "port": port, "pid": os.getpid()}
+            console.print_json({**document, "profile": config.name, "model": config.model}, one_line=True)
+            console.flush()
+        elif not quiet:
+            console.print_note(f"{config.name} is served at {url}")
+
+    server = Server(config, settings, AccessLog(only_failures=quiet), verbose=verbose)
+    with stop_signals() as stop:
+        progress.show()
+        try:
+            await server.run(listener, stop, on_event=progress.handle, on_ready=on_ready)
+        finally:
+            progress.hide()

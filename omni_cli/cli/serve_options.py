@@ -1,0 +1,47 @@
+"""The options that only `omni serve` has, as types for its signature."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from omni_cli.cli.options import positive_seconds
+
+
+def _option(name: str, metavar: str, help_text: str, **rules: Any) -> Any:
+    return typer.Option(name, metavar=metavar, help=help_text, **rules)
+
+
+HostOption = Annotated[str, _option("--host", "ADDRESS", "Address to listen on; the default can be reached from here.")]
+PortOption = Annotated[int, _option("--port", "N", "Port to listen on; 0 takes a free one.", min=0, max=65535)]
+ApiKeyOption = Annotated[
+    str | None,
+    _option(
+        "--api-key",
+        "KEY",
+        "Serve only those who send `Authorization: Bearer KEY`. Other users of this machine can read command lines "
+        "but not the environment.",
+        envvar="OMNI_API_KEY",
+        show_envvar=True,
+    ),
+]
+RequestTimeoutOption = Annotated[
+    float,
+    _option("--timeout", "SECONDS", "Longest time for one request.", callback=positive_seconds),
+]
+DrainTimeoutOption = Annotated[
+    float,
+    _option("--drain-timeout", "SECONDS", "Time for requests to end after a stop signal.", callback=positive_seconds),
+]
+MaxRequestsOption = Annotated[
+    int, _option("--max-requests", "N", "Requests that may run or wait at once; more get status 429.", min=1)
+]
+MaxBodyOption = Annotated[int, _option("--max-body-bytes", "N", "Largest body of a request.", min=1024)]
+MaxPromptOption = Annotated[int, _option("--max-prompt-chars", "N", "Longest prompt, in characters.", min=1)]
+MaxImagePixelsOption = Annotated[int, _option("--max-image-pixels", "N", "Pixels of all images in one request.", min=1)]
+MaxAudioOption = Annotated[
+    float,
+    _option("--max-audio-seconds", "SECONDS", "Length of all audio in one request.", callback=positive_seconds),
+]
+MaxNOption = Annotated[int, _option("--max-n", "N", "Pictures that one request may ask for.", min=1)]

@@ -1,0 +1,52 @@
+"""One JSON line on stderr for each request, and one for each thing that happens to the server."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+import traceback
+from typing import Any, TextIO
+
+from omni_cli.serve.exchange import Exchange
+
+
+class AccessLog:
+    """Never holds bodies, queries, headers or keys."""
+
+    def __init__(self, stream: TextIO | None = None, *, only_failures: bool = False) -> None:
+        self._stream = stream
+        self._only_failures = only_failures
+
+    def request(self, exchange: Exchange) -> None:
+        """A request that has ended."""
+        failed = exchange.error is not None
+        if self._only_failures and not failed:
+            return
+        self._write(
+            "request",
+            request_id=exchange.request_id,
+            client=exchange.client,
+            method=exchange.method,
+            path=exchange.path,
+            status=exchange.status,
+            duration_s=round(exchange.elapsed_s(), 6),
+            sent_bytes=exchange.sent_bytes,
+            **({"error": exchange.error} if failed else {}),
+            **exchange.notes,
+        )
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Something that is no request: the engine's start, loss and restart, the server's end."""
+        self._write(event, **fields)
+
+    def failure(self, exchange: Exchange, error: BaseException, details: str | None = None) -> None:
+        """A fault of the server's, with all that is known of it."""
+        trace = "".join(traceback.format_exception(error))
+        self._write("failure", request_id=exchange.request_id, traceback=trace, details=details)
+
+    def _write(self, event: str, **fields: Any) -> None:
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        stream = self._stream or sys.stderr
+        stream.write(json.dumps({"time": now, "event": event, **fields}) + "\n")
+        stream.flush()

@@ -1,0 +1,77 @@
+"""The application: routes behind their gate, every failure in OpenAI's shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from omni_cli import __version__
+from omni_cli.errors import OmniError
+from omni_cli.serve.errors import APIError, api_error, validation_error
+from omni_cli.serve.exchange import Exchange
+from omni_cli.serve.gate import Gate
+from omni_cli.serve.routes.chat import chat_routes
+from omni_cli.serve.routes.images import image_routes
+from omni_cli.serve.routes.operations import operation_routes
+from omni_cli.serve.routes.speech import speech_routes
+from omni_cli.serve.schemas.chat import ChatCompletionRequest
+from omni_cli.serve.schemas.images import ImageRequest
+from omni_cli.serve.schemas.speech import SpeechRequest
+from omni_cli.serve.service import Service
+
+_KNOWN_FIELDS = {
+    "/v1/chat/completions": tuple(ChatCompletionRequest.model_fields),
+    "/v1/audio/speech": tuple(SpeechRequest.model_fields),
+    "/v1/images/generations": tuple(ImageRequest.model_fields),
+}
+
+
+def create_app(service: Service, *, api_key: str | None = None) -> Gate:
+    """The ASGI application of a server; with `api_key` only those who send it are served."""
+    api = FastAPI(title="omni serve", version=__version__, docs_url=None, redoc_url=None)
+    for routes in (chat_routes, speech_routes, image_routes, operation_routes):
+        api.include_router(routes(service))
+    api.add_exception_handler(RequestValidationError, _on_invalid)
+    api.add_exception_handler(HTTPException, _on_http_error)
+    api.add_exception_handler(APIError, _on_api_error)
+    api.add_exception_handler(OmniError, _on_omni_error)
+    api.add_exception_handler(Exception, _on_fault)
+    return Gate(api, service=service, api_key=api_key)
+
+
+def _answer(request: Request, error: APIError) -> Response:
+    Exchange.of(request.scope).error = error.kind
+    return error.response()
+
+
+async def _on_invalid(request: Request, error: Any) -> Response:
+    return _answer(request, validation_error(error.errors(), _KNOWN_FIELDS.get(request.url.path, ())))
+
+
+async def _on_http_error(request: Request, error: Any) -> Response:
+    """Starlette's own: no such path, no such method, a body that is not JSON."""
+    match error.status_code:
+        case 404:
+            return _answer(request, APIError(404, f"there is no {request.url.path} here", code="unknown_url"))
+        case 405:
+            allowed = (error.headers or {}).get("Allow", "another method")
+            answer = _answer(request, APIError(405, f"use {allowed} for this path", code="method_not_allowed"))
+            answer.headers["Allow"] = allowed
+            return answer
+    return _answer(request, APIError(error.status_code, "the body cannot be read as JSON", code="invalid_json"))
+
+
+async def _on_api_error(request: Request, error: Any) -> Response:
+    return _answer(request, error)
+
+
+async def _on_omni_error(request: Request, error: Any) -> Response:
+    return _answer(request, api_error(error))
+
+
+async def _on_fault(request: Request, _error: Exception) -> Response:
+    return _answer(request, APIError(500, "internal error", code="internal_error"))

@@ -1,0 +1,124 @@
+"""Failures as HTTP sees them: a status and a body in OpenAI's shape."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from omni_cli.errors import DeadlineError, OmniError, StageError, UsageError
+
+RETRY_AFTER_S = 1
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+class APIError(Exception):
+    """A request that is answered with an error.
+
+    `code` is a word for programs, `param` the field that is to blame. `retry_after_s` goes out as `Retry-After`.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    @property
+    def kind(self) -> str:
+        """The word for logs and metrics."""
+        return self.code or self.body()["error"]["type"]
+
+    def body(self) -> dict[str, Any]:
+        error_type = _TYPES.get(self.status, "server_error")
+        return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        headers: dict[str, str] = {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(self.retry_after_s)
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse(self.body(), self.status, headers)
+
+
+def unavailable(message: str) -> APIError:
+    """The engine is not there; it may be soon."""
+    return APIError(503, message, code="engine_unavailable", retry_after_s=RETRY_AFTER_S)
+
+
+def api_error(error: OmniError) -> APIError:
+    """A failure of the engine or of a check, as an answer.
+
+    What the client has done wrong is told as it is; of a fault of the server's only which stage had it.
+    """
+    match error:
+        case UsageError():
+            message = error.message if error.hint is None else f"{error.message} ({error.hint})"
+            return APIError(400, message)
+        case DeadlineError():
+            return APIError(504, error.message, code="deadline_exceeded")
+        case StageError(request_id=None):
+            return unavailable(f"stage `{error.stage}` has stopped; the engine is being started again")
+        case StageError():
+            return APIError(500, f"stage `{error.stage}` failed on this request", code="stage_failed")
+    return APIError(500, error.message, code="run_failed")
+
+
+def validation_error(errors: Sequence[Mapping[str, Any]], known: Sequence[str]) -> APIError:
+    """The first of pydantic's complaints about a body; `known` are the field names for "did you mean"."""
+    error = errors[0]
+    param = _param(error["loc"])
+    match error["type"]:
+        case "json_invalid":
+            return APIError(400, f"the body is not valid JSON: {error['ctx']['error']}", code="invalid_json")
+        case "model_attributes_type" | "dict_type" if not param:
+            return APIError(
+                400,
+                "the body must be a JSON object, sent with `Content-Type: application/json`",
+                code="invalid_json",
+            )
+        case "extra_forbidden":
+            name = str(error["loc"][-1])
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean `{near[0]}`?" if near else ""
+            return APIError(400, f"unknown field `{param}`{hint}", code="unknown_parameter", param=param)
+        case "missing":
+            what = f"field `{param}` is missing" if param else "the body is missing"
+            return APIError(400, what, code="missing_required_parameter", param=param)
+        case "unsupported_parameter":
+            return APIError(400, f"`{param}` {error['msg']}", code="unsupported_parameter", param=param)
+    reason = error["msg"].removeprefix("Value error, ")
+    return APIError(400, f"`{param}`: {reason}", code="invalid_value", param=param)
+
+
+def _param(loc: Sequence[int | str]) -> str | None:
+    """`messages[0].content` from pydantic's ("body", "messages", 0, "content")."""
+    text = ""
+    for part in loc[1:] if loc[:1] == ("body",) else loc:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text or None

@@ -1,0 +1,90 @@
+"""One HTTP request and its answer: who it is in the logs, by when it has to be done, what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from omni_cli.inputs.fields import MAX_REQUEST_ID_LENGTH
+from omni_cli.serve.errors import APIError
+
+REQUEST_ID = "X-Request-Id"
+REQUEST_TIMEOUT = "X-Request-Timeout"
+_SCOPE_KEY = "omni.exchange"
+
+
+@dataclass
+class Exchange:
+    """`began_s` and `deadline_s` are of the event loop's clock; `notes` are further fields of its log line.
+
+    `error` is the kind of failure, `status` what went out (None: nothing did).
+    """
+
+    request_id: str
+    method: str
+    path: str
+    client: str | None
+    began_s: float
+    deadline_s: float
+    status: int | None = None
+    sent_bytes: int = 0
+    error: str | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, scope: Scope, timeout_s: float) -> Exchange:
+        """Of a request that has just arrived; `timeout_s` from now is the latest end."""
+        now = asyncio.get_running_loop().time()
+        client = scope.get("client")
+        exchange = cls(
+            request_id=_request_id(Headers(scope=scope).get(REQUEST_ID)),
+            method=scope["method"],
+            path=scope["path"],
+            client=None if client is None else client[0],
+            began_s=now,
+            deadline_s=now + timeout_s,
+        )
+        scope[_SCOPE_KEY] = exchange
+        return exchange
+
+    @staticmethod
+    def of(scope: Scope) -> Exchange:
+        return scope[_SCOPE_KEY]
+
+    def shorten(self, wanted: str | None) -> None:
+        """Take a client's own, earlier deadline, in seconds. Raises `APIError` for what is none."""
+        if wanted is None:
+            return
+        try:
+            timeout_s = float(wanted)
+        except ValueError:
+            timeout_s = math.nan
+        if not (math.isfinite(timeout_s) and timeout_s > 0):
+            raise APIError(400, f"`{REQUEST_TIMEOUT}` must be a number of seconds greater than 0", code="invalid_value")
+        self.deadline_s = min(self.deadline_s, self.began_s + timeout_s)
+
+    def elapsed_s(self) -> float:
+        return asyncio.get_running_loop().time() - self.began_s
+
+
+def new_id(prefix: str) -> str:
+    """An id that no other request has."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def unix_now() -> int:
+    return int(time.time())
+
+
+def _request_id(given: str | None) -> str:
+    """The client's own id where it is one that fits into a log line, else a new one."""
+    if given and len(given) <= MAX_REQUEST_ID_LENGTH and given.isascii() and given.isprintable():
+        return given
+    return uuid.uuid4().hex

@@ -1,0 +1,155 @@
+"""What stands before the routes: ids, the key, the number of requests inside, bodies, and clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from omni_cli.serve.body import Disconnected, discard_body, read_body
+from omni_cli.serve.errors import RETRY_AFTER_S, APIError
+from omni_cli.serve.exchange import REQUEST_ID, REQUEST_TIMEOUT, Exchange
+from omni_cli.serve.service import Service
+
+# Answered without a key: whoever asks whether the server lives has none.
+_OPEN_PATHS = frozenset({"/health", "/ready"})
+# Routes end their requests at the deadline in good order; this is for a client that does not read its answer.
+_OVERRUN_S = 5.0
+
+
+class Gate:
+    """The whole server as an ASGI application.
+
+    Every body has been read when a route runs, and a route whose client leaves is cancelled there and then.
+    """
+
+    def __init__(self, routes: ASGIApp, *, service: Service, api_key: str | None) -> None:
+        self._routes = routes
+        self._service = service
+        self._limits = service.limits
+        self._metrics = service.metrics
+        self._log = service.log
+        self._key = None if api_key is None else api_key.encode()
+        self._inside = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"cannot serve {scope['type']}")
+        exchange = Exchange.begin(scope, self._limits.timeout_s)
+        reply = _Reply(send, exchange)
+        try:
+            await self._answer(scope, receive, reply, exchange)
+        except Disconnected:
+            exchange.error = "client_disconnected"
+        except APIError as error:
+            exchange.error = error.kind
+            await error.response()(scope, receive, reply)
+        except Exception as error:  # noqa: BLE001 - a fault of ours, which must not end the server
+            exchange.error = "internal_error"
+            self._log.failure(exchange, error)
+            if exchange.status is None:
+                await APIError(500, "internal error", code="internal_error").response()(scope, receive, reply)
+        except asyncio.CancelledError:
+            exchange.error = "cancelled"
+            raise
+        finally:
+            self._metrics.ended(exchange)
+            self._log.request(exchange)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
+        headers = Headers(scope=scope)
+        has_body = scope["method"] == "POST"
+        refusal = self._refusal(scope, headers)
+        if refusal is not None:
+            if has_body:
+                await discard_body(receive, self._limits.max_body_bytes)
+            raise refusal
+        if not has_body:
+            await self._routes(scope, receive, send)
+            return
+        exchange.shorten(headers.get(REQUEST_TIMEOUT))
+        self._inside += 1
+        self._metrics.inside.set(self._inside)
+        try:
+            body = await read_body(receive, headers, self._limits)
+            await self._run(scope, body, receive, send, exchange)
+        finally:
+            self._inside -= 1
+            self._metrics.inside.set(self._inside)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> APIError | None:
+        """Why this request does not even get its body read."""
+        if self._key is not None and scope["path"] not in _OPEN_PATHS:
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not secrets.compare_digest(given.strip().encode(), self._key):
+                message = "wrong API key" if given else "no API key; send `Authorization: Bearer KEY`"
+                return APIError(401, message, code="invalid_api_key")
+        if scope["method"] != "POST":
+            return None
+        if self._service.is_draining:
+            return APIError(503, "the server is shutting down", code="shutting_down", retry_after_s=RETRY_AFTER_S)
+        if self._inside >= self._limits.max_requests:
+            return APIError(
+                429,
+                f"{self._inside} requests are running or waiting, which is all that this server takes; try again",
+                code="queue_full",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        return None
+
+    async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send, exchange: Exchange) -> None:
+        routes = asyncio.create_task(self._routes(scope, _replay(body), send))
+        gone = asyncio.create_task(_until_disconnect(receive))
+        overrun_s = exchange.deadline_s - exchange.began_s - exchange.elapsed_s() + _OVERRUN_S
+        try:
+            await asyncio.wait({routes, gone}, timeout=overrun_s, return_when=asyncio.FIRST_COMPLETED)
+            if routes.done():
+                routes.result()
+            elif gone.done():
+                raise Disconnected
+            else:
+                exchange.error = "client_stalled"
+        finally:
+            await _cancel(routes, gone)
+
+
+class _Reply:
+    """`send`, noting what goes out; the first message gets the request's id."""
+
+    def __init__(self, send: Send, exchange: Exchange) -> None:
+        self._send = send
+        self._exchange = exchange
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._exchange.status = message["status"]
+            MutableHeaders(scope=message)[REQUEST_ID] = self._exchange.request_id
+        elif message["type"] == "http.response.body":
+            self._exchange.sent_bytes += len(message.get("body", b""))
+        await self._send(message)
+
+
+def _replay(body: bytes) -> Receive:
+    """A `receive` that gives a body which has been read; who asks for more waits until cancelled."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        return await asyncio.get_running_loop().create_future()
+
+    return receive
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
+    """Cancel what still runs and wait for its clean-up; failures have been told by then."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,25 @@
+"""What one client may ask of the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Caps on one request, on all of them together, and on time (seconds).
+
+    `max_requests` bounds the requests that are inside, running or waiting in the engine's own queues;
+    `max_image_pixels` and `max_audio_s` hold for all media of one request together.
+    """
+
+    max_requests: int = 64
+    max_body_bytes: int = 32 * MIB
+    max_prompt_chars: int = 200_000
+    max_image_pixels: int = 16 * MIB
+    max_audio_s: float = 300.0
+    max_n: int = 10
+    timeout_s: float = 600.0
+    body_timeout_s: float = 30.0

@@ -1,0 +1,70 @@
+"""Images and audio that travel inside a request, decoded within the limits."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import re
+from typing import TYPE_CHECKING
+
+from omni_cli.errors import InputError
+from omni_cli.inputs.audio import decode_audio
+from omni_cli.inputs.images import decode_image
+from omni_cli.serve.errors import APIError
+from omni_cli.serve.limits import Limits
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_DATA_URL = re.compile(r"data:[\w.+-]+/[\w.+-]+(;[\w.+-]+=[^;,]*)*;base64,", re.ASCII)
+
+
+class MediaDecoder:
+    """Decodes the media of one request; what they come to together is limited. For use in a thread."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._pixels_left = limits.max_image_pixels
+        self._audio_s_left = limits.max_audio_s
+
+    def image(self, url: str, param: str) -> np.ndarray:
+        """A base64 data URL to uint8 RGB (height, width, 3); raises `APIError` (400)."""
+        found = _DATA_URL.match(url)
+        if found is None:
+            raise APIError(
+                400,
+                f"`{param}` must be `data:image/png;base64,...`: this server does not fetch URLs, so send the image",
+                code="invalid_image_url",
+                param=param,
+            )
+        content = _from_base64(url[found.end() :], param)
+        try:
+            pixels = decode_image(io.BytesIO(content), f"image in `{param}`", _no_warning, self._pixels_left)
+        except InputError as error:
+            raise APIError(400, error.message, code="invalid_image", param=param) from error
+        self._pixels_left -= pixels.shape[0] * pixels.shape[1]
+        return pixels
+
+    def audio(self, data: str, param: str) -> tuple[np.ndarray, int]:
+        """Base64 of a file to (float32 mono (num_samples,), sample rate in Hz); raises `APIError` (400)."""
+        content = _from_base64(data, param)
+        try:
+            samples, sample_rate = decode_audio(io.BytesIO(content), f"audio in `{param}`", self._audio_s_left)
+        except InputError as error:
+            raise APIError(400, error.message, code="invalid_audio", param=param) from error
+        self._audio_s_left -= len(samples) / sample_rate
+        return samples, sample_rate
+
+
+def _from_base64(text: str, param: str) -> bytes:
+    try:
+        content = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:  # ValueError: not ASCII
+        raise APIError(400, f"`{param}` is not valid base64", code="invalid_base64", param=param) from error
+    if not content:
+        raise APIError(400, f"`{param}` is empty", code="invalid_base64", param=param)
+    return content
+
+
+def _no_warning(_message: str) -> None:
+    """The first frame of an animation is what a picture of it is."""

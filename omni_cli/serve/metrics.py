@@ -1,0 +1,128 @@
+"""What Prometheus gets to see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.process_collector import ProcessCollector
+
+from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, StageInfo
+from omni_cli.serve.exchange import Exchange
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
+_RATIOS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5, 10, 20)
+_PATHS = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/audio/speech",
+        "/v1/images/generations",
+        "/v1/models",
+        "/health",
+        "/ready",
+        "/metrics",
+    }
+)
+
+
+class Metrics:
+    """The counters of one server; nothing here is global, so that two servers may share a process."""
+
+    def __init__(self, max_requests: int) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.inside = self._gauge("omni_requests_inside", "Requests that run or wait.")
+        self._gauge("omni_requests_inside_limit", "How many may; more get status 429.").set(max_requests)
+        self.ready = self._gauge("omni_engine_ready", "1 where all stages are up.")
+        self.restarts = self._counter("omni_engine_restarts", "Times that the engine was started again.")
+        self._requests = self._counter("omni_requests", "Answered requests.", "path", "status")
+        self._errors = self._counter("omni_errors", "Failed requests by kind.", "kind")
+        self._duration = self._seconds("omni_request_duration_seconds", "From arrival to the last byte.", "path")
+        self._ttft = self._seconds("omni_time_to_first_token_seconds", "From arrival to the first text sent.", "path")
+        self._ttfp = self._seconds("omni_time_to_first_audio_seconds", "From arrival to the first audio sent.", "path")
+        self._rtf = Histogram(
+            "omni_real_time_factor",
+            "Seconds of work for a second of speech.",
+            ["path"],
+            buckets=_RATIOS,
+            registry=self.registry,
+        )
+        self._stage_latency = self._seconds("omni_stage_latency_seconds", "Time of a request in a stage.", "stage")
+        self._stage_ttft = self._seconds("omni_stage_time_to_first_token_seconds", "Until its first token.", "stage")
+        self._prompt_tokens = self._counter("omni_prompt_tokens", "Tokens that went in.", "stage")
+        self._tokens = self._counter("omni_generation_tokens", "Tokens that came out.", "stage")
+        self._steps = self._counter("omni_denoising_steps", "Denoising steps of requests.", "stage")
+        self._audio_s = self._counter("omni_audio_seconds", "Speech made, in seconds.")
+        self._images = self._counter("omni_images", "Pictures made.")
+
+    def watch_stages(self, stages: Callable[[], Iterable[StageInfo]]) -> None:
+        """Show the memory of `stages()`, asked anew for each scrape."""
+        self.registry.register(_StageMemory(stages))
+
+    def text(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def ended(self, exchange: Exchange) -> None:
+        """A request has been answered, or its client has gone (status `none`)."""
+        path = self._path(exchange)
+        self._requests.labels(path, str(exchange.status or "none")).inc()
+        self._duration.labels(path).observe(exchange.elapsed_s())
+        if exchange.error is not None:
+            self._errors.labels(exchange.error).inc()
+
+    def first_text(self, exchange: Exchange) -> None:
+        self._ttft.labels(self._path(exchange)).observe(exchange.elapsed_s())
+
+    def first_audio(self, exchange: Exchange) -> None:
+        self._ttfp.labels(self._path(exchange)).observe(exchange.elapsed_s())
+
+    def real_time_factor(self, exchange: Exchange, ratio: float) -> None:
+        self._rtf.labels(self._path(exchange)).observe(ratio)
+
+    def result(self, result: RequestResult) -> None:
+        """What the stages did for a request and what came out, also of one that failed half-way."""
+        for trace in result.stages:
+            self._stage_latency.labels(trace.name).observe(trace.latency_s)
+            if trace.ttft_s is not None:
+                self._stage_ttft.labels(trace.name).observe(trace.ttft_s)
+            self._prompt_tokens.labels(trace.name).inc(trace.num_input_tokens or 0)
+            self._tokens.labels(trace.name).inc(trace.num_output_tokens or 0)
+            self._steps.labels(trace.name).inc(trace.num_inference_steps or 0)
+        for output in result.outputs:
+            if isinstance(output, AudioOutput):
+                self._audio_s.inc(len(output.samples) / output.sample_rate)
+            elif isinstance(output, ImageOutput):
+                self._images.inc()
+
+    @staticmethod
+    def _path(exchange: Exchange) -> str:
+        # Every label is a time series that is kept for ever: strangers must not make new ones.
+        return exchange.path if exchange.path in _PATHS else "other"
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, registry=self.registry)
+
+    def _seconds(self, name: str, text: str, label: str) -> Histogram:
+        return Histogram(name, text, [label], buckets=_SECONDS, registry=self.registry)
+
+
+class _StageMemory:
+    """Peaks of the stages' processes, as they are when somebody looks."""
+
+    def __init__(self, stages: Callable[[], Iterable[StageInfo]]) -> None:
+        self._stages = stages
+
+    def collect(self) -> Iterator[Any]:
+        peaks = GaugeMetricFamily(
+            "omni_stage_peak_memory_bytes", "Highest memory of a stage's process.", labels=["stage", "where"]
+        )
+        for stage in self._stages():
+            for where, peak in stage.peak_memory_bytes.items():
+                peaks.add_metric([stage.name, where], peak)
+        yield peaks

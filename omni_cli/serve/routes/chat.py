@@ -1,0 +1,112 @@
+"""`POST /v1/chat/completions`: text, and speech where it is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from omni_cli.outputs import AudioOutput, GenerateRequest, OutputReady, RequestResult, TextDelta
+from omni_cli.serve.chat_reply import ChatReply
+from omni_cli.serve.conversation import read_conversation
+from omni_cli.serve.errors import APIError
+from omni_cli.serve.exchange import Exchange
+from omni_cli.serve.schemas.chat import ChatCompletionRequest
+from omni_cli.serve.schemas.fields import voice_name
+from omni_cli.serve.service import Service
+from omni_cli.serve.sse import DONE, event_stream
+
+
+def chat_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions")
+    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        exchange = Exchange.of(request.scope)
+        _check(service, body)
+        reply = _reply(service, body)
+        generate = await asyncio.to_thread(_generate_request, service, body, reply)
+        if body.stream:
+            documents = _stream(service, generate, reply, exchange, with_usage=_wants_usage(body))
+            return await event_stream(documents, exchange, service.log, end=DONE)
+        result = await service.result(generate, exchange)
+        return JSONResponse(await asyncio.to_thread(reply.completion, result))
+
+    return router
+
+
+def _check(service: Service, body: ChatCompletionRequest) -> None:
+    service.check_model(body.model)
+    service.check_makes("text")
+    if body.modalities is not None and "audio" in body.modalities:
+        service.check_makes("audio")
+        if body.stream and body.audio is not None and body.audio.format != "pcm16":
+            raise APIError(
+                400,
+                "streamed speech is `pcm16`: other formats say their length first",
+                code="unsupported_value",
+                param="audio.format",
+            )
+    elif body.audio is not None:
+        raise APIError(400, '`audio` needs `modalities: ["text", "audio"]`', code="invalid_value", param="audio")
+    if body.stream_options is not None and not body.stream:
+        raise APIError(400, "`stream_options` needs `stream: true`", code="invalid_value", param="stream_options")
+
+
+def _reply(service: Service, body: ChatCompletionRequest) -> ChatReply:
+    modalities = body.modalities or ["text"]
+    return ChatReply(
+        model=service.config.name if body.model is None else body.model,
+        wants_text="text" in modalities,
+        wants_audio="audio" in modalities,
+        audio_format="wav" if body.audio is None else body.audio.format,
+        wants_token_ids=bool(body.return_token_ids),
+    )
+
+
+def _generate_request(service: Service, body: ChatCompletionRequest, reply: ChatReply) -> GenerateRequest:
+    conversation = read_conversation(body.messages, service.limits)
+    service.check_prompt_length(len(conversation.prompt))
+    return GenerateRequest(
+        request_id=reply.id,
+        prompt=conversation.prompt,
+        audio=tuple(conversation.audio),
+        images=tuple(conversation.images),
+        seed=service.config.seed if body.seed is None else body.seed,
+        # The words come on the way to speech anyway; they are its transcript.
+        modalities=frozenset({"text", "audio"} if reply.wants_audio else {"text"}),
+        speaker=None if body.audio is None else voice_name(body.audio.voice),
+        sampling=body.sampling(),
+    )
+
+
+def _wants_usage(body: ChatCompletionRequest) -> bool:
+    return body.stream_options is not None and body.stream_options.include_usage
+
+
+async def _stream(
+    service: Service, request: GenerateRequest, reply: ChatReply, exchange: Exchange, *, with_usage: bool
+) -> AsyncGenerator[dict[str, Any], None]:
+    begun = False
+    async with aclosing(service.events(request, exchange)) as events:
+        async for event in events:
+            if not begun:
+                begun = True
+                yield reply.begin()
+            match event:
+                case TextDelta():
+                    service.note_text(exchange)
+                    yield reply.text(event.text)
+                case OutputReady(output=AudioOutput() as audio):
+                    service.note_audio(exchange)
+                    for piece in reply.audio(audio.samples, audio.sample_rate):
+                        yield piece
+                case RequestResult():
+                    yield reply.end(event)
+                    if with_usage:
+                        yield reply.usage(event)

@@ -1,0 +1,72 @@
+"""`POST /v1/images/generations`: pictures from a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from omni_cli.encoding import encode_png
+from omni_cli.inputs.fields import MAX_SEED
+from omni_cli.outputs import GenerateRequest, ImageOutput, RequestResult
+from omni_cli.serve.errors import APIError
+from omni_cli.serve.exchange import Exchange, new_id, unix_now
+from omni_cli.serve.schemas.images import ImageRequest
+from omni_cli.serve.service import Service
+
+
+def image_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/images/generations")
+    async def images_generations(body: ImageRequest, request: Request) -> Response:
+        """Make pictures; of several the first has the request's seed, each next one the next seed."""
+        exchange = Exchange.of(request.scope)
+        _check(service, body)
+        requests = _generate_requests(service, body)
+        results = await _run_all(service, requests, exchange)
+        data = await asyncio.to_thread(lambda: [_item(result) for result in results])
+        return JSONResponse({"created": unix_now(), "output_format": "png", "data": data})
+
+    return router
+
+
+async def _run_all(service: Service, requests: list[GenerateRequest], exchange: Exchange) -> list[RequestResult]:
+    """Side by side, so that the engine can put them into one batch; the first failure ends them all."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(service.result(request, exchange)) for request in requests]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def _check(service: Service, body: ImageRequest) -> None:
+    service.check_model(body.model)
+    service.check_makes("image")
+    service.check_prompt_length(len(body.prompt) + len(body.negative_prompt or ""))
+    if body.n is not None and body.n > service.limits.max_n:
+        raise APIError(400, f"`n` may be at most {service.limits.max_n}", code="invalid_value", param="n")
+
+
+def _generate_requests(service: Service, body: ImageRequest) -> list[GenerateRequest]:
+    seed = service.config.seed if body.seed is None else body.seed
+    name = new_id("image")
+    return [
+        GenerateRequest(
+            request_id=f"{name}-{number}",
+            prompt=body.prompt,
+            seed=(seed + number) % (MAX_SEED + 1),
+            modalities=frozenset({"image"}),
+            diffusion=body.diffusion(),
+        )
+        for number in range(body.n or 1)
+    ]
+
+
+def _item(result: RequestResult) -> dict[str, Any]:
+    image = next(output for output in result.outputs if isinstance(output, ImageOutput))
+    return {"b64_json": base64.b64encode(encode_png(image.pixels)).decode()}

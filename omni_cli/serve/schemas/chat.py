@@ -1,0 +1,173 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from omni_cli.inputs.fields import MAX_TEMPERATURE, MAX_TOKENS
+from omni_cli.serve.schemas.fields import Ignored, Seed, Strict, Voice, VoiceId, only
+
+Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+# What OpenAI's field -> vLLM's sampling parameter is, where the names differ.
+_RENAMED = {"max_completion_tokens": "max_tokens"}
+_SAMPLING = (
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+)
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class ImageURL(Strict):
+    url: str = Field(description="`data:image/png;base64,...`; nothing is fetched from anywhere.")
+    detail: only("auto")
+
+
+class ImagePart(Strict):
+    type: Literal["image_url"]
+    image_url: ImageURL
+
+
+class InputAudio(Strict):
+    data: str = Field(description="The file, in base64.")
+    format: str = Field(description="`wav`, `flac`, `mp3` or `ogg`; what the file really is decides.")
+
+
+class AudioPart(Strict):
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+Part = Annotated[TextPart | ImagePart | AudioPart, Field(discriminator="type")]
+
+
+class GivenAudio(Strict):
+    """Speech of an earlier answer: only its words are used."""
+
+    id: str | None = None
+    transcript: str
+    data: Ignored
+    expires_at: Ignored
+
+
+class InstructionMessage(Strict):
+    role: Literal["system", "developer"]
+    content: str | list[TextPart]
+    name: only()
+
+
+class UserMessage(Strict):
+    role: Literal["user"]
+    content: str | list[Part]
+    name: only()
+
+
+class AssistantMessage(Strict):
+    role: Literal["assistant"]
+    content: str | list[TextPart] | None = None
+    audio: GivenAudio | None = None
+    name: only()
+    refusal: only()
+    annotations: only([])
+    function_call: only()
+    tool_calls: only([])
+
+    @model_validator(mode="after")
+    def _has_words(self) -> AssistantMessage:
+        if self.content is None and self.audio is None:
+            raise ValueError("a message needs content")
+        return self
+
+
+Message = Annotated[InstructionMessage | UserMessage | AssistantMessage, Field(discriminator="role")]
+
+
+class AudioSettings(Strict):
+    voice: Voice | VoiceId | None = Field(None, description="A speaker of the model; its first one if absent.")
+    format: Literal["wav", "flac", "pcm16"] = "wav"
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+    include_obfuscation: only(False)
+    continuous_usage_stats: only(False)
+
+
+class TextFormat(Strict):
+    type: Literal["text"]
+
+
+class ChatCompletionRequest(Strict):
+    model: str | None = Field(None, description="As `GET /v1/models` names it.")
+    messages: Annotated[list[Message], Field(min_length=1, max_length=1000)]
+    modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1)] | None = None
+    audio: AudioSettings | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    seed: Seed | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    stop: (
+        Annotated[str, Field(min_length=1)]
+        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
+        | None
+    ) = None
+    response_format: TextFormat | None = None
+
+    # vLLM's own additions.
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+
+    n: only(1)
+    tools: only([])
+    tool_choice: only("none", "auto")
+    functions: only([])
+    function_call: only("none", "auto")
+    logprobs: only(False)
+    top_logprobs: only(0)
+    logit_bias: only({})
+    prediction: only()
+    reasoning_effort: only("none")
+    verbosity: only()
+    web_search_options: only()
+    moderation: only()
+
+    metadata: Ignored
+    parallel_tool_calls: Ignored
+    prompt_cache_key: Ignored
+    prompt_cache_options: Ignored
+    prompt_cache_retention: Ignored
+    safety_identifier: Ignored
+    service_tier: Ignored
+    store: Ignored
+    user: Ignored
+
+    def sampling(self) -> dict[str, Any]:
+        """vLLM's sampling parameters of the first stage, those that were given."""
+        given = {name: getattr(self, name) for name in _SAMPLING}
+        return {_RENAMED.get(name, name): value for name, value in given.items() if value is not None}

@@ -1,0 +1,67 @@
+"""`POST /v1/images/generations`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from omni_cli.inputs.fields import MAX_GUIDANCE_SCALE, MAX_IMAGE_SIDE, MAX_NUM_INFERENCE_STEPS
+from omni_cli.serve.schemas.fields import Ignored, Seed, Strict, only
+
+_DIFFUSION = ("negative_prompt", "num_inference_steps", "guidance_scale", "true_cfg_scale")
+
+
+def _check_size(value: str) -> str:
+    if value != "auto":
+        parse_size(value)
+    return value
+
+
+def parse_size(value: str) -> tuple[int, int]:
+    """`WIDTHxHEIGHT` in pixels; raises `ValueError`."""
+    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", value)
+    if found is None:
+        raise ValueError("must be WIDTHxHEIGHT in pixels, such as 512x512, or auto")
+    width, height = int(found[1]), int(found[2])
+    if max(width, height) > MAX_IMAGE_SIDE:
+        raise ValueError(f"a side may have at most {MAX_IMAGE_SIDE} pixels")
+    return width, height
+
+
+class ImageRequest(Strict):
+    model: str | None = Field(None, description="As `GET /v1/models` names it.")
+    prompt: str = Field(min_length=1)
+    n: Annotated[int, Field(ge=1)] | None = Field(None, description="Pictures; each next one has the next seed.")
+    size: Annotated[str, AfterValidator(_check_size)] | None = Field(
+        None, description="`WIDTHxHEIGHT`; the profile's if absent or `auto`."
+    )
+    response_format: Literal["b64_json"] | None = None
+    output_format: Literal["png"] | None = None
+
+    # Ours, by diffusers' names.
+    seed: Seed | None = None
+    negative_prompt: str | None = None
+    num_inference_steps: Annotated[int, Field(ge=1, le=MAX_NUM_INFERENCE_STEPS)] | None = None
+    guidance_scale: Annotated[float, Field(ge=0, le=MAX_GUIDANCE_SCALE)] | None = None
+    true_cfg_scale: Annotated[float, Field(ge=0, le=MAX_GUIDANCE_SCALE)] | None = None
+
+    background: only("auto", "opaque")
+    moderation: only("auto")
+    output_compression: only(100)
+    partial_images: only(0)
+    quality: only("auto")
+    stream: only(False)
+    style: only()
+
+    user: Ignored
+    safety_identifier: Ignored
+
+    def diffusion(self) -> dict[str, Any]:
+        """The arguments of the pipeline's call that were given."""
+        given = {name: getattr(self, name) for name in _DIFFUSION}
+        arguments = {name: value for name, value in given.items() if value is not None}
+        if self.size not in (None, "auto"):
+            arguments["width"], arguments["height"] = parse_size(self.size)
+        return arguments

@@ -1,0 +1,23 @@
+"""`POST /v1/audio/speech`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from omni_cli.serve.schemas.fields import Seed, Strict, Voice, VoiceId, only
+
+
+class SpeechRequest(Strict):
+    model: str | None = Field(None, description="As `GET /v1/models` names it.")
+    input: str = Field(min_length=1, description="The text to speak.")
+    voice: Voice | VoiceId | None = Field(None, description="A speaker of the model; its first one if absent.")
+    response_format: Literal["wav", "flac", "pcm"] = "wav"
+    stream_format: Literal["audio", "sse"] | None = Field(
+        None, description="Send the speech while it is made, as raw bytes or as events."
+    )
+    seed: Seed | None = None
+
+    speed: only(1, 1.0)
+    instructions: only("")

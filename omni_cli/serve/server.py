@@ -1,0 +1,130 @@
+"""The server's life: a port, an engine, requests, and an end in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from omni_cli.config.engine_config import EngineConfig
+from omni_cli.errors import UsageError
+from omni_cli.outputs import Event
+from omni_cli.serve.access_log import AccessLog
+from omni_cli.serve.app import create_app
+from omni_cli.serve.limits import Limits
+from omni_cli.serve.metrics import Metrics
+from omni_cli.serve.service import Service
+from omni_cli.serve.supervisor import Supervisor
+
+_BACKLOG = 512
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Whom to serve and how much; `drain_timeout_s` is how long requests may take to end after a stop signal."""
+
+    api_key: str | None
+    drain_timeout_s: float
+    limits: Limits
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals are not its business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening address that is ours from now on; port 0 takes a free one. Raises `UsageError`."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise UsageError(f"cannot serve on `{host}`: {error.strerror}") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # At once, so that of two servers that start together the second one is told.
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        taken = error.errno == errno.EADDRINUSE
+        hint = "choose another with `--port`; 0 takes a free one" if taken else None
+        raise UsageError(f"cannot serve on {host}:{port}: {error.strerror}", hint=hint) from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> tuple[str, int, str]:
+    """(host, port, URL) of a bound socket."""
+    host, port = listener.getsockname()[:2]
+    return host, port, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server:
+    """Serves one profile; use it once."""
+
+    def __init__(self, config: EngineConfig, settings: Settings, log: AccessLog, *, verbose: bool = False) -> None:
+        from omni_cli.engine.omni_llm import OmniLLM
+
+        self._settings = settings
+        self._log = log
+        metrics = Metrics(settings.limits.max_requests)
+        self.supervisor = Supervisor(lambda: OmniLLM(config, verbose=verbose), log.event, metrics)
+        self.service = Service(config, self.supervisor, settings.limits, metrics, log)
+        metrics.watch_stages(lambda: self.supervisor.stages)
+        self._uvicorn = _Uvicorn(
+            uvicorn.Config(
+                create_app(self.service, api_key=settings.api_key),
+                http="h11",
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=settings.drain_timeout_s,
+            )
+        )
+
+    async def run(
+        self,
+        listener: socket.socket,
+        stop: Awaitable[Any],
+        *,
+        on_event: Callable[[Event], None],
+        on_ready: Callable[[], None],
+    ) -> None:
+        """Answer from the start, load the stages, tell `on_ready`, and serve until `stop`; then drain and end.
+
+        Raises `OmniError` where the stages cannot be loaded. Afterwards no process of the engine is left.
+        """
+        serving = asyncio.create_task(self._uvicorn.serve([listener]))
+        stopping = asyncio.ensure_future(stop)
+        loading = asyncio.create_task(self.supervisor.start(on_event))
+        try:
+            await asyncio.wait({loading, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                loading.result()
+                on_ready()
+                await asyncio.wait({stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+        finally:
+            await self._end(serving, loading)
+
+    async def _end(self, serving: asyncio.Task[None], loading: asyncio.Task[None]) -> None:
+        self.service.is_draining = True
+        self._log.event("draining", timeout_s=self._settings.drain_timeout_s)
+        self._uvicorn.should_exit = True
+        loading.cancel()
+        await asyncio.gather(serving, loading, return_exceptions=True)
+        await self.supervisor.close()
+        self._log.event("stopped")

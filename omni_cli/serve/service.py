@@ -1,0 +1,129 @@
+"""What the routes share: the engine behind its checks and deadlines, the limits, the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from omni_cli.config.bundled import bundled_profiles
+from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.loader import load_profile
+from omni_cli.errors import DeadlineError, OmniError
+from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.outputs import AudioOutput, Event, GenerateRequest, Modality, RequestResult
+from omni_cli.serve.access_log import AccessLog
+from omni_cli.serve.errors import APIError
+from omni_cli.serve.exchange import Exchange
+from omni_cli.serve.limits import Limits
+from omni_cli.serve.metrics import Metrics
+from omni_cli.serve.supervisor import State, Supervisor
+
+
+@dataclass
+class Service:
+    """`config` is the one profile that is served; a server that is draining finishes what it has begun."""
+
+    config: EngineConfig
+    supervisor: Supervisor
+    limits: Limits
+    metrics: Metrics
+    log: AccessLog
+    is_draining: bool = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request that comes now would be run."""
+        return self.supervisor.state is State.READY and not self.is_draining
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        return Capabilities.of(self.config).modalities
+
+    def check_model(self, name: str | None) -> None:
+        """The profile's name and its checkpoint's are the same model here; raises `APIError` (404) for others."""
+        if name not in (None, self.config.name, self.config.model):
+            message = f"the model `{name}` is not served here; `{self.config.name}` is"
+            raise APIError(404, message, code="model_not_found", param="model")
+
+    def check_makes(self, modality: Modality) -> None:
+        """Raise `APIError` (404) for an endpoint that this profile has no stage for."""
+        if modality in self.modalities:
+            return
+        others = [name for name in bundled_profiles() if modality in Capabilities.of(load_profile(name)).modalities]
+        raise APIError(
+            404,
+            f"profile `{self.config.name}` makes {' and '.join(self.modalities)}, not {modality}; "
+            f"profiles that do: {', '.join(others)}",
+            code="unsupported_endpoint",
+        )
+
+    def check_prompt_length(self, num_chars: int) -> None:
+        """A cheap check before the exact one, which is the tokenizer's."""
+        if num_chars > self.limits.max_prompt_chars:
+            raise APIError(
+                400,
+                f"the prompt has {num_chars} characters; at most {self.limits.max_prompt_chars} are taken",
+                code="prompt_too_long",
+            )
+
+    async def events(self, request: GenerateRequest, exchange: Exchange) -> AsyncIterator[Event]:
+        """Run a request on the engine. The last event is a `RequestResult` without error.
+
+        Raises `OmniError` with what it failed with, `DeadlineError` when its time is up, `APIError` where there is
+        no engine. Leaving early aborts the request.
+        """
+        async with aclosing(self.supervisor.generate(request)) as events:
+            while True:
+                event = await self._next(events, exchange)
+                if isinstance(event, RequestResult):
+                    self._ended(event, exchange)
+                    if event.error is not None:
+                        raise event.error
+                    yield event
+                    return
+                yield event
+
+    async def result(self, request: GenerateRequest, exchange: Exchange) -> RequestResult:
+        """The last of `events`, for an answer that is sent as a whole."""
+        async with aclosing(self.events(request, exchange)) as events:
+            async for event in events:
+                if isinstance(event, RequestResult):
+                    return event
+        raise OmniError(f"request `{request.request_id}` ended without a result")
+
+    def note_text(self, exchange: Exchange) -> None:
+        """Text goes out; the first time counts."""
+        if "ttft_s" not in exchange.notes:
+            exchange.notes["ttft_s"] = round(exchange.elapsed_s(), 6)
+            self.metrics.first_text(exchange)
+
+    def note_audio(self, exchange: Exchange) -> None:
+        """Speech goes out; the first time counts."""
+        if "ttfp_s" not in exchange.notes:
+            exchange.notes["ttfp_s"] = round(exchange.elapsed_s(), 6)
+            self.metrics.first_audio(exchange)
+
+    async def _next(self, events: AsyncIterator[Event], exchange: Exchange) -> Event:
+        # A time limit around one wait at a time: around a whole generator it would go off in its consumer.
+        try:
+            async with asyncio.timeout_at(exchange.deadline_s):
+                return await anext(events)
+        except TimeoutError:
+            limit_s = exchange.deadline_s - exchange.began_s
+            raise DeadlineError(f"the request was not done within {limit_s:g} s") from None
+
+    def _ended(self, result: RequestResult, exchange: Exchange) -> None:
+        self.metrics.result(result)
+        audio_s = sum(len(o.samples) / o.sample_rate for o in result.outputs if isinstance(o, AudioOutput))
+        if audio_s > 0:
+            exchange.notes |= {"audio_s": round(audio_s, 6), "rtf": round(exchange.elapsed_s() / audio_s, 6)}
+            self.metrics.real_time_factor(exchange, exchange.elapsed_s() / audio_s)
+        tokens = sum(trace.num_output_tokens or 0 for trace in result.stages)
+        if tokens:
+            exchange.notes["output_tokens"] = tokens
+        if result.error is not None and not isinstance(result.error, DeadlineError):
+            details = getattr(result.error, "details", None)
+            if details is not None:
+                self.log.failure(exchange, result.error, details)

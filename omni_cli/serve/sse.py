@@ -1,0 +1,54 @@
+"""Server-sent events: one JSON document each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import StreamingResponse
+
+from omni_cli.errors import OmniError
+from omni_cli.serve.access_log import AccessLog
+from omni_cli.serve.errors import APIError, api_error
+from omni_cli.serve.exchange import Exchange
+
+DONE = b"data: [DONE]\n\n"
+
+
+async def event_stream(
+    documents: AsyncGenerator[dict[str, Any], None], exchange: Exchange, log: AccessLog, *, end: bytes = b""
+) -> StreamingResponse:
+    """The answer that sends these documents as they come; a failure half-way is one of them, `{"error": ...}`.
+
+    Waits for the first one, so that a request that fails before it gets a proper status. Raises what it raises.
+    """
+    try:
+        first = await anext(documents)
+    except BaseException:
+        await documents.aclose()
+        raise
+
+    async def send() -> AsyncIterator[bytes]:
+        try:
+            async with aclosing(documents):
+                yield _event(first)
+                async for document in documents:
+                    yield _event(document)
+        except (OmniError, APIError) as failure:
+            error = failure if isinstance(failure, APIError) else api_error(failure)
+            exchange.error = error.kind
+            yield _event(error.body())
+        except Exception as failure:  # noqa: BLE001 - the status has gone out; the client must not take this for the end
+            exchange.error = "internal_error"
+            log.failure(exchange, failure)
+            yield _event(APIError(500, "internal error", code="internal_error").body())
+        if end:
+            yield end
+
+    return StreamingResponse(send(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+def _event(document: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
