@@ -9,7 +9,9 @@ from omni_cli.engine.orphan_watch import OrphanWatch
 _watch = OrphanWatch()
 
 from omni_cli.compat.torchvision import ensure_torchvision_importable  # noqa: E402
+from omni_cli.engine.host_allocator import keep_freed_memory  # noqa: E402
 
+keep_freed_memory()
 ensure_torchvision_importable()
 
 import transformers  # noqa: E402, F401
