@@ -108,10 +108,9 @@ def make_output_copy(mode: Mode, device: torch.device | str) -> OutputCopy:
 
 def why_not_async(device: torch.device | str) -> str | None:
     """Why copies from `device` cannot be asynchronous, as one sentence; None where they can."""
-    kind = str(device).partition(":")[0]
-    if kind == "cuda":
+    if str(device).partition(":")[0] == "cuda":
         return None
-    return f"`output_copy: async` needs a CUDA device: on the {kind.upper()} the outputs are in host memory already"
+    return "`output_copy: async` needs a CUDA device: on a CPU the outputs are in host memory already"
 
 
 class SyncCopy:
@@ -159,6 +158,8 @@ class AsyncCopy:
         while self._under_way and self._under_way[0].ready():
             self._under_way.popleft().end(waited_s=0.0)
         tensor = tensor.detach()
+        if not tensor.numel():
+            return _Arrived(tensor.to("cpu"))
         # On the current stream, so before whatever is queued next can write there.
         source = tensor.clone(memory_format=torch.contiguous_format) if reused else tensor.contiguous()
         host = self._pool.lend(tuple(source.shape), source.dtype)

@@ -35,12 +35,12 @@ class HostBufferPool:
         self._returned: deque[torch.Tensor] = deque()
 
     def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised host tensor of its own memory; called from one thread."""
+        """An uninitialised, non-empty host tensor of its own memory; called from one thread."""
         import numpy as np
         import torch
 
         num_bytes = dtype.itemsize * _product(shape)
-        buffer = self._take(max(_SMALLEST_BYTES, 1 << (num_bytes - 1).bit_length()) if num_bytes else _SMALLEST_BYTES)
+        buffer = self._take(max(_SMALLEST_BYTES, 1 << (num_bytes - 1).bit_length()))
         lease = _Lease(buffer, num_bytes)
         weakref.finalize(lease, self._returned.append, buffer).atexit = False
         return torch.from_numpy(np.asarray(lease)).view(dtype).view(shape)

@@ -1,4 +1,4 @@
-"""How the diffusion runner calls a model and what it accepts back."""
+"""How the diffusion runner calls a model, what it accepts back and how that gets to the host."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from omni_cli.execution.copies import OutputCopy
 
 ENTRY_POINTS = ("sample", "forward", "diffuse")
 
@@ -53,3 +55,25 @@ def one_tensor_per_request(result: Any, request_ids: list[str]) -> dict[str, tor
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"request {request_id}: the model returned {type(tensor).__name__}, not a tensor")
     return pairs
+
+
+def start_together(tensors: Mapping[str, torch.Tensor], copy: OutputCopy) -> Callable[[], dict[str, torch.Tensor]]:
+    """Start one transfer to the host for all of `tensors`; what is returned waits for it and gives them by name.
+
+    Raises `ValueError` where their types differ.
+    """
+    dtypes = {str(tensor.dtype) for tensor in tensors.values()}
+    if len(dtypes) > 1:
+        raise ValueError(f"the model returned tensors of different types: {', '.join(sorted(dtypes))}")
+    if len(tensors) == 1:
+        ((name, tensor),) = tensors.items()
+        only = copy.start(tensor)
+        return lambda: {name: only.get()}
+    shapes = [tensor.shape for tensor in tensors.values()]
+    together = copy.start(torch.cat([tensor.reshape(-1) for tensor in tensors.values()]))
+
+    def arrived() -> dict[str, torch.Tensor]:
+        parts = together.get().split([shape.numel() for shape in shapes])
+        return {name: part.view(shape) for name, part, shape in zip(tensors, parts, shapes, strict=True)}
+
+    return arrived

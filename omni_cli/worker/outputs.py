@@ -28,13 +28,9 @@ class OmniModelRunnerOutput(ModelRunnerOutput):
 class AsyncOmniModelRunnerOutput(AsyncModelRunnerOutput):
     """An output whose tokens and payloads are still on their way to the host; `get_output` waits for both."""
 
-    def __init__(
-        self,
-        inner: AsyncModelRunnerOutput,
-        finish: Callable[[ModelRunnerOutput], OmniModelRunnerOutput],
-    ) -> None:
-        self._inner = inner
+    def __init__(self, finish: Callable[[], OmniModelRunnerOutput]) -> None:
+        """`finish` waits and is called once."""
         self._finish = finish
 
     def get_output(self) -> OmniModelRunnerOutput:
-        return self._finish(self._inner.get_output())
+        return self._finish()

@@ -32,25 +32,36 @@ class RequestPayload:
         (num_bare_tokens,) = self.information.get("num_bare_tokens", (0,))
         return max(0, min(length, num_bare_tokens - start))
 
-    def conditions(self, start: int, length: int, device: torch.device) -> torch.Tensor | None:
+    def conditions(
+        self, start: int, length: int, device: torch.device, dtype: torch.dtype | None = None
+    ) -> torch.Tensor | None:
         """Condition rows (length, embedding_size) of positions [start, start + length), or None without any.
 
         Position p is conditioned on row p of the prompt embeddings followed by the `decode_conditions` rows; past
-        the end the last row holds, which is the padding that the producer puts there.
+        the end the last row holds, which is the padding that the producer puts there. `dtype` None leaves it as it is.
         """
         if self.prompt_embeds is None:
             return None
         if self._conditions is None:
-            tail = self.information.get("decode_conditions", self.prompt_embeds[:0])
-            if tail.shape[1:] != self.prompt_embeds.shape[1:]:
-                raise PayloadError(
-                    f"decode_conditions {tuple(tail.shape)} do not fit prompt_embeds {tuple(self.prompt_embeds.shape)}"
-                )
-            self._conditions = torch.cat([self.prompt_embeds, tail]).to(device)
-        last = self._conditions.shape[0] - 1
-        if start + length <= last + 1:
-            return self._conditions[start : start + length]
-        return self._conditions[torch.arange(start, start + length).clamp_(max=last).to(device)]
+            self._conditions = self._all_conditions(device, dtype)
+        rows = self._conditions[start : start + length]
+        missing = length - rows.shape[0]
+        if not missing:
+            return rows
+        # No index tensors: bringing one to the device would wait for all that runs there, in every step.
+        last = self._conditions[-1:].expand(missing, -1)
+        return last if missing == length else torch.cat([rows, last])
+
+    def _all_conditions(self, device: torch.device, dtype: torch.dtype | None) -> torch.Tensor:
+        embeds = self.prompt_embeds
+        assert embeds is not None
+        tail = self.information.get("decode_conditions", embeds[:0])
+        if tail.shape[1:] != embeds.shape[1:]:
+            raise PayloadError(f"decode_conditions {tuple(tail.shape)} do not fit prompt_embeds {tuple(embeds.shape)}")
+        rows = torch.cat([embeds, tail]).to(dtype)
+        if device.type == "cuda":
+            rows = rows.pin_memory()  # or the copy would wait for all that runs on the device
+        return rows.to(device, non_blocking=True)
 
 
 def read_request_payload(sampling_params: Any, pooling_params: Any) -> RequestPayload:

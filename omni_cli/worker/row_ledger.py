@@ -43,8 +43,12 @@ class RowLedger:
         self._slot_rows: torch.Tensor | None = None
         self._block_size = 0
 
+    def begin(self, request_id: str) -> None:
+        """The request wants its rows from now on."""
+        self._next_position.setdefault(request_id, 0)
+
     def forget(self, request_id: str) -> None:
-        """The request has ended."""
+        """The request has ended. What is settled for it later, of a step that was under way, is owed to nobody."""
         self._next_position.pop(request_id, None)
 
     def keep_cached_rows(self, num_blocks: int, block_size: int, hidden_size: int, dtype: torch.dtype) -> None:
@@ -61,8 +65,10 @@ class RowLedger:
 
         `rows` (span.length, hidden_size) on the host are those that the step computed.
         """
+        owed_from = self._next_position.get(span.request_id)
+        if owed_from is None:
+            return rows[:0]
         end = span.start + span.length
-        owed_from = self._next_position.get(span.request_id, 0)
         if self._slot_rows is not None:
             self._slot_rows[self._slots(span, span.start, end)] = rows
         parts = []

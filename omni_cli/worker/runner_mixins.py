@@ -10,16 +10,23 @@ a mixin has no `__init__`; `init_omni` is called once, right after.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.distributed import get_pp_group
+from vllm.distributed import get_pp_group, get_tp_group
 from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
-from omni_cli.worker.diffusion_entry import DiffusionInput, diffusion_entry, one_tensor_per_request
+from omni_cli.execution.copies import PendingCopy, make_output_copy
+from omni_cli.worker.diffusion_entry import (
+    DiffusionInput,
+    diffusion_entry,
+    one_tensor_per_request,
+    start_together,
+)
+from omni_cli.worker.graph_counters import GraphCounters
 from omni_cli.worker.outputs import AsyncOmniModelRunnerOutput, OmniModelRunnerOutput
 from omni_cli.worker.request_payloads import RequestPayload, read_request_payload
 from omni_cli.worker.row_ledger import ComputedSpan, RowLedger
@@ -27,13 +34,29 @@ from omni_cli.worker.row_ledger import ComputedSpan, RowLedger
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
+    from omni_cli.config.engine_config import OutputCopy
+
 
 class OmniRunnerMixin:
-    """Request payloads, for every kind of stage."""
+    """Request payloads and the way of outputs to the host, for every kind of stage."""
 
     def init_omni(self) -> None:
         self.request_payloads: dict[str, RequestPayload] = {}
         self._step_spans: list[ComputedSpan] = []
+        # vLLM's executor takes the outputs of one rank; the others copy nothing. With an external launcher every
+        # rank has an executor of its own.
+        is_alone = self.parallel_config.distributed_executor_backend == "external_launcher"
+        self.hands_out: bool = get_pp_group().is_last_rank and (is_alone or get_tp_group().is_first_rank)
+        self.use_output_copy("sync")
+
+    def use_output_copy(self, mode: OutputCopy) -> OutputCopy:
+        """How outputs travel from the next step on; returns what really holds."""
+        self.output_copy = make_output_copy(mode, self.device)
+        return self.output_copy.mode
+
+    def engagement(self) -> dict[str, float]:
+        """Counters of what has really happened so far."""
+        return self.output_copy.counters.as_dict()
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(*args, **kwargs)
@@ -66,8 +89,11 @@ class OmniRunnerMixin:
 
     def _prepare_inputs(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         prepared = super()._prepare_inputs(scheduler_output, *args, **kwargs)
-        self._step_spans = self._spans(scheduler_output)
+        self._step_spans = self._spans(scheduler_output) if self._needs_spans() else []
         return prepared
+
+    def _needs_spans(self) -> bool:
+        return True
 
     def _spans(self, scheduler_output: SchedulerOutput) -> list[ComputedSpan]:
         """What this step computes, in the batch's own order, which vLLM may have changed while preparing it."""
@@ -98,10 +124,12 @@ class ARRunnerMixin(OmniRunnerMixin):
     def init_omni(self) -> None:
         super().init_omni()
         self.row_ledger = RowLedger()
+        self.graph_counters = GraphCounters()
+        self._step_replays = False
 
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
-        if self.cache_config.enable_prefix_caching and get_pp_group().is_last_rank:
+        if self.cache_config.enable_prefix_caching and self.hands_out:
             self.row_ledger.keep_cached_rows(
                 kv_cache_config.num_blocks,
                 kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
@@ -109,34 +137,56 @@ class ARRunnerMixin(OmniRunnerMixin):
                 self.model_config.dtype,
             )
 
+    def capture_model(self) -> int:
+        began_s = time.perf_counter()
+        num_bytes = super().capture_model()
+        self.graph_counters.captured(num_bytes, time.perf_counter() - began_s)
+        return num_bytes
+
+    def engagement(self) -> dict[str, float]:
+        return {**super().engagement(), **self.graph_counters.as_dict()}
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        updated = super()._update_states(scheduler_output)
+        for request in scheduler_output.scheduled_new_reqs:
+            if self.request_payloads[request.req_id].wants_hidden_states:
+                self.row_ledger.begin(request.req_id)
+        return updated
+
     def _forget_request(self, request_id: str) -> None:
         super()._forget_request(request_id)
         self.row_ledger.forget(request_id)
 
-    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
         fill_conditions = getattr(self.get_model(), "fill_conditions", None)
-        if fill_conditions is not None and get_pp_group().is_first_rank:
-            for span in self._step_spans:
-                payload = self.request_payloads[span.request_id]
-                fill_conditions(
-                    span.row,
-                    payload.conditions(span.start, span.length, self.device),
-                    payload.num_bare(span.start, span.length),
-                )
+        self._fill_conditions = fill_conditions if get_pp_group().is_first_rank else None
+
+    def _needs_spans(self) -> bool:
+        wanted = any(payload.wants_hidden_states for payload in self.request_payloads.values())
+        return wanted or self._fill_conditions is not None
+
+    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._fill_conditions is not None:
+            spans = [(self.request_payloads[s.request_id], s.start, s.length) for s in self._step_spans]
+            self._fill_conditions(
+                [payload.conditions(*span, self.device, self.model_config.dtype) for payload, *span in spans],
+                [payload.num_bare(*span) for payload, *span in spans],
+            )
+        self._step_replays = self.graph_counters.count_step()
         return super()._model_forward(*args, **kwargs)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         state = self.execute_model_state
-        spans = [] if state is None else self._wanted_spans()
-        # Before sampling, which may draft into the same buffers.
-        rows = self._gather_rows(state.hidden_states, spans) if spans else None
+        spans = self._wanted_spans() if state is not None and self.hands_out else []
+        # Before sampling, which may draft into the same buffers, and beside which the copy can run.
+        pending = self._start_copy(state.hidden_states, spans) if spans else None
         output = super().sample_tokens(grammar_output)
-        if rows is None:
+        if pending is None:
             return output
-        finish = partial(self._with_hidden_states, spans, rows)
         if isinstance(output, AsyncModelRunnerOutput):
-            return AsyncOmniModelRunnerOutput(output, finish)
-        return finish(output)
+            return AsyncOmniModelRunnerOutput(lambda: self._with_hidden_states(spans, pending, output.get_output()))
+        return self._with_hidden_states(spans, pending, output)
 
     def _wanted_spans(self) -> list[ComputedSpan]:
         wanted = [s for s in self._step_spans if self.request_payloads[s.request_id].wants_hidden_states]
@@ -145,24 +195,22 @@ class ARRunnerMixin(OmniRunnerMixin):
         # A copy: with an asynchronous output, vLLM may have moved on to the next step's blocks when it is settled.
         return [replace(s, block_ids=tuple(self.requests[s.request_id].block_ids[0])) for s in wanted]
 
-    def _gather_rows(self, hidden_states: Any, spans: list[ComputedSpan]) -> torch.Tensor | None:
-        """Rows of the requests that want them, (num_rows, hidden_size) on the host, in one transfer a step.
-
-        None on pipeline ranks but the last, which hold intermediate tensors.
-        """
-        if not isinstance(hidden_states, torch.Tensor):
-            return None
-        if len(spans) == len(self._step_spans):
-            picked = hidden_states[: spans[-1].row + spans[-1].length]
-        else:
-            index = torch.cat([torch.arange(span.row, span.row + span.length) for span in spans])
-            picked = hidden_states[index.to(hidden_states.device)]
-        # `copy`: on a CPU device the next step may write into the same memory.
-        return picked.detach().to("cpu", copy=True)
+    def _start_copy(self, hidden_states: torch.Tensor, spans: list[ComputedSpan]) -> PendingCopy:
+        """Rows of the requests that want them, (num_rows, hidden_size), in one transfer a step."""
+        parts = [hidden_states[begin:end] for begin, end in _joined(spans)]
+        if len(parts) > 1:
+            return self.output_copy.start(torch.cat(parts))
+        # A graph writes its next output over this one, a drafter may, and on a CPU nothing says that no layer does.
+        reused = self._step_replays or self.speculative_config is not None or self.device.type == "cpu"
+        return self.output_copy.start(parts[0], reused=reused)
 
     def _with_hidden_states(
-        self, spans: list[ComputedSpan], rows: torch.Tensor, output: ModelRunnerOutput
+        self, spans: list[ComputedSpan], pending: PendingCopy, output: ModelRunnerOutput
     ) -> OmniModelRunnerOutput:
+        rows = pending.get()
+        if rows.is_pinned():
+            # Kept until the request ends; page-locked memory is for the next steps' rows.
+            rows = rows.clone()
         payloads = {}
         offset = 0
         for span in spans:
@@ -175,6 +223,17 @@ class ARRunnerMixin(OmniRunnerMixin):
             if owed.shape[0]:
                 payloads[span.request_id] = owed
         return OmniModelRunnerOutput.with_payloads(output, payloads)
+
+
+def _joined(spans: list[ComputedSpan]) -> list[tuple[int, int]]:
+    """(begin, end) of the rows of `spans`, neighbours as one."""
+    rows: list[tuple[int, int]] = []
+    for span in spans:
+        if rows and rows[-1][1] == span.row:
+            rows[-1] = (rows[-1][0], span.row + span.length)
+        else:
+            rows.append((span.row, span.row + span.length))
+    return rows
 
 
 class DiffusionRunnerMixin(OmniRunnerMixin):
@@ -209,11 +268,10 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
             return self._diffuse(inputs, intermediate_tensors=intermediate_tensors)
         return self._diffuse(inputs)
 
-    def _pool(self, hidden_states: Any, *args: Any, **kwargs: Any) -> OmniModelRunnerOutput:
+    def _pool(self, hidden_states: Any, *args: Any, **kwargs: Any) -> AsyncOmniModelRunnerOutput:
         """`hidden_states` is what the model returned: a tensor, a list or a dict with one entry a request."""
         request_ids = list(self.input_batch.req_ids)
         tensors = one_tensor_per_request(hidden_states, request_ids)
         output = ModelRunnerOutput(req_ids=request_ids, req_id_to_index=dict(self.input_batch.req_id_to_index))
-        return OmniModelRunnerOutput.with_payloads(
-            output, {request_id: tensor.detach().to("cpu") for request_id, tensor in tensors.items()}
-        )
+        arrived = start_together(tensors, self.output_copy) if self.hands_out else dict
+        return AsyncOmniModelRunnerOutput(lambda: OmniModelRunnerOutput.with_payloads(output, arrived()))

@@ -7,7 +7,10 @@ class, add hooks and no constructor, and so nothing is built twice and nothing o
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from omni_cli.config.engine_config import OutputCopy
 
 
 class OmniWorkerMixin:
@@ -25,3 +28,15 @@ class OmniWorkerMixin:
             )
         self.model_runner.__class__ = self.runner_cls
         self.model_runner.init_omni()
+
+    def use_output_copy(self, mode: OutputCopy) -> OutputCopy:
+        """Called on every rank by `collective_rpc`: how outputs travel from now on; returns what really holds."""
+        return self.model_runner.use_output_copy(mode)
+
+    def engagement(self) -> dict[str, float] | None:
+        """Called on every rank: counters of what has really happened; None on ranks that hand no outputs out."""
+        return self.model_runner.engagement() if self.model_runner.hands_out else None
+
+    def cudagraph_mode(self) -> str:
+        """Called on every rank: the mode by which vLLM runs this one's steps, by the profile's name for it."""
+        return self.model_runner.cudagraph_dispatcher.cudagraph_mode.name.lower()

@@ -31,6 +31,7 @@ from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 from omni_cli.config.engine_config import ARStageConfig  # noqa: E402
 from omni_cli.engine.messages import Progress, Report, RequestDone, StageRequest, Text, TextChunk  # noqa: E402
 from omni_cli.engine.stages.base import StageSpec  # noqa: E402
+from omni_cli.engine.stages.cudagraph_mode import ModeMessages, check_platform, check_settled  # noqa: E402
 from omni_cli.engine.stages.output_processor import OmniOutputProcessor  # noqa: E402
 from omni_cli.errors import InputError, StageError  # noqa: E402
 from omni_cli.models.vllm_registry import register_models, resolve_in_process  # noqa: E402
@@ -63,6 +64,7 @@ class VllmStage:
         register_models()
         resolve_in_process(spec.architecture)
         self.engine = LLMEngine.from_engine_args(EngineArgs(**self.engine_args()))
+        self._output_copy, *_ = self.engine.collective_rpc("use_output_copy", args=(spec.stage.output_copy,))
 
     def engine_args(self) -> dict[str, Any]:
         """vLLM `EngineArgs` from the stage's configuration; `None` leaves vLLM's default."""
@@ -99,7 +101,7 @@ class VllmStage:
 
     @property
     def effective(self) -> dict[str, Any]:
-        return {"output_copy": "sync"}
+        return {"output_copy": self._output_copy}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -118,7 +120,8 @@ class VllmStage:
 
     @property
     def engagement(self) -> dict[str, float]:
-        return {}
+        (counters,) = filter(None, self.engine.collective_rpc("engagement"))
+        return counters
 
     def add(self, request: StageRequest) -> None:
         active = ActiveRequest(request, added_s=time.perf_counter())
@@ -184,13 +187,17 @@ class TextStage(VllmStage):
     """Any autoregressive model that vLLM knows, as the first stage of a chain: a prompt in, text out."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
-        super().__init__(spec, emit)
+        assert isinstance(spec.stage, ARStageConfig)
+        check_platform(spec.stage)
+        with ModeMessages() as messages:
+            super().__init__(spec, emit)
+        *_, self._cudagraph_mode = self.engine.collective_rpc("cudagraph_mode")
+        check_settled(spec.stage, self._cudagraph_mode, self.engagement, messages)
         self.processor = OmniOutputProcessor.adopt(self.engine.output_processor)
 
     @property
     def effective(self) -> dict[str, Any]:
-        mode = self.engine.vllm_config.compilation_config.cudagraph_mode
-        return {**super().effective, "cudagraph_mode": "none" if mode is None else mode.name.lower()}
+        return {**super().effective, "cudagraph_mode": self._cudagraph_mode}
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         request = active.request

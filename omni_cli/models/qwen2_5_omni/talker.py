@@ -7,7 +7,8 @@ here", so that a request is ordinary token ids for vLLM and batches, splits and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -70,6 +71,7 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
             num_rows = vllm_config.scheduler_config.max_num_batched_tokens
             self.register_buffer("conditions", torch.zeros(num_rows, config.embedding_size), persistent=False)
             self.register_buffer("bare", torch.zeros(num_rows, 1, dtype=torch.bool), persistent=False)
+            self._has_bare = False
             self.register_buffer("projected", torch.zeros(num_rows, config.hidden_size), persistent=False)
         else:
             self.thinker_to_talker_proj = PPMissingLayer()
@@ -80,22 +82,28 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
         else:
             self.lm_head = PPMissingLayer()
 
-    def fill_conditions(self, row: int, conditions: torch.Tensor | None, num_bare: int = 0) -> None:
-        """Set what rows [row, row + len) of the next forward pass are conditioned on.
+    def fill_conditions(self, rows: Sequence[torch.Tensor | None], num_bare: Sequence[int]) -> None:
+        """Set what the next forward pass is conditioned on; one item a request, in the order of the batch.
 
-        `conditions` (num_rows, embedding_size); None, for a request without any, is refused with a `ValueError`.
-        The first `num_bare` rows go in without the embedding of their codec token.
+        `rows` (num_rows, embedding_size) on the device, in the model's type; None, for a request without any, is
+        refused with a `ValueError`. The first `num_bare` of them go in without the embedding of their codec token.
+        Rows past the last request keep what they held: a captured graph of a larger batch computes them for nobody.
         """
-        if conditions is None:
+        if any(part is None for part in rows):
             raise ValueError("a talker request needs prompt_embeds: the thinker's rows for its prompt")
-        if conditions.shape[1] != self.conditions.shape[1]:
-            raise ValueError(
-                f"the talker is conditioned on rows of {self.conditions.shape[1]}, got {conditions.shape[1]}"
-            )
-        end = row + conditions.shape[0]
-        self.conditions[row:end].copy_(conditions)
-        self.bare[row : row + num_bare] = True
-        self.bare[row + num_bare : end] = False
+        size = self.conditions.shape[1]
+        for part in rows:
+            if part.shape[1] != size:
+                raise ValueError(f"the talker is conditioned on rows of {size}, got {part.shape[1]}")
+        ends = list(itertools.accumulate(part.shape[0] for part in rows))
+        torch.cat(rows, out=self.conditions[: ends[-1]])
+        if self._has_bare:
+            self.bare.zero_()
+        self._has_bare = any(num_bare)
+        for part, end, count in zip(rows, ends, num_bare, strict=True):
+            if count:
+                first = end - part.shape[0]
+                self.bare[first : first + count] = True
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Codec embeddings (num_tokens, embedding_size); zero where the id is the mask."""

@@ -23,12 +23,14 @@ def row_values(start: int, end: int) -> torch.Tensor:
 @given(data=st.data())
 def test_every_position_gets_exactly_one_row(data):
     ledger = RowLedger()
+    ledger.begin("request")
     ledger.keep_cached_rows(num_blocks=64, block_size=BLOCK_SIZE, hidden_size=HIDDEN_SIZE, dtype=torch.float32)
     length = data.draw(st.integers(1, 60), label="length")
     blocks = list(range(-(-length // BLOCK_SIZE)))
     # Another request has computed a beginning of the same prompt; whole blocks of it are in the cache.
     cached = data.draw(st.integers(0, length // BLOCK_SIZE), label="cached blocks") * BLOCK_SIZE
     if cached:
+        ledger.begin("other")
         ledger.settle(ComputedSpan("other", 0, cached, 0, blocks), row_values(0, cached))
     computed = min(cached, length - 1)
     received = []
@@ -46,15 +48,27 @@ def test_every_position_gets_exactly_one_row(data):
     assert torch.equal(torch.cat(received), row_values(0, length))
 
 
-def test_a_forgotten_request_starts_again():
+def test_a_position_computed_again_is_not_handed_out_again():
     ledger = RowLedger()
+    ledger.begin("request")
     span = ComputedSpan("request", 0, 3, 0)
     assert torch.equal(ledger.settle(span, row_values(0, 3)), row_values(0, 3))
+    ledger.begin("request")
     assert ledger.settle(span, row_values(0, 3)).shape == (0, HIDDEN_SIZE)
+
+
+def test_a_step_that_outlives_its_request_leaves_nothing_behind():
+    """With asynchronous scheduling a request's last step is settled after the request has ended."""
+    ledger = RowLedger()
+    ledger.begin("request")
+    ledger.settle(ComputedSpan("request", 0, 3, 0), row_values(0, 3))
     ledger.forget("request")
-    assert torch.equal(ledger.settle(span, row_values(0, 3)), row_values(0, 3))
+    assert ledger.settle(ComputedSpan("request", 3, 1, 0), row_values(3, 4)).shape == (0, HIDDEN_SIZE)
+    assert ledger._next_position == {}
 
 
 def test_a_cached_prefix_without_kept_rows_is_an_error_that_names_the_request():
+    ledger = RowLedger()
+    ledger.begin("late")
     with pytest.raises(RuntimeError, match=r"request late: positions 0 to 3 were never computed here"):
-        RowLedger().settle(ComputedSpan("late", 4, 2, 0), row_values(4, 6))
+        ledger.settle(ComputedSpan("late", 4, 2, 0), row_values(4, 6))

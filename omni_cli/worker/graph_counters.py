@@ -1,0 +1,57 @@
+"""Which forward passes of a runner really were replays of CUDA graphs, and what capturing them took."""
+
+from __future__ import annotations
+
+from vllm.compilation.cuda_graph import CUDAGraphWrapper
+from vllm.config import CUDAGraphMode
+from vllm.forward_context import BatchDescriptor, get_forward_context
+
+
+class GraphCounters:
+    """One runner's.
+
+    vLLM decides a step's mode and batch shape beforehand and leaves both in the forward context; its wrappers then
+    replay what they captured for that pair. So a step is a replay exactly if its pair was captured, whatever was asked
+    for: a model that has no part that vLLM compiles runs eagerly in `piecewise` mode, and counts as that.
+    """
+
+    def __init__(self) -> None:
+        self._captured: frozenset[tuple[CUDAGraphMode, BatchDescriptor]] = frozenset()
+        self._graphs_captured = 0
+        self._graph_pool_bytes = 0
+        self._capture_s = 0.0
+        self._graph_replays = 0
+        self._eager_calls = 0
+
+    def captured(self, pool_bytes: int, seconds: float) -> None:
+        """vLLM has captured its graphs, which took so much device memory and time."""
+        graphs = [
+            (wrapper.runtime_mode, shape)
+            for wrapper in CUDAGraphWrapper._all_instances
+            for shape, entry in wrapper.concrete_cudagraph_entries.items()
+            if entry.cudagraph is not None
+        ]
+        self._captured = frozenset(graphs)
+        self._graphs_captured = len(graphs)
+        self._graph_pool_bytes = pool_bytes
+        self._capture_s = seconds
+
+    def count_step(self) -> bool:
+        """Called in a step's forward context; whether the step is a replay."""
+        replays = False
+        if self._captured:
+            context = get_forward_context()
+            replays = (context.cudagraph_runtime_mode, context.batch_descriptor) in self._captured
+        self._graph_replays += replays
+        self._eager_calls += not replays
+        return replays
+
+    def as_dict(self) -> dict[str, float]:
+        """Counters so far: forward passes, graphs, bytes of device memory, seconds."""
+        return {
+            "graphs_captured": self._graphs_captured,
+            "graph_replays": self._graph_replays,
+            "eager_calls": self._eager_calls,
+            "graph_pool_bytes": self._graph_pool_bytes,
+            "capture_s": self._capture_s,
+        }
