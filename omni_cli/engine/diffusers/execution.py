@@ -1,23 +1,19 @@
-"""The ways a denoiser can run: eager, or with its repeated blocks compiled."""
+"""What a stage on a diffusers pipeline can do, and its denoiser in the mode that the stage asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omni_cli.config.engine_config import DiffusionStageConfig
 from omni_cli.engine.diffusers.pipeline_run import find_denoiser
 from omni_cli.errors import StageError
 
+if TYPE_CHECKING:
+    from omni_cli.execution.denoiser import Denoiser
+
 
 def check_supported(config: DiffusionStageConfig) -> None:
     """`StageError` for what a stage on a diffusers pipeline cannot do; looks at the configuration only."""
-    if config.execution == "cudagraph":
-        raise StageError(
-            f"stage `{config.name}`: `execution: cudagraph` is not available for diffusers pipelines",
-            stage=config.name,
-            hint=f"--set {config.name}.execution=eager",
-        )
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         if getattr(config, name) != 1:
             raise StageError(
@@ -35,34 +31,29 @@ def check_supported(config: DiffusionStageConfig) -> None:
             )
 
 
-def prepare_execution(pipeline: Any, config: DiffusionStageConfig) -> Mapping[str, Any]:
-    """Make the pipeline run as `config.execution` says; returns what is in place, for `effective`.
+def check_device(config: DiffusionStageConfig, device: str) -> None:
+    """`StageError` if the stage's execution mode needs another device than `device`."""
+    if config.execution == "cudagraph":
+        from omni_cli.execution.denoiser import require_cuda
 
-    `StageError` when the model declares no repeated blocks to compile. Compiling itself happens in the first
-    call.
+        require_cuda(stage=config.name, device=device)
+
+
+def prepare_execution(pipeline: Any, config: DiffusionStageConfig, device: str) -> Denoiser | None:
+    """Make the pipeline's denoiser run as `config.execution` says; None for an eager pipeline without a known one.
+
+    Compiling and capturing happen in the calls that come.
     """
+    from omni_cli.execution.denoiser import prepare_denoiser
+
+    module = find_denoiser(pipeline)
+    if module is not None:
+        return prepare_denoiser(module, config.execution, stage=config.name, device=device)
     if config.execution == "eager":
-        return {"execution": "eager"}
-    denoiser = find_denoiser(pipeline)
-    if denoiser is None or not getattr(denoiser, "_repeated_blocks", None):
-        model = "no denoiser that is known" if denoiser is None else type(denoiser).__name__
-        raise StageError(
-            f"stage `{config.name}`: `execution: compile` needs a model that declares its repeated blocks; "
-            f"{type(pipeline).__name__} has {model}",
-            stage=config.name,
-            hint=f"--set {config.name}.execution=eager",
-        )
-    try:
-        denoiser.compile_repeated_blocks(fullgraph=True)
-    except ValueError as error:
-        hint = f"--set {config.name}.execution=eager"
-        raise StageError(f"stage `{config.name}`: {error}", stage=config.name, hint=hint) from error
-    blocks = [m for m in denoiser.modules() if type(m).__name__ in denoiser._repeated_blocks]
-    return {"execution": "compile", "compiled_blocks": len(blocks)}
-
-
-def num_compiled_graphs() -> int:
-    """How many graphs torch has compiled in this process so far."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
+        return None
+    raise StageError(
+        f"stage `{config.name}`: `execution: {config.execution}` needs a pipeline with a transformer or a UNet, "
+        f"and {type(pipeline).__name__} has none",
+        stage=config.name,
+        hint=f"--set {config.name}.execution=eager",
+    )

@@ -6,12 +6,12 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from omni_cli.config.engine_config import DiffusionStageConfig
 from omni_cli.engine.diffusers.arguments import MAX_PIXELS, PipelineCall, check_stage, resolve_request
-from omni_cli.engine.diffusers.execution import check_supported, num_compiled_graphs, prepare_execution
-from omni_cli.engine.diffusers.failures import describe_failure
+from omni_cli.engine.diffusers.batch_run import BatchRun, OnOutput, OnStep
+from omni_cli.engine.diffusers.execution import check_device, check_supported, prepare_execution
 from omni_cli.engine.diffusers.loading import load_pipeline
 from omni_cli.engine.diffusers.pipeline_run import PipelineRunner
 from omni_cli.engine.diffusers.requests import (
@@ -22,19 +22,15 @@ from omni_cli.engine.diffusers.requests import (
     FinishReason,
 )
 from omni_cli.engine.diffusers.timeline import clock_for
-from omni_cli.errors import DeadlineError, OmniError, StageError, UsageError
+from omni_cli.errors import OmniError, StageError, UsageError
+from omni_cli.execution.copies import make_output_copy
+
+if TYPE_CHECKING:
+    from omni_cli.execution.denoiser import Denoiser
 
 Batching = Literal["exact", "stacked"]
 
-# Called with (request id, steps done, steps in all) and with each output as soon as it is whole.
-OnStep = Callable[[str, int, int], None]
-OnOutput = Callable[[DiffusionOutput], None]
-
 _TAGS = frozenset({"weights", "kv_cache"})
-
-
-class _Ended(Exception):
-    """Leaves a pipeline call between two steps: no request of it is wanted any more."""
 
 
 class DiffusersPipelineExecutor:
@@ -86,6 +82,7 @@ class DiffusersPipelineExecutor:
         self.trust_remote_code = trust_remote_code
         self.prompt_cache_entries = prompt_cache_entries
         self.device = device or _device_of(config)
+        check_device(config, self.device)
         self._make_pipeline = make_pipeline
         self.is_sleeping = False
         self.sleeping_tags: set[str] = set()
@@ -98,6 +95,8 @@ class DiffusersPipelineExecutor:
         self._aborted: set[str] = set()
         self._pipeline: Any = None
         self._runner: PipelineRunner | None = None
+        self._denoiser: Denoiser | None = None
+        self._output_copy = make_output_copy(config.output_copy, self.device)
         self._load_model()
 
     def _load_pipeline(self) -> Any:
@@ -114,9 +113,10 @@ class DiffusersPipelineExecutor:
         pipeline = self._load_pipeline() if self._make_pipeline is None else self._make_pipeline()
         self.call = PipelineCall.inspect(pipeline)
         check_stage(self.config, self.call)
-        self._execution = prepare_execution(pipeline, self.config)
-        self._graphs_at_load = num_compiled_graphs() if self.config.execution == "compile" else 0
-        self._runner = PipelineRunner(pipeline, self.call, clock_for(self.device), self.prompt_cache_entries)
+        self._denoiser = prepare_execution(pipeline, self.config, self.device)
+        self._runner = PipelineRunner(
+            pipeline, self.call, clock_for(self.device), self._output_copy, self.prompt_cache_entries
+        )
         self._pipeline = pipeline
         self.load_s = time.perf_counter() - start
 
@@ -127,20 +127,24 @@ class DiffusersPipelineExecutor:
         if runner is None:
             return {}
         values = {
-            **self._execution,
+            "execution": "eager" if self._denoiser is None else self._denoiser.execution,
             "device": self.device,
             "dtype": self.dtype,
             "batching": self.batching,
-            "output_copy": "sync",
+            "output_copy": self._output_copy.mode,
             "output_type": runner.output_type,
             "step_callback": runner.step_callback,
         }
-        if self.config.execution == "compile":
-            values["compiled_graphs"] = num_compiled_graphs() - self._graphs_at_load
         cache = runner.prompt_cache
         if cache is not None:
             values |= {"prompt_cache_hits": cache.hits, "prompt_cache_misses": cache.misses}
         return values
+
+    @property
+    def engagement(self) -> dict[str, float]:
+        """What the denoiser's calls and the copies of pictures have really been, counted since loading."""
+        execution = {} if self._denoiser is None else self._denoiser.counters.as_dict()
+        return {**execution, **self._output_copy.counters.as_dict()}
 
     def resolve(self, request: DiffusionRequest) -> DiffusionRequest:
         """The request with the stage's and the pipeline's values filled in, checked; raises `InputError`."""
@@ -148,7 +152,10 @@ class DiffusersPipelineExecutor:
         return resolve_request(request, self.config, self._pipeline, self.call, self.max_pixels)
 
     def compile_or_warm_up_model(self) -> None:
-        """Compile now what the first request would wait for; does nothing in eager execution."""
+        """Compile or capture now what the first request would wait for; does nothing in eager execution.
+
+        For the stage's own size and guidance. A text of another length may still need a graph of its own.
+        """
         if self.config.execution == "eager":
             return
         # Two steps: some schedules divide by zero with one.
@@ -180,10 +187,17 @@ class DiffusersPipelineExecutor:
                 if on_output is not None:
                     on_output(output)
 
+            assert self._runner is not None
+            batch = BatchRun(
+                self._runner,
+                self.config.name,
+                ended=self._ended,
+                on_failure=self._check_device,
+                on_step=on_step,
+                finish=finish,
+            )
             try:
-                for group in self._groups(requests, finish):
-                    for output in self._execute_group(group, on_step):
-                        finish(output)
+                batch.run(self._groups(requests, finish))
             finally:
                 self._current = frozenset()
                 self._aborted.clear()
@@ -206,54 +220,11 @@ class DiffusersPipelineExecutor:
             groups.setdefault(key, []).append(resolved)
         return groups.values()
 
-    def _execute_group(self, group: Sequence[DiffusionRequest], on_step: OnStep | None) -> Sequence[DiffusionOutput]:
-        assert self._runner is not None
-
-        def step(done: int, total: int) -> None:
-            if all(self._ended(request) for request in group):
-                raise _Ended
-            if on_step is not None:
-                for request in group:
-                    on_step(request.request_id, done, total)
-
-        pixels, times, error = None, None, None
-        try:
-            # Before the first step as well: a request may have ended while it waited for its batch.
-            if not all(self._ended(request) for request in group):
-                pixels, times = self._runner.run(group, step)
-        except _Ended:
-            pass
-        except OmniError as raised:
-            error = raised
-        except Exception as raised:  # noqa: BLE001 - pipelines raise anything; it becomes the requests' error
-            error = describe_failure(raised, self.config.name, group)
-            self._check_device()
-        outputs = []
-        for index, request in enumerate(group):
-            reason = self._ended(request)
-            if reason is not None:
-                outputs.append(self._ended_output(request, reason))
-            elif error is not None:
-                outputs.append(DiffusionOutput(request.request_id, "error", error=error))
-            else:
-                assert pixels is not None
-                outputs.append(DiffusionOutput(request.request_id, "stop", pixels[index], times))
-        return outputs
-
     def _ended(self, request: DiffusionRequest) -> FinishReason | None:
         """Why a request must not go on, None if it may: "abort", or "error" for its deadline."""
         if self._closing.is_set() or request.request_id in self._aborted:
             return "abort"
         return "error" if request.deadline is not None and time.monotonic() >= request.deadline else None
-
-    def _ended_output(self, request: DiffusionRequest, reason: FinishReason) -> DiffusionOutput:
-        error = None
-        if reason == "error":
-            error = DeadlineError(
-                f"stage `{self.config.name}`: request {request.request_id} was not done before its deadline",
-                hint="allow more time with `--timeout`, or use fewer steps or a smaller picture",
-            )
-        return DiffusionOutput(request.request_id, reason, error=error)
 
     def _check_device(self) -> None:
         """After an error on a CUDA device: an illegal access leaves it unusable, anything else does not."""
@@ -311,6 +282,9 @@ class DiffusersPipelineExecutor:
             assert self._runner is not None
             if self._runner.prompt_cache is not None:
                 self._runner.prompt_cache.clear()
+            if self._denoiser is not None:
+                # Graphs have the weights' addresses in them.
+                self._denoiser.forget()
             if level == 2:
                 self._release()
             elif self.device != "cpu":
@@ -355,7 +329,9 @@ class DiffusersPipelineExecutor:
     def _release(self) -> None:
         if self._runner is not None:
             self._runner.close()
-        self._runner = self._pipeline = None
+        if self._denoiser is not None:
+            self._denoiser.close()
+        self._runner = self._denoiser = self._pipeline = None
         # A pipeline is full of reference cycles; its weights must not wait for the next collection.
         gc.collect()
         _empty_device_cache(self.device)

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from omni_cli.engine.diffusers.arguments import PipelineCall
-from omni_cli.engine.diffusers.pixels import BadPixelsError, OutputType, output_type_for, pil_to_uint8, to_uint8
+from omni_cli.engine.diffusers.pixels import (
+    BadPixelsError,
+    OutputType,
+    Pixels,
+    PixelsHere,
+    PixelsOnTheWay,
+    output_type_for,
+    pil_to_uint8,
+    to_bytes,
+)
 from omni_cli.engine.diffusers.prompt_cache import PromptCache
 from omni_cli.engine.diffusers.requests import DiffusionRequest, DiffusionTimes
 from omni_cli.engine.diffusers.timeline import Clock
+
+if TYPE_CHECKING:
+    from omni_cli.execution.copies import OutputCopy
 
 StepCallback = Literal["callback_on_step_end", "callback", "none"]
 
@@ -29,6 +42,31 @@ class _Marks:
     encoding: list[tuple[Any, Any]] = field(default_factory=list)
     denoising: Any = None
     steps: list[Any] = field(default_factory=list)
+    end: Any = None
+
+
+class PicturesOnTheWay:
+    """The result of one pipeline call, which the device may not have finished yet."""
+
+    def __init__(
+        self, pixels: Pixels, requests: Sequence[DiffusionRequest], times: Callable[[], DiffusionTimes]
+    ) -> None:
+        self._pixels = pixels
+        self._requests = requests
+        self._times = times
+
+    def ready(self) -> bool:
+        """Whether `get` would return at once."""
+        return self._pixels.ready()
+
+    def get(self) -> tuple[np.ndarray, DiffusionTimes]:
+        """uint8 RGB (num_requests, height, width, 3), and the call's times; waits for both.
+
+        Raises `BadPixelsError` for values that are not numbers or a picture of another size.
+        """
+        pixels = self._pixels.get()
+        _check_shape(pixels, self._requests)
+        return pixels, self._times()
 
 
 class PipelineRunner:
@@ -38,10 +76,13 @@ class PipelineRunner:
     notes when the denoiser is first called; `close` takes both out again.
     """
 
-    def __init__(self, pipeline: Any, call: PipelineCall, clock: Clock, prompt_cache_entries: int) -> None:
+    def __init__(
+        self, pipeline: Any, call: PipelineCall, clock: Clock, output_copy: OutputCopy, prompt_cache_entries: int
+    ) -> None:
         self._pipeline = pipeline
         self._call = call
         self._clock = clock
+        self._output_copy = output_copy
         self._marks: _Marks | None = None
         self.output_type: OutputType = output_type_for(pipeline)
         self.step_callback: StepCallback = _step_callback(call)
@@ -63,24 +104,27 @@ class PipelineRunner:
             self._hook.remove()
         self._pipeline = None
 
-    def run(self, requests: Sequence[DiffusionRequest], on_step: OnStep) -> tuple[np.ndarray, DiffusionTimes]:
-        """Pictures of all requests from one call: uint8 RGB (len(requests), height, width, 3), and the call's
-        times.
+    def run(self, requests: Sequence[DiffusionRequest], on_step: OnStep) -> PicturesOnTheWay:
+        """Pictures of all requests from one call.
 
         The requests are resolved and have equal batch keys. Whatever `on_step` raises comes out of here, with
-        the pipeline ready for its next call; so does whatever the pipeline raises, and `BadPixelsError` for
-        values that are not numbers or a picture of another size.
+        the pipeline ready for its next call, and so does whatever the pipeline raises.
         """
         self._marks = marks = _Marks(self._clock.mark())
         try:
             images = self._pipeline(**self._arguments(requests), **self._callback(marks, requests[0], on_step)).images
-            pixels = to_uint8(images) if self.output_type == "pt" else pil_to_uint8(images)
         finally:
             self._marks = None
             if hasattr(self._pipeline, "_current_timestep"):
                 self._pipeline._current_timestep = None
-        _check_shape(pixels, requests)
-        return pixels, self._times(marks, self._clock.mark())
+        if self.output_type == "pil":
+            pixels: Pixels = PixelsHere(pil_to_uint8(images))
+            marks.end = self._clock.mark()
+        else:
+            flat = to_bytes(images)
+            marks.end = self._clock.mark()
+            pixels = PixelsOnTheWay(self._output_copy.start(flat), tuple(images.shape))
+        return PicturesOnTheWay(pixels, requests, functools.partial(self._times, marks))
 
     def _arguments(self, requests: Sequence[DiffusionRequest]) -> dict[str, Any]:
         """Exactly what the plain call would get.
@@ -134,7 +178,7 @@ class PipelineRunner:
         if self._marks is not None and self._marks.denoising is None:
             self._marks.denoising = self._clock.mark()
 
-    def _times(self, marks: _Marks, end: Any) -> DiffusionTimes:
+    def _times(self, marks: _Marks) -> DiffusionTimes:
         seconds = self._clock.seconds
         denoising = marks.start if marks.denoising is None else marks.denoising
         edges = [denoising, *marks.steps]
@@ -145,8 +189,8 @@ class PipelineRunner:
                 else seconds(marks.start, denoising)
             ),
             denoise_step_s=tuple(seconds(a, b) for a, b in itertools.pairwise(edges)),
-            vae_decode_s=seconds(marks.steps[-1], end) if marks.steps else None,
-            total_s=seconds(marks.start, end),
+            vae_decode_s=seconds(marks.steps[-1], marks.end) if marks.steps else None,
+            total_s=seconds(marks.start, marks.end),
         )
 
 

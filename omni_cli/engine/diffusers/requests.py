@@ -91,9 +91,10 @@ class DiffusionTimes:
 
     `text_encode_s` is 0 or nearly so when the prompt cache had the embeddings. `denoise_step_s` has one entry
     a step; the first begins when the denoiser is first called, so the preparation of noise and timesteps is
-    in `total_s` only. `vae_decode_s` includes the conversion to uint8 and the copy to the host. The few
-    pipelines that report no steps leave `denoise_step_s` empty and `vae_decode_s` None. Requests that were
-    stacked into one pipeline call share its times.
+    in `total_s` only. `vae_decode_s` includes the conversion to uint8; both it and `total_s` end with the
+    picture on the device, whose way to the host may run beside the next request. The few pipelines that report
+    no steps leave `denoise_step_s` empty and `vae_decode_s` None. Requests that were stacked into one pipeline
+    call share its times.
     """
 
     text_encode_s: float

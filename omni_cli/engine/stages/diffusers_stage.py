@@ -36,11 +36,16 @@ class DiffusersStage:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"execution": self.executor.effective["execution"], "max_num_seqs": self.scheduler.max_num_seqs}
+        effective = self.executor.effective
+        return {
+            "execution": effective["execution"],
+            "output_copy": effective["output_copy"],
+            "max_num_seqs": self.scheduler.max_num_seqs,
+        }
 
     @property
     def engagement(self) -> dict[str, float]:
-        return {}
+        return self.executor.engagement
 
     def add(self, request: StageRequest) -> None:
         resolved = self.executor.resolve(

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from omni_cli.config.engine_config import DiffusionStageConfig
 from omni_cli.engine.diffusers.executor import DiffusersPipelineExecutor
 from omni_cli.engine.diffusers.loading import check_text_to_image
-from omni_cli.engine.diffusers.pixels import to_uint8
+from omni_cli.engine.diffusers.pixels import from_bytes, to_bytes
 from omni_cli.engine.diffusers.prompt_cache import PromptCache
 from omni_cli.engine.diffusers.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniError, StageError, UsageError
@@ -180,10 +180,11 @@ def test_pixels_are_those_of_diffusers_own_conversion(dtype):
     decoded[0, 0].view(-1)[:255] = halves
     processor = VaeImageProcessor()
     expected = np.stack([np.asarray(image) for image in processor.postprocess(decoded, output_type="pil")])
-    np.testing.assert_array_equal(to_uint8(processor.postprocess(decoded, output_type="pt")), expected)
+    images = processor.postprocess(decoded, output_type="pt")
+    np.testing.assert_array_equal(from_bytes(to_bytes(images), images.shape), expected)
     decoded[1, 2, 3, 4] = float("nan")
     with pytest.raises(ValueError, match="not numbers"):
-        to_uint8(decoded)
+        from_bytes(to_bytes(decoded), decoded.shape)
 
 
 # --- Progress, times, ending early ---
@@ -468,7 +469,6 @@ def test_pipelines_for_other_tasks_are_refused(name):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"execution": "cudagraph"}, StageError, "cudagraph"),
         ({"tensor_parallel_size": 2}, StageError, "`tensor_parallel_size` cannot be 2"),
         ({"pipeline_parallel_size": 2}, StageError, "`pipeline_parallel_size` cannot be 2"),
         ({"sway_coefficient": -1.0}, StageError, "`sway_coefficient` has no effect"),
@@ -482,10 +482,13 @@ def test_stage_settings_that_cannot_be_kept_are_refused_at_load(folders, changes
     assert caught.value.hint
 
 
-def test_compile_without_repeated_blocks_is_refused(tmp_path, build_stable_diffusion):
-    build_stable_diffusion(tmp_path / "unet", attention=False)
-    with pytest.raises(StageError, match="stage `image`") as caught:
-        start(tmp_path / "unet", DiffusionStageConfig(name="image", execution="compile"))
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test says that it lacks")
+def test_cudagraph_without_a_device_is_refused_before_anything_is_loaded(tmp_path):
+    with pytest.raises(StageError) as caught:
+        start(tmp_path / "nowhere", DiffusionStageConfig(name="image", execution="cudagraph"))
+    assert (
+        caught.value.message == "stage `image`: `execution: cudagraph` needs a CUDA device, and this machine has none"
+    )
     assert caught.value.hint == "--set image.execution=eager"
 
 
@@ -493,13 +496,24 @@ def test_compile_without_repeated_blocks_is_refused(tmp_path, build_stable_diffu
 def test_compiled_blocks_run_and_make_nearly_the_same_picture(folders, plain):
     stage = DiffusionStageConfig(name="image", num_inference_steps=STEPS, height=64, width=64, execution="compile")
     executor = start(folders["qwen_image"], stage)
-    assert executor.effective["compiled_graphs"] == 0
+    assert executor.effective["execution"] == "compile"
+    assert (executor.engagement["compiled_regions"], executor.engagement["compiled_graphs"]) == (2, 0)
     executor.compile_or_warm_up_model()
-    effective = dict(executor.effective)
-    assert effective["execution"] == "compile" and effective["compiled_blocks"] == 2
-    assert effective["compiled_graphs"] >= 1, "asked for is not yet done"
-    made = picture(executor, DiffusionRequest("0", "a cat", seed=3))
-    assert np.abs(made.astype(int) - plain_picture(plain["qwen_image"], "a cat", 3)).max() <= 1
+    warm = executor.engagement
+    assert warm["compiled_graphs"] >= 1 and warm["compile_s"] > 0, "asked for is not yet done"
+    made = picture(executor, DiffusionRequest("0", "warm-up", seed=3))
+    assert np.abs(made.astype(int) - plain_picture(plain["qwen_image"], "warm-up", 3)).max() <= 1
+    assert executor.engagement == warm, "the first request of the profile's shape compiles nothing more"
+    executor.shutdown()
+
+
+def test_eager_calls_and_copies_are_counted_and_the_copy_of_a_cpu_is_none(folders):
+    stage = DiffusionStageConfig(name="image", num_inference_steps=STEPS, height=64, width=64, output_copy="async")
+    executor = start(folders["qwen_image"], stage)
+    picture(executor, DiffusionRequest("0", "a cat"))
+    engagement = executor.engagement
+    assert (engagement["eager_calls"], engagement["graph_replays"], engagement["copies"]) == (STEPS, 0, 0)
+    assert executor.effective["execution"] == "eager" and executor.effective["output_copy"] == "sync"
     executor.shutdown()
 
 
