@@ -1,0 +1,315 @@
+"""Execution modes and output copies of diffusion stages on a GPU, at the real sizes of released models.
+
+    PYTHONPATH=. python benchmarks/gpu/diffusion_modes.py -o DIR [--only NAME ...] [--time-budget 420]
+
+Needs Python, torch, transformers and diffusers (and what omni-cli itself needs: msgspec, numpy, PyYAML, pydantic), no
+vLLM, no network and no checkpoint. Weights are random and made on the device; Qwen-Image takes 60 GB of its memory.
+
+For each model four sides take turns in one process, A B C D D C B A in each block, over the same weights: the plain
+library call (diffusers' pipeline, transformers' token2wav) and the project's own code (`DiffusersPipelineExecutor`,
+`prepare_denoiser`) as eager, compile and cudagraph. Then copies of pictures to the host: a bare `copy_` into pinned
+memory, `output_copy: sync` and `async`, alone and beside the denoiser's work.
+
+DIR gets one `omni.bench/1` record a model, `copies.json`, and `summary.txt` with the goals, each met or NOT MET.
+`--tiny --device cpu` runs the same code on small models in a minute and says nothing about speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from omni_cli.compat.torchvision import ensure_torchvision_importable
+
+ensure_torchvision_importable()
+
+import goals  # noqa: E402
+import msgspec  # noqa: E402
+import torch  # noqa: E402
+from copies import STEPS, Copies, measure_copies, pictures_on  # noqa: E402
+from measure import Busy, Measured, busy_of, compare_outputs, read_memory, start, take_turns  # noqa: E402
+from models import Model, PipelineModel, models  # noqa: E402
+from sides import PLAIN, ExecutorPipeline, PlainPipeline, Side, Token2Wav  # noqa: E402
+
+from omni_cli.bench.environment import read_environment  # noqa: E402
+from omni_cli.record import Record, Sampling, Variant, save_record, workload_fingerprint  # noqa: E402
+from omni_cli.report.bench_json import summary_json  # noqa: E402
+from omni_cli.stats.summary import summarise  # noqa: E402
+
+EXECUTIONS = ("eager", "compile", "cudagraph")
+MIN_BLOCKS = 8
+BATCH_SIZE = 8
+
+
+def main() -> int:
+    options = _options()
+    started = time.perf_counter()
+    device = torch.device(options.device)
+    chosen = [model for name, model in models(tiny=options.tiny).items() if not options.only or name in options.only]
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    lines, found = [_machine_line(device)], []
+    for number, model in enumerate(chosen):
+        # What is left, in equal parts: a model that was quick leaves more to the others.
+        left = options.time_budget - (time.perf_counter() - started)
+        until = time.perf_counter() + left / (len(chosen) - number)
+        text, reached = measure(model, device, options, until, with_copies=number == 0)
+        lines += text
+        found += reached
+        _empty(device)
+        _say("\n".join(text))
+    summary = "\n".join([*lines, "", goals.table(found), f"took {time.perf_counter() - started:.0f} s"]) + "\n"
+    (options.output_dir / "summary.txt").write_text(summary)
+    sys.stdout.write(summary)
+    return 0
+
+
+def measure(
+    model: Model, device: torch.device, options: argparse.Namespace, until: float, *, with_copies: bool
+) -> tuple[list[str], list[goals.Goal]]:
+    """All of one model; returns lines for people and the goals."""
+    begin = time.perf_counter()
+    base = model.make(device)
+    made_s = time.perf_counter() - begin
+    sides = [start(PLAIN, lambda: _plain(model, base, options.device))]
+    for mode in EXECUTIONS:
+        sides.append(start(f"execution={mode}", lambda mode=mode: _ours(model, base, options.device, mode)))
+    by_name = {measured.name: measured for measured in sides}
+    try:
+        compare_outputs(sides, sides[0])
+        for measured in sides:
+            read_memory(measured, device)
+        take_turns(sides, lambda side, seed: side.run(seed), _work(model), blocks=options.blocks, until=until)
+        lines, reached = [], []
+        if with_copies:
+            lines, reached = _measure_copies(model, base, by_name, device, options)
+        # Last, so that no profiler has run before something was timed.
+        for measured in sides:
+            measured.busy = _busy(measured, device)
+        record = _record(model.name, _workload(model), [_variant(measured) for measured in sides], device)
+        save_record(record, options.output_dir / f"{model.name}.json")
+        return [*_lines(model, made_s, by_name, record), *lines], [*_goals(model, by_name, record), *reached]
+    finally:
+        for measured in sides:
+            if measured.side is not None:
+                measured.side.close()
+                measured.side = None
+
+
+def _measure_copies(
+    model: PipelineModel, base: Any, sides: dict[str, Measured], device: torch.device, options: argparse.Namespace
+) -> tuple[list[str], list[goals.Goal]]:
+    """Copies of pictures by themselves and beside the denoiser, and a batch of requests in both modes."""
+    copies = measure_copies(pictures_on(device, tiny=options.tiny), _step(sides), options.copy_blocks)
+    _save_copies(copies, device, options.output_dir / "copies.json")
+    mode = "eager" if sides["execution=cudagraph"].error else "cudagraph"
+    batch = [
+        start(
+            f"output_copy={copy}",
+            lambda copy=copy: ExecutorPipeline(model, base, options.device, mode, copy, batch_size=BATCH_SIZE),
+        )
+        for copy in ("sync", "async")
+    ]
+    try:
+        work = {name: value * BATCH_SIZE for name, value in _work(model).items()}
+        until = time.perf_counter() + 60
+        take_turns(batch, lambda side, seed: side.run(seed), work, blocks=MIN_BLOCKS, until=until)
+        record = _record("batch", {**_workload(model), "batch_size": BATCH_SIZE}, map(_variant, batch), device)
+        save_record(record, options.output_dir / "batch.json")
+    finally:
+        for measured in batch:
+            if measured.side is not None:
+                measured.side.close()
+    return _batch_lines(model, mode, record), goals.of_copies(copies)
+
+
+def _batch_lines(model: Model, mode: str, record: Record) -> list[str]:
+    lines = [f"  batch of {BATCH_SIZE} through the executor, execution={mode}"]
+    for variant in record.variants:
+        if variant.error is not None:
+            lines.append(f"    {variant.name:18} did not run: {variant.error}")
+            continue
+        counters = variant.effective["engagement"]
+        lines.append(
+            f"    {variant.name:18} e2e_s {variant.summary['e2e_s']['median'] * 1e3:9.3f} ms   "
+            f"of {counters['copy_s'] * 1e3:.3f} ms of copying hidden {counters['copy_hidden_s'] * 1e3:.3f} ms"
+        )
+    comparison = goals.compared(record, "output_copy=sync", "output_copy=async")
+    if comparison is not None and comparison.ratio is not None:
+        lines.append(f"    async to sync {comparison.ratio:.4f} ({comparison.verdict})")
+    return lines
+
+
+def _plain(model: Model, base: Any, device: str) -> Side:
+    return PlainPipeline(model, base) if isinstance(model, PipelineModel) else Token2Wav(model, base, device, None)
+
+
+def _ours(model: Model, base: Any, device: str, execution: str) -> Side:
+    if isinstance(model, PipelineModel):
+        return ExecutorPipeline(model, base, device, execution)
+    return Token2Wav(model, base, device, execution)
+
+
+def _busy(measured: Measured, device: torch.device) -> Busy | None:
+    if measured.side is None:
+        return None
+    try:
+        return busy_of(measured.side.denoise, device)
+    except RuntimeError as error:
+        _say(f"no busy time: the profiler does not run here: {error}")
+        return None
+
+
+def _step(sides: dict[str, Measured]):
+    """One call of a denoiser with the arguments that its pipeline gives it: by its CUDA graph, else eagerly."""
+    graph, eager = sides["execution=cudagraph"], sides["execution=eager"]
+    side = (graph if graph.side is not None else eager).side
+    seen: list[tuple[Any, Any]] = []
+    handle = side.denoiser.register_forward_pre_hook(
+        lambda _module, args, kwargs: seen.append((args, kwargs)), with_kwargs=True
+    )
+    side.run(0)
+    handle.remove()
+    args, kwargs = seen[-1]
+
+    def step() -> object:
+        with torch.no_grad():
+            return side.denoiser(*args, **kwargs)
+
+    return step
+
+
+def _work(model: Model) -> dict[str, float]:
+    if isinstance(model, PipelineModel):
+        return {"denoise_steps": float(model.num_inference_steps), "pixels": float(model.size**2)}
+    return {"denoise_steps": float(model.num_inference_steps - 1), "audio_s": model.num_codes / 50}
+
+
+def _workload(model: Model) -> dict[str, Any]:
+    described = {name: value for name, value in asdict(replace(model, make=None)).items() if name != "make"}
+    return {**described, "fingerprint": workload_fingerprint(described)}
+
+
+def _variant(measured: Measured) -> Variant:
+    execution = {} if measured.name == PLAIN else {"execution": measured.name.partition("=")[2]}
+    effective: dict[str, Any] = {"first_call_s": measured.first_call_s, **measured.notes}
+    if measured.side is not None:
+        effective |= {"engagement": measured.side.counters(), **measured.side.effective()}
+    if measured.busy is not None:
+        effective["gpu_busy"] = asdict(measured.busy)
+    if measured.denoiser_max_abs_diff is not None:
+        effective["denoiser_max_abs_diff"] = measured.denoiser_max_abs_diff
+    variant = Variant(
+        name=measured.name, settings=execution, effective=effective, samples=tuple(measured.samples),
+        memory=measured.memory, output_sha256=measured.output_sha256, error=measured.error,
+    )  # fmt: skip
+    return _with_summary(variant)
+
+
+def _with_summary(variant: Variant) -> Variant:
+    found = {metric: summarise(variant, metric) for metric in ("e2e_s", "denoise_loop_s", "denoise_step_s")}
+    return msgspec.structs.replace(variant, summary={name: summary_json(item) for name, item in found.items() if item})
+
+
+def _record(name: str, workload: dict[str, Any], variants: Sequence[Variant], device: torch.device) -> Record:
+    environment = read_environment()
+    environment["conditions"] = {**environment["conditions"], "device": str(device), "kit": name}
+    return Record(
+        created=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        command=("python", *sys.argv),
+        environment=environment,
+        workload=workload,
+        variants=tuple(variants),
+        sampling=Sampling(),
+    )
+
+
+def _save_copies(copies: Copies, device: torch.device, path: Path) -> None:
+    variants = {f"{kind}: {variant.name}": variant for kind, group in
+                (("alone", copies.bandwidth), ("beside work", copies.hiding)) for variant in group}  # fmt: skip
+    named = [_with_summary(msgspec.structs.replace(variant, name=name)) for name, variant in variants.items()]
+    record = _record("copies", {"name": "copies", "steps": STEPS}, named, device)
+    record.environment["conditions"]["hidden_share"] = copies.hidden
+    save_record(record, path)
+
+
+def _goals(model: Model, sides: dict[str, Measured], record: Record) -> list[goals.Goal]:
+    found = [goals.identical(model.name, sides)]
+    graph, eager, plain = "execution=cudagraph", "execution=eager", PLAIN
+    if model.name == "qwen-image":
+        wanted = f"cudagraph never more than {goals.SLOWER_MARGIN:.0%} slower than eager"
+        found.append(goals.not_slower(model.name, record, eager, graph, goals.SLOWER_MARGIN, wanted))
+    found.append(goals.near_busy(model.name, record.variant(graph), sides[plain].busy))
+    wanted = f"eager at most {goals.OVERHEAD_MARGIN:.0%} over the plain call"
+    found.append(goals.not_slower(model.name, record, plain, eager, goals.OVERHEAD_MARGIN, wanted))
+    return found
+
+
+def _lines(model: Model, made_s: float, sides: dict[str, Measured], record: Record) -> list[str]:
+    lines = [f"\n{model.name}: {model.describes}, {model.dtype}, made in {made_s:.1f} s"]
+    for name, measured in sides.items():
+        if measured.error is not None:
+            lines.append(f"  {name:20} did not run: {measured.error}")
+            continue
+        variant = record.variant(name)
+        medians = {metric: item["median"] for metric, item in variant.summary.items()}
+        text = [f"  {name:20}", *(f"{metric} {value * 1e3:9.3f} ms" for metric, value in medians.items())]
+        comparison = goals.compared(record, PLAIN, name)
+        if name != PLAIN and comparison is not None and comparison.ratio is not None:
+            text.append(f"ratio to plain {comparison.ratio:.4f} ({comparison.verdict})")
+        text += [f"first call {measured.first_call_s:.1f} s", f"difference {_differences(measured)}"]
+        if measured.memory.peak_allocated_bytes:
+            text.append(f"peak {measured.memory.peak_allocated_bytes / 2**30:.2f} GiB")
+        if measured.busy is not None:
+            busy = measured.busy
+            text.append(f"GPU busy {busy.busy_s * 1e3:.2f} ms of {busy.wall_s * 1e3:.2f}, {busy.kernels} kernels")
+        lines.append("   ".join(text))
+    return lines
+
+
+def _differences(measured: Measured) -> str:
+    """Of the output and of the denoiser's last answer, each with the standard deviation of what it is to be seen against."""
+    notes = measured.notes
+    return (
+        f"{measured.max_abs_diff:g} (std {notes['output_std']:.3g}), "
+        f"of the denoiser {measured.denoiser_max_abs_diff:g} (std {notes['denoiser_output_std']:.3g})"
+    )
+
+
+def _machine_line(device: torch.device) -> str:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return f"{name}, torch {torch.__version__}"
+
+
+def _empty(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    torch.compiler.reset()
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--output-dir", type=Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="small models, to try the script")
+    parser.add_argument("--only", action="append", choices=list(models(tiny=True)), help="repeatable; default: all")
+    parser.add_argument("--blocks", type=int, default=12, help=f"per model; {MIN_BLOCKS} at least for a verdict")
+    parser.add_argument("--copy-blocks", type=int, default=20)
+    parser.add_argument("--time-budget", type=float, default=420.0, help="seconds; blocks are left out after that")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""How it is measured: turns, the device's busy time, peaks of memory, and what outputs have in common."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from sides import Call, Side
+
+from omni_cli.record import Memory, Sample
+
+OUTPUT_SEEDS = (0, 1, 2)
+
+
+@dataclass
+class Measured:
+    """All that one side has given; `error` is why it did not run."""
+
+    name: str
+    side: Side | None = None
+    error: str | None = None
+    first_call_s: float | None = None
+    samples: list[Sample] = field(default_factory=list)
+    output_sha256: str | None = None
+    max_abs_diff: float | None = None
+    denoiser_max_abs_diff: float | None = None
+    memory: Memory = field(default_factory=Memory)
+    busy: Busy | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Of one denoising loop: seconds in which at least one kernel or copy ran, their number, and the wall time."""
+
+    busy_s: float
+    kernels: int
+    wall_s: float
+
+
+def start(name: str, make: Callable[[], Side]) -> Measured:
+    """Make a side and run it once: loading, compiling and capturing are in `first_call_s`.
+
+    A side that cannot run is a result and keeps the others from nothing.
+    """
+    measured = Measured(name)
+    begin = time.perf_counter()
+    try:
+        measured.side = make()
+        measured.side.run(0)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what this side has to show
+        measured.error = f"{type(error).__name__}: {error}"
+        measured.side = None
+        return measured
+    measured.first_call_s = time.perf_counter() - begin
+    # Some caches fill with the second call only.
+    measured.side.run(1)
+    return measured
+
+
+def take_turns(
+    sides: Sequence[Measured], run: Callable[[Side, int], Call], work: dict[str, float], *, blocks: int, until: float
+) -> None:
+    """`blocks` blocks of A B C C B A, each side on the seeds of the block; fewer when time is up at `until`."""
+    running = [measured for measured in sides if measured.side is not None]
+    for block in range(blocks):
+        if block and time.perf_counter() > until:
+            break
+        for position, measured in enumerate([*running, *reversed(running)]):
+            before = measured.side.counters()
+            call = run(measured.side, block)
+            measured.samples.append(
+                Sample(
+                    block=block, position=position, e2e_s=call.e2e_s, metrics=dict(call.metrics), work=work,
+                    **_engagement(measured.name, before, measured.side.counters()),
+                )
+            )  # fmt: skip
+
+
+def _engagement(name: str, before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
+    from omni_cli.bench.engagement import since
+
+    return {"engagement": {name: since(before, after)}} if after else {}
+
+
+def compare_outputs(sides: Sequence[Measured], reference: Measured) -> None:
+    """Hash what each side makes of the same seeds, and its denoiser's last answer; say how far they are apart."""
+    expected = _outputs(reference.side)
+    for measured in sides:
+        if measured.side is None:
+            continue
+        found = expected if measured is reference else _outputs(measured.side)
+        digest = hashlib.sha256()
+        for output, answer in found:
+            digest.update(output.tobytes())
+            digest.update(answer.tobytes())
+        measured.output_sha256 = "sha256:" + digest.hexdigest()
+        measured.max_abs_diff = max(_distance(a, b) for (a, _), (b, _) in zip(found, expected, strict=True))
+        measured.denoiser_max_abs_diff = max(_distance(a, b) for (_, a), (_, b) in zip(found, expected, strict=True))
+        measured.notes["output_std"] = float(np.std(found[0][0].astype(np.float64)))
+        measured.notes["denoiser_output_std"] = float(np.std(found[0][1]))
+
+
+def _outputs(side: Side) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(output, last answer of the denoiser as float32) for each of `OUTPUT_SEEDS`."""
+    last: list[torch.Tensor] = []
+
+    def keep(_module: Any, _args: Any, answer: Any) -> None:
+        answer = answer[0] if isinstance(answer, tuple) else getattr(answer, "sample", answer)
+        last[:] = [answer.detach().clone()]
+
+    handle = side.denoiser.register_forward_hook(keep)
+    try:
+        return [(side.run(seed).output, last[0].float().cpu().numpy()) for seed in OUTPUT_SEEDS]
+    finally:
+        handle.remove()
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> float:
+    """Largest absolute difference; NaN counts as infinitely far off from everything."""
+    gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
+    return float(np.where(np.isnan(gap), np.inf, gap).max())
+
+
+def read_memory(measured: Measured, device: torch.device) -> None:
+    """Peaks of one call, weights of all sides included; zero without a CUDA device."""
+    if measured.side is None or device.type != "cuda":
+        return
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    measured.side.run(0)
+    measured.memory = Memory(
+        peak_allocated_bytes=torch.cuda.max_memory_allocated(device),
+        peak_reserved_bytes=torch.cuda.max_memory_reserved(device),
+    )
+
+
+def busy_of(denoise: Callable[[int], None], device: torch.device) -> Busy | None:
+    """How long the device really works during one denoising loop, by the timestamps of its own activity records.
+
+    The union of the intervals of all kernels, copies and fills between the loop's first and last. Waiting for the
+    host to launch the next one is what is left out, so no way of launching can make the loop shorter than this
+    without changing the kernels. None without a CUDA device.
+    """
+    if device.type != "cuda":
+        return None
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    denoise(0)
+    torch.cuda.synchronize(device)
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        denoise(0)
+        torch.cuda.synchronize(device)
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in recorded.events()
+        if event.device_type == DeviceType.CUDA
+    )
+    if not spans:
+        return None
+    total, end = 0.0, spans[0][0]
+    for first, last in spans:
+        total += max(0.0, last - max(first, end))
+        end = max(end, last)
+    return Busy(total / 1e6, len(spans), (end - spans[0][0]) / 1e6)

@@ -1,0 +1,198 @@
+"""What takes turns: the plain library call, and the project's own code in each of its modes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from models import PipelineModel, Token2WavModel, twin, twin_pipeline
+
+from omni_cli.config.engine_config import DiffusionStageConfig, Execution, OutputCopy
+from omni_cli.engine.diffusers.executor import DiffusersPipelineExecutor
+from omni_cli.engine.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.engine.diffusers.timeline import clock_for
+
+PLAIN = "plain"
+PROMPT = "a picture"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: what it made, wall seconds until that was on the host, and the device's seconds of its parts."""
+
+    output: np.ndarray
+    e2e_s: float
+    metrics: Mapping[str, float]
+
+
+class Side(Protocol):
+    name: str
+    denoiser: torch.nn.Module
+
+    def run(self, seed: int) -> Call: ...
+
+    def denoise(self, seed: int) -> None:
+        """A call up to its last step."""
+
+    def counters(self) -> dict[str, float]:
+        """What has run how since the side was made; empty where there is nothing of ours."""
+
+    def effective(self) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+class PlainPipeline:
+    """The shortest way to a picture on the host that diffusers allows: its call, `output_type="pt"`, uint8 there."""
+
+    def __init__(self, model: PipelineModel, pipeline: Any) -> None:
+        self.name = PLAIN
+        self.denoiser = pipeline.transformer
+        self._model = model
+        self._pipeline = pipeline
+
+    def run(self, seed: int) -> Call:
+        start = time.perf_counter()
+        pictures = _call(self._model, self._pipeline, seed, "pt")
+        pixels = pictures[0].permute(1, 2, 0).float().mul(255).round().to(torch.uint8).cpu().numpy()
+        return Call(pixels, time.perf_counter() - start, {})
+
+    def denoise(self, seed: int) -> None:
+        _call(self._model, self._pipeline, seed, "latent")
+
+    def counters(self) -> dict[str, float]:
+        return {}
+
+    def effective(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing was changed."""
+
+
+def _call(model: PipelineModel, pipeline: Any, seed: int, output_type: str) -> Any:
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return pipeline(
+        prompt=PROMPT, height=model.size, width=model.size, num_inference_steps=model.num_inference_steps,
+        generator=generator, output_type=output_type, **model.call,
+    ).images  # fmt: skip
+
+
+class ExecutorPipeline:
+    """`DiffusersPipelineExecutor` over a pipeline with the same weights."""
+
+    def __init__(
+        self,
+        model: PipelineModel,
+        pipeline: Any,
+        device: str,
+        execution: Execution,
+        output_copy: OutputCopy = "sync",
+        *,
+        batch_size: int = 1,
+    ) -> None:
+        self.name = f"execution={execution}"
+        self._model = model
+        self._batch_size = batch_size
+        self._pipeline = own = twin_pipeline(pipeline)
+        self.denoiser = own.transformer
+        stage = DiffusionStageConfig(
+            name=model.name, num_inference_steps=model.num_inference_steps, height=model.size, width=model.size,
+            execution=execution, output_copy=output_copy, call=model.call,
+        )  # fmt: skip
+        self._executor = DiffusersPipelineExecutor(
+            stage, model.name, model.dtype, device, prompt_cache_entries=0, make_pipeline=lambda: own
+        )
+
+    def run(self, seed: int) -> Call:
+        """`batch_size` requests at once; outputs are stacked, and the times of the last request stand for all."""
+        start = time.perf_counter()
+        seeds = range(seed, seed + self._batch_size)
+        requests = [self._executor.resolve(DiffusionRequest(str(seed), PROMPT, seed=seed)) for seed in seeds]
+        outputs = self._executor.execute_model(DiffusionSchedulerOutput(tuple(requests)), on_step=_no_progress).outputs
+        seconds = time.perf_counter() - start
+        for output in outputs:
+            if output.error is not None:
+                raise output.error
+        times = outputs[-1].times
+        steps = times.denoise_step_s
+        metrics = {"denoise_step_s": float(np.median(steps)), "denoise_loop_s": float(sum(steps))}
+        pixels = outputs[0].pixels if len(outputs) == 1 else np.stack([output.pixels for output in outputs])
+        return Call(pixels, seconds, {**metrics, "vae_decode_s": times.vae_decode_s})
+
+    def denoise(self, seed: int) -> None:
+        _call(self._model, self._pipeline, seed, "latent")
+
+    def counters(self) -> dict[str, float]:
+        return dict(self._executor.engagement)
+
+    def effective(self) -> dict[str, Any]:
+        return dict(self._executor.effective)
+
+    def close(self) -> None:
+        self._executor.shutdown()
+
+
+def _no_progress(_request_id: str, _done: int, _total: int) -> None:
+    pass
+
+
+class Token2Wav:
+    """transformers' token2wav: its sampler, then its vocoder. `execution` None is the plain model."""
+
+    def __init__(self, model: Token2WavModel, module: Any, device: str, execution: Execution | None) -> None:
+        self.name = PLAIN if execution is None else f"execution={execution}"
+        self._model = model
+        self._device = torch.device(device)
+        self._clock = clock_for(device)
+        self._module = module if execution is None else twin(module)
+        self.denoiser = self._module.code2wav_dit_model
+        self._prepared = None
+        if execution is not None:
+            from omni_cli.execution.denoiser import prepare_denoiser
+
+            self._prepared = prepare_denoiser(self.denoiser, execution, stage=model.name, device=device)
+        config = module.config.dit_config
+        draw = torch.Generator("cpu").manual_seed(0)
+        self._speaker = torch.randn(1, config.enc_emb_dim, generator=draw).to(self._device)
+        self._reference = torch.randn(1, 300, config.mel_dim, generator=draw).to(self._device)
+        self._codes = torch.randint(0, config.num_embeds, (1, model.num_codes), generator=draw).to(self._device)
+
+    def run(self, seed: int) -> Call:
+        clock, begin = self._clock, time.perf_counter()
+        with torch.no_grad():
+            start = clock.mark()
+            mel = self._sample(seed)
+            sampled = clock.mark()
+            waveform = self._module.code2wav_bigvgan_model(mel).float().cpu()
+            end = clock.mark()
+        e2e_s = time.perf_counter() - begin
+        loop_s = clock.seconds(start, sampled)
+        # The solver makes one step less than it has points in time.
+        step_s = loop_s / (self._model.num_inference_steps - 1)
+        metrics = {"denoise_step_s": step_s, "denoise_loop_s": loop_s, "vocoder_s": clock.seconds(sampled, end)}
+        return Call(waveform.numpy(), e2e_s, metrics)
+
+    def denoise(self, seed: int) -> None:
+        with torch.no_grad():
+            self._sample(seed)
+
+    def _sample(self, seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return self.denoiser.sample(
+            self._speaker, self._reference, self._codes, num_steps=self._model.num_inference_steps
+        )
+
+    def counters(self) -> dict[str, float]:
+        return {} if self._prepared is None else self._prepared.counters.as_dict()
+
+    def effective(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        if self._prepared is not None:
+            self._prepared.close()
