@@ -274,7 +274,7 @@ def _lines(model: Model, made_s: float, sides: dict[str, Measured], record: Reco
 
 
 def _differences(measured: Measured) -> str:
-    """Of the output and of the denoiser's last answer, each with the standard deviation of what it is to be seen against."""
+    """Of the output and of the denoiser's last answer, each beside the standard deviation of what was expected."""
     notes = measured.notes
     return (
         f"{measured.max_abs_diff:g} (std {notes['output_std']:.3g}), "
