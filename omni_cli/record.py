@@ -39,6 +39,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     `position` counts the iterations of all variants within the block, in the order in which they ran: two
     variants that took turns never share one. `work` is what was done (tokens, steps, pixels, seconds of audio).
+    `engagement` counts, by stage, what ran how: graphs replayed, calls made eagerly, bytes copied, seconds hidden.
     """
 
     block: int
@@ -46,6 +47,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     e2e_s: float
     metrics: dict[str, float] = {}
     work: dict[str, float] = {}
+    engagement: dict[str, dict[str, float]] = {}
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from omni_cli.bench.protocol import LoadedStage
 from omni_cli.bench.variants import ENVIRONMENT, Variant
+from omni_cli.engine.devices import has_cuda_device
 
 TOLERANCE = 0.1
 """By how much the parts of a time may miss it or exceed it, as a share of it; the median over a variant's runs."""
@@ -41,9 +42,8 @@ def ineffective(stages: Sequence[LoadedStage]) -> tuple[Ineffective, ...]:
 
 def treatment_failure(variant: Variant, stages: Sequence[LoadedStage]) -> str | None:
     """A sentence where what this variant is about did not take effect: its times would be someone else's."""
-    varied = {text.partition("=")[0] for text in variant.overrides}
     for item in ineffective(stages):
-        if f"{item.stage}.{item.key}" in varied:
+        if item.key in variant.varied_keys(item.stage):
             return (
                 f"it asks for {item.stage}.{item.key} {_word(item.requested)}, and {_word(item.effective)} is what ran"
             )
@@ -71,6 +71,8 @@ def warnings(variant: Variant, stages: Sequence[LoadedStage]) -> list[str]:
     """Settings that this variant is not about, and that do not hold."""
     by_key: dict[tuple[str, str, str], list[str]] = {}
     for item in ineffective(stages):
+        if (item.key, item.requested) == ("output_copy", "async") and not has_cuda_device():
+            continue  # a default that does not apply: without a device the outputs are on the host already
         by_key.setdefault((item.key, _word(item.requested), _word(item.effective)), []).append(item.stage)
     found = [
         f"{key} is {effective}, not {requested} as configured ({', '.join(names)})"

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from omni_cli.bench.checks import treatment_failure
+from omni_cli.bench.engagement import unengaged
 from omni_cli.bench.memory import Free, lacking, private_bytes, read_free
 from omni_cli.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.bench.schedule import Schedule, schedule_for_count, schedule_for_time
 from omni_cli.bench.session import Session
 from omni_cli.bench.variant_process import VariantError, VariantProcess
-from omni_cli.record import Record, Sampling
+from omni_cli.record import Record, Sample, Sampling
 from omni_cli.stats.sequential import plan_looks
 
 HANG_FACTOR = 20
@@ -204,13 +205,27 @@ class Harness:
 
     def _check_treatment(self, variant: int, loaded: Loaded) -> None:
         measured = self._session.measured[variant]
-        measured.stages = loaded.stages
+        measured.loaded(loaded.stages)
         reason = treatment_failure(measured.variant, loaded.stages)
         if reason is not None:
             name = measured.variant.name
             raise VariantError(
                 f"variant `{name}` does not take effect: {reason}", hint="this machine or build cannot do that"
             )
+
+    def _check_engagement(self, variant: int, sample: Sample) -> None:
+        measured = self._session.measured[variant]
+        for stage in measured.stages:
+            reason = unengaged(
+                stage,
+                sample.engagement.get(stage.name, {}),
+                measured.engagement.get(stage.name, {}),
+                measured.variant.varied_keys(stage.name),
+            )
+            if reason is not None:
+                name = measured.variant.name
+                measured.error = f"variant `{name}` did not run as asked (block {sample.block}): {reason}"
+                raise VariantError(measured.error, hint="its times are those of something else")
 
     async def _warm_up(self, variant: int) -> None:
         """Always at least once: the first iteration has to pay for what none of the others does."""
@@ -231,7 +246,8 @@ class Harness:
         ran = await self._one(variant, number, f"block {block}", limit_s)
         self._next_number[variant] = number + 1
         self._longest_s = max(self._longest_s, ran.e2e_s)
-        self._session.sampled(variant, number, ran, block=block, position=position)
+        sample = self._session.sampled(variant, number, ran, block=block, position=position)
+        self._check_engagement(variant, sample)
 
     async def _one(self, variant: int, number: int, when: str, limit_s: float | None) -> Ran:
         outputs = self._session.output_file(variant, number)

@@ -68,7 +68,10 @@ class StageMemory(msgspec.Struct, frozen=True):
 
 
 class LoadedStage(msgspec.Struct, frozen=True):
-    """`settings` and `effective` were read back from the engine, `requested` are the same keys as configured."""
+    """`settings` and `effective` were read back from the engine, `requested` are the same keys as configured.
+
+    `engagement` counts what has happened while it was loaded.
+    """
 
     name: str
     kind: str
@@ -76,6 +79,7 @@ class LoadedStage(msgspec.Struct, frozen=True):
     requested: dict[str, object]
     settings: dict[str, object]
     effective: dict[str, object]
+    engagement: dict[str, float] = {}
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -83,7 +87,10 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ran(msgspec.Struct, frozen=True, tag=True):
-    """One iteration. `accounted` is the share of a time that its parts make up; 1 is all of it."""
+    """One iteration. `accounted` is the share of a time that its parts make up; 1 is all of it.
+
+    `engagement` counts, by stage, what has happened since the stage began to load.
+    """
 
     e2e_s: float
     metrics: dict[str, float]
@@ -91,6 +98,7 @@ class Ran(msgspec.Struct, frozen=True, tag=True):
     output_sha256: str
     accounted: dict[str, float]
     memory: dict[str, StageMemory]
+    engagement: dict[str, dict[str, float]] = {}
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.bench.checks import ineffective, unaccounted
+from omni_cli.bench.engagement import since
 from omni_cli.bench.memory import memory_of
 from omni_cli.bench.outputs import max_abs_difference
 from omni_cli.bench.protocol import LoadedStage, Ran
@@ -31,11 +32,22 @@ class Measured:
     hashes: dict[int, str] = field(default_factory=dict)
     accounted: dict[str, list[float]] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
+    engagement: dict[str, dict[str, float]] = field(default_factory=dict)
     error: str | None = None
+
+    def loaded(self, stages: tuple[LoadedStage, ...]) -> None:
+        """The variant's stages have been loaded, perhaps not for the first time."""
+        self.stages = stages
+        self.engagement = {stage.name: stage.engagement for stage in stages}
+
+    def ran(self, ran: Ran) -> dict[str, dict[str, float]]:
+        """What the iteration that has just ended adds to the counters of each stage."""
+        before, self.engagement = self.engagement, ran.engagement
+        return {name: since(before.get(name, {}), counters) for name, counters in ran.engagement.items()}
 
     def effective(self) -> dict[str, Any]:
         """What really ran: settings as the engines have them, where these are not what was asked for, and which
-        share of the times their parts make up."""
+        share of the times their parts make up; the counters since the last loading."""
         if not self.stages:
             return {}
         differing = [
@@ -46,6 +58,7 @@ class Measured:
             "stages": {stage.name: {**stage.settings, **stage.effective} for stage in self.stages},
             "load_s": {stage.name: stage.load_s for stage in self.stages},
             "not_as_requested": differing,
+            "engagement": self.engagement,
             "accounted": {kind: statistics.median(shares) for kind, shares in self.accounted.items()},
         }
 
@@ -88,16 +101,20 @@ class Session:
 
     def warmed_up(self, variant: int, number: int, ran: Ran) -> None:
         self._keep(variant, number, ran)
+        self.measured[variant].ran(ran)
 
-    def sampled(self, variant: int, number: int, ran: Ran, *, block: int, position: int) -> None:
+    def sampled(self, variant: int, number: int, ran: Ran, *, block: int, position: int) -> Sample:
         self._keep(variant, number, ran)
         measured = self.measured[variant]
-        measured.samples.append(
-            Sample(block=block, position=position, e2e_s=ran.e2e_s, metrics=ran.metrics, work=ran.work)
-        )
+        sample = Sample(
+            block=block, position=position, e2e_s=ran.e2e_s, metrics=ran.metrics, work=ran.work,
+            engagement=measured.ran(ran),
+        )  # fmt: skip
+        measured.samples.append(sample)
         for kind, share in ran.accounted.items():
             measured.accounted.setdefault(kind, []).append(share)
         measured.memory = memory_of(ran.memory)
+        return sample
 
     def _keep(self, variant: int, number: int, ran: Ran) -> None:
         self.measured[variant].hashes.setdefault(number, ran.output_sha256)

@@ -140,7 +140,10 @@ class VariantWorker:
         stage = self._config.stage(info.name)
         read_back = {**info.settings, **info.effective}
         requested = {name: getattr(stage, name) for name in read_back if getattr(stage, name, None) is not None}
-        return LoadedStage(info.name, info.kind, info.load_s, requested, dict(info.settings), dict(info.effective))
+        return LoadedStage(
+            info.name, info.kind, info.load_s, requested,
+            dict(info.settings), dict(info.effective), dict(info.engagement),
+        )  # fmt: skip
 
     async def _run(self, request: Run) -> Ran:
         requests = await asyncio.to_thread(self._requests, request)
@@ -158,6 +161,7 @@ class VariantWorker:
                 info.name: StageMemory(dict(info.load_memory_bytes), dict(info.run_memory_bytes))
                 for info in self._llm.stages
             },
+            engagement={info.name: dict(info.engagement) for info in self._llm.stages},
         )
 
     def _requests(self, run: Run) -> list[GenerateRequest]:

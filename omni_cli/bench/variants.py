@@ -35,6 +35,11 @@ class Variant:
     code: Path | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    def varied_keys(self, stage: str) -> frozenset[str]:
+        """The keys of a stage that this variant sets."""
+        keys = (text.partition("=")[0].partition(".") for text in self.overrides)
+        return frozenset(key for name, _, key in keys if name == stage)
+
 
 @dataclass(frozen=True)
 class Setting:

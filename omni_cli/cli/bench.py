@@ -44,7 +44,7 @@ from omni_cli.cli.options import (
     TrustRemoteCodeOption,
     VerboseOption,
 )
-from omni_cli.errors import OmniError, UsageError
+from omni_cli.errors import OmniError, StageError, UsageError
 
 # What follows is loaded when a run begins, so that `--help` and a wrong option are answered at once.
 if TYPE_CHECKING:
@@ -182,9 +182,24 @@ def _variants(vary: tuple[str, ...], config: EngineConfig, workload: Workload, s
     variants = parse_vary(vary, config, workload.stage) or (Variant(config.name),)
     configs = [source.load(variant.overrides) for variant in variants]
     check_distinct(variants, configs)
-    for varied in configs:
+    for variant, varied in zip(variants, configs, strict=True):
         _check_checkpoint(varied)
+        _check_device(variant, varied)
     return variants
+
+
+def _check_device(variant: Variant, config: EngineConfig) -> None:
+    """What this machine cannot do shows before any process is started. Raises `StageError`."""
+    from omni_cli.engine.devices import check_devices, has_cuda_device
+
+    check_devices(config)
+    if has_cuda_device():
+        return
+    from omni_cli.execution.copies import why_not_async
+
+    for stage in config.stages:
+        if stage.output_copy == "async" and "output_copy" in variant.varied_keys(stage.name):
+            raise StageError(f"variant `{variant.name}` cannot take effect: {why_not_async('cpu')}", stage=stage.name)
 
 
 def _check_checkpoint(config: EngineConfig) -> None:

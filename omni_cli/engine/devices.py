@@ -21,10 +21,14 @@ def check_devices(config: EngineConfig) -> None:
     if has_cuda_device():
         return
     for stage in config.stages:
-        if isinstance(stage, ARStageConfig) and stage.cudagraph_mode != "none":
-            raise StageError(
-                f"stage `{stage.name}`: `cudagraph_mode: {stage.cudagraph_mode}` needs a CUDA device, and this machine "
-                "has none",
-                stage=stage.name,
-                hint=f"--set {stage.name}.cudagraph_mode=none",
-            )
+        if isinstance(stage, ARStageConfig):
+            key, value, without = "cudagraph_mode", stage.cudagraph_mode, "none"
+        else:
+            key, value, without = "execution", stage.execution, "eager"
+        if value == without or value == "compile":
+            continue
+        raise StageError(
+            f"stage `{stage.name}`: `{key}: {value}` needs a CUDA device, and this machine has none",
+            stage=stage.name,
+            hint=f"--set {stage.name}.{key}={without}",
+        )

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from omni_cli.record import E2E
 from omni_cli.report.bench_units import title
 from omni_cli.stats.comparable import Difference
 from omni_cli.stats.compare import Comparison
 from omni_cli.stats.findings import Findings, Pair
 from omni_cli.stats.gate import Gate, GateMetric
 from omni_cli.stats.metrics import higher_is_better
+from omni_cli.stats.payback import Payback
 from omni_cli.stats.summary import Summary
 
 COMPARE_SCHEMA = "omni.compare/1"
@@ -42,7 +44,10 @@ def compare_document(findings: Findings, a: dict[str, Any], b: dict[str, Any]) -
 def comparisons_json(pair: Pair) -> list[dict[str, Any]]:
     """The entries of `comparisons`, each with what is known of the pair's outputs."""
     outputs = {"identical": pair.outputs.identical, "max_abs_diff": pair.outputs.max_abs_diff}
-    return [{**_comparison(item), "outputs": outputs} for item in pair.comparisons]
+    worth = {} if pair.payback is None else {"payback": _payback(pair.payback)}
+    return [
+        {**_comparison(item), "outputs": outputs, **(worth if item.metric == E2E else {})} for item in pair.comparisons
+    ]
 
 
 def memory_json(pair: Pair) -> list[dict[str, Any]]:
@@ -110,6 +115,7 @@ def _comparison(item: Comparison) -> dict[str, Any]:
         "b_median": item.b_median,
         "ratio": item.ratio,
         "ci95": None if item.ci95 is None else list(item.ci95),
+        "ratio_of_medians": item.b_median / item.a_median if item.ratio is not None else None,
         "verdict": item.verdict,
         "margin": item.margin,
         "blocks": item.blocks,
@@ -120,6 +126,18 @@ def _comparison(item: Comparison) -> dict[str, Any]:
     if item.reason is not None:
         entry["reason"] = item.reason
     return entry
+
+
+def _payback(item: Payback) -> dict[str, Any]:
+    return {
+        "mode": item.mode,
+        "other": item.other,
+        "gained_s": item.gained_s,
+        "ci95": None if item.interval is None else list(item.interval),
+        "bytes_more": item.bytes_more,
+        "preparation_s": item.preparation_s,
+        "requests": item.requests,
+    }
 
 
 def _gate_metric(metric: GateMetric) -> dict[str, Any]:

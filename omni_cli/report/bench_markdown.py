@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omni_cli.report.bench_notes import Note, gate_failure, not_comparable, warnings
-from omni_cli.report.bench_text import Labels, change, pair_sentence
+from omni_cli.report.bench_text import Labels, change, pair_sentence, payback_sentence
 from omni_cli.report.bench_units import limit, quantity, ratio, size_change, title
 from omni_cli.stats.comparable import Difference
 from omni_cli.stats.findings import Findings, Pair
@@ -75,9 +75,7 @@ def _pair(pair: Pair, labels: Labels, differences: Sequence[Difference]) -> str:
         if peak.a_bytes and peak.b_bytes
     ]
     parts = [_table(("Metric", name_a, name_b, "B / A [95% CI]", "Verdict"), rows)]
-    sentence = pair_sentence(pair, labels)
-    if sentence:
-        parts.append(_cell(sentence))
+    parts += [_cell(sentence) for sentence in (pair_sentence(pair, labels), payback_sentence(pair)) if sentence]
     listed = [f"`{_cell(d.field)}` ({_cell(d.a)} → {_cell(d.b)})" for d in (*pair.differences, *differences)]
     parts.append("Differs only in: " + ", ".join(listed) if listed else "No setting differs")
     return "\n\n".join(parts)

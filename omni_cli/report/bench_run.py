@@ -9,6 +9,7 @@ from omni_cli.record import Record, Variant
 from omni_cli.report.bench_text import summary_lines
 from omni_cli.report.bench_units import percent, ratio
 from omni_cli.report.units import count
+from omni_cli.stats.payback import counters_of
 from omni_cli.stats.power import SelfCheck
 from omni_cli.stats.summary import Summary
 
@@ -40,7 +41,9 @@ def variant_text(number: int, variant: Variant, summaries: Sequence[Summary]) ->
     """Latency, range, further metrics and memory of one variant."""
     if not variant.samples:
         return f"Benchmark {number}: {variant.name}\n  no runs"
-    return "\n".join(summary_lines(number, variant, summaries, _work(variant)))
+    return "\n".join(
+        summary_lines(number, variant, summaries, ", ".join(filter(None, (_work(variant), _engaged(variant)))))
+    )
 
 
 def self_check_text(check: SelfCheck) -> str:
@@ -76,6 +79,22 @@ def _work(variant: Variant) -> str:
         "pixels": "pixels",
     }
     return ", ".join(f"{works[0][name]:g} {word}" for name, word in words.items() if works[0].get(name))
+
+
+def _engaged(variant: Variant) -> str:
+    """`replayed 840 of 840 calls`, `compiled 4 regions`: what really ran in the runs that were counted."""
+    parts = []
+    for stage, total in counters_of(variant).items():
+        ran = [sample.engagement.get(stage, {}) for sample in variant.samples]
+        replays, eager = (sum(counters.get(name, 0) for counters in ran) for name in ("graph_replays", "eager_calls"))
+        if replays:
+            parts.append(f"replayed {replays:g} of {replays + eager:g} calls")
+        if total.get("compiled_graphs"):
+            parts.append(f"compiled {count(int(total['compiled_regions']), 'region')}")
+        hidden, copied = (sum(counters.get(name, 0) for counters in ran) for name in ("copy_hidden_s", "copy_s"))
+        if hidden and copied:
+            parts.append(f"hid {hidden / copied:.0%} of the copying")
+    return ", ".join(parts)
 
 
 def _lengths(workload: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from omni_cli.stats.compare import Comparison
 from omni_cli.stats.findings import Findings, Pair
 from omni_cli.stats.gate import Gate, GateMetric, MemoryPeak
 from omni_cli.stats.metrics import higher_is_better
+from omni_cli.stats.payback import Payback
 from omni_cli.stats.summary import Summary, samples_for
 
 _MAX_DIFFERENCES = 8
@@ -57,8 +58,8 @@ def findings_text(findings: Findings, labels: Labels) -> str:
     for pair in findings.pairs:
         lines = [_heading(pair, labels), *pair_table(pair, labels)]
         lines.append(_differs(pair.differences + findings.differences))
-        sentence = pair_sentence(pair, labels)
-        parts.append("\n".join([*lines, sentence] if sentence else lines))
+        sentences = (pair_sentence(pair, labels), payback_sentence(pair))
+        parts.append("\n".join([*lines, *filter(None, sentences)]))
     if findings.gate is not None:
         parts.append("\n".join(["Gate", *gate_lines(findings.gate, labels)]))
     return "\n\n".join(parts)
@@ -92,6 +93,33 @@ def pair_sentence(pair: Pair, labels: Labels) -> str | None:
         factor, bounds = 1 / item.ratio, (1 / item.ci95[1], 1 / item.ci95[0])
     cost = next((_cost(peak) for peak in pair.memory if peak.metric == "peak_allocated_bytes"), "")
     return f"{name_b} ran {ratio(factor, bounds)} times {item.verdict} than {name_a}{cost}"
+
+
+def payback_sentence(pair: Pair) -> str | None:
+    """What a mode gains and costs, and after how many requests it has paid for itself; None where there is no mode."""
+    item = pair.payback
+    if item is None:
+        return None
+    cost = [] if item.bytes_more is None else [size_change(0, item.bytes_more)]
+    if item.preparation_s:
+        cost.append(f"{quantity(E2E, item.preparation_s)} to compile or capture")
+    for_what = f" for {' and '.join(cost)}" if cost else ""
+    if item.verdict != "faster":
+        word = "Undecided" if item.verdict == "inconclusive" else "Not worth it"
+        return f"{word}: {item.mode} gains {_gain(item)} a request{for_what}"
+    after = f"; pays for itself after {count(item.requests, 'request')}" if item.preparation_s else ""
+    return f"Worth it: {item.mode} gains {_gain(item)} a request{for_what}{after}"
+
+
+def _gain(item: Payback) -> str:
+    """`12.1 ms [11.9, 12.3]`; nothing is what no difference gains."""
+    if item.verdict == "no difference":
+        return "nothing"
+    gained = quantity(E2E, item.gained_s)
+    if item.interval is None:
+        return gained
+    low, high = (quantity(E2E, bound, item.gained_s).split(" ")[0] for bound in item.interval)
+    return f"{gained} [{low}, {high}]"
 
 
 def open_end(item: Comparison | GateMetric) -> str:

@@ -20,6 +20,7 @@ from omni_cli.stats.comparable import (
 from omni_cli.stats.compare import MARGIN, Comparison, compare_variants, shared_metrics
 from omni_cli.stats.gate import Gate, MemoryPeak, Outputs, judge
 from omni_cli.stats.metrics import REPORTED_MEMORY
+from omni_cli.stats.payback import Payback, payback
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,12 @@ class Pair:
     outputs: Outputs
     mismatches: tuple[Difference, ...] = ()
     differences: tuple[Difference, ...] = ()
+
+    @property
+    def payback(self) -> Payback | None:
+        """Whether the mode that the two differ in is worth its cost; None where they differ in none."""
+        found = (payback(self.a, self.b, item) for item in self.comparisons)
+        return next((item for item in found if item is not None), None)
 
 
 @dataclass(frozen=True)

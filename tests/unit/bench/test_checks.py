@@ -29,7 +29,7 @@ def test_a_variant_whose_treatment_did_not_engage() -> None:
     assert treatment_failure(on, [STAGE]) == "it asks for thinker.output_copy async, and sync is what ran"
     other = Variant("seqs", overrides=("thinker.max_num_seqs=8",))
     assert treatment_failure(other, [STAGE]) is None
-    assert warnings(other, [STAGE]) == ["output_copy is sync, not async as configured (thinker)"]
+    assert warnings(other, [STAGE]) == []
 
 
 def test_threads_that_the_engine_chose_itself() -> None:

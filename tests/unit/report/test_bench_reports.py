@@ -46,6 +46,7 @@ def test_the_table_of_a_comparison() -> None:
         "  outputs                                                    identical",
         "Differs only in: settings.execution (eager -> cudagraph)",
         "cudagraph ran 1.140 [1.140, 1.140] times faster than eager, for +1.0 GiB",
+        "Worth it: cudagraph gains 226.0 ms [226.0, 226.0] a request for +1.0 GiB",
         "",
         "Gate",
         "  e2e              1.842 s -> 1.616 s     -12.3%   limit +3%   pass",

@@ -1,0 +1,46 @@
+"""Whether what a stage was asked for is what ran: its counters against its mode."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from omni_cli.bench.protocol import LoadedStage
+
+LEVELS = frozenset({"graph_pool_bytes", "compiled_regions"})
+"""Counters that say how much there is, and not how often something has happened."""
+
+
+def since(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """What happened in between; levels as they are afterwards."""
+    return {name: value if name in LEVELS else value - before.get(name, 0.0) for name, value in after.items()}
+
+
+def unengaged(
+    stage: LoadedStage, ran: Mapping[str, float], total: Mapping[str, float], varied: Collection[str]
+) -> str | None:
+    """Why an iteration of the stage is not what its mode says, as a sentence; None where it is.
+
+    `ran` counts what happened in the iteration, `total` since the stage began to load; both are empty where the code
+    that runs does not count yet. `varied` are the keys of this stage that the comparison is about.
+    """
+    if not total:
+        return None
+    name = stage.name
+    match stage.effective.get("execution"):
+        case "cudagraph" if not ran.get("graph_replays"):
+            return f"{name}.execution is cudagraph, and no graph was replayed"
+        case "cudagraph" if ran.get("eager_calls"):
+            return f"{name}.execution is cudagraph, and {ran['eager_calls']:g} calls of its denoiser ran eagerly"
+        case "compile" if not total.get("compiled_graphs"):
+            return f"{name}.execution is compile, and nothing was compiled"
+        case "eager" if ran.get("graph_replays"):
+            return f"{name}.execution is eager, and {ran['graph_replays']:g} graphs were replayed"
+    mode = stage.effective.get("cudagraph_mode")
+    if mode not in (None, "none") and not ran.get("graph_replays"):
+        return f"{name}.cudagraph_mode is {mode}, and no graph was replayed"
+    if "output_copy" in varied and not ran.get("copies"):
+        return f"{name}.output_copy is {stage.effective.get('output_copy')}, and nothing was copied"
+    if stage.effective.get("output_copy") == "async" and ran.get("pinned_copies", 0) < ran.get("copies", 0):
+        missing = ran["copies"] - ran.get("pinned_copies", 0)
+        return f"{name}.output_copy is async, and {missing:g} copies went to memory that is not pinned"
+    return None
