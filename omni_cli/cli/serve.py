@@ -22,6 +22,7 @@ from omni_cli.cli.options import (
 from omni_cli.cli.serve_options import (
     ApiKeyOption,
     DrainTimeoutOption,
+    HangTimeoutOption,
     HostOption,
     MaxAudioOption,
     MaxBodyOption,
@@ -52,6 +53,7 @@ def serve(
     api_key: ApiKeyOption = None,
     timeout: RequestTimeoutOption = _LIMITS.timeout_s,
     drain_timeout: DrainTimeoutOption = 30.0,
+    hang_timeout: HangTimeoutOption = 300.0,
     max_requests: MaxRequestsOption = _LIMITS.max_requests,
     max_body_bytes: MaxBodyOption = _LIMITS.max_body_bytes,
     max_prompt_chars: MaxPromptOption = _LIMITS.max_prompt_chars,
@@ -89,7 +91,7 @@ def serve(
         max_n=max_n,
         timeout_s=timeout,
     )
-    settings = Settings(api_key, drain_timeout, limits)
+    settings = Settings(api_key, drain_timeout, hang_timeout, limits)
     listener = bind(host, port)
     asyncio.run(_run(config, settings, listener, as_json=as_json, verbose=verbose, quiet=quiet))
     return ExitCode.OK

@@ -34,6 +34,15 @@ DrainTimeoutOption = Annotated[
     float,
     _option("--drain-timeout", "SECONDS", "Time for requests to end after a stop signal.", callback=positive_seconds),
 ]
+HangTimeoutOption = Annotated[
+    float,
+    _option(
+        "--hang-timeout",
+        "SECONDS",
+        "Start a stage again that has requests and reports nothing for so long.",
+        callback=positive_seconds,
+    ),
+]
 MaxRequestsOption = Annotated[
     int, _option("--max-requests", "N", "Requests that may run or wait at once; more get status 429.", min=1)
 ]

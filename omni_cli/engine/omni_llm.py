@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
@@ -63,18 +64,30 @@ class OmniLLM:
         """`verbose` passes on to stderr what libraries print, in the fork server and in every stage."""
         self._verbose = verbose
         self.config = config
-        self._clients: list[StageClient] = []
+        # In the profile's order; a stage that is started again gets a new one.
+        self._clients: dict[str, StageClient] = {}
         self._infos: dict[str, StageInfo] = {}
         self._loaded: dict[str, asyncio.Future[StageReady]] = {}
         self._requests: dict[str, asyncio.Queue[tuple[str, Report]]] = {}
-        self._dead: dict[str, StageError] = {}
+        self._dead: dict[str, Failure] = {}
         self._on_event: Callable[[Event], None] = lambda event: None
         self._fork_server = ForkServer(verbose=verbose)
 
     @property
     def stages(self) -> tuple[StageInfo, ...]:
         """The loaded stages in the profile's order, with their peaks of memory so far."""
-        return tuple(self._infos[client.name] for client in self._clients if client.name in self._infos)
+        return tuple(self._infos[name] for name in self._clients if name in self._infos)
+
+    @property
+    def failed_stages(self) -> Mapping[str, StageError]:
+        """The stages that have ended and why; requests that need one of them fail."""
+        return {name: _stage_error(name, failure) for name, failure in self._dead.items()}
+
+    @property
+    def silent_s(self) -> Mapping[str, float]:
+        """Of every stage that has requests to run: seconds since it last reported anything."""
+        silences = {name: client.silent_s for name, client in self._clients.items() if name not in self._dead}
+        return {name: seconds for name, seconds in silences.items() if seconds is not None}
 
     async def start(self, on_event: Callable[[Event], None] | None = None) -> None:
         """Load all stages at once. Raises what the first failing stage failed with; nothing is left running then."""
@@ -109,9 +122,9 @@ class OmniLLM:
                 trust_remote_code=self.config.trust_remote_code,
             )
             client = StageClient(spec, self._handle, verbose=self._verbose)
-            self._clients.append(client)
+            self._clients[client.name] = client
             self._loaded[client.name] = loop.create_future()
-        groups = _load_groups(self._clients)
+        groups = _load_groups(list(self._clients.values()))
         for group in groups:
             await self._start_client(group[0], context)
         await asyncio.gather(*(self._load_in_turn(group, context) for group in groups))
@@ -129,7 +142,7 @@ class OmniLLM:
 
     async def close(self) -> None:
         """Stop every stage's process and its descendants; requests under way get nothing more. Idempotent."""
-        clients, self._clients = self._clients, []
+        clients, self._clients = list(self._clients.values()), {}
         if not all(future.done() for future in self._loaded.values()):
             # Still loading: nobody waits for imports that nobody wants any more.
             self._fork_server.stop()
@@ -142,9 +155,29 @@ class OmniLLM:
 
     def kill(self) -> None:
         """End every stage's process now, without waiting; for a second Ctrl-C."""
-        for client in self._clients:
+        for client in self._clients.values():
             client.kill()
         self._fork_server.stop()
+
+    def give_up(self, name: str, reason: str) -> None:
+        """End a stage that runs but does nothing: its requests fail with `reason`, and so does the stage."""
+        client = self._clients[name]
+        self._stage_ended(client, Failure("stage", reason))
+        client.kill()
+
+    async def restart(self, name: str) -> None:
+        """Load a failed stage again, in a new process; requests in the other stages go on.
+
+        Raises what it failed with; then it may be tried again.
+        """
+        ended = self._clients[name]
+        await ended.close()
+        client = StageClient(ended.spec, self._handle, verbose=self._verbose)
+        self._clients[name] = client
+        self._loaded[name] = asyncio.get_running_loop().create_future()
+        await self._start_client(client, self._fork_server.start())
+        await self._loaded[name]
+        del self._dead[name]
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
         """Run one request; the last event is its `RequestResult`, which carries the error if it failed.
@@ -160,8 +193,9 @@ class OmniLLM:
         handoffs: list[bytes | None] = [request.handoff]
         error: OmniError | None = None
         try:
-            async for event in self._run(request, queue, outputs, traces, handoffs):
-                yield event
+            async with aclosing(self._run(request, queue, outputs, traces, handoffs)) as events:
+                async for event in events:
+                    yield event
         except OmniError as raised:
             error = raised
         finally:
@@ -176,18 +210,19 @@ class OmniLLM:
         outputs: list[Output],
         traces: list[StageTrace],
         handoffs: list[bytes | None],
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         chain = self._chain(request)
-        for position, client in enumerate(chain):
+        for position, name in enumerate(chain):
+            client = self._running(name)
             wants_handoff = request.wants_handoff or position + 1 < len(chain)
-            self._send(client, _stage_request(request, handoffs[-1], wants_handoff=wants_handoff))
+            client.send(_stage_request(request, handoffs[-1], wants_handoff=wants_handoff))
             finished = False
             try:
                 while not finished:
                     stage, report = await queue.get()
                     match report:
                         case Failure() if stage != client.name:
-                            pass  # another stage has died: this one may finish, and the next `_send` raises
+                            pass  # another stage has died: this one may finish, and then `_running` raises
                         case Failure():
                             finished = True
                             raise report.error(client.name)
@@ -207,16 +242,17 @@ class OmniLLM:
                     with contextlib.suppress(StageError):
                         client.send(AbortRequest(request.request_id))
 
-    def _chain(self, request: GenerateRequest) -> list[StageClient]:
+    def _chain(self, request: GenerateRequest) -> list[str]:
         """The stages that this request needs: text alone is the first stage's."""
-        if request.modalities == frozenset({"text"}):
-            return self._clients[:1]
-        return list(self._clients)
+        names = [stage.name for stage in self.config.stages]
+        return names[:1] if request.modalities == frozenset({"text"}) else names
 
-    def _send(self, client: StageClient, command: StageRequest) -> None:
-        if client.name in self._dead:
-            raise self._dead[client.name]
-        client.send(command)
+    def _running(self, name: str) -> StageClient:
+        if name in self._dead:
+            raise _stage_error(name, self._dead[name])
+        if name not in self._clients:
+            raise StageError("the engine has been closed", stage=name)
+        return self._clients[name]
 
     def _trace(self, client: StageClient, report: RequestDone) -> StageTrace:
         fields: dict[str, Any] = dict(report.trace)
@@ -227,6 +263,8 @@ class OmniLLM:
 
     def _handle(self, client: StageClient, report: Report | None) -> None:
         """A stage has reported something, or (None) its process has ended."""
+        if self._clients.get(client.name, client) is not client:
+            return  # the last words of one that has been replaced
         match report:
             case None:
                 self._stage_ended(client, None)
@@ -257,23 +295,28 @@ class OmniLLM:
             engagement=report.engagement,
         )
         self._on_event(StageLoading(client.name, client.kind, self._infos[client.name]))
-        self._loaded[client.name].set_result(report)
+        loaded = self._loaded[client.name]
+        if not loaded.done():  # nobody waits for it any more
+            loaded.set_result(report)
 
     def _stage_ended(self, client: StageClient, failure: Failure | None) -> None:
-        if client.name in self._dead:
+        loaded = self._loaded[client.name]
+        if client.name in self._dead and loaded.done():
             return
         if failure is None:
             failure = client.unexpected_end()
-        error = failure.error(client.name)
-        self._dead[client.name] = (
-            error if isinstance(error, StageError) else StageError(error.message, stage=client.name, hint=error.hint)
-        )
-        loaded = self._loaded[client.name]
+        self._dead[client.name] = failure
         if not loaded.done():
-            loaded.set_exception(error)
+            loaded.set_exception(failure.error(client.name))
         for queue in self._requests.values():
             queue.put_nowait((client.name, failure))
-        self._on_event(StageFailed(client.name, self._dead[client.name]))
+        self._on_event(StageFailed(client.name, _stage_error(client.name, failure)))
+
+
+def _stage_error(name: str, failure: Failure) -> StageError:
+    """A stage's own failure, whatever kind its cause was; a new one each time, for raising it adds to it."""
+    error = failure.error(name)
+    return error if isinstance(error, StageError) else StageError(error.message, stage=name, hint=error.hint)
 
 
 def _load_groups(clients: list[StageClient]) -> list[list[StageClient]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 import secrets
 import shutil
 import signal
@@ -16,7 +17,18 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-from omni_cli.engine.messages import Command, Failure, Report, StageReady, StopStage, decode_report, encode
+from omni_cli.engine.messages import (
+    AbortRequest,
+    Command,
+    Failure,
+    Report,
+    RequestDone,
+    StageReady,
+    StageRequest,
+    StopStage,
+    decode_report,
+    encode,
+)
 from omni_cli.engine.stage_log import StageLog
 from omni_cli.engine.stage_process import run_stage
 from omni_cli.engine.stages.base import StageSpec
@@ -52,6 +64,15 @@ class StageClient:
         self._ready = False
         self._closed = False
         self._ended = asyncio.Event()
+        self._outbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name=f"omni-{self.name}-writer", daemon=True)
+        self._inside: set[str] = set()
+        self._heard_s = 0.0
+
+    @property
+    def silent_s(self) -> float | None:
+        """Seconds since the stage last reported anything, None where it has no request to run."""
+        return self._loop.time() - self._heard_s if self._inside else None
 
     async def start(self, context: BaseContext) -> None:
         """Start the process and the thread that reads from it; does not wait for the stage to load."""
@@ -67,13 +88,20 @@ class StageClient:
             theirs.close()
         self._reading = True
         threading.Thread(target=self._read, name=f"omni-{self.name}-reader", daemon=True).start()
+        self._writer.start()
 
     def send(self, command: Command) -> None:
-        """Raises `StageError` when the process is gone."""
-        try:
-            self._connection.send_bytes(encode(command))
-        except OSError as error:
-            raise StageError(f"stage `{self.name}` is not running", stage=self.name) from error
+        """Returns at once, however busy the stage is. Raises `StageError` when its process is gone."""
+        if self._ended.is_set():
+            raise StageError(f"stage `{self.name}` is not running", stage=self.name)
+        self._outbox.put(command)
+        match command:
+            case StageRequest():
+                if not self._inside:
+                    self._heard_s = self._loop.time()
+                self._inside.add(command.request_id)
+            case AbortRequest():
+                self._inside.discard(command.request_id)
 
     def unexpected_end(self) -> Failure:
         """What to say when the process has ended without a word: how, and the last lines that it wrote."""
@@ -115,6 +143,8 @@ class StageClient:
         self.kill()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), STOP_GRACE_S)
+        self._outbox.put(None)
+        await asyncio.to_thread(self._writer.join, STOP_GRACE_S)
 
     def kill(self) -> None:
         """End the process and its descendants now."""
@@ -135,14 +165,24 @@ class StageClient:
         self._process.join(STOP_GRACE_S)  # for its exit code
         self._deliver(None)
 
+    def _write(self) -> None:
+        # In a thread: a pipe to a stage that hangs fills up, and then a write to it never ends.
+        with contextlib.suppress(OSError):  # its process is gone, which `_read` reports
+            while (command := self._outbox.get()) is not None:
+                self._connection.send_bytes(encode(command))
+
     def _deliver(self, report: Report | None) -> None:
         # The loop may have been closed by an interrupt; then nobody is left to tell.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._handle, report)
 
     def _handle(self, report: Report | None) -> None:
-        if report is None:
-            self._ended.set()
-        elif isinstance(report, StageReady):
-            self._ready = True
+        self._heard_s = self._loop.time()
+        match report:
+            case None:
+                self._ended.set()
+            case StageReady():
+                self._ready = True
+            case RequestDone() | Failure():
+                self._inside.discard(report.request_id)
         self._on_report(self, report)

@@ -83,7 +83,7 @@ def api_error(error: OmniError) -> APIError:
         case DeadlineError():
             return APIError(504, error.message, code="deadline_exceeded")
         case StageError(request_id=None):
-            return unavailable(f"stage `{error.stage}` has stopped; the engine is being started again")
+            return unavailable(f"stage `{error.stage}` has stopped; it is being started again")
         case StageError():
             return APIError(500, f"stage `{error.stage}` failed on this request", code="stage_failed")
     return APIError(500, error.message, code="run_failed")

@@ -36,7 +36,7 @@ class Metrics:
         self.inside = self._gauge("omni_requests_inside", "Requests that run or wait.")
         self._gauge("omni_requests_inside_limit", "How many may; more get status 429.").set(max_requests)
         self.ready = self._gauge("omni_engine_ready", "1 where all stages are up.")
-        self.restarts = self._counter("omni_engine_restarts", "Times that the engine was started again.")
+        self.restarts = self._counter("omni_stage_restarts", "Times that a stage was started again.", "stage")
         self._requests = self._counter("omni_requests", "Answered requests.", "path", "status")
         self._errors = self._counter("omni_errors", "Failed requests by kind.", "kind")
         self._duration = self._seconds("omni_request_duration_seconds", "From arrival to the last byte.", "path")

@@ -27,10 +27,15 @@ _BACKLOG = 512
 
 @dataclass(frozen=True)
 class Settings:
-    """Whom to serve and how much; `drain_timeout_s` is how long requests may take to end after a stop signal."""
+    """Whom to serve and how much, and seconds.
+
+    `drain_timeout_s` is how long requests may take to end after a stop signal, `hang_timeout_s` how long a stage may
+    be silent about its requests.
+    """
 
     api_key: str | None
     drain_timeout_s: float
+    hang_timeout_s: float
     limits: Limits
 
 
@@ -77,7 +82,12 @@ class Server:
         self._settings = settings
         self._log = log
         metrics = Metrics(settings.limits.max_requests)
-        self.supervisor = Supervisor(lambda: OmniLLM(config, verbose=verbose), log.event, metrics)
+        self.supervisor = Supervisor(
+            OmniLLM(config, verbose=verbose),
+            hang_timeout_s=settings.hang_timeout_s,
+            tell=log.event,
+            metrics=metrics,
+        )
         self.service = Service(config, self.supervisor, settings.limits, metrics, log)
         metrics.watch_stages(lambda: self.supervisor.stages)
         self._uvicorn = _Uvicorn(

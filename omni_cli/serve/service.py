@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from omni_cli.config.bundled import bundled_profiles
 from omni_cli.config.engine_config import EngineConfig
 from omni_cli.config.loader import load_profile
-from omni_cli.errors import DeadlineError, OmniError
+from omni_cli.errors import DeadlineError, OmniError, StageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.outputs import AudioOutput, Event, GenerateRequest, Modality, RequestResult
 from omni_cli.serve.access_log import AccessLog
@@ -123,7 +123,6 @@ class Service:
         tokens = sum(trace.num_output_tokens or 0 for trace in result.stages)
         if tokens:
             exchange.notes["output_tokens"] = tokens
-        if result.error is not None and not isinstance(result.error, DeadlineError):
-            details = getattr(result.error, "details", None)
-            if details is not None:
-                self.log.failure(exchange, result.error, details)
+        error = result.error
+        if isinstance(error, StageError) and error.request_id is not None:
+            self.log.failure(exchange, error, error.details)

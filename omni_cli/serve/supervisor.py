@@ -1,9 +1,9 @@
-"""Keeps an engine running: starts it, notices its end, starts another one."""
+"""Keeps an engine's stages running: notices one that ends or hangs, and starts it again."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from enum import Enum
 from typing import Protocol
@@ -13,8 +13,10 @@ from omni_cli.outputs import Event, GenerateRequest, StageFailed, StageInfo
 from omni_cli.serve.errors import unavailable
 from omni_cli.serve.metrics import Metrics
 
-FIRST_BACKOFF_S = 0.5
-LONGEST_BACKOFF_S = 30.0
+LONGEST_BACKOFF_S = 60.0
+# A stage that has run for so long since it was last started again is not in a loop of crashes.
+STABLE_AFTER_S = 300.0
+_WATCH_INTERVAL_S = 0.5
 
 
 class Engine(Protocol):
@@ -24,12 +26,20 @@ class Engine(Protocol):
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]: ...
 
-    async def close(self) -> None: ...
+    def give_up(self, name: str, reason: str) -> None: ...
 
-    def kill(self) -> None: ...
+    async def restart(self, name: str) -> None: ...
+
+    async def close(self) -> None: ...
 
     @property
     def stages(self) -> tuple[StageInfo, ...]: ...
+
+    @property
+    def failed_stages(self) -> Mapping[str, StageError]: ...
+
+    @property
+    def silent_s(self) -> Mapping[str, float]: ...
 
 
 class State(Enum):
@@ -40,92 +50,102 @@ class State(Enum):
 
 
 class Supervisor:
-    """Owns the engine. `tell(event, **fields)` gets what happens to it, for the log.
+    """Owns an engine. `tell(event, **fields)` gets what happens to it, for the log.
 
-    One engine at a time. It is replaced as a whole: the stages hand requests on to each other, so one without its
-    neighbour is of no use.
+    A stage that reports nothing for `hang_timeout_s` although it has requests is taken for dead. What is lost with a
+    stage are the requests in it; those in other stages go on, and fail only if they come to it before it is back.
     """
 
-    def __init__(self, make_engine: Callable[[], Engine], tell: Callable[..., None], metrics: Metrics) -> None:
-        self._make_engine = make_engine
+    def __init__(self, engine: Engine, *, hang_timeout_s: float, tell: Callable[..., None], metrics: Metrics) -> None:
+        self._engine = engine
+        self._hang_timeout_s = hang_timeout_s
         self._tell = tell
         self._metrics = metrics
-        self._engine: Engine | None = None
-        self._lost: asyncio.Future[StageError] | None = None
-        self._watch: asyncio.Task[None] | None = None
         self._state = State.STARTING
-
-    @property
-    def state(self) -> State:
-        return self._state
-
-    def _set_state(self, state: State) -> None:
-        self._state = state
-        self._metrics.ready.set(state is State.READY)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._watch: asyncio.Task[None] | None = None
+        # One at a time: stages that share a device look for free memory while they load.
+        self._turn = asyncio.Lock()
+        self._restarted_at: dict[str, float] = {}
+        self._backoff_s: dict[str, float] = {}
 
     @property
     def stages(self) -> tuple[StageInfo, ...]:
-        return self._engine.stages if self._engine is not None else ()
+        """The stages that have been loaded, also those that have failed since."""
+        return self._engine.stages
 
-    async def start(self, on_event: Callable[[Event], None] | None = None) -> None:
-        """Start the first engine; raises `OmniError` where that fails, for then another try would fail as well."""
-        await self._start_engine(on_event)
-        self._watch = asyncio.create_task(self._replace_lost_engines())
+    @property
+    def failed_stages(self) -> tuple[str, ...]:
+        return tuple(self._engine.failed_stages) if self._state is State.READY else ()
+
+    @property
+    def state(self) -> State:
+        return State.RESTARTING if self.failed_stages else self._state
+
+    async def start(self, on_event: Callable[[Event], None]) -> None:
+        """Load all stages; raises `OmniError` where that fails, for then another try would fail as well."""
+
+        def handle(event: Event) -> None:
+            on_event(event)
+            if isinstance(event, StageFailed) and self._state is State.READY:
+                self._lost(event)
+
+        await self._engine.start(handle)
+        self._state = State.READY
+        self._metrics.ready.set_function(lambda: self.state is State.READY)
+        self._tell("engine_ready", stages={stage.name: round(stage.load_s, 3) for stage in self.stages})
+        self._watch = asyncio.create_task(self._watch_for_hangs())
 
     async def close(self) -> None:
         """Stop the engine and every process of it."""
-        self._set_state(State.STOPPED)
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
-        await self._close_engine()
+        self._state = State.STOPPED
+        tasks = [*self._tasks.values(), *([self._watch] if self._watch is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._engine.close()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """`OmniLLM.generate`; raises `APIError` (503) while there is no engine."""
-        if self.state is not State.READY or self._engine is None:
-            raise unavailable(f"the engine is {self.state.value}")
+        if self._state is not State.READY:
+            raise unavailable(f"the engine is {self._state.value}")
         async with aclosing(self._engine.generate(request)) as events:
             async for event in events:
                 yield event
 
-    async def _start_engine(self, on_event: Callable[[Event], None] | None = None) -> None:
-        lost: asyncio.Future[StageError] = asyncio.get_running_loop().create_future()
+    def _lost(self, event: StageFailed) -> None:
+        self._tell("stage_lost", stage=event.name, reason=event.error.message, details=event.error.details)
+        if event.name not in self._tasks:
+            self._tasks[event.name] = asyncio.create_task(self._bring_back(event.name))
 
-        def handle(event: Event) -> None:
-            if isinstance(event, StageFailed) and not lost.done():
-                lost.set_result(event.error)
-            if on_event is not None:
-                on_event(event)
+    async def _bring_back(self, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while name in self._engine.failed_stages:
+                await asyncio.sleep(self._next_backoff_s(name, loop.time()))
+                self._metrics.restarts.labels(name).inc()
+                try:
+                    async with self._turn:
+                        await self._engine.restart(name)
+                    self._tell("stage_ready", stage=name)
+                except OmniError as error:
+                    self._tell("stage_not_started", stage=name, reason=error.message)
+                self._restarted_at[name] = loop.time()
+        finally:
+            del self._tasks[name]
 
-        engine = self._make_engine()
-        await engine.start(handle)
-        self._engine, self._lost = engine, lost
-        self._set_state(State.READY)
-        self._tell("engine_ready", stages={stage.name: round(stage.load_s, 3) for stage in engine.stages})
+    def _next_backoff_s(self, name: str, now: float) -> float:
+        """None for the first time, then 1 s and twice as much each time, until it has been stable for a while."""
+        last = self._restarted_at.get(name)
+        if last is None or now - last > STABLE_AFTER_S:
+            self._backoff_s[name] = 0.5
+            return 0.0
+        self._backoff_s[name] = min(2 * self._backoff_s[name], LONGEST_BACKOFF_S)
+        return self._backoff_s[name]
 
-    async def _close_engine(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await engine.close()
-
-    async def _replace_lost_engines(self) -> None:
+    async def _watch_for_hangs(self) -> None:
         while True:
-            assert self._lost is not None
-            error = await self._lost
-            self._set_state(State.RESTARTING)
-            self._tell("engine_lost", stage=error.stage, reason=error.message, details=error.details)
-            # The requests inside have been told already; those of the other stages end with them.
-            await self._close_engine()
-            await self._start_again()
-
-    async def _start_again(self) -> None:
-        backoff_s = FIRST_BACKOFF_S
-        while True:
-            self._metrics.restarts.inc()
-            try:
-                await self._start_engine()
-                return
-            except OmniError as error:
-                self._tell("engine_not_started", reason=error.message, retry_in_s=backoff_s)
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+            await asyncio.sleep(_WATCH_INTERVAL_S)
+            for name, silent_s in self._engine.silent_s.items():
+                if silent_s > self._hang_timeout_s:
+                    self._engine.give_up(name, f"it has said nothing for {silent_s:.0f} s, with requests to run")

@@ -42,7 +42,8 @@ def operation_routes(service: Service) -> APIRouter:
     @router.get("/ready")
     async def ready() -> Response:
         """Readiness: 200 while all stages are up and requests are taken, else 503."""
-        stages = [stage.name for stage in service.supervisor.stages]
+        failed = service.supervisor.failed_stages
+        stages = {s.name: "failed" if s.name in failed else "ready" for s in service.supervisor.stages}
         state = "draining" if service.is_draining else service.supervisor.state.value
         return JSONResponse({"status": state, "stages": stages}, 200 if service.is_ready else 503)
 
