@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from omni_cli.config.gate_file import GateLimits
-from omni_cli.errors import ExitCode, UsageError
+from omni_cli.errors import ExitCode
 from omni_cli.record import E2E, Record, Variant, metric_names
 from omni_cli.report.bench_json import comparisons_json, gate_json, summary_json
 from omni_cli.report.bench_notes import exit_code
@@ -103,20 +102,6 @@ class Answer:
 def summaries_of(variant: Variant) -> tuple[Summary, ...]:
     found = (summarise(variant, metric) for metric in metric_names(variant))
     return tuple(summary for summary in found if summary is not None)
-
-
-def check_metrics(names: Sequence[str], record: Record) -> None:
-    """Raise `UsageError` for a metric that no variant of the record has."""
-    from omni_cli.config.diagnostics import suggest
-    from omni_cli.stats.metrics import GATED_MEMORY
-
-    known = list(dict.fromkeys(name for variant in record.variants for name in metric_names(variant)))
-    for name in names:
-        if name not in known and name not in GATED_MEMORY:
-            choices = [*known, *GATED_MEMORY]
-            raise UsageError(
-                f"unknown metric `{name}`", hint=suggest(name, choices) or f"there are {', '.join(choices)}"
-            )
 
 
 def _with_summary(variant: Variant) -> Variant:

@@ -10,18 +10,9 @@ from typing import TYPE_CHECKING
 
 from omni_cli.cli.bench_options import (
     AgainstOption,
-    AllowOption,
     BaselineOption,
     BatchSizeOption,
-    GateOption,
-    IdenticalOption,
     InputLenOption,
-    JunitOption,
-    MarginOption,
-    MarkdownOption,
-    MaxMemoryRegressionOption,
-    MaxRegressionOption,
-    MetricOption,
     NumItersOption,
     NumItersWarmupOption,
     OutputJsonOption,
@@ -31,6 +22,20 @@ from omni_cli.cli.bench_options import (
     StageOption,
     TimeBudgetOption,
     VaryOption,
+)
+from omni_cli.cli.gate_options import (
+    AllowDifferenceOption,
+    GateOption,
+    IdenticalOutputsOption,
+    JunitOption,
+    MarginOption,
+    MarkdownOption,
+    MaxMemoryRegressionOption,
+    MaxRegressionOption,
+    MetricOption,
+    need_numpy,
+    read_fraction,
+    read_limits,
 )
 from omni_cli.cli.options import (
     DEFAULT_PROFILE,
@@ -44,7 +49,7 @@ from omni_cli.cli.options import (
     TrustRemoteCodeOption,
     VerboseOption,
 )
-from omni_cli.errors import OmniError, StageError, UsageError
+from omni_cli.errors import StageError, UsageError
 
 # What follows is loaded when a run begins, so that `--help` and a wrong option are answered at once.
 if TYPE_CHECKING:
@@ -113,9 +118,9 @@ def bench(
     max_memory_regression: MaxMemoryRegressionOption = None,
     metric: MetricOption = None,
     gate: GateOption = None,
-    require_identical_outputs: IdenticalOption = False,
+    require_identical_outputs: IdenticalOutputsOption = False,
     margin: MarginOption = "1%",
-    allow_difference: AllowOption = None,
+    allow_difference: AllowDifferenceOption = None,
     num_iters: NumItersOption = None,
     num_iters_warmup: NumItersWarmupOption = 3,
     time_budget: TimeBudgetOption = None,
@@ -160,10 +165,10 @@ def bench(
     variants = _variants(tuple(vary or ()), config, workload, source)
     given = [*source.overrides, *(text for variant in variants for text in variant.overrides)]
     workload = replace(workload, given_lengths=lengths_given_by(given))
-    limits = _limits(gate, max_regression, max_memory_regression, tuple(metric or ()), require_identical_outputs)
+    limits = read_limits(gate, max_regression, max_memory_regression, metric, require_identical_outputs)
     if limits is not None and not (len(variants) > 1 or against or baseline or self_check):
         raise UsageError("a limit needs something to compare with", hint="add `--against`, `--baseline` or `--vary`")
-    _need_numpy()
+    need_numpy("measuring")
     question = _question(limits, metric, margin, baseline, allow_difference)
     settings = Settings(
         num_iters, num_iters_warmup, _budget(time_budget, num_iters, variants, against), timeout,
@@ -225,7 +230,7 @@ def _question(
     return Question(
         limits=limits,
         metrics=None if not metrics else tuple(metrics),
-        margin=_fraction("--margin", margin),
+        margin=read_fraction("--margin", margin),
         baseline=None if baseline is None else load_record(baseline),
         allowed=tuple(allowed or ()),
     )
@@ -243,43 +248,3 @@ def _budget(
         return None
     comparisons = 1 if against else max(len(variants) - 1, 1)
     return DEFAULT_BUDGET_S * comparisons
-
-
-def _limits(
-    file: Path | None,
-    max_regression: str | None,
-    max_memory_regression: str | None,
-    metrics: tuple[str, ...],
-    identical_outputs: bool,
-) -> GateLimits | None:
-    from omni_cli.config.gate_file import load_gate_file, merge_limits
-
-    time = None if max_regression is None else _fraction("--max-regression", max_regression)
-    if time == 0:
-        message = "invalid value for `--max-regression`: a limit of 0 cannot be judged"
-        raise UsageError(message, hint="noise has to fit below the limit: write 2%")
-    memory = None if max_memory_regression is None else _fraction("--max-memory-regression", max_memory_regression)
-    return merge_limits(
-        None if file is None else load_gate_file(file),
-        max_regression=time,
-        max_memory_regression=memory,
-        metrics=metrics,
-        identical_outputs=identical_outputs,
-    )
-
-
-def _fraction(option: str, text: str) -> float:
-    from omni_cli.config.gate_file import parse_fraction
-
-    try:
-        return parse_fraction(text)
-    except ValueError as error:
-        raise UsageError(f"invalid value for `{option}`: {error}") from error
-
-
-def _need_numpy() -> None:
-    try:
-        import numpy  # noqa: F401
-    except ImportError as error:
-        message = "measuring needs NumPy, which is not installed"
-        raise OmniError(message, hint="install omni-cli with the extra `cpu`, `cuda` or `run`") from error

@@ -33,25 +33,6 @@ AgainstOption = Annotated[
 BaselineOption = Annotated[
     Path | None, _option("--baseline", "FILE", "Compare with a saved record of the same machine and workload.")
 ]
-MaxRegressionOption = Annotated[
-    str | None, _option("--max-regression", "PERCENT", "Gate: how much slower it may be, such as 5%.")
-]
-MaxMemoryRegressionOption = Annotated[
-    str | None, _option("--max-memory-regression", "PERCENT", "Gate: how much more memory it may allocate.")
-]
-MetricOption = Annotated[
-    list[str] | None,
-    _option("--metric", "NAME", "Only this metric; `--max-regression` then gates it. Repeatable."),
-]
-GateOption = Annotated[Path | None, _option("--gate", "FILE.yaml", "Gate: limits of a file, see benchmarks/gates.")]
-IdenticalOption = Annotated[
-    bool, typer.Option("--require-identical-outputs", help="Gate: the outputs of all have to be the same.")
-]
-MarginOption = Annotated[str, _option("--margin", "PERCENT", "Differences below this are called no difference.")]
-AllowOption = Annotated[
-    list[str] | None,
-    _option("--allow-difference", "FIELD", "Compare with the baseline although this field differs. Repeatable."),
-]
 NumItersOption = Annotated[
     int | None,
     _option("--num-iters", "N", "Iterations of each variant; without it, until the verdict stands.", min=1),
@@ -73,8 +54,6 @@ OutputLenOption = Annotated[
 OutputJsonOption = Annotated[
     Path | None, _option("--output-json", "FILE", "Save the record with all samples, anew after every block.")
 ]
-JunitOption = Annotated[Path | None, _option("--junit", "FILE", "Also write the gate as JUnit XML.")]
-MarkdownOption = Annotated[Path | None, _option("--markdown", "FILE", "Also write the report as Markdown.")]
 SmallerIsBetterOption = Annotated[
     Path | None,
     _option("--smaller-is-better", "FILE", "Also write medians as github-action-benchmark's customSmallerIsBetter."),

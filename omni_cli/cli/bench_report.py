@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omni_cli.bench.verdicts import Answer, Question, summaries_of
 from omni_cli.cli import console
-from omni_cli.cli.artifacts import write_whole
+from omni_cli.cli.gate_options import write_report
 from omni_cli.errors import ExitCode, OmniError, OutputError
 from omni_cli.record import to_document
 from omni_cli.report.bench_json import smaller_is_better_json
@@ -97,23 +96,15 @@ def _write_files(answer: Answer, settings: Settings) -> None:
     name = f"omni bench {answer.record.workload['profile']} {answer.record.workload['stage']}"
     if files.markdown is not None:
         texts = [findings_markdown(item, LABELS) for item in findings] or [f"```\n{_text(answer, settings)}\n```\n"]
-        _write(files.markdown, "\n".join(texts))
+        write_report(files.markdown, "\n".join(texts))
     if files.junit is not None and findings:
         # One suite a file: that of the gate, where there are two.
         gated = next((item for item in findings if item.gate is not None), findings[0])
-        _write(files.junit, findings_junit(gated, name))
+        write_report(files.junit, findings_junit(gated, name))
     if files.smaller_is_better is not None:
         entries = [
             entry
             for variant in answer.record.variants
             for entry in smaller_is_better_json(variant.name, summaries_of(variant))
         ]
-        _write(files.smaller_is_better, json.dumps(entries, indent=2) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_whole(path, text.encode("utf-8", errors="replace"))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise OutputError(f"cannot write `{path}`: {reason}") from error
+        write_report(files.smaller_is_better, json.dumps(entries, indent=2) + "\n")

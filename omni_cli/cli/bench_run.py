@@ -21,14 +21,15 @@ from omni_cli.bench.protocol import Load, Loading
 from omni_cli.bench.session import Session
 from omni_cli.bench.variant_process import Launch, VariantError, VariantProcess
 from omni_cli.bench.variants import Variant
-from omni_cli.bench.verdicts import Answer, Question, check_metrics
+from omni_cli.bench.verdicts import Answer, Question
 from omni_cli.cli import console
 from omni_cli.cli.bench_progress import BenchProgress
 from omni_cli.cli.bench_report import check_writable, failure_of, show_answer, show_self_check
 from omni_cli.cli.stop_signals import stop_signals
 from omni_cli.errors import DeadlineError, ExitCode, OmniError
-from omni_cli.record import Record, save_record
+from omni_cli.record import Record, metric_names, save_record
 from omni_cli.report.bench_notes import not_comparable
+from omni_cli.stats.findings import check_limits, check_metrics
 
 if TYPE_CHECKING:
     from omni_cli.bench.workload import Workload
@@ -179,8 +180,9 @@ class BenchRun:
 
     def _check_names(self, record: Record) -> None:
         """Which metrics there are is known after the first block; a slip of the keyboard must not cost a minute."""
-        limits = self._question.limits
-        check_metrics([*(self._question.metrics or ()), *(limits.metrics if limits else ())], record)
+        check_limits(self._question.limits, [record])
+        known = [name for variant in record.variants for name in metric_names(variant)]
+        check_metrics(self._question.metrics or (), known)
 
 
 @dataclass

@@ -27,7 +27,7 @@ def load_audio(path: Path) -> tuple[np.ndarray, int]:
     `MAX_AUDIO_S` seconds. Raises `InputError` for anything that cannot be used.
     """
     with open_input(path, "audio file") as file:
-        return decode_audio(file, f"audio file `{path}`")
+        return decode_audio(file, f"audio file `{path}`", MAX_AUDIO_S)
 
 
 def decode_audio(file: BinaryIO, name: str, max_s: float = MAX_AUDIO_S) -> tuple[np.ndarray, int]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from omni_cli.config.diagnostics import suggest, visible
 from omni_cli.config.gate_file import GateLimits
 from omni_cli.errors import InputError, UsageError
-from omni_cli.record import E2E, Record, Variant
+from omni_cli.record import E2E, Record, Variant, metric_names
 from omni_cli.stats.comparable import (
     Difference,
     code_differences,
@@ -19,7 +19,7 @@ from omni_cli.stats.comparable import (
 )
 from omni_cli.stats.compare import MARGIN, Comparison, compare_variants, shared_metrics
 from omni_cli.stats.gate import Gate, MemoryPeak, Outputs, judge
-from omni_cli.stats.metrics import REPORTED_MEMORY
+from omni_cli.stats.metrics import GATED_MEMORY, REPORTED_MEMORY
 from omni_cli.stats.payback import Payback, payback
 
 
@@ -86,7 +86,7 @@ def compare_within(
 ) -> Findings:
     """Each further variant of a record against its first one. Raises `UsageError` for an unknown metric."""
     first, *others = record.variants
-    _check_metrics(metrics, [(first, other) for other in others])
+    check_metrics(metrics or (), _shared([(first, other) for other in others]))
     pairs = tuple(_pair(first, other, [record], same_record=True, metrics=metrics, margin=margin) for other in others)
     mismatches = tuple(item for pair in pairs for item in pair.mismatches)
     return _judged(pairs, mismatches, (), limits, within=True)
@@ -110,7 +110,7 @@ def compare_records(
     allowed = tuple(allowed)
     mismatches, excused = split_allowed(record_mismatches(a, b), allowed)
     if not mismatches:
-        _check_metrics(metrics, matched)
+        check_metrics(metrics or (), _shared(matched))
     pairs = tuple(
         _pair(*pair, [a, b], same_record=False, metrics=metrics, margin=margin, allowed=allowed) for pair in matched
     )
@@ -209,12 +209,29 @@ def _matched(a: Record, b: Record) -> tuple[list[tuple[Variant, Variant]], tuple
     return [(a.variant(name), b.variant(name)) for name in common], tuple(alone)
 
 
-def _check_metrics(metrics: Sequence[str] | None, pairs: Sequence[tuple[Variant, Variant]]) -> None:
-    known = list(dict.fromkeys(name for pair in pairs for name in shared_metrics(*pair)))
-    for metric in metrics or ():
-        if metric not in known:
-            hint = suggest(metric, known) or f"there are {', '.join(known) or 'none'}"
-            raise UsageError(f"unknown metric `{visible(metric, 80)}`", hint=hint)
+def check_limits(limits: GateLimits | None, records: Sequence[Record]) -> None:
+    """Raise `UsageError` for a limit on what no variant of the records has: it is a slip of the keyboard."""
+    if limits is not None:
+        variants = [variant for record in records for variant in record.variants]
+        check_metrics(limits.metrics, [name for variant in variants for name in metric_names(variant)], limits.places)
+
+
+def check_metrics(names: Iterable[str], known: Iterable[str], places: Mapping[str, str] | None = None) -> None:
+    """Raise `UsageError` for a metric that is neither `known` nor a size that can be gated; `places` say where it is
+    written."""
+    choices = [*dict.fromkeys(known), *GATED_MEMORY]
+    for name in names:
+        if name not in choices:
+            place = (places or {}).get(name)
+            message = f"unknown metric `{visible(name, 80)}`"
+            raise UsageError(
+                f"{place}: {message}" if place else message,
+                hint=suggest(name, choices) or f"there are {', '.join(choices)}",
+            )
+
+
+def _shared(pairs: Sequence[tuple[Variant, Variant]]) -> list[str]:
+    return [name for pair in pairs for name in shared_metrics(*pair)]
 
 
 def _quoted(names: Iterable[str]) -> str:

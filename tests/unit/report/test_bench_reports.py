@@ -75,12 +75,20 @@ def test_what_omni_bench_says_of_a_variant() -> None:
 
 
 def test_undecided_says_what_would_decide() -> None:
-    found = compare_within(record(*pair(12, 1.02, seed=0)), limits=GateLimits({"e2e_s": 0.03}))
+    measured = record(*pair(12, 1.02, seed=0))
+    found = compare_within(measured)
     text = findings_text(found, LABELS)
     needed = found.comparisons[0].blocks_needed
     assert needed > 1
     change = units.percent(found.comparisons[0].ratio - 1)
     assert f"b against a is undecided: {change}, about {needed} more blocks would decide" in text
+
+
+def test_an_inconclusive_gate_says_what_would_decide_it_and_nothing_else() -> None:
+    found = compare_within(record(*pair(12, 1.02, seed=0)), limits=GateLimits({"e2e_s": 0.03}))
+    change = units.percent(found.comparisons[0].ratio - 1)
+    # Whether the two are equal is another question, with another number of missing blocks.
+    assert "more blocks would decide" not in findings_text(found, LABELS)
     note = gate_failure(found.gate)
     assert note.message.startswith(f"gate inconclusive: e2e {change} [")
     assert note.hint.startswith(f"measure about {found.gate.blocks_needed} more block")

@@ -139,7 +139,7 @@ def test_unknown_metrics() -> None:
     assert caught.value.hint == "did you mean `ttft_s`?"
     with pytest.raises(UsageError) as caught:
         compare_records(record(a), record(renamed(b, name="a")), metrics=["zzz"])
-    assert caught.value.hint == "there are e2e_s, ttft_s"
+    assert caught.value.hint == "there are e2e_s, ttft_s, peak_allocated_bytes, peak_host_rss_bytes"
     found = compare_within(record(a, b), metrics=["ttft_s"])
     assert [item.metric for item in found.comparisons] == ["ttft_s"]
 
