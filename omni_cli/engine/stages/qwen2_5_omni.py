@@ -31,6 +31,7 @@ from omni_cli.engine.stages.vllm_stage import (
     current_platform,
 )
 from omni_cli.errors import InputError
+from omni_cli.execution.denoiser import require_cuda
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
 from omni_cli.models.qwen2_5_omni.tensors import open_tensor
 from omni_cli.models.vllm_registry import TOKEN2WAV, talker_config
@@ -166,6 +167,10 @@ class Token2WavStage(VllmStage):
     """A waveform from codec tokens."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        assert isinstance(spec.stage, DiffusionStageConfig)
+        execution = spec.stage.execution
+        if execution == "cudagraph":
+            require_cuda(stage=spec.stage.name, device=current_platform.device_type)
         super().__init__(spec, emit)
         self.talker_config = AutoConfig.from_pretrained(spec.model).talker_config
         self.speakers = load_speakers(spec.model)
@@ -174,10 +179,13 @@ class Token2WavStage(VllmStage):
         # Of the request that is running, and of those that have run: its beginning, each step's end, its end.
         self._marks: list[Any] = []
         self._marks_of: dict[str, list[Any]] = {}
-        for model in self.engine.collective_rpc("get_model"):
-            model.step_listener = self._on_step
-            model.token2wav.register_forward_pre_hook(self._on_begin)
-            model.token2wav.register_forward_hook(self._on_end)
+        (model,) = self.engine.collective_rpc("get_model")
+        self._denoiser = model.prepare(execution, stage=spec.stage.name)
+        if execution != "eager":
+            model.warm_up()
+        model.step_listener = self._on_step
+        model.token2wav.register_forward_pre_hook(self._on_begin)
+        model.token2wav.register_forward_hook(self._on_end)
 
     def engine_args(self) -> dict[str, Any]:
         return {
@@ -196,7 +204,15 @@ class Token2WavStage(VllmStage):
 
     @property
     def effective(self) -> dict[str, Any]:
-        return {**super().effective, "execution": "eager"}
+        return {**super().effective, "execution": self._denoiser.execution}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings, "execution": self._denoiser.execution}
+
+    @property
+    def engagement(self) -> dict[str, float]:
+        return {**super().engagement, **self._denoiser.counters.as_dict()}
 
     def _setting(self, request: StageRequest, name: str, default: float) -> float:
         stage = self.spec.stage

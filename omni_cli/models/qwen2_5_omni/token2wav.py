@@ -7,6 +7,7 @@ loads and that the diffusion runner calls with a batch of requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,34 +17,57 @@ from vllm.model_executor.layers.pooler import DispatchPooler, IdentityPooler
 from vllm.model_executor.models.interfaces import IsAttentionFree
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
+from omni_cli.config.engine_config import Execution
+from omni_cli.execution.denoiser import Denoiser, prepare_denoiser
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers
 from omni_cli.models.qwen2_5_omni.weights import shards_with_prefix
 from omni_cli.worker.diffusion_entry import DiffusionInput
 
 # transformers' solver evaluates the denoiser this many times a step (Runge-Kutta of order four).
 EVALUATIONS_PER_STEP = 4
+# Two seconds of sound: several blocks of the DiT's attention.
+WARM_UP_CODES = 100
 
 
 class SpeakerEmbeddings:
-    """Makes a speaker encoder run once a speaker instead of once a denoiser call.
+    """Makes a DiT's speaker encoder run once a speaker, and outside of whatever its forward is made to be.
 
-    It looks at the reference mel spectrogram alone, which is the same in all calls and all requests of a speaker.
-    Its `forward` is replaced and not the module, whose weights keep their names.
+    The encoder looks at the reference mel spectrogram alone, which is the same in all calls and all requests of a
+    speaker. Its embedding is made before the forward and goes into it as one more tensor: a CUDA graph of the forward
+    copies it in like any other, and so serves every speaker. Methods are replaced and not modules, whose weights keep
+    their names.
     """
 
-    def __init__(self, encoder: nn.Module) -> None:
+    def __init__(self, dit: nn.Module) -> None:
         self.speaker = ""
+        encoder = dit.input_embed.spk_encoder
         self._encode = encoder.forward
-        self._embeddings: dict[tuple[str, torch.Size], torch.Tensor] = {}
-        encoder.forward = self._forward
+        self._forward = dit.forward
+        self._embedding: torch.Tensor | None = None
+        self._embeddings: dict[tuple[str, torch.Size, bool, bool], torch.Tensor] = {}
+        encoder.forward = self._given
+        dit.forward = self._forward_with_embedding
+        dit.register_forward_pre_hook(self._add_embedding, with_kwargs=True)
 
-    def _forward(self, mel: torch.Tensor) -> torch.Tensor:
-        """`mel` (batch, num_frames, mel_dim) of `self.speaker` -> (batch, enc_dim)."""
-        # With guidance the batch has an unconditioned half, without it has not.
-        key = (self.speaker, mel.shape)
+    def _add_embedding(self, _: nn.Module, args: tuple[()], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+        mel = kwargs["condition_vector"]
+        guided, dropped = kwargs.get("apply_cfg", True), kwargs.get("drop_audio_conditioning", False)
+        key = (self.speaker, mel.shape, guided, dropped)
         if key not in self._embeddings:
-            self._embeddings[key] = self._encode(mel)
-        return self._embeddings[key]
+            # What the DiT would give to its encoder: with guidance the batch has an unconditioned half.
+            empty = torch.zeros_like(mel)
+            whole = torch.cat([mel, empty]) if guided else (empty if dropped else mel)
+            self._embeddings[key] = self._encode(whole)
+        return args, {**kwargs, "speaker_encoding": self._embeddings[key]}
+
+    def _forward_with_embedding(self, *, speaker_encoding: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        self._embedding = speaker_encoding
+        return self._forward(**kwargs)
+
+    def _given(self, mel: torch.Tensor) -> torch.Tensor:
+        """In the place of the encoder: `mel` (batch, num_frames, mel_dim) -> (batch, enc_dim)."""
+        assert self._embedding is not None
+        return self._embedding
 
 
 StepListener = Callable[[str, int, int], None]
@@ -65,9 +89,32 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         self.token2wav = Qwen2_5OmniToken2WavModel(model_config.hf_config.token2wav_config)
         self.speakers = load_speakers(model_config.model)
         self.num_codes = self.token2wav.code2wav_dit_model.text_embed.codec_embed.num_embeddings
-        self.speaker_embeddings = SpeakerEmbeddings(self.token2wav.code2wav_dit_model.input_embed.spk_encoder)
+        self.speaker_embeddings = SpeakerEmbeddings(self.token2wav.code2wav_dit_model)
         self.pooler = DispatchPooler({"plugin": IdentityPooler()})
         self.step_listener: StepListener | None = None
+
+    def prepare(self, execution: Execution, *, stage: str) -> Denoiser:
+        """Make the DiT run as `execution` says, once the weights are loaded; raises `StageError`.
+
+        Its shapes follow the number of codes, so what is compiled is compiled for all of them. There is a CUDA graph
+        for each number of codes: codes cannot be padded, since the DiT's attention looks ahead and would see the
+        padding, and a graph pays within its first request, which calls it four times a step.
+        """
+        dit = self.token2wav.code2wav_dit_model
+        return prepare_denoiser(dit, execution, stage=stage, device=str(dit.device), dynamic=True)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """One step of a request, so that the first real one compiles nothing and what cannot work fails now."""
+        information = {
+            "speaker": [next(iter(self.speakers))],
+            "seed": [0],
+            "num_inference_steps": [2],
+            "guidance_scale": [0.5],
+            "sway_coefficient": [-1.0],
+        }
+        token_ids = torch.zeros(WARM_UP_CODES, dtype=torch.long, device=self.token2wav.device)
+        self.sample([DiffusionInput("warm-up", token_ids, information)])
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """vLLM asks every model for this; codes are embedded inside the DiT, so here they become (num_tokens, 1)."""

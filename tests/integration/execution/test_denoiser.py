@@ -1,0 +1,201 @@
+"""A denoiser in each mode, on real models of diffusers and transformers without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.fake_graphs import FakeBackend
+
+from omni_cli.compat.torchvision import ensure_torchvision_importable
+
+ensure_torchvision_importable()
+
+from diffusers import FirstBlockCacheConfig, QwenImageTransformer2DModel, UNet2DConditionModel  # noqa: E402
+
+from omni_cli.errors import StageError  # noqa: E402
+from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser, repeated_blocks  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def transformer() -> QwenImageTransformer2DModel:
+    torch.manual_seed(0)
+    return QwenImageTransformer2DModel(
+        in_channels=16,
+        out_channels=4,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=24,
+        axes_dims_rope=(4, 6, 6),
+    ).eval()
+
+
+def unet(*, attention: bool = True) -> UNet2DConditionModel:
+    torch.manual_seed(0)
+    kind = "CrossAttn" if attention else ""
+    return UNet2DConditionModel(
+        sample_size=8,
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        down_block_types=(f"{kind}DownBlock2D",) * 2,
+        up_block_types=(f"{kind}UpBlock2D",) * 2,
+        mid_block_type="UNetMidBlock2DCrossAttn" if attention else None,
+        cross_attention_dim=24,
+        attention_head_dim=8,
+        norm_num_groups=8,
+    ).eval()
+
+
+def text(length: int, seed: int) -> torch.Tensor:
+    return torch.randn(1, length, 24, generator=torch.Generator().manual_seed(seed))
+
+
+def denoise(transformer, steps: int = 3, return_dict: bool = False) -> list[torch.Tensor]:
+    """What QwenImagePipeline does with classifier-free guidance: two branches a step, texts of unlike lengths."""
+    latents = torch.randn(1, 16, 16, generator=torch.Generator().manual_seed(1))
+    seen = []
+    for step in range(steps):
+        for branch, embeds in (("cond", text(7, 2)), ("uncond", text(4, 3))):
+            with torch.no_grad(), transformer.cache_context(branch):
+                out = transformer(
+                    hidden_states=latents,
+                    timestep=torch.full((1,), 1 - step / steps),
+                    encoder_hidden_states=embeds,
+                    encoder_hidden_states_mask=None,
+                    img_shapes=[[(1, 4, 4)]],
+                    attention_kwargs={},
+                    return_dict=return_dict,
+                )
+            seen.append(out.sample if return_dict else out[0])
+        latents = latents + 0.1 * (seen[-2] - seen[-1])
+    return seen
+
+
+def graphed(module, max_graphs: int = 8) -> GraphDenoiser:
+    return GraphDenoiser(module, FakeBackend(), stage="image", device=CPU, max_graphs=max_graphs)
+
+
+@pytest.mark.parametrize("return_dict", [False, True])
+def test_both_branches_of_guidance_have_their_graph_and_their_values(transformer, return_dict):
+    expected = denoise(transformer, return_dict=return_dict)
+    denoiser = graphed(transformer)
+    made = denoise(transformer, return_dict=return_dict)
+    assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
+    counters = denoiser.counters
+    assert (counters.graphs_captured, counters.graph_replays, counters.eager_calls) == (2, 6, 0)
+
+
+def test_a_unet_s_timestep_is_contents_as_a_tensor_and_a_new_graph_each_as_a_number():
+    model = unet()
+    latents, embeds = torch.randn(2, 4, 8, 8), torch.cat([text(5, 0), text(5, 1)])
+    with torch.no_grad():
+        expected = [model(latents, step, encoder_hidden_states=embeds).sample for step in range(3)]
+        denoiser = graphed(model, max_graphs=2)
+        made = [model(latents, torch.tensor(step), encoder_hidden_states=embeds).sample for step in range(3)]
+        assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
+        assert denoiser.counters.graphs_captured == 1
+        with pytest.raises(StageError, match=r"`timestep` \(1, then 2\)"):
+            for step in range(3):
+                model(latents, step, encoder_hidden_states=embeds)
+
+
+def test_hooks_and_names_of_weights_stay_and_close_gives_the_module_back(transformer):
+    names, calls = set(transformer.state_dict()), []
+    hook = transformer.register_forward_pre_hook(lambda *_: calls.append(1))
+    own = transformer.forward
+    denoiser = graphed(transformer)
+    assert set(transformer.state_dict()) == names
+    denoise(transformer, steps=2)
+    assert len(calls) == 4
+    denoiser.close()
+    hook.remove()
+    assert "forward" not in vars(transformer) and transformer.forward == own
+    assert len(denoiser.graphs) == 0
+
+
+def test_a_forward_that_was_replaced_before_is_put_back(transformer):
+    class_forward = transformer.forward
+    transformer.forward = lambda *args, **kwargs: class_forward(*args, **kwargs)
+    before = transformer.forward
+    denoiser = graphed(transformer)
+    assert transformer.forward is not before
+    denoiser.close()
+    assert transformer.forward is before
+
+
+def test_eager_counts_calls_and_leaves_no_hook(transformer):
+    expected = denoise(transformer)
+    denoiser = prepare_denoiser(transformer, "eager", stage="image", device="cpu")
+    assert all(torch.equal(a, b) for a, b in zip(denoise(transformer), expected, strict=True))
+    assert denoiser.counters.eager_calls == 6
+    denoiser.close()
+    denoise(transformer)
+    assert denoiser.counters.eager_calls == 6 and not transformer._forward_hooks
+
+
+def test_a_cache_that_decides_in_each_step_is_refused(transformer, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    transformer.enable_cache(FirstBlockCacheConfig())
+    with pytest.raises(StageError, match="cannot capture QwenImageTransformer2DModel with a cache of diffusers"):
+        prepare_denoiser(transformer, "cudagraph", stage="image", device="cuda")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test says that it lacks")
+def test_cudagraph_without_cuda_says_what_is_missing(transformer, device):
+    with pytest.raises(StageError) as caught:
+        prepare_denoiser(transformer, "cudagraph", stage="image", device=device)
+    assert caught.value.message.endswith("`execution: cudagraph` needs a CUDA device, and this machine has none")
+
+
+def test_blocks_to_compile_are_those_declared_or_the_largest_list_of_equal_parts(transformer):
+    assert repeated_blocks(transformer) == list(transformer.transformer_blocks)
+    assert {type(block).__name__ for block in repeated_blocks(unet())} == {"BasicTransformerBlock"}
+    # Nothing declared is in it: its own lists hold blocks of one class each.
+    assert repeated_blocks(torch.nn.Linear(2, 2)) == []
+    layers = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
+    norms = torch.nn.ModuleList([torch.nn.LayerNorm(2), torch.nn.LayerNorm(2)])
+    assert repeated_blocks(torch.nn.ModuleDict({"a": norms, "b": layers})) == list(layers)
+
+
+@pytest.mark.slow
+def test_compiled_blocks_are_compiled_once_and_give_nearly_the_same(transformer):
+    expected = denoise(transformer)
+    denoiser = prepare_denoiser(transformer, "compile", stage="image", device="cpu")
+    made = denoise(transformer)
+    assert max((a - b).abs().max().item() for a, b in zip(made, expected, strict=True)) < 1e-5
+    counters = denoiser.counters
+    assert (counters.compiled_regions, counters.eager_calls) == (2, 0)
+    # The same for both blocks. torch finds out argument by argument that the text's length differs.
+    assert 1 <= counters.compiled_graphs <= 3 and counters.recompiles == counters.compiled_graphs - 1
+    assert counters.compile_s > 0
+    compiled = counters.as_dict()
+    denoise(transformer)
+    assert counters.as_dict() == compiled
+    denoiser.close()
+    assert all(torch.equal(a, b) for a, b in zip(denoise(transformer), expected, strict=True))
+
+
+class Breaks(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.proj(x) * float(x.sum().item() > 0 and len(str(x.max().item())))
+
+
+@pytest.mark.slow
+def test_what_cannot_be_compiled_is_an_error_that_names_it():
+    module = Breaks()
+    denoiser = prepare_denoiser(module, "compile", stage="image", device="cpu")
+    assert denoiser.counters.compiled_regions == 1, "all of it, since nothing repeats"
+    with pytest.raises(StageError) as caught:
+        module(torch.ones(2, 3))
+    assert "`execution: compile` cannot compile Breaks: " in caught.value.message
+    assert "test_denoiser.py:" in caught.value.message and "x.sum().item()" in caught.value.message
+    assert caught.value.hint == "--set image.execution=eager" and caught.value.details
+    denoiser.close()
+    assert module(torch.ones(2, 3)).shape == (2, 3)
