@@ -39,7 +39,7 @@ from common import Ratio, in_turns, machine, machine_line, ratio_of_medians
 from omni_cli.bench.outputs import hash_arrays, output_arrays
 from omni_cli.bench.prompts import Prompts
 from omni_cli.bench.protocol import Close, Failed, Load, Loaded, Loading, Ran, Run
-from omni_cli.bench.variant_worker import VariantWorker, _run_all
+from omni_cli.bench.variant_worker import VariantWorker, run_all
 from omni_cli.config.loader import load_profile
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.models.checkpoints import resolve_model
@@ -130,7 +130,7 @@ async def added_s(pairs: int) -> float:
     llm = Empty()
     for number, (_, side) in enumerate(in_turns(SIDES, pairs)):
         request = GenerateRequest(request_id=str(number), prompt="")
-        taken = (await bare_request(llm, request))[0] if side == "bare" else (await _run_all(llm, [request])).e2e_s
+        taken = (await bare_request(llm, request))[0] if side == "bare" else (await run_all(llm, [request])).e2e_s
         seconds[side].append(taken)
     return statistics.median(seconds["bench"]) - statistics.median(seconds["bare"])
 
@@ -151,7 +151,7 @@ class Bench:
             input_len=INPUT_LEN, output_len=INPUT_LEN, given_lengths=(), inputs="", records_inputs=False,
         )  # fmt: skip
         await self._ask(load, Loaded)
-        return self._worker._llm
+        return self._worker.llm
 
     async def iterate(self, number: int) -> Ran:
         return await self._ask(Run(number), Ran)

@@ -3,6 +3,8 @@
     python benchmarks/gate_calibration.py                        # simulated noise
     python benchmarks/gate_calibration.py --measure 600 --save noise.json
     python benchmarks/gate_calibration.py --record noise.json    # replays of what was measured
+    python benchmarks/gate_calibration.py --measure-loads 16 --save loads.json
+    python benchmarks/gate_calibration.py --loads loads.json
 
 Each replay is a whole sequential run, as `omni bench` makes it: blocks come in, the interval is looked at after the
 planned numbers of blocks, and the run stops at the first verdict or when the time budget is used up. Without a gate
@@ -17,14 +19,22 @@ Where the slowdowns come from:
   stretches of consecutive blocks of that record, starting at evenly spaced blocks (they overlap where the record is
   shorter than all replays together, which the output says).
 
+* `--measure-loads N`: N times the same stage (`tiny-image`), each loaded in a process of its own as `omni bench` loads
+  its variants, take turns in an order that is drawn anew for every block. Replays are all ordered pairs of them, A
+  against A: what a false alarm costs here is whatever makes two loads of the same code differ, which no single
+  process shows.
+
 Rates are printed with the 95 % Wilson interval of a proportion.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import itertools
 import json
 import math
+import random
 import sys
 import time
 from collections import Counter
@@ -71,7 +81,14 @@ def main() -> int:
         save_record(record, options.save)
         sys.stdout.write(f"{len(record.variants[0].samples)} runs of each variant in {options.save}\n")
         return 0
-    if options.record:
+    if options.measure_loads:
+        record = asyncio.run(_measure_loads(options.measure_loads, options.blocks))
+        save_record(record, options.save)
+        sys.stdout.write(f"{options.blocks} runs of each of {options.measure_loads} loads in {options.save}\n")
+        return 0
+    if options.loads:
+        sources = [(str(path), _pairs_of_loads(load_record(path), options)) for path in options.loads]
+    elif options.record:
         sources = [(str(path), _recorded(load_record(path), options)) for path in options.record]
     else:
         sources = [
@@ -102,6 +119,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--run-s", type=float, nargs="*", default=[0.02, 0.084, 0.25])
     parser.add_argument("--record", type=Path, nargs="*", default=[])
     parser.add_argument("--measure", type=float, metavar="SECONDS", help="record real noise for so long")
+    parser.add_argument("--measure-loads", type=int, metavar="N", help="record so many loads of one stage")
+    parser.add_argument("--blocks", type=int, default=80, help="runs of each load")
+    parser.add_argument("--loads", type=Path, nargs="*", default=[])
     parser.add_argument("--save", type=Path, default=Path("noise.json"))
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
@@ -211,6 +231,58 @@ def _recorded(record: Record, options: argparse.Namespace) -> Iterator[tuple[str
 def _stretch(variant: Variant, start: int, blocks: int) -> Variant:
     rows = [(s.block - start, s.position, s.e2e_s) for s in variant.samples if start <= s.block < start + blocks]
     return _variant(variant.name, rows)
+
+
+def _pairs_of_loads(record: Record, options: argparse.Namespace) -> Iterator[tuple[str, Variant, Variant]]:
+    """(scenario, a, b): every load against every other one, as many blocks as fit into the budget."""
+    medians = [np.median([sample.e2e_s for sample in variant.samples]) for variant in record.variants]
+    _say(
+        options,
+        f"\n{len(medians)} loads, {len(record.variants[0].samples)} runs each; medians of the loads: "
+        f"{np.median(medians) * 1000:.1f} ms, standard deviation {np.std(medians) / np.mean(medians):.2%}, "
+        f"largest by smallest {max(medians) / min(medians):.3f}",
+    )
+    blocks = len(record.variants[0].samples)
+    for a, b in itertools.permutations(record.variants, 2):
+        yield "A/A", *(_stretch(variant, 0, blocks) for variant in (a, b))
+
+
+async def _measure_loads(count: int, blocks: int) -> Record:
+    """Real stages in real variants' processes, all loaded at once; one run of each a block."""
+    from omni_cli.bench.protocol import Load
+    from omni_cli.bench.variant_process import Launch, VariantProcess
+
+    load = Load(
+        profile="tiny-image", overrides=(), model=None, seed=None, trust_remote_code=False, stage="diffusion",
+        batch_size=1, input_len=32, output_len=32, given_lengths=(), inputs="", records_inputs=False,
+    )  # fmt: skip
+    processes = [VariantProcess(Launch(f"load {number}")) for number in range(count)]
+    samples: list[list[Sample]] = [[] for _ in processes]
+    order = list(range(count))
+    shuffled = random.Random(0)
+    try:
+        for process in processes:
+            await process.start()
+            await process.load(load, lambda loading: None)
+        for block in range(-3, blocks):  # three to warm up
+            shuffled.shuffle(order)
+            for position, index in enumerate(order):
+                ran = await processes[index].run(block + 3, when=f"block {block}")
+                if block >= 0:
+                    samples[index].append(Sample(block=block, position=position, e2e_s=ran.e2e_s, work=ran.work))
+    finally:
+        await asyncio.gather(*(process.close() for process in processes))
+    workload = {"work": "one picture of tiny-image", "loads": count}
+    return Record(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=tuple(sys.argv),
+        environment={"machine": machine()},
+        workload={**workload, "fingerprint": workload_fingerprint(workload)},
+        variants=tuple(
+            Variant(name=process.name, samples=tuple(of_one))
+            for process, of_one in zip(processes, samples, strict=True)
+        ),
+    )
 
 
 def _lag1(values: list[float]) -> float:

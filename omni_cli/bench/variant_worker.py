@@ -53,11 +53,11 @@ _MAX_SEED = 2**32
 
 
 class VariantWorker:
-    """Answers the command's requests, one after another."""
+    """Answers the command's requests, one after another. `llm` is what it has loaded, None before."""
 
     def __init__(self, send: Any) -> None:
         self._send = send
-        self._llm: OmniLLM | None = None
+        self.llm: OmniLLM | None = None
         self._fork_server: ForkServer | None = None
         self._load_request: Load
         self._config: EngineConfig
@@ -87,8 +87,8 @@ class VariantWorker:
         # First: an engine that still loads would wait for imports that nobody wants any more.
         if self._fork_server is not None:
             self._fork_server.stop()
-        if self._llm is not None:
-            await self._llm.close()
+        if self.llm is not None:
+            await self.llm.close()
 
     async def _load(self, request: Load) -> Loaded:
         config = load_profile(
@@ -110,11 +110,11 @@ class VariantWorker:
         elif before:
             self._handoffs = msgspec.msgpack.decode(Path(request.inputs).read_bytes(), type=list[bytes])
         await self._start(dataclasses.replace(config, stages=measured))
-        return Loaded(tuple(self._loaded_stage(info) for info in self._llm.stages))
+        return Loaded(tuple(self._loaded_stage(info) for info in self.llm.stages))
 
     async def _start(self, config: EngineConfig) -> None:
-        self._llm = OmniLLM(config, verbose=self._load_request.verbose)
-        await self._llm.start(self._on_event)
+        self.llm = OmniLLM(config, verbose=self._load_request.verbose)
+        await self.llm.start(self._on_event)
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, StageLoading):
@@ -128,13 +128,13 @@ class VariantWorker:
             dataclasses.replace(request, wants_handoff=True)
             for request in await asyncio.to_thread(self._requests, Run(0))
         ]
-        iteration = await _run_all(self._llm, requests)
+        iteration = await run_all(self.llm, requests)
         handoffs = [finished.result.handoff for finished in iteration.requests]
         if not all(handoffs):
             raise StageError(f"stage `{stages[-1].name}` left nothing for the next one", stage=stages[-1].name)
         self._handoffs = handoffs
         Path(self._load_request.inputs).write_bytes(msgspec.msgpack.encode(handoffs))
-        await self._llm.close()
+        await self.llm.close()
 
     def _loaded_stage(self, info: StageInfo) -> LoadedStage:
         stage = self._config.stage(info.name)
@@ -147,7 +147,7 @@ class VariantWorker:
 
     async def _run(self, request: Run) -> Ran:
         requests = await asyncio.to_thread(self._requests, request)
-        iteration = await _run_all(self._llm, requests)
+        iteration = await run_all(self.llm, requests)
         arrays = output_arrays([finished.result for finished in iteration.requests])
         if request.outputs is not None:
             save_arrays(Path(request.outputs), arrays)
@@ -159,9 +159,9 @@ class VariantWorker:
             accounted=dict(accounted_of(iteration)),
             memory={
                 info.name: StageMemory(dict(info.load_memory_bytes), dict(info.run_memory_bytes))
-                for info in self._llm.stages
+                for info in self.llm.stages
             },
-            engagement={info.name: dict(info.engagement) for info in self._llm.stages},
+            engagement={info.name: dict(info.engagement) for info in self.llm.stages},
         )
 
     def _requests(self, run: Run) -> list[GenerateRequest]:
@@ -186,7 +186,7 @@ class VariantWorker:
         return requests
 
 
-async def _run_all(llm: OmniLLM, requests: list[GenerateRequest]) -> Iteration:
+async def run_all(llm: OmniLLM, requests: list[GenerateRequest]) -> Iteration:
     """All requests at once. Raises what the first one that failed has failed with."""
     started_s = time.perf_counter()
     finished = await asyncio.gather(*(_follow(llm, request) for request in requests))
