@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 class CopyCounters:
     """What copies have cost so far, in all.
 
-    `copy_s` is the device's time for them. Of it, `copy_exposed_s` is what somebody waited for, and `copy_hidden_s`
-    went on beside other work. `copy_blocked_s` is the time that host threads spent in `start` and `get`, which
-    includes waiting for the device to finish what it is to copy. `pinned_copies` went to memory that was found to be
-    page-locked.
+    `copy_s` is the device's time for them. Of it, `copy_exposed_s` is what somebody waited for while the device had
+    nothing else to do, and `copy_hidden_s` went on beside other work. `copy_blocked_s` is the time that host threads
+    spent in `start` and `get`, which includes waiting for the device to finish what it is to copy. `pinned_copies` went
+    to memory that was found to be page-locked.
     """
 
     copies: int = 0
@@ -85,6 +85,9 @@ class Transfer(Protocol):
 
     def seconds(self) -> float:
         """The device's time for it; it must be done."""
+
+    def has_company(self) -> bool:
+        """Whether the device has work left on the stream that made the source; asked when the copy has just ended."""
 
 
 class CopyBackend(Protocol):
@@ -156,7 +159,7 @@ class AsyncCopy:
 
         began_s = time.perf_counter()
         while self._under_way and self._under_way[0].ready():
-            self._under_way.popleft().end(waited_s=0.0)
+            self._under_way.popleft().end()
         tensor = tensor.detach()
         if not tensor.numel():
             return _Arrived(tensor.to("cpu"))
@@ -177,9 +180,10 @@ class AsyncCopy:
             self.counters.copy_blocked_s += time.perf_counter() - began_s
         return copying
 
-    def _count(self, seconds: float, waited_s: float) -> None:
-        # Waiting ends when the copy ends, so what comes before the copy's own seconds was waiting for its source.
-        exposed_s = min(seconds, waited_s)
+    def _count(self, seconds: float, waited_s: float, was_alone: bool) -> None:
+        # Waiting ends when the copy ends, so what comes before the copy's own seconds was waiting for its source. Where
+        # the device goes on with what was queued behind the source, only a thread that is ahead of it has waited.
+        exposed_s = min(seconds, waited_s) if was_alone else 0.0
         with self._lock:
             self.counters.copy_s += seconds
             self.counters.copy_exposed_s += exposed_s
@@ -199,7 +203,7 @@ class _Copying:
         source: torch.Tensor,
         host: torch.Tensor,
         transfer: Transfer,
-        count: Callable[[float, float], None],
+        count: Callable[[float, float, bool], None],
     ) -> None:
         self._source: torch.Tensor | None = source
         self._host = host
@@ -212,21 +216,21 @@ class _Copying:
 
     def get(self) -> torch.Tensor:
         if self._source is not None:
-            waited_s = 0.0
+            waited_s, was_alone = 0.0, False
             if not self._transfer.done():
                 began_s = time.perf_counter()
                 self._transfer.wait()
-                waited_s = time.perf_counter() - began_s
-            self.end(waited_s)
+                waited_s, was_alone = time.perf_counter() - began_s, not self._transfer.has_company()
+            self.end(waited_s, was_alone)
         return self._host
 
-    def end(self, waited_s: float) -> None:
+    def end(self, waited_s: float = 0.0, was_alone: bool = False) -> None:
         """The copy is done: let the source go and count, once."""
         with self._lock:
             if self._source is None:
                 return
             self._source = None
-        self._count(self._transfer.seconds(), waited_s)
+        self._count(self._transfer.seconds(), waited_s, was_alone)
 
 
 class CudaBackend:
@@ -248,16 +252,17 @@ class CudaBackend:
     def copy(self, source: torch.Tensor, destination: torch.Tensor) -> Transfer:
         import torch
 
-        self._stream.wait_stream(torch.cuda.current_stream(source.device))
+        makes_source = torch.cuda.current_stream(source.device)
+        self._stream.wait_stream(makes_source)
         with torch.cuda.stream(self._stream):
             began = _timing_event()
             destination.copy_(source, non_blocking=True)
-            return _CudaTransfer(began, _timing_event())
+            return _CudaTransfer(began, _timing_event(), makes_source)
 
 
 class _CudaTransfer:
-    def __init__(self, began: torch.cuda.Event, ended: torch.cuda.Event) -> None:
-        self._began, self._ended = began, ended
+    def __init__(self, began: torch.cuda.Event, ended: torch.cuda.Event, makes_source: torch.cuda.Stream) -> None:
+        self._began, self._ended, self._makes_source = began, ended, makes_source
 
     def done(self) -> bool:
         return self._ended.query()
@@ -267,6 +272,9 @@ class _CudaTransfer:
 
     def seconds(self) -> float:
         return self._began.elapsed_time(self._ended) / 1e3
+
+    def has_company(self) -> bool:
+        return not self._makes_source.query()
 
 
 def _timing_event() -> torch.cuda.Event:
@@ -285,9 +293,9 @@ def _copied(tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
         return tensor.to("cpu", copy=True), time.perf_counter() - began_s
     began = _timing_event()
     host = tensor.to("cpu", copy=True)
-    transfer = _CudaTransfer(began, _timing_event())
-    transfer.wait()
-    return host, transfer.seconds()
+    ended = _timing_event()
+    ended.synchronize()
+    return host, began.elapsed_time(ended) / 1e3
 
 
 class _Arrived:

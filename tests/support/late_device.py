@@ -29,6 +29,9 @@ class LateDevice:
         """Work on the current stream, behind what is there already."""
         self._busy_until = max(self._busy_until, self.now) + seconds
 
+    def is_computing(self) -> bool:
+        return self._busy_until > self.now
+
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
         while self._queued and self._queued[0].ends <= self.now:
@@ -77,3 +80,6 @@ class LateTransfer:
 
     def seconds(self) -> float:
         return self._seconds
+
+    def has_company(self) -> bool:
+        return self._device.is_computing()

@@ -215,6 +215,14 @@ def test_waiting_for_the_source_blocks_and_exposes_nothing(device):
     assert counted(copy) == (100, 100, 0, 600)
 
 
+def test_waiting_while_the_device_goes_on_blocks_and_exposes_nothing(device):
+    copy = AsyncCopy(device)
+    pending = copy.start(torch.zeros(100, dtype=torch.uint8))
+    device.compute(500)
+    pending.get()
+    assert counted(copy) == (100, 0, 100, 100)
+
+
 def test_a_start_that_blocks_is_noticed(device):
     """As a copy to pageable memory does, or one that waits for the device."""
     queue = device.copy
