@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import sys
 import traceback
 from typing import Any, TextIO
@@ -50,3 +51,15 @@ class AccessLog:
         stream = self._stream or sys.stderr
         stream.write(json.dumps({"time": now, "event": event, **fields}) + "\n")
         stream.flush()
+
+
+class LibraryMessages(logging.Handler):
+    """What libraries have to say, as lines of the log; give it to their loggers."""
+
+    def __init__(self, log: AccessLog) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else None
+        self._log.event("message", logger=record.name, message=record.getMessage().strip(), traceback=trace)

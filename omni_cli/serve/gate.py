@@ -52,8 +52,10 @@ class Gate:
             if exchange.status is None:
                 await APIError(500, "internal error", code="internal_error").response()(scope, receive, reply)
         except asyncio.CancelledError:
-            exchange.error = "cancelled"
-            raise
+            # The time for requests to end after a stop signal is over. This is the request's whole task, which ends.
+            exchange.error = "shutting_down"
+            if exchange.status is None:
+                await _shutting_down().response()(scope, receive, reply)
         finally:
             self._metrics.ended(exchange)
             self._log.request(exchange)
@@ -89,7 +91,7 @@ class Gate:
         if scope["method"] != "POST":
             return None
         if self._service.is_draining:
-            return APIError(503, "the server is shutting down", code="shutting_down", retry_after_s=RETRY_AFTER_S)
+            return _shutting_down()
         if self._inside >= self._limits.max_requests:
             return APIError(
                 429,
@@ -129,6 +131,10 @@ class _Reply:
         elif message["type"] == "http.response.body":
             self._exchange.sent_bytes += len(message.get("body", b""))
         await self._send(message)
+
+
+def _shutting_down() -> APIError:
+    return APIError(503, "the server is shutting down", code="shutting_down", retry_after_s=RETRY_AFTER_S)
 
 
 def _replay(body: bytes) -> Receive:

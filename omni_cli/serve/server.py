@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import uvicorn
 from omni_cli.config.engine_config import EngineConfig
 from omni_cli.errors import UsageError
 from omni_cli.outputs import Event
-from omni_cli.serve.access_log import AccessLog
+from omni_cli.serve.access_log import AccessLog, LibraryMessages
 from omni_cli.serve.app import create_app
 from omni_cli.serve.limits import Limits
 from omni_cli.serve.metrics import Metrics
@@ -23,6 +24,7 @@ from omni_cli.serve.service import Service
 from omni_cli.serve.supervisor import Supervisor
 
 _BACKLOG = 512
+_LOGGERS = ("uvicorn.error", "asyncio")
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,9 @@ class Server:
 
         Raises `OmniError` where the stages cannot be loaded. Afterwards no process of the engine is left.
         """
+        messages = LibraryMessages(self._log)
+        for name in _LOGGERS:
+            logging.getLogger(name).addHandler(messages)
         serving = asyncio.create_task(self._uvicorn.serve([listener]))
         stopping = asyncio.ensure_future(stop)
         loading = asyncio.create_task(self.supervisor.start(on_event))
@@ -138,3 +143,5 @@ class Server:
         await asyncio.gather(serving, loading, return_exceptions=True)
         await self.supervisor.close()
         self._log.event("stopped")
+        for name in _LOGGERS:
+            logging.getLogger(name).handlers.clear()

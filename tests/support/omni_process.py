@@ -122,7 +122,7 @@ class OmniProcess:
             },
             stdin=options.pop("stdin", subprocess.DEVNULL),
             stdout=options.pop("stdout", subprocess.PIPE),
-            stderr=subprocess.PIPE,
+            stderr=options.pop("stderr", subprocess.PIPE),
             text=True,
             errors="replace",
             start_new_session=True,
@@ -166,7 +166,7 @@ class OmniProcess:
         return Ended(
             self.popen.returncode,
             out or "",
-            err,
+            err or "",
             seconds,
             self._leftovers(),
             _files(self.output),

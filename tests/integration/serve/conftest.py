@@ -1,0 +1,92 @@
+"""One server a profile for the whole session, and small inputs."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.omni_server import OmniServer
+
+from omni_cli.encoding import encode_png, encode_wav
+
+# Short answers keep the speech short, and with it the tests.
+TINY_OMNI = (
+    "--profile",
+    "tiny-omni",
+    "--set",
+    "thinker.sampling.max_tokens=16",
+    "--set",
+    "talker.sampling.max_tokens=40",
+)
+
+
+@pytest.fixture(scope="session")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """`start_server(*arguments)` -> an `OmniServer` that is stopped at the end of the session, cleanly."""
+    servers: list[OmniServer] = []
+
+    def start(*arguments: str, **options: Any) -> OmniServer:
+        servers.append(OmniServer(tmp_path_factory.mktemp("server"), *arguments, **options))
+        return servers[-1]
+
+    yield start
+    ends = [server.stop() for server in servers]
+    for server, ended in zip(servers, ends, strict=True):
+        assert ended.leftovers == ()
+        assert ended.code in (0, 130), server.raw_log
+
+
+@pytest.fixture(scope="session")
+def omni(start_server: Any) -> OmniServer:
+    return start_server(*TINY_OMNI)
+
+
+@pytest.fixture(scope="session")
+def pictures(start_server: Any) -> OmniServer:
+    return start_server("--profile", "tiny-image")
+
+
+@pytest.fixture(scope="session")
+def omni_engine(start_engine: Any) -> Any:
+    """The same profile as `omni`, without a server."""
+    overrides = [TINY_OMNI[index + 1] for index, word in enumerate(TINY_OMNI) if word == "--set"]
+    return start_engine("tiny-omni", *overrides)
+
+
+@pytest.fixture(scope="session")
+def picture_engine(start_engine: Any) -> Any:
+    return start_engine("tiny-image")
+
+
+@pytest.fixture(scope="session")
+def image() -> np.ndarray:
+    """uint8 RGB (56, 84, 3)."""
+    return np.random.default_rng(0).integers(0, 256, (56, 84, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="session")
+def image_url(image: np.ndarray) -> str:
+    return f"data:image/png;base64,{base64.b64encode(encode_png(image)).decode()}"
+
+
+@pytest.fixture(scope="session")
+def sound() -> bytes:
+    """A WAV file of half a second at 16 kHz."""
+    times = np.arange(8000) / 16_000
+    return encode_wav(np.sin(2 * np.pi * 440 * times).astype(np.float32) / 2, 16_000)
+
+
+@pytest.fixture(scope="session")
+def read_image() -> Callable[[str], np.ndarray]:
+    """Base64 of an image file to its pixels."""
+
+    def read(b64_json: str) -> np.ndarray:
+        from PIL import Image
+
+        return np.array(Image.open(io.BytesIO(base64.b64decode(b64_json))))
+
+    return read

@@ -1,0 +1,262 @@
+"""The official client, unmodified; what it gets is what the engine makes without a server."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from support.omni_server import CHAT, OmniServer
+
+from omni_cli.encoding import encode_pcm16, encode_wav
+from omni_cli.inputs.audio import decode_audio
+from omni_cli.outputs import AudioOutput, GenerateRequest, ImageOutput, RequestResult, TextOutput
+
+MODEL = "tiny-omni"
+BOTH: Any = ["text", "audio"]
+
+
+def user(content: Any) -> list[Any]:
+    return [{"role": "user", "content": content}]
+
+
+def text_of(result: RequestResult) -> TextOutput:
+    return next(output for output in result.outputs if isinstance(output, TextOutput))
+
+
+def audio_of(result: RequestResult) -> AudioOutput:
+    return next(output for output in result.outputs if isinstance(output, AudioOutput))
+
+
+def run(engine: Any, prompt: str, *modalities: str, **fields: Any) -> RequestResult:
+    result = engine.run(GenerateRequest("r", prompt, modalities=frozenset(modalities), **fields))
+    assert result.error is None
+    return result
+
+
+def test_models(omni: OmniServer) -> None:
+    (model,) = omni.client().models.list().data
+    assert (model.id, model.owned_by) == (MODEL, "omni-cli")
+    assert omni.client().models.retrieve(MODEL) == model
+
+
+def test_chat(omni: OmniServer, omni_engine: Any) -> None:
+    answer = omni.client().chat.completions.create(
+        model=MODEL, messages=user("hello"), seed=3, extra_body={"return_token_ids": True}
+    )
+    expected = run(omni_engine, "hello", "text", seed=3)
+    (choice,) = answer.choices
+    assert choice.message.content == text_of(expected).text != ""
+    assert choice.token_ids == list(text_of(expected).token_ids)
+    assert choice.finish_reason == text_of(expected).finish_reason
+    assert choice.message.audio is None
+    (trace,) = expected.stages
+    assert answer.usage.prompt_tokens == trace.num_input_tokens
+    assert answer.usage.completion_tokens == trace.num_output_tokens
+    assert answer.usage.total_tokens == trace.num_input_tokens + trace.num_output_tokens
+
+
+def test_sampling_reaches_the_engine(omni: OmniServer, omni_engine: Any) -> None:
+    sampling = {"temperature": 1.5, "max_tokens": 7, "top_p": 0.9, "ignore_eos": True}
+    expected = text_of(run(omni_engine, "hello", "text", seed=5, sampling=sampling)).text
+    assert expected != text_of(run(omni_engine, "hello", "text", seed=6, sampling=sampling)).text
+    answer = omni.client().chat.completions.create(
+        model=MODEL,
+        messages=user("hello"),
+        seed=5,
+        temperature=1.5,
+        max_completion_tokens=7,
+        top_p=0.9,
+        extra_body={"ignore_eos": True},
+    )
+    assert answer.choices[0].message.content == expected
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_streamed_chat(omni: OmniServer, omni_engine: Any) -> None:
+    chunks = list(
+        omni.client().chat.completions.create(
+            model=MODEL, messages=user("hello"), stream=True, stream_options={"include_usage": True}
+        )
+    )
+    expected = run(omni_engine, "hello", "text")
+    *deltas, last, usage = chunks
+    texts = [chunk.choices[0].delta.content for chunk in deltas]
+    assert "".join(texts) == text_of(expected).text
+    assert len([text for text in texts if text]) > 2
+    assert deltas[0].choices[0].delta.role == "assistant"
+    assert last.choices[0].finish_reason == text_of(expected).finish_reason
+    assert usage.choices == [] and usage.usage.completion_tokens == expected.stages[0].num_output_tokens
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+@pytest.mark.parametrize("audio_format", ["wav", "flac", "pcm16"])
+def test_spoken_chat(omni: OmniServer, omni_engine: Any, audio_format: Any) -> None:
+    answer = omni.client().chat.completions.create(
+        model=MODEL,
+        messages=user("hello"),
+        modalities=BOTH,
+        audio={"voice": "Ethan", "format": audio_format},
+        extra_body={"return_token_ids": True},
+    )
+    expected = run(omni_engine, "hello", "text", "audio", speaker="Ethan")
+    (choice,) = answer.choices
+    assert choice.audio_token_ids == list(expected.stages[1].output_token_ids)
+    assert choice.message.audio.transcript == choice.message.content == text_of(expected).text
+    data = base64.b64decode(choice.message.audio.data)
+    audio = audio_of(expected)
+    if audio_format == "wav":
+        assert data == encode_wav(audio.samples, audio.sample_rate)
+    elif audio_format == "pcm16":
+        assert data == encode_pcm16(audio.samples)
+    else:
+        samples, sample_rate = soundfile.read(io.BytesIO(data), dtype="int16")
+        assert sample_rate == audio.sample_rate
+        assert samples.tobytes() == encode_pcm16(audio.samples)
+    tokens = [trace.num_output_tokens for trace in expected.stages[:2]]
+    assert answer.usage.completion_tokens == sum(tokens)
+    assert answer.usage.completion_tokens_details.audio_tokens == tokens[1]
+
+
+def test_streamed_spoken_chat(omni: OmniServer, omni_engine: Any) -> None:
+    chunks = list(
+        omni.client().chat.completions.create(
+            model=MODEL,
+            messages=user("hello"),
+            modalities=BOTH,
+            audio={"voice": "Chelsie", "format": "pcm16"},
+            stream=True,
+        )
+    )
+    expected = run(omni_engine, "hello", "text", "audio")
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    pieces = [delta.audio for delta in deltas if delta.audio is not None]
+    assert "".join(delta.content or "" for delta in deltas) == text_of(expected).text
+    assert "".join(piece.transcript or "" for piece in pieces) == text_of(expected).text
+    pcm = b"".join(base64.b64decode(piece.data or "") for piece in pieces)
+    assert pcm == encode_pcm16(audio_of(expected).samples)
+    assert len({piece.id for piece in pieces}) == 1
+
+
+def test_speech_alone_has_no_content(omni: OmniServer) -> None:
+    answer = omni.client().chat.completions.create(
+        model=MODEL, messages=user("hello"), modalities=["audio"], audio={"voice": "Chelsie", "format": "wav"}
+    )
+    message = answer.choices[0].message
+    assert message.content is None
+    assert message.audio.transcript and message.audio.data
+
+
+def test_image_and_audio_go_in(
+    omni: OmniServer, omni_engine: Any, image: np.ndarray, image_url: str, sound: bytes
+) -> None:
+    parts = [
+        {"type": "input_audio", "input_audio": {"data": base64.b64encode(sound).decode(), "format": "wav"}},
+        {"type": "image_url", "image_url": {"url": image_url}},
+        {"type": "text", "text": "what is it?"},
+    ]
+    answer = omni.client().chat.completions.create(
+        model=MODEL, messages=user(parts), extra_body={"return_token_ids": True}
+    )
+    samples = decode_audio(io.BytesIO(sound), "sound")
+    expected = run(omni_engine, "what is it?", "text", audio=(samples,), images=(image,))
+    assert answer.choices[0].token_ids == list(text_of(expected).token_ids)
+    assert answer.usage.prompt_tokens == expected.stages[0].num_input_tokens
+    without = run(omni_engine, "what is it?", "text")
+    assert answer.usage.prompt_tokens > without.stages[0].num_input_tokens
+
+
+@pytest.mark.parametrize("response_format", ["wav", "flac", "pcm"])
+def test_speech(omni: OmniServer, response_format: Any) -> None:
+    """The three formats hold the same samples, and another voice other ones."""
+    client = omni.client()
+
+    def speak(voice: str, **options: Any) -> bytes:
+        return client.audio.speech.create(model=MODEL, input="Good morning.", voice=voice, **options).content
+
+    pcm = speak("Chelsie", response_format="pcm")
+    data = speak("Chelsie", response_format=response_format)
+    assert len(pcm) > 1000
+    if response_format == "pcm":
+        assert data != speak("Ethan", response_format="pcm")
+    else:
+        samples, sample_rate = soundfile.read(io.BytesIO(data), dtype="int16")
+        assert sample_rate == 24_000
+        assert samples.tobytes() == pcm
+
+
+def test_streamed_speech(omni: OmniServer) -> None:
+    client = omni.client()
+    request: Any = {"model": MODEL, "input": "Good morning.", "voice": "Chelsie", "response_format": "pcm"}
+    whole = client.audio.speech.create(**request).content
+    with client.audio.speech.with_streaming_response.create(**request, stream_format="audio") as response:
+        assert b"".join(response.iter_bytes()) == whole
+    with client.audio.speech.with_streaming_response.create(**request, stream_format="sse") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [json.loads(line.removeprefix("data: ")) for line in response.iter_lines() if line]
+    *deltas, done = lines
+    assert b"".join(base64.b64decode(delta["audio"]) for delta in deltas) == whole
+    assert done["type"] == "speech.audio.done" and done["usage"]["output_tokens"] > 0
+
+
+def test_pictures(pictures: OmniServer, picture_engine: Any, read_image: Any) -> None:
+    """Several pictures have seeds that follow each other, and are those of the engine bit for bit."""
+    answer = pictures.client().images.generate(
+        model="tiny-image", prompt="a red cube", n=3, size="64x48", extra_body={"seed": 7, "num_inference_steps": 3}
+    )
+    diffusion = {"width": 64, "height": 48, "num_inference_steps": 3}
+    for number, item in enumerate(answer.data):
+        result = picture_engine.run(GenerateRequest("r", "a red cube", seed=7 + number, diffusion=diffusion))
+        (expected,) = result.outputs
+        assert isinstance(expected, ImageOutput)
+        assert np.array_equal(read_image(item.b64_json), expected.pixels)
+    assert len({item.b64_json for item in answer.data}) == 3
+
+
+def test_many_at_once_get_their_own(omni: OmniServer) -> None:
+    """Answers under load are those that the same requests get alone; none is crossed with another's."""
+
+    def ask(number: int) -> tuple[str, list[int], list[int]]:
+        answer = omni.client().chat.completions.create(
+            model=MODEL,
+            messages=user(f"Tell me about number {number}."),
+            modalities=BOTH,
+            audio={"voice": ("Chelsie", "Ethan")[number % 2], "format": "wav"},
+            seed=number,
+            extra_body={"return_token_ids": True, "temperature": 0.8},
+        )
+        (choice,) = answer.choices
+        return choice.message.content, choice.token_ids, choice.audio_token_ids
+
+    alone = [ask(number) for number in range(6)]
+    assert len({str(answer) for answer in alone}) == 6
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(ask, range(6))) == alone
+
+
+def test_concurrent_picture_requests_get_their_own(pictures: OmniServer) -> None:
+    def draw(number: int) -> str:
+        client = pictures.client()
+        answer = client.images.generate(model="tiny-image", prompt=f"picture {number}", extra_body={"seed": number})
+        return answer.data[0].b64_json
+
+    alone = [draw(number) for number in range(5)]
+    assert len(set(alone)) == 5
+    with ThreadPoolExecutor(5) as pool:
+        assert list(pool.map(draw, range(5))) == alone
+
+
+def test_request_ids_come_back_and_are_in_the_log(omni: OmniServer) -> None:
+    body = {"model": MODEL, "messages": user("hello")}
+    answer = omni.request("POST", CHAT, body, x_request_id="my-own-id")
+    assert answer.status == 200 and answer.headers["x-request-id"] == "my-own-id"
+    (line,) = [line for line in omni.log("request") if line["request_id"] == "my-own-id"]
+    assert line["status"] == 200 and line["path"] == CHAT and line["output_tokens"] > 0
+    assert line["sent_bytes"] == len(answer.body)
+    without = omni.request("POST", CHAT, body)
+    assert len(without.headers["x-request-id"]) == 32
