@@ -20,6 +20,7 @@ import torch
 from diffusers import DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
 from safetensors.torch import load_file, save_file
+from support.stable_diffusion import build_stable_diffusion
 
 from omni_cli.config.engine_config import DiffusionStageConfig
 from omni_cli.engine.diffusers.executor import DiffusersPipelineExecutor
@@ -36,7 +37,7 @@ STAGE = DiffusionStageConfig(name="image", num_inference_steps=STEPS, height=64,
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory, build_stable_diffusion) -> dict[str, Path]:
+def folders(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("checkpoints")
     build_checkpoint("tiny-image", root / "qwen_image", seed=0)
     build_stable_diffusion(root / "stable_diffusion")

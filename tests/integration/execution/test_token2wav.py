@@ -20,7 +20,7 @@ from omni_cli.engine.stages.base import StageSpec, load_stage  # noqa: E402
 from omni_cli.errors import StageError  # noqa: E402
 from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser  # noqa: E402
 from omni_cli.models.checkpoints import resolve_model  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav import SpeakerEmbeddings  # noqa: E402
+from omni_cli.models.qwen2_5_omni.speaker_embeddings import SpeakerEmbeddings  # noqa: E402
 from omni_cli.worker.payloads import encode_additional_information  # noqa: E402
 
 SPEAKERS = {"Chelsie": 1, "Ethan": 2}

@@ -1,0 +1,214 @@
+"""Capture, replay, eviction and failure of CUDA graphs on the device itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from omni_cli.errors import StageError
+from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser
+
+MIB = 1 << 20
+
+
+def graphed(module: torch.nn.Module, **options) -> GraphDenoiser:
+    return prepare_denoiser(module, "cudagraph", stage="image", device="cuda", **options)
+
+
+class Layers(torch.nn.Module):
+    """A few matrix products whose intermediates are as large as its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(256, 256, device="cuda") for _ in range(4))
+
+    def forward(self, x, timestep):
+        x = x * timestep
+        for layer in self.layers:
+            x = torch.nn.functional.gelu(layer(x))
+        return x
+
+
+def test_replays_equal_eager_calls_bit_for_bit_and_stay_as_they_were_handed_out():
+    module = Layers()
+    inputs = [(torch.randn(64, 256, device="cuda"), torch.tensor(1.0 - step / 10, device="cuda")) for step in range(8)]
+    with torch.no_grad():
+        expected = [module(*one) for one in inputs]
+        denoiser = graphed(module)
+        made = [module(*one) for one in inputs]
+    assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
+    counters = denoiser.counters
+    assert (counters.graphs_captured, counters.graph_replays, counters.eager_calls) == (1, 8, 0)
+    assert counters.capture_s > 0 and counters.graph_pool_bytes >= 64 * 256 * 4
+    denoiser.close()
+
+
+def test_a_tensor_on_the_host_is_copied_in_anew_each_time():
+    module = Layers()
+    x = torch.randn(64, 256, device="cuda")
+    with torch.no_grad():
+        expected = [module(x, torch.tensor(float(step))) for step in range(4)]
+        denoiser = graphed(module)
+        made = [module(x, torch.tensor(float(step))) for step in range(4)]
+    assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
+    assert denoiser.counters.graphs_captured == 1
+    denoiser.close()
+
+
+def test_graphs_that_share_the_pool_replay_in_any_order():
+    module, time = Layers(), torch.tensor(0.5, device="cuda")
+    inputs = [torch.randn(rows, 256, device="cuda") for rows in (4096, 32, 1024)]
+    with torch.no_grad():
+        expected = [module(x, time) for x in inputs]
+        denoiser = graphed(module)
+        for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 0, 2)):
+            for index in order:
+                assert torch.equal(module(inputs[index], time), expected[index])
+    assert denoiser.counters.graphs_captured == 3
+    denoiser.close()
+
+
+def test_eviction_bounds_the_pool_and_close_gives_everything_back(reserved):
+    module, time = Layers(), torch.tensor(0.5, device="cuda")
+    rows = [(8 + index) * 1024 for index in range(6)]
+
+    def run(max_graphs: int) -> tuple[int, GraphDenoiser]:
+        denoiser = graphed(module, max_graphs=max_graphs)
+        with torch.no_grad():
+            for count in rows:
+                x = torch.randn(count, 256, device="cuda")
+                for _ in range(2):
+                    module(x, time)
+        return denoiser.counters.graph_pool_bytes, denoiser
+
+    before = reserved()
+    few_bytes, few = run(2)
+    assert (few.counters.graphs_captured, few.counters.graphs_evicted) == (6, 4)
+    few.close()
+    assert few.counters.graph_pool_bytes == 0
+    # cuBLAS keeps a workspace for the stream of captures.
+    assert reserved() - before <= 64 * MIB
+    all_bytes, every = run(6)
+    assert every.counters.graphs_evicted == 0
+    every.close()
+    assert few_bytes < 0.75 * all_bytes, "two graphs hold less than six"
+    largest = rows[-1] * 256 * 4
+    # Static inputs and outputs of two, and what the larger needs on the way.
+    assert few_bytes <= 8 * largest
+
+
+def test_a_pool_is_made_anew_after_its_last_graph_has_gone():
+    module, time = Layers(), torch.tensor(0.5, device="cuda")
+    denoiser = graphed(module, max_graphs=1)
+    with torch.no_grad():
+        for rows in (16, 32, 16):
+            x = torch.randn(rows, 256, device="cuda")
+            assert torch.equal(module(x, time), module(x, time))
+        denoiser.forget()
+        assert torch.equal(module(x, time), module(x, time))
+    assert (denoiser.counters.graphs_captured, denoiser.counters.graphs_evicted) == (4, 2)
+    denoiser.close()
+
+
+class Forgets(torch.nn.Module):
+    """Caches a table on the device, as position embeddings are, and drops it when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = None
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.full((1 << 20,), 3.0, device="cuda")
+        return x + self.table
+
+
+def test_what_a_model_has_cached_outlives_its_cache_where_a_graph_reads_it():
+    module = Forgets()
+    denoiser = graphed(module)
+    x = torch.zeros(1 << 20, device="cuda")
+    module(x)
+    module.table = None
+    garbage = [torch.full((1 << 20,), 7.0, device="cuda") for _ in range(16)]
+    assert module(x).unique().tolist() == [3.0]
+    assert denoiser.counters.graphs_captured == 1
+    del garbage
+    denoiser.close()
+
+
+class Part(torch.nn.Module):
+    def __init__(self, act) -> None:
+        super().__init__()
+        self.act = act
+
+    def forward(self, x):
+        return self.act(x * 2)
+
+
+class Whole(torch.nn.Module):
+    def __init__(self, act) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Part(lambda x: x + 1), Part(act)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def synchronize(x):
+    torch.cuda.synchronize()
+    return x
+
+
+def upload(x):
+    return x + torch.arange(4.0).to("cuda")
+
+
+def download(x):
+    host = torch.empty(4)
+    host.copy_(x)
+    return x + host.to("cuda")
+
+
+@pytest.mark.parametrize(
+    ("act", "names"),
+    [
+        (lambda x: x * x.sum().item(), "aten::_local_scalar_dense waits for a value from the device"),
+        (lambda x: x[x > 0], "aten::index.Tensor makes a result whose shape depends on values"),
+        (lambda x: x.cpu().cuda(), "copies a tensor to the host"),
+        (lambda x: x + torch.randn_like(x), "draws random numbers"),
+        (synchronize, "torch.cuda.synchronize()"),
+        (upload, "torch.arange(4.0).to"),
+        (download, "host.copy_(x)"),
+    ],
+    ids=["item", "mask", "to host", "random", "synchronize", "pageable upload", "pageable download"],
+)
+def test_a_broken_capture_names_what_broke_it_and_leaves_the_process_usable(act, names, reserved):
+    x = torch.ones(4, device="cuda")
+    good, broken = Whole(lambda x: x), Whole(act)
+    working = graphed(good)
+    before_state = torch.cuda.get_rng_state()
+    assert torch.equal(good(x), x * 4 + 2)
+    before = reserved()
+    failing = graphed(broken)
+    for _ in range(3):
+        with pytest.raises(StageError) as caught:
+            broken(x)
+        message = caught.value.message
+        assert message.startswith("stage `image`: `execution: cudagraph` cannot capture Whole: ")
+        assert names in message and "in `blocks.1` (Part), test_cuda_graphs.py:" in message, message
+        assert caught.value.hint == "--set image.execution=eager"
+    assert (len(failing.graphs), failing.counters.graphs_captured) == (0, 0)
+    failing.close()
+
+    # The other graphs, new captures, random numbers, plain work and the model itself, eagerly.
+    assert torch.equal(good(x + 1), (x + 1) * 4 + 2)
+    assert torch.equal(good(torch.ones(8, device="cuda")), torch.full((8,), 6.0, device="cuda"))
+    torch.cuda.set_rng_state(before_state)
+    assert torch.randn(4, device="cuda").isfinite().all()
+    assert broken(x).device.type == "cuda"
+    torch.cuda.synchronize()
+    working.close()
+    assert reserved() - before <= 4 * MIB

@@ -1,0 +1,131 @@
+"""Execution modes of whole pipelines on the device, through the executor: the same pictures, counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.engine.diffusers.executor import DiffusersPipelineExecutor
+from omni_cli.engine.diffusers.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.execution.denoiser import prepare_denoiser
+
+STEPS = 4
+REQUESTS = {
+    "qwen_image": [{}, {"negative_prompt": "blurry and grey", "true_cfg_scale": 3.0}, {"height": 32, "width": 96}],
+    "stable_diffusion": [{}, {"negative_prompt": "blurry", "guidance_scale": 4.0, "eta": 0.7}, {"height": 32}],
+}
+
+
+def start(folder, **settings) -> DiffusersPipelineExecutor:
+    stage = DiffusionStageConfig(name="image", num_inference_steps=STEPS, height=64, width=64, **settings)
+    return DiffusersPipelineExecutor(stage, str(folder), "float32", "cuda")
+
+
+def run(executor, *requests: DiffusionRequest) -> list[DiffusionOutput]:
+    outputs = list(executor.execute_model(DiffusionSchedulerOutput(requests)).outputs)
+    for output in outputs:
+        if output.error is not None:
+            raise output.error
+    return outputs
+
+
+def predictions(executor, module, request: DiffusionRequest) -> tuple[np.ndarray, list[torch.Tensor]]:
+    """The picture and all that the denoiser has predicted for it."""
+    seen = []
+    hook = module.register_forward_hook(
+        lambda _module, _args, output: seen.append((output[0] if isinstance(output, tuple) else output.sample).clone())
+    )
+    (output,) = run(executor, request)
+    hook.remove()
+    return output.pixels, seen
+
+
+@pytest.mark.parametrize("model", REQUESTS)
+def test_cudagraph_gives_what_eager_gives_bit_for_bit(folders, model):
+    made = {}
+    for execution in ("eager", "cudagraph"):
+        executor = start(folders[model], execution=execution)
+        executor.compile_or_warm_up_model()
+        pipeline = executor._pipeline
+        module = getattr(pipeline, "transformer", None) or pipeline.unet
+        made[execution] = [
+            predictions(executor, module, DiffusionRequest.from_arguments(str(seed), "a red cat", seed, arguments))
+            for arguments in REQUESTS[model]
+            for seed in (1, 2)
+        ]
+        counters, calls = executor.engagement, sum(len(seen) for _, seen in made[execution])
+        assert executor.effective["execution"] == execution
+        if execution == "eager":
+            assert (counters["eager_calls"], counters["graph_replays"]) == (calls, 0)
+        else:
+            warm_up = counters["graph_replays"] - calls
+            assert counters["eager_calls"] == 0 and 2 <= warm_up <= 4
+            assert 2 <= counters["graphs_captured"] <= 6 and counters["graph_pool_bytes"] > 0
+        executor.shutdown()
+    for (eager, eager_seen), (graph, graph_seen) in zip(made["eager"], made["cudagraph"], strict=True):
+        np.testing.assert_array_equal(graph, eager)
+        assert all(torch.equal(a, b) for a, b in zip(graph_seen, eager_seen, strict=True))
+        assert eager.std() > 5, "a flat picture would equal anything"
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_graphs_do_not_outlive_the_weights_that_they_read(folders, level):
+    executor = start(folders["qwen_image"], execution="cudagraph")
+    request = DiffusionRequest("0", "a cat", seed=9)
+    (before,) = run(executor, request)
+    executor.sleep(level)
+    assert executor.engagement.get("graph_pool_bytes", 0) == 0
+    occupied = [torch.full((1 << 20,), float("nan"), device="cuda") for _ in range(64)]
+    executor.wake_up()
+    (after,) = run(executor, request)
+    np.testing.assert_array_equal(after.pixels, before.pixels)
+    del occupied
+    executor.shutdown()
+
+
+def test_async_copies_bring_the_same_pictures_in_order_and_pinned(folders):
+    requests = [DiffusionRequest(str(seed), "a cat", seed=seed) for seed in range(4)]
+    made = {}
+    for output_copy in ("sync", "async"):
+        executor = start(folders["qwen_image"], output_copy=output_copy)
+        ready: list[DiffusionOutput] = []
+        executor.execute_model(DiffusionSchedulerOutput(tuple(requests)), on_output=ready.append)
+        assert [output.request_id for output in ready] == ["0", "1", "2", "3"]
+        made[output_copy] = run(executor, *requests)
+        counters = executor.engagement
+        assert executor.effective["output_copy"] == output_copy
+        assert counters["copies"] == 8 and counters["copied_bytes"] == 8 * (64 * 64 * 3 + 1)
+        assert counters["pinned_copies"] == (8 if output_copy == "async" else 0)
+        assert all(output.times.vae_decode_s > 0 for output in made[output_copy])
+        executor.shutdown()
+    for one, other in zip(made["sync"], made["async"], strict=True):
+        np.testing.assert_array_equal(one.pixels, other.pixels)
+
+
+def test_token2wav_replays_what_it_computes_eagerly_for_every_speaker():
+    from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
+    from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavDiTModel
+
+    from omni_cli.models.qwen2_5_omni.speaker_embeddings import SpeakerEmbeddings
+
+    torch.manual_seed(0)
+    dit = Qwen2_5OmniToken2WavDiTModel(Qwen2_5OmniDiTConfig(num_hidden_layers=4)).eval().to("cuda")
+    voices = {name: torch.randn(1, dit.config.enc_emb_dim, device="cuda") for name in ("a", "b")}
+    references = {name: torch.randn(1, 300, dit.config.mel_dim, device="cuda") for name in voices}
+    requests = [("a", 50), ("b", 50), ("a", 50), ("b", 20)]
+
+    def sample(name: str, num_codes: int) -> torch.Tensor:
+        torch.manual_seed(5)
+        codes = torch.arange(num_codes, device="cuda")[None]
+        return dit.sample(voices[name], references[name], codes, num_steps=4)
+
+    expected = [sample(*request) for request in requests]
+    embeddings = SpeakerEmbeddings(dit)
+    denoiser = prepare_denoiser(dit, "cudagraph", stage="token2wav", device="cuda")
+    for request, eager in zip(requests, expected, strict=True):
+        embeddings.speaker = request[0]
+        assert torch.equal(sample(*request), eager), request
+    assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (2, 48)
+    denoiser.close()
