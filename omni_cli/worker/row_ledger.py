@@ -9,30 +9,35 @@ the rows of cached blocks so that a prefix hit can be paid from them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True)
-class ComputedSpan:
+class ComputedSpan(NamedTuple):
     """Positions [start, start + length) of `request_id` were computed; rows [row, row + length) of the step's batch.
 
-    `block_ids` are the KV-cache blocks that hold positions 0, 1, ... of the request; None without prefix caching.
-    `num_draft_tokens` of the positions were drafted, so that some of the last rows may turn out to be rejected.
+    `block_ids` are the KV-cache blocks that hold the request's positions from block `first_block` on; None without
+    prefix caching. `num_draft_tokens` of the positions were drafted, so that some of the last rows may turn out to be
+    rejected.
     """
 
     request_id: str
     start: int
     length: int
     row: int
-    block_ids: Sequence[int] | None = None
     num_draft_tokens: int = 0
+    block_ids: Sequence[int] | None = None
+    first_block: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
 
     def accepted(self, num_sampled_tokens: int) -> ComputedSpan:
         """The span less the positions of rejected draft tokens; a step samples one token more than it accepts."""
         rejected = max(0, self.num_draft_tokens - max(0, num_sampled_tokens - 1))
-        return ComputedSpan(self.request_id, self.start, self.length - rejected, self.row, self.block_ids)
+        return self._replace(length=self.length - rejected, num_draft_tokens=0)
 
 
 class RowLedger:
@@ -60,6 +65,11 @@ class RowLedger:
     def keeps_cached_rows(self) -> bool:
         return self._slot_rows is not None
 
+    def with_blocks(self, span: ComputedSpan, block_ids: Sequence[int]) -> ComputedSpan:
+        """`span` with its own copy of those of the request's blocks that settling it needs; `block_ids` are all."""
+        first = min(span.start, self._next_position.get(span.request_id, 0)) // self._block_size
+        return span._replace(block_ids=block_ids[first : -(-span.end // self._block_size)], first_block=first)
+
     def settle(self, span: ComputedSpan, rows: torch.Tensor) -> torch.Tensor:
         """Rows that the span's request is owed now: (num_owed, hidden_size), in order of position.
 
@@ -68,18 +78,16 @@ class RowLedger:
         owed_from = self._next_position.get(span.request_id)
         if owed_from is None:
             return rows[:0]
-        end = span.start + span.length
         if self._slot_rows is not None:
-            self._slot_rows[self._slots(span, span.start, end)] = rows
-        parts = []
-        if owed_from < span.start:
-            parts.append(self._cached_rows(span, owed_from))
-        if owed_from < end:
-            parts.append(rows[max(0, owed_from - span.start) :])
-            self._next_position[span.request_id] = end
-        if not parts:
+            self._keep(span, rows)
+        if owed_from >= span.end:
             return rows[:0]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        self._next_position[span.request_id] = span.end
+        if owed_from == span.start:
+            return rows
+        if owed_from > span.start:
+            return rows[owed_from - span.start :]
+        return torch.cat([self._cached_rows(span, owed_from), rows])
 
     def _cached_rows(self, span: ComputedSpan, owed_from: int) -> torch.Tensor:
         if self._slot_rows is None:
@@ -89,9 +97,17 @@ class RowLedger:
             )
         return self._slot_rows[self._slots(span, owed_from, span.start)]
 
+    def _keep(self, span: ComputedSpan, rows: torch.Tensor) -> None:
+        assert self._slot_rows is not None and span.block_ids is not None
+        if span.length == 1:
+            # Every step of decoding: no index tensors for a single row.
+            block, offset = divmod(span.start, self._block_size)
+            self._slot_rows[span.block_ids[block - span.first_block] * self._block_size + offset] = rows[0]
+        else:
+            self._slot_rows[self._slots(span, span.start, span.end)] = rows
+
     def _slots(self, span: ComputedSpan, start: int, end: int) -> torch.Tensor:
         assert span.block_ids is not None
-        positions = torch.arange(start, end)
-        first = start // self._block_size
-        blocks = torch.tensor(span.block_ids[first : -(-end // self._block_size)])
-        return blocks[positions // self._block_size - first] * self._block_size + positions % self._block_size
+        blocks, positions = torch.tensor(span.block_ids), torch.arange(start, end)
+        of_position = blocks[positions // self._block_size - span.first_block]
+        return of_position * self._block_size + positions % self._block_size

@@ -11,7 +11,6 @@ a mixin has no `__init__`; `init_omni` is called once, right after.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -192,8 +191,8 @@ class ARRunnerMixin(OmniRunnerMixin):
         wanted = [s for s in self._step_spans if self.request_payloads[s.request_id].wants_hidden_states]
         if not self.row_ledger.keeps_cached_rows:
             return wanted
-        # A copy: with an asynchronous output, vLLM may have moved on to the next step's blocks when it is settled.
-        return [replace(s, block_ids=tuple(self.requests[s.request_id].block_ids[0])) for s in wanted]
+        # With an asynchronous output, vLLM may have moved on to the next step's blocks when this one is settled.
+        return [self.row_ledger.with_blocks(s, self.requests[s.request_id].block_ids[0]) for s in wanted]
 
     def _start_copy(self, hidden_states: torch.Tensor, spans: list[ComputedSpan]) -> PendingCopy:
         """Rows of the requests that want them, (num_rows, hidden_size), in one transfer a step."""
@@ -212,15 +211,14 @@ class ARRunnerMixin(OmniRunnerMixin):
             # Kept until the request ends; page-locked memory is for the next steps' rows.
             rows = rows.clone()
         payloads = {}
-        offset = 0
-        for span in spans:
-            step_rows = rows[offset : offset + span.length]
-            offset += span.length
+        for span, step_rows in zip(spans, rows.split([span.length for span in spans]), strict=True):
             if span.num_draft_tokens:
                 sampled = output.sampled_token_ids[output.req_id_to_index[span.request_id]]
-                span = span.accepted(len(sampled))
-            owed = self.row_ledger.settle(span, step_rows[: span.length])
-            if owed.shape[0]:
+                accepted = span.accepted(len(sampled))
+                owed = self.row_ledger.settle(accepted, step_rows[: accepted.length])
+            else:
+                owed = self.row_ledger.settle(span, step_rows)
+            if len(owed):
                 payloads[span.request_id] = owed
         return OmniModelRunnerOutput.with_payloads(output, payloads)
 

@@ -1,4 +1,4 @@
-"""Output copies on a CUDA device: what arrives, when and where, and what the device does meanwhile. Needs torch alone."""
+"""Output copies on a CUDA device: what arrives and when, and what the device does meanwhile. Needs torch alone."""
 
 from __future__ import annotations
 
@@ -6,16 +6,10 @@ import time
 from collections.abc import Callable
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from omni_cli.errors import OmniError  # noqa: E402
-from omni_cli.execution.copies import AsyncCopy, CudaBackend, make_output_copy  # noqa: E402
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: copies to the host start there"),
-]
+from omni_cli.errors import OmniError
+from omni_cli.execution.copies import AsyncCopy, CudaBackend, make_output_copy
 
 DEVICE = "cuda:0"
 MIB = 1 << 20

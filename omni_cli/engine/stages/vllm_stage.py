@@ -28,7 +28,7 @@ from vllm.platforms import current_platform  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 
-from omni_cli.config.engine_config import ARStageConfig  # noqa: E402
+from omni_cli.config.engine_config import ARStageConfig, CudagraphMode  # noqa: E402
 from omni_cli.engine.messages import Progress, Report, RequestDone, StageRequest, Text, TextChunk  # noqa: E402
 from omni_cli.engine.stages.base import StageSpec  # noqa: E402
 from omni_cli.engine.stages.cudagraph_mode import ModeMessages, check_platform, check_settled  # noqa: E402
@@ -91,7 +91,7 @@ class VllmStage:
             "trust_remote_code": self.spec.trust_remote_code,
             "disable_log_stats": True,
             "worker_cls": self.worker_cls(stage.kind),
-            **_execution_args(stage),
+            **execution_args(getattr(stage, "cudagraph_mode", "none")),
         }
 
     @staticmethod
@@ -290,11 +290,12 @@ def prepare_ranks(num_ranks: int, stage: str) -> None:
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, group)) for group in groups)
 
 
-def _execution_args(stage: Any) -> dict[str, Any]:
+def execution_args(cudagraph_mode: CudagraphMode) -> dict[str, Any]:
+    """vLLM `EngineArgs` for how a step runs on the device that vLLM is installed for."""
     if current_platform.is_cpu():
         # Inductor takes minutes to compile a model for the CPU, and there are no graphs to capture.
         return {"enforce_eager": True}
-    return {"compilation_config": {"cudagraph_mode": getattr(stage, "cudagraph_mode", "none").upper()}}
+    return {"compilation_config": {"cudagraph_mode": cudagraph_mode.upper()}}
 
 
 def _one_line(error: BaseException) -> str:

@@ -31,14 +31,14 @@ def test_every_position_gets_exactly_one_row(data):
     cached = data.draw(st.integers(0, length // BLOCK_SIZE), label="cached blocks") * BLOCK_SIZE
     if cached:
         ledger.begin("other")
-        ledger.settle(ComputedSpan("other", 0, cached, 0, blocks), row_values(0, cached))
+        ledger.settle(ledger.with_blocks(ComputedSpan("other", 0, cached, 0), blocks), row_values(0, cached))
     computed = min(cached, length - 1)
     received = []
     while computed < length:
         count = data.draw(st.integers(1, length - computed), label="chunk")
         rejected = data.draw(st.integers(0, count - 1), label="rejected")
-        span = ComputedSpan("request", computed, count, 0, blocks, num_draft_tokens=count - 1)
-        span = span.accepted(num_sampled_tokens=count - rejected)
+        span = ComputedSpan("request", computed, count, 0, num_draft_tokens=count - 1)
+        span = ledger.with_blocks(span, blocks).accepted(num_sampled_tokens=count - rejected)
         assert span.length == count - rejected
         received.append(ledger.settle(span, row_values(computed, computed + span.length)))
         computed += span.length

@@ -1,0 +1,188 @@
+"""What hidden states cost: tokens per second of our AR runner, with and without them, beside stock vLLM's.
+
+    python benchmarks/ar_hidden_states.py [--rounds 40] [--num-requests 8] [--max-tokens 64] [--json]
+        [--model DIR] [--dtype float32] [--cudagraph-mode none] [--output-copy async]
+
+Two vLLM engines over the thinker of `small-omni` in one process, with the same arguments but for the worker: vLLM's
+own, and ours. A round runs the same concurrent requests three times, in turns (stock, without, with; with, without,
+stock; ...), greedy and with a fixed number of tokens; `with` means that every request wants its hidden states, and that
+somebody takes them when it ends. Every run begins with a word that no run before had, so that nothing comes out of the
+prefix cache. The tokens must be the same on all sides, or nothing is printed. Two rounds warm up.
+
+Prints tokens per second, and both ratios to stock vLLM with the 95 % interval that `omni bench` would give: rounds are
+the blocks. Goals: at least 0.97 with hidden states, 0.99 without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+# Scripts have their own folder on the path, and omni_cli may not be installed.
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+from chain_workload import PROMPTS
+from common import Ratio, in_turns, machine, machine_line
+
+# stdout is for the result; vLLM logs there.
+os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
+
+# First of all that is vLLM's: it sets what vLLM reads when it is imported.
+from omni_cli.engine.stages import vllm_stage  # isort: skip
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from omni_cli.engine.stages.output_processor import OmniOutputProcessor
+from omni_cli.models.checkpoints import read_model_kind, resolve_model
+from omni_cli.models.vllm_registry import register_models, resolve_in_process
+from omni_cli.stats.blocks import independent_units
+from omni_cli.stats.estimate import centre_of
+from omni_cli.worker.request_payloads import WANTS_HIDDEN_STATES
+
+STOCK, WITHOUT, WITH = "stock", "without", "with"
+GOALS = {WITHOUT: 0.99, WITH: 0.97}
+LEVEL = 0.05
+
+
+@dataclass
+class Engine:
+    """One engine, and how many runs it has done."""
+
+    llm: LLMEngine
+    processor: OmniOutputProcessor | None
+    runs: list[int] = field(default_factory=list)
+
+    def run(self, name: str, count: int, max_tokens: int, *, wants: bool) -> tuple[float, list[list[int]]]:
+        """Seconds from the first request in to the last one out, and every request's tokens."""
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            extra_args={WANTS_HIDDEN_STATES: True} if wants else None,
+        )
+        prompts = [f"{name} {PROMPTS[i % len(PROMPTS)]}" for i in range(count)]
+        rendered = self.llm.renderer.render_cmpl([{"prompt": prompt, "cache_salt": name} for prompt in prompts])
+        tokens: dict[str, list[int]] = {}
+        began_s = time.perf_counter()
+        for index, prompt in enumerate(rendered):
+            self.llm.add_request(str(index), prompt, params)
+        while self.llm.has_unfinished_requests():
+            for output in self.llm.step():
+                if output.finished:
+                    (completion,) = output.outputs
+                    tokens[output.request_id] = list(completion.token_ids)
+                    if wants:
+                        rows = self.processor.take_hidden_rows(output.request_id)
+                        consumed = len(output.prompt_token_ids) + len(completion.token_ids) - 1
+                        assert rows.shape[0] == consumed, f"{rows.shape[0]} rows for {consumed} tokens"
+        return time.perf_counter() - began_s, [tokens[str(index)] for index in range(count)]
+
+
+def main() -> int:
+    arguments = _arguments()
+    model = resolve_model(arguments.model)
+    register_models()
+    resolve_in_process(read_model_kind(model))
+    engines = {name: _start(arguments, model, ours=name != STOCK) for name in (STOCK, WITHOUT)}
+    engines[WITH] = engines[WITHOUT]
+    times: dict[str, list[float]] = {name: [] for name in engines}
+    expected: dict[int, list[list[int]]] = {}
+    warm_up = 2
+    for turn, side in in_turns(list(engines), warm_up + arguments.rounds):
+        seconds, tokens = engines[side].run(
+            f"Round {turn}:", arguments.num_requests, arguments.max_tokens, wants=side == WITH
+        )
+        if expected.setdefault(turn, tokens) != tokens:
+            sys.stderr.write(f"error: {side} made other tokens than the side before it\n")
+            return 2
+        if turn >= warm_up:
+            times[side].append(seconds)
+    return _report(arguments, times, engines[WITHOUT])
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--num-requests", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--model", default="builtin:small-omni")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--cudagraph-mode", default="none")
+    parser.add_argument("--output-copy", default="async", choices=["async", "sync"])
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def _start(arguments: argparse.Namespace, model: str, *, ours: bool) -> Engine:
+    worker: dict[str, Any] = {"worker_cls": vllm_stage.VllmStage.worker_cls("ar")} if ours else {}
+    llm = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=model,
+            dtype=arguments.dtype,
+            max_model_len=2048,
+            max_num_seqs=arguments.num_requests,
+            kv_cache_memory_bytes=512 << 20,
+            disable_log_stats=True,
+            skip_mm_profiling=True,
+            mm_processor_cache_gb=0,
+            **vllm_stage.execution_args(arguments.cudagraph_mode),
+            **worker,
+        )
+    )
+    if not ours:
+        return Engine(llm, None)
+    llm.collective_rpc("use_output_copy", args=(arguments.output_copy,))
+    return Engine(llm, OmniOutputProcessor.adopt(llm.output_processor))
+
+
+def _ratio(times: dict[str, list[float]], side: str) -> Ratio:
+    """Tokens per second of `side` over stock vLLM's."""
+    logs = np.log(times[STOCK]) - np.log(times[side])
+    units = independent_units(logs, cautious=False)
+    estimate = centre_of(units.values, units.inflation)
+    return Ratio(*(math.exp(value) for value in (estimate.centre, *estimate.interval(LEVEL))))
+
+
+def _report(arguments: argparse.Namespace, times: dict[str, list[float]], ours: Engine) -> int:
+    """Print it; 1 where a goal is missed."""
+    tokens = arguments.num_requests * arguments.max_tokens
+    rates = {side: tokens / float(np.median(seconds)) for side, seconds in times.items()}
+    ratios = {side: _ratio(times, side) for side in GOALS}
+    missed = any(ratio.value < GOALS[side] for side, ratio in ratios.items())
+    (engagement,) = filter(None, ours.llm.collective_rpc("engagement"))
+    if arguments.json:
+        record = {
+            "machine": machine(),
+            "goals": GOALS,
+            "times_s": times,
+            "tokens_per_second": rates,
+            "ratios": {side: asdict(ratio) for side, ratio in ratios.items()},
+            "engagement": engagement,
+        }
+        sys.stdout.write(json.dumps(record) + "\n")
+        return int(missed)
+    sys.stdout.write(f"{STOCK:8} {rates[STOCK]:9.1f} tokens/s\n")
+    for side, ratio in ratios.items():
+        shown = f"{ratio.value:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]"
+        verdict = "met" if ratio.value >= GOALS[side] else "missed"
+        sys.stdout.write(
+            f"{side:8} {rates[side]:9.1f} tokens/s   {shown} of stock   goal: at least {GOALS[side]}, {verdict}\n"
+        )
+    copied = ", ".join(f"{name} {value:g}" for name, value in engagement.items())
+    sys.stdout.write(f"{arguments.rounds} rounds of {arguments.num_requests} requests, {arguments.max_tokens} tokens ")
+    sys.stdout.write(f"each   tokens identical\n{copied}\n{machine_line()}\n")
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
