@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from omni_cli.execution.copies import OutputCopy, make_output_copy
+from omni_cli.engine.diffusers.timeline import clock_for
+from omni_cli.execution.copies import CopyCounters, OutputCopy, make_output_copy
 from omni_cli.record import Sample, Variant
 
 RAW = "raw copy_"
 SIDES = (RAW, "output_copy=sync", "output_copy=async")
 WORK = "no copy"
-STEPS = 16
+STEPS = 8
 
 
 @dataclass
@@ -45,16 +46,21 @@ class _RawCopy:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._clock = clock_for(str(device))
         self._host: torch.Tensor | None = None
+        self.counters = CopyCounters()
 
     def start(self, tensor: torch.Tensor) -> _RawCopy:
         if self._host is None:
             self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._device.type == "cuda")
+        self._began = self._clock.mark()
         self._host.copy_(tensor, non_blocking=True)
+        self._ended = self._clock.mark()
         return self
 
     def get(self) -> torch.Tensor:
         _synchronize(self._device)
+        self.counters.copy_s += self._clock.seconds(self._began, self._ended)
         return self._host
 
 
@@ -63,20 +69,21 @@ def _make(name: str, device: torch.device) -> OutputCopy | _RawCopy:
 
 
 def _bandwidth(pictures: torch.Tensor, copies: dict[str, OutputCopy | _RawCopy], blocks: int) -> list[Variant]:
-    """Seconds of one copy each, from asking for it until it can be read, the device idle before."""
+    """One copy each, the device idle before: seconds from asking for it until it can be read, and the device's own."""
     expected = pictures.cpu()
     samples: dict[str, list[Sample]] = {name: [] for name in SIDES}
     for block in range(-2, blocks):
         for position, name in enumerate([*SIDES, *reversed(SIDES)]):
             _synchronize(pictures.device)
-            start = time.perf_counter()
+            before_s, start = copies[name].counters.copy_s, time.perf_counter()
             host = copies[name].start(pictures).get()
             seconds = time.perf_counter() - start
             if block == -2 and not torch.equal(host, expected):
                 raise SystemExit(f"{name}: what arrived is not what was sent")
             if block >= 0:
-                rate = {"copied_bytes_per_second": pictures.nbytes / seconds}
-                samples[name].append(Sample(block=block, position=position, e2e_s=seconds, metrics=rate))
+                copy_s = copies[name].counters.copy_s - before_s
+                metrics = {"copy_s": copy_s, "copied_bytes_per_second": pictures.nbytes / max(copy_s, 1e-9)}
+                samples[name].append(Sample(block=block, position=position, e2e_s=seconds, metrics=metrics))
             del host
     return [_variant(name, samples[name], copies[name]) for name in SIDES]
 

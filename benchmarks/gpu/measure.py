@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +56,7 @@ def start(name: str, make: Callable[[], Side]) -> Measured:
         measured.side = make()
         measured.side.run(0)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what this side has to show
+        traceback.print_exc()
         measured.error = f"{type(error).__name__}: {error}"
         measured.side = None
         return measured
@@ -105,6 +107,14 @@ def compare_outputs(sides: Sequence[Measured], reference: Measured) -> None:
         measured.denoiser_max_abs_diff = max(_distance(a, b) for (_, a), (_, b) in zip(found, expected, strict=True))
         measured.notes["output_std"] = float(np.std(found[0][0].astype(np.float64)))
         measured.notes["denoiser_output_std"] = float(np.std(found[0][1]))
+
+
+def note_repeats(measured: Measured) -> None:
+    """Whether the vocoder makes the same waveform of the same mel spectrogram twice, as cuDNN is, and told to."""
+    for name, deterministic in (("default", False), ("deterministic", True)):
+        with torch.backends.cudnn.flags(enabled=True, deterministic=deterministic):
+            first, second = (measured.side.run(0) for _ in range(2))
+        measured.notes[f"waveform_repeat_max_abs_diff_{name}"] = _distance(first.waveform, second.waveform)
 
 
 def _outputs(side: Side) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -159,15 +169,16 @@ def busy_of(denoise: Callable[[int], None], device: torch.device) -> Busy | None
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         denoise(0)
         torch.cuda.synchronize(device)
+    # Not `recorded.events()`: building its objects takes ten seconds for so many kernels.
     spans = sorted(
-        (event.time_range.start, event.time_range.end)
-        for event in recorded.events()
-        if event.device_type == DeviceType.CUDA
+        (event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in recorded.profiler.kineto_results.events()
+        if event.device_type() == DeviceType.CUDA
     )
     if not spans:
         return None
-    total, end = 0.0, spans[0][0]
+    total, end = 0, spans[0][0]
     for first, last in spans:
-        total += max(0.0, last - max(first, end))
+        total += max(0, last - max(first, end))
         end = max(end, last)
-    return Busy(total / 1e6, len(spans), (end - spans[0][0]) / 1e6)
+    return Busy(total / 1e9, len(spans), (end - spans[0][0]) / 1e9)

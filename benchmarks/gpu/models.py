@@ -79,13 +79,17 @@ _TOKEN2WAV_TINY = {
 
 @dataclass(frozen=True)
 class PipelineModel:
-    """A pipeline and the call that is measured: `size` pixels each way, `num_inference_steps` steps."""
+    """A pipeline and the call that is measured: `size` pixels each way, `num_inference_steps` steps.
+
+    `blocks` is how often: more where the host is what is waited for, whose times vary more than a device's.
+    """
 
     name: str
     describes: str
     make: Callable[[torch.device], Any]
     size: int
     num_inference_steps: int
+    blocks: int
     dtype: str = "bfloat16"
     call: dict[str, Any] = field(default_factory=dict)
 
@@ -99,6 +103,7 @@ class Token2WavModel:
     make: Callable[[torch.device], Any]
     num_codes: int
     num_inference_steps: int
+    blocks: int
     dtype: str = "float32"
 
 
@@ -112,20 +117,21 @@ def models(*, tiny: bool) -> dict[str, Model]:
     found: list[Model] = [
         PipelineModel(
             "sana-0.6b", "SANA 0.6B, guided (two rows a step)",
-            lambda device: make_sana(device, sana_small, _DC_AE_TINY if tiny else _DC_AE), size, steps,
+            lambda device: make_sana(device, sana_small, _DC_AE_TINY if tiny else _DC_AE), size, steps, 16,
             call={"use_resolution_binning": False},
         ),
         PipelineModel(
             "sana-1.6b", "SANA 1.6B, guided (two rows a step)",
-            lambda device: make_sana(device, sana, _DC_AE_TINY if tiny else _DC_AE), size, steps,
+            lambda device: make_sana(device, sana, _DC_AE_TINY if tiny else _DC_AE), size, steps, 16,
             call={"use_resolution_binning": False},
         ),
         Token2WavModel(
             "token2wav", "Qwen2.5-Omni-7B's token2wav, guided", lambda device: make_token2wav(device, tiny=tiny),
-            codes, 3 if tiny else 10,
+            codes, 3 if tiny else 10, 8,
         ),
         PipelineModel(
-            "qwen-image", "Qwen-Image, 20B, no guidance", lambda device: make_qwen_image(device, tiny=tiny), large, 4
+            "qwen-image", "Qwen-Image, 20B, no guidance", lambda device: make_qwen_image(device, tiny=tiny),
+            large, 4, 8,
         ),
     ]  # fmt: skip
     return {model.name: model for model in found}
@@ -139,15 +145,14 @@ def make_sana(device: torch.device, sizes: dict[str, Any], vae: dict[str, Any]) 
         def encode_prompt(self, prompt, do_classifier_free_guidance=True, **_: Any):
             return (*self.random_prompt, *self.random_prompt)
 
+    scheduler = DPMSolverMultistepScheduler(flow_shift=3.0, use_flow_sigmas=True, prediction_type="flow_prediction")
     with _on(device, torch.bfloat16):
         pipeline = RandomPromptSana(
             tokenizer=None,
             text_encoder=None,
             vae=AutoencoderDC(**vae).eval(),
             transformer=SanaTransformer2DModel(**sizes).eval(),
-            scheduler=DPMSolverMultistepScheduler(
-                flow_shift=3.0, use_flow_sigmas=True, prediction_type="flow_prediction"
-            ),
+            scheduler=scheduler,
         )
         embeddings = torch.randn(1, _SANA_TOKENS, sizes["caption_channels"])
         mask = torch.ones(1, _SANA_TOKENS, dtype=torch.int64)
@@ -174,13 +179,14 @@ def make_qwen_image(device: torch.device, *, tiny: bool) -> Any:
     # It tells, at every call, of a default of its own that has no effect without a negative prompt.
     logging.set_verbosity_error()
     sizes = _QWEN_IMAGE_TINY if tiny else _QWEN_IMAGE
+    scheduler = FlowMatchEulerDiscreteScheduler(**_QWEN_SCHEDULER)
     with _on(device, torch.bfloat16):
         pipeline = RandomPromptQwenImage(
             tokenizer=None,
             text_encoder=None,
             vae=AutoencoderKLQwenImage(**({"base_dim": 16, "num_res_blocks": 1} if tiny else {})).eval(),
             transformer=QwenImageTransformer2DModel(**sizes).eval(),
-            scheduler=FlowMatchEulerDiscreteScheduler(**_QWEN_SCHEDULER),
+            scheduler=scheduler,
         )
         RandomPromptQwenImage.random_prompt = torch.randn(1, 64, sizes["joint_attention_dim"])
     pipeline.set_progress_bar_config(disable=True)

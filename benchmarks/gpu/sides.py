@@ -22,11 +22,15 @@ PROMPT = "a picture"
 
 @dataclass(frozen=True)
 class Call:
-    """One call: what it made, wall seconds until that was on the host, and the device's seconds of its parts."""
+    """One call: wall seconds until what it made was on the host, and the device's seconds of its parts.
+
+    `output` is what the mode has to answer for: pixels, or the mel spectrogram; `waveform` is made of the latter.
+    """
 
     output: np.ndarray
     e2e_s: float
     metrics: Mapping[str, float]
+    waveform: np.ndarray | None = None
 
 
 class Side(Protocol):
@@ -175,7 +179,7 @@ class Token2Wav:
         # The solver makes one step less than it has points in time.
         step_s = loop_s / (self._model.num_inference_steps - 1)
         metrics = {"denoise_step_s": step_s, "denoise_loop_s": loop_s, "vocoder_s": clock.seconds(sampled, end)}
-        return Call(waveform.numpy(), e2e_s, metrics)
+        return Call(mel.cpu().numpy(), e2e_s, metrics, waveform.numpy())
 
     def denoise(self, seed: int) -> None:
         with torch.no_grad():
