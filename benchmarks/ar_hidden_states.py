@@ -148,7 +148,7 @@ def _start(arguments: argparse.Namespace, model: str, *, ours: bool) -> Engine:
 def _ratio(times: dict[str, list[float]], side: str) -> Ratio:
     """Tokens per second of `side` over stock vLLM's."""
     logs = np.log(times[STOCK]) - np.log(times[side])
-    units = independent_units(logs, cautious=False)
+    units = independent_units(logs)
     estimate = centre_of(units.values, units.inflation)
     return Ratio(*(math.exp(value) for value in (estimate.centre, *estimate.interval(LEVEL))))
 

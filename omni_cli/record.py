@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import statistics
 from contextlib import suppress
@@ -203,7 +204,9 @@ def _read_json(label: str, content: bytes) -> Any:
     try:
         return msgspec.json.decode(content)
     except msgspec.DecodeError as error:
-        if "truncated" in str(error):
+        # A number that breaks off is called malformed, at the place where the text ends.
+        ends_in_number = re.search(r"invalid number \(byte (\d+)\)", str(error))
+        if "truncated" in str(error) or (ends_in_number and int(ends_in_number[1]) >= len(content) - 1):
             message = f"`{label}` is cut off: it ends in the middle, after {len(content)} bytes"
             raise InputError(message, hint=_AGAIN) from error
         raise InputError(f"`{label}` is not JSON: {visible(str(error))}") from error

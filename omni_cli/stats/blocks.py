@@ -42,14 +42,15 @@ class Units:
     inflation: float
 
 
-def independent_units(values: np.ndarray, *, cautious: bool) -> Units:
+def independent_units(values: np.ndarray) -> Units:
     """Batches as long as blocks stay correlated, but never fewer than `MIN_BLOCKS` of them.
 
-    `cautious` takes any correlation that the series shows for real, as is right for runs that share the drift of
-    their time; otherwise only one that chance does not explain (interleaving has removed the drift already).
+    Interleaving removes most of the drift, but not all correlation: on a machine with a busy core, which of two
+    variants is put off the processor more often stays the same for seconds. Any correlation that the series shows is
+    therefore taken for real.
     """
     count = len(values)
-    wanted = _batch_length(values, cautious=cautious)
+    wanted = _batch_length(values)
     length = max(1, min(wanted, count // MIN_BLOCKS))
     inflation = math.sqrt(wanted / length)
     if length == 1:
@@ -59,7 +60,7 @@ def independent_units(values: np.ndarray, *, cautious: bool) -> Units:
     return Units(np.add.reduceat(values, edges) / np.diff(np.append(edges, count)), inflation)
 
 
-def _batch_length(values: np.ndarray, *, cautious: bool) -> int:
+def _batch_length(values: np.ndarray) -> int:
     """Twice the time over which an AR(1) series with lag-1 autocorrelation r forgets itself, (1 + r) / (1 - r).
 
     Once that time leaves neighbouring batches so alike that the intervals of two records hold the truth in 91 %
@@ -71,9 +72,6 @@ def _batch_length(values: np.ndarray, *, cautious: bool) -> int:
     # Ranks, because a single disturbed block would hide the correlation of all the others.
     ranks = np.argsort(np.argsort(values)) - (count - 1) / 2
     correlation = float(ranks[:-1] @ ranks[1:]) / float(ranks @ ranks)
-    if cautious:
-        correlation += (1 + 3 * correlation) / count  # the estimate of a short series is too low by this much
-    elif correlation < 2.5 / math.sqrt(count):
-        return 1
+    correlation += (1 + 3 * correlation) / count  # the estimate of a short series is too low by this much
     correlation = min(max(correlation, 0.0), _MAX_CORRELATION)
     return round(4 * correlation / (1 - correlation)) + 1

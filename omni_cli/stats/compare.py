@@ -119,9 +119,9 @@ def _compare(
 
 def _estimate(logs_a: np.ndarray, logs_b: np.ndarray, paired: bool) -> Estimate:
     if paired:
-        units = independent_units(logs_b - logs_a, cautious=False)
+        units = independent_units(logs_b - logs_a)
         return centre_of(units.values, units.inflation)
-    a, b = independent_units(logs_a, cautious=True), independent_units(logs_b, cautious=True)
+    a, b = independent_units(logs_a), independent_units(logs_b)
     return difference_of(a.values, b.values, (a.inflation, b.inflation))
 
 

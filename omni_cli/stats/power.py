@@ -49,7 +49,7 @@ def minimum_detectable(estimate: Estimate, blocks: int, planned: int, level: flo
 
 
 def blocks_needed(estimate: Estimate, blocks: int, gap: float, level: float) -> int | None:
-    """About how many more blocks make the half width of the interval smaller than `gap` (log units, above 0).
+    """About how many more blocks decide in 80 % of the cases, where the bound is `gap` away (log units, above 0).
 
     None where no sensible number would: the estimate lies on the bound that decides.
     """
@@ -58,7 +58,8 @@ def blocks_needed(estimate: Estimate, blocks: int, gap: float, level: float) -> 
         return None
     needed = float(blocks)
     for _ in range(3):  # the quantile falls a little while the blocks become more
-        needed = max((_quantile(level, needed) * scale / gap) ** 2, MIN_BLOCKS)
+        reach = _quantile(level, needed) + NormalDist().inv_cdf(POWER)
+        needed = max((reach * scale / gap) ** 2, MIN_BLOCKS)
     return max(math.ceil(needed) - blocks, 1) if needed <= MAX_BLOCKS else None
 
 
@@ -74,7 +75,7 @@ def self_check(variant: Variant, metric: str = E2E, planned: int | None = None, 
     if len(blocks) < MIN_BLOCKS:
         message = f"a self-check needs {MIN_BLOCKS} blocks of `{variant.name}`, there are {len(blocks)}"
         raise NoiseError(message, hint="give it more iterations or a longer `--time-budget`")
-    units = independent_units(np.log(b) - np.log(a), cautious=False)
+    units = independent_units(np.log(b) - np.log(a))
     estimate = centre_of(units.values, units.inflation)
     low, high = (math.exp(bound) for bound in estimate.interval(level))
     detectable = minimum_detectable(estimate, len(blocks), planned or len(blocks), level)

@@ -64,7 +64,7 @@ def _median_interval(variant: Variant, metric: str, pairs: list[tuple[int, float
     # As many batches as the series has independent parts; which block is in which only follows their order.
     if len(blocks) < MIN_BLOCKS:
         return None
-    batches = independent_units(medians, cautious=True)
+    batches = independent_units(medians)
     units = len(batches.values)
     unit_of = dict(zip(blocks.tolist(), (np.arange(len(blocks)) * units // len(blocks)).tolist(), strict=True))
     order = np.argsort([value for _, value in pairs])

@@ -64,7 +64,8 @@ def test_two_runs_a_block_make_half_as_many_blocks() -> None:
 def test_blocks_needed() -> None:
     estimate = centre_of(0.02 * np.random.default_rng(0).standard_normal(25))
     half = estimate.half_width(0.05)
-    assert blocks_needed(estimate, 25, half / 2, 0.05) == pytest.approx(75, rel=0.3)
+    # Half the width takes four times as many; that it also happens in four of five cases, about twice as many again.
+    assert blocks_needed(estimate, 25, half / 2, 0.05) == pytest.approx(100 * ((1.96 + 0.84) / 1.96) ** 2 - 25, rel=0.3)
     assert blocks_needed(estimate, 25, half * 10, 0.05) == 1
     assert blocks_needed(estimate, 25, 0.0, 0.05) is None
     assert blocks_needed(estimate, 25, half / 1000, 0.05) is None
