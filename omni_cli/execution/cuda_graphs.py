@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 
 
 class CudaGraph:
-    def __init__(self, graph: torch.cuda.CUDAGraph, released: Callable[[], None]) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device, released: Callable[[], None]) -> None:
         self._graph = graph
+        self._device = device
         self._released = released
 
     def replay(self) -> None:
@@ -20,7 +22,7 @@ class CudaGraph:
 
     def release(self) -> None:
         # The device may still be running it.
-        torch.cuda.current_stream().synchronize()
+        torch.cuda.synchronize(self._device)
         self._graph.reset()
         self._released()
 
@@ -30,14 +32,14 @@ class CudaGraphBackend:
 
     Graphs may share a pool since each overwrites what the others compute on the way, but never their outputs, and
     since they run one after another. A pool is as large as the largest of its graphs wants, and gives nothing back
-    before the last of them has gone.
+    before the last of them has gone. After a capture that failed the next ones have another pool.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._pool: tuple[int, int] | None = None
-        self._num_graphs = 0
+        self._graphs_in: Counter[tuple[int, int]] = Counter()
 
     @contextlib.contextmanager
     def _on_own_stream(self):
@@ -57,35 +59,43 @@ class CudaGraphBackend:
     def capture(self, run: Callable[[], Any]) -> tuple[CudaGraph, Any]:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+        pool = self._pool
         # Garbage must not be found, and freed, while the device only records.
         gc.collect()
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with self._on_own_stream():
             # Other threads may do what they like meanwhile.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 outputs = run()
                 graph.capture_end()
             except BaseException:
-                self._abandon(graph)
+                self._abandon(graph, pool)
                 raise
         torch.cuda.synchronize(self._device)
-        self._num_graphs += 1
-        return CudaGraph(graph, self._forget), outputs
+        self._graphs_in[pool] += 1
+        return CudaGraph(graph, self._device, lambda: self._forget(pool)), outputs
 
-    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a capture that failed, so that the stream and the allocator are as they were."""
-        # Says only that the capture has failed, which is known.
-        with contextlib.suppress(RuntimeError):
+    def _abandon(self, graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
+        """End a capture that failed, so that the stream, the allocator and random numbers are as they were."""
+        self._pool = None
+        try:
             graph.capture_end()
+        except RuntimeError:
+            # Says only that the capture has failed, which is known, and leaves the rest of its work undone.
+            torch._C._cuda_endAllocateToPool(self._device.index, pool)
+            torch._C._cuda_releasePool(self._device.index, pool)
+            generator = torch.cuda.default_generators[self._device.index]
+            generator.graphsafe_set_state(generator.clone_state())
         graph.reset()
 
-    def _forget(self) -> None:
-        self._num_graphs -= 1
-        if self._num_graphs == 0:
+    def _forget(self, pool: tuple[int, int]) -> None:
+        self._graphs_in[pool] -= 1
+        if not self._graphs_in[pool]:
+            del self._graphs_in[pool]
             # A pool without graphs is given up; its name must not be used again.
-            self._pool = None
+            self._pool = None if self._pool == pool else self._pool
 
     def load(self, static: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
         if static:
@@ -96,7 +106,7 @@ class CudaGraphBackend:
 
     def pool_bytes(self) -> int:
         segments = torch.cuda.memory_snapshot()
-        return sum(s["total_size"] for s in segments if self._pool is not None and s["segment_pool_id"] == self._pool)
+        return sum(segment["total_size"] for segment in segments if segment["segment_pool_id"] in self._graphs_in)
 
     def trim(self) -> None:
         torch.cuda.empty_cache()

@@ -93,9 +93,6 @@ def test_eviction_bounds_the_pool_and_close_gives_everything_back(reserved):
     assert every.counters.graphs_evicted == 0
     every.close()
     assert few_bytes < 0.75 * all_bytes, "two graphs hold less than six"
-    largest = rows[-1] * 256 * 4
-    # Static inputs and outputs of two, and what the larger needs on the way.
-    assert few_bytes <= 8 * largest
 
 
 def test_a_pool_is_made_anew_after_its_last_graph_has_gone():
@@ -189,7 +186,8 @@ def test_a_broken_capture_names_what_broke_it_and_leaves_the_process_usable(act,
     x = torch.ones(4, device="cuda")
     good, broken = Whole(lambda x: x), Whole(act)
     working = graphed(good)
-    before_state = torch.cuda.get_rng_state()
+    torch.manual_seed(7)
+    drawn = torch.randn(4, device="cuda")
     assert torch.equal(good(x), x * 4 + 2)
     before = reserved()
     failing = graphed(broken)
@@ -206,8 +204,8 @@ def test_a_broken_capture_names_what_broke_it_and_leaves_the_process_usable(act,
     # The other graphs, new captures, random numbers, plain work and the model itself, eagerly.
     assert torch.equal(good(x + 1), (x + 1) * 4 + 2)
     assert torch.equal(good(torch.ones(8, device="cuda")), torch.full((8,), 6.0, device="cuda"))
-    torch.cuda.set_rng_state(before_state)
-    assert torch.randn(4, device="cuda").isfinite().all()
+    torch.manual_seed(7)
+    assert torch.equal(torch.randn(4, device="cuda"), drawn)
     assert broken(x).device.type == "cuda"
     torch.cuda.synchronize()
     working.close()
