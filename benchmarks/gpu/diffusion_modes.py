@@ -226,7 +226,9 @@ def _with_summary(variant: Variant) -> Variant:
 
 def _record(name: str, workload: dict[str, Any], variants: Sequence[Variant], device: torch.device) -> Record:
     environment = read_environment()
-    environment["conditions"] = {**environment["conditions"], "device": str(device), "kit": name}
+    # Where Python lies says nothing about the measurement.
+    conditions = {key: value for key, value in environment["conditions"].items() if key != "python"}
+    environment["conditions"] = {**conditions, "device": str(device), "kit": name}
     return Record(
         created=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         command=("python", *sys.argv),
