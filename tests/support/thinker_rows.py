@@ -1,11 +1,14 @@
 """Runs a thinker on vLLM in this process and writes what it made; a script, since vLLM binds its process.
 
 Reads a JSON task from stdin: `model`, `engine` (EngineArgs), `rounds` (lists of requests, each round run to its end:
-`id`, `prompt`, `max_tokens`, `wants`, `logprobs`), `stock` (vLLM's own worker). Writes JSON to the path in argv.
+`id`, `prompt`, `max_tokens`, `wants`, `logprobs`, `abort_after` steps), `stock` (vLLM's own worker), `late` (outputs
+travel through an asynchronous copy on a device that is late, and what they are copied from is overwritten at once).
+Writes JSON to the path in argv.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -44,6 +47,8 @@ def main() -> None:
         )
     )
     processor = OmniOutputProcessor.adopt(engine.output_processor)
+    if task["late"]:
+        _be_late(_runner(engine))
     preemptions = _count_preemptions(engine)
     results: dict[str, Any] = {}
     for requests in task["rounds"]:
@@ -61,12 +66,63 @@ def main() -> None:
                 prompt["cache_salt"] = "rows"
             (rendered,) = engine.renderer.render_cmpl([prompt])
             engine.add_request(request["id"], rendered, params)
-        while engine.has_unfinished_requests():
+        aborts = {request["id"]: request["abort_after"] for request in requests if "abort_after" in request}
+        for step in itertools.count(1):
             for output in engine.step():
                 if output.finished:
                     results[output.request_id] = _result(output, processor.take_hidden_rows(output.request_id))
-    Path(sys.argv[1]).write_text(json.dumps({"results": results, "preemptions": preemptions[0]}))
+            for name in (name for name, after in aborts.items() if after == step):
+                engine.abort_request([name])
+                processor.take_hidden_rows(name)
+            if not engine.has_unfinished_requests():
+                break
+    answer = {"results": results, "preemptions": preemptions[0]}
+    if ranks == 1 and not task["stock"]:
+        # One more step tells the runner which requests have ended.
+        engine.engine_core.engine_core.step()
+        answer["left"] = _left(_runner(engine)) + len(processor.hidden_rows)
+    if not task["stock"]:
+        (answer["engagement"],) = filter(None, engine.collective_rpc("engagement"))
+    Path(sys.argv[1]).write_text(json.dumps(answer))
     engine.engine_core.shutdown()
+
+
+def _runner(engine: Any) -> Any:
+    return engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+
+def _left(runner: Any) -> int:
+    """How much the runner still holds of requests."""
+    return len(runner.request_payloads) + len(runner.row_ledger._next_position)
+
+
+def _be_late(runner: Any) -> None:
+    from late_device import LateDevice
+    from vllm.v1.outputs import AsyncModelRunnerOutput
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    from omni_cli.execution.copies import AsyncCopy
+
+    runner.output_copy = AsyncCopy(LateDevice(bytes_per_s=1e6))
+    sample_tokens, vllms = runner.sample_tokens, CPUModelRunner.sample_tokens
+
+    class Later(AsyncModelRunnerOutput):
+        """vLLM's output, as if its tokens were on their way too."""
+
+        def __init__(self, output: Any) -> None:
+            self._output = output
+
+        def get_output(self) -> Any:
+            return self._output
+
+    def overwrite_after(grammar_output: Any) -> Any:
+        hidden_states = runner.execute_model_state.hidden_states
+        output = sample_tokens(grammar_output)
+        hidden_states.fill_(float("nan"))
+        return output
+
+    CPUModelRunner.sample_tokens = lambda self, grammar_output: Later(vllms(self, grammar_output))
+    runner.sample_tokens = overwrite_after
 
 
 def _count_preemptions(engine: Any) -> list[int]:

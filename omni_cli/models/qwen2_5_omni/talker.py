@@ -67,12 +67,9 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
                 config.hidden_size,
                 prefix=maybe_prefix(prefix, "thinker_to_talker_proj"),
             )
-            # Persistent buffers, because a captured CUDA graph reads the addresses it was captured with.
-            num_rows = vllm_config.scheduler_config.max_num_batched_tokens
-            self.register_buffer("conditions", torch.zeros(num_rows, config.embedding_size), persistent=False)
-            self.register_buffer("bare", torch.zeros(num_rows, 1, dtype=torch.bool), persistent=False)
-            self._has_bare = False
-            self.register_buffer("projected", torch.zeros(num_rows, config.hidden_size), persistent=False)
+            self.make_condition_buffers(
+                vllm_config.scheduler_config.max_num_batched_tokens, config.embedding_size, config.hidden_size
+            )
         else:
             self.thinker_to_talker_proj = PPMissingLayer()
         if get_pp_group().is_last_rank:
@@ -81,6 +78,13 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
             )
         else:
             self.lm_head = PPMissingLayer()
+
+    def make_condition_buffers(self, num_rows: int, embedding_size: int, hidden_size: int) -> None:
+        # Persistent, because a captured CUDA graph reads the addresses it was captured with.
+        self.register_buffer("conditions", torch.zeros(num_rows, embedding_size), persistent=False)
+        self.register_buffer("bare", torch.zeros(num_rows, 1, dtype=torch.bool), persistent=False)
+        self.register_buffer("projected", torch.zeros(num_rows, hidden_size), persistent=False)
+        self._has_bare = False
 
     def fill_conditions(self, rows: Sequence[torch.Tensor | None], num_bare: Sequence[int]) -> None:
         """Set what the next forward pass is conditioned on; one item a request, in the order of the batch.

@@ -26,11 +26,16 @@ def request(name: str, text: str, *, wants: bool = True, max_tokens: int = 12, *
 
 
 def run(
-    model: Path, tmp_path: Path, rounds: list[list[dict[str, Any]]], stock: bool = False, **engine: Any
+    model: Path,
+    tmp_path: Path,
+    rounds: list[list[dict[str, Any]]],
+    stock: bool = False,
+    late: bool = False,
+    **engine: Any,
 ) -> dict[str, Any]:
-    """Results by request id, and the number of preemptions, of an engine in a process of its own."""
+    """Results by request id, preemptions, counters and what is left, of an engine in a process of its own."""
     arguments = {"kv_cache_memory_bytes": 64 << 20, "max_model_len": 1024, "max_num_seqs": 8, **engine}
-    task = {"model": str(model), "engine": arguments, "rounds": rounds, "stock": stock}
+    task = {"model": str(model), "engine": arguments, "rounds": rounds, "stock": stock, "late": late}
     answer = tmp_path / "answer.json"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     environment["OMP_WAIT_POLICY"] = "passive"
@@ -84,6 +89,7 @@ def test_rows_of_a_mixed_batch(plain, thinker):
     for name in ("short", "long", "middle", "one"):
         assert_rows(plain["results"][name], thinker)
     assert plain["results"]["unwanted"]["rows"] is None
+    assert plain["left"] == 0
 
 
 def test_tokens_text_and_logprobs_are_those_of_stock_vllm(plain, tiny_omni_path, tmp_path):
@@ -128,6 +134,34 @@ def test_rows_of_requests_preempted_and_recomputed(tiny_omni_path, tmp_path, thi
     assert answer["preemptions"] > 0
     for name in answer["results"]:
         assert_rows(answer["results"][name], thinker)
+
+
+def test_one_late_copy_a_step_from_memory_that_the_next_step_overwrites(tiny_omni_path, tmp_path, thinker, plain):
+    late = run(tiny_omni_path, tmp_path, [mixed_requests()], late=True)
+    for name in ("short", "long", "middle", "one"):
+        assert_rows(late["results"][name], thinker)
+        assert late["results"][name]["token_ids"] == plain["results"][name]["token_ids"]
+    counters = late["engagement"]
+    # One of the requests that want rows is the last one to end.
+    assert counters["copies"] == counters["pinned_copies"] == counters["eager_calls"] == 30
+    rows = sum(len(late["results"][name]["rows"]) for name in ("short", "long", "middle", "one"))
+    assert counters["copied_bytes"] == rows * len(late["results"]["one"]["rows"][0]) * 4
+    assert counters["copy_s"] > 0 and counters["copy_hidden_s"] >= 0
+    assert late["left"] == 0
+
+
+def test_an_aborted_request_leaves_nothing_and_disturbs_nobody(tiny_omni_path, tmp_path, thinker, plain):
+    requests = mixed_requests()
+    requests[1]["abort_after"] = 1
+    requests[0]["abort_after"] = 5
+    answer = run(
+        tiny_omni_path, tmp_path, [requests], late=True, max_num_batched_tokens=32, enable_chunked_prefill=True
+    )
+    assert set(answer["results"]) == {"unwanted", "middle", "one"}
+    for name in ("middle", "one"):
+        assert_rows(answer["results"][name], thinker)
+        assert answer["results"][name]["token_ids"] == plain["results"][name]["token_ids"]
+    assert answer["left"] == 0
 
 
 @pytest.mark.parametrize(
