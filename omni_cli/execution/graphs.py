@@ -139,9 +139,8 @@ class GraphManager:
 
     def clear(self) -> None:
         """Drop all graphs and give their memory back; weights may move after this. The next call captures anew."""
-        for captured in self._graphs.values():
-            captured.graph.release()
-        self._graphs.clear()
+        while self._graphs:
+            self._release_oldest()
         self._captures_in_a_row = 0
         self._backend.trim()
         self._counters.graph_pool_bytes = 0
@@ -150,11 +149,8 @@ class GraphManager:
         self._check_runaway(args, kwargs)
         start = time.perf_counter()
         while len(self._graphs) >= self._max_graphs:
-            _, oldest = self._graphs.popitem(last=False)
-            oldest.graph.release()
+            self._release_oldest()
             self._counters.graphs_evicted += 1
-            # The last reference to its outputs: their memory is free for the capture below.
-            del oldest
         inputs = self._static_inputs(given)
         static_args, static_kwargs = with_tensors((args, kwargs), iter(inputs))
 
@@ -173,7 +169,6 @@ class GraphManager:
                     return run()
 
             graph, outputs = self._backend.capture(watched)
-            check_outputs(outputs)
         except Exception as error:  # noqa: BLE001 - models and CUDA raise anything; it becomes the stage's error
             # The calls' frames hold their tensors.
             raise self._failed(error, watch) from None
@@ -185,6 +180,10 @@ class GraphManager:
         )
         self._counters.capture_s += time.perf_counter() - start
         return captured
+
+    def _release_oldest(self) -> None:
+        _, oldest = self._graphs.popitem(last=False)
+        oldest.graph.release()
 
     def _static_inputs(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
         # Tensors of inference mode could not be written to outside of it.
@@ -199,16 +198,15 @@ class GraphManager:
         """Run once more, looking for what a graph cannot hold: found here, it costs no broken capture."""
         versions = [tensor._version for tensor in inputs]
 
-        def watched() -> Any:
+        def watched() -> None:
             with watch:
-                return run()
+                check_outputs(run())
 
         self._backend.warm_up(watched)
         names = [name for name, leaf in self._leaves(args, kwargs) if isinstance(leaf, torch.Tensor)]
         for name, tensor, version in zip(names, inputs, versions, strict=True):
             if tensor._version != version:
-                watch.last = None
-                raise UncapturableError(f"writes into its argument `{name}`")
+                raise UnsupportedError(f"writes into its argument `{name}`")
 
     def _leaves(self, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
         return list(argument_leaves(self._parameters, args, kwargs))
@@ -242,7 +240,7 @@ class GraphManager:
         details = "".join(traceback.format_exception(error))
         traceback.clear_frames(error.__traceback__)
         return self._error(
-            f"cannot capture {type(self._module).__name__}: {operation}{what}" + (f" ({where})" if where else ""),
+            f"cannot capture {type(self._module).__name__}: {what}" + (f" ({where})" if where else ""),
             details=details,
         )
 

@@ -46,7 +46,7 @@ class OperationWatch(TorchDispatchMode):
         inputs = [leaf for leaf in _tensors((args, kwargs)) if leaf.device == self._device]
         if self._strict:
             self._refuse(func, inputs, args, kwargs)
-            result = _without_random_numbers(func, args, kwargs)
+            result = self._without_random_numbers(func, args, kwargs)
         else:
             result = func(*args, **kwargs)
         for tensor in inputs:
@@ -69,24 +69,22 @@ class OperationWatch(TorchDispatchMode):
         if target is not None and torch.device(target).type == "cpu" != self._device.type:
             raise UncapturableError("copies a tensor to the host")
 
+    def _without_random_numbers(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run the operation; `UncapturableError` if it draws random numbers, which a replay would not do anew."""
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        if kwargs.get("generator") is not None:
+            raise UncapturableError("draws random numbers")
+        before = self._generator_states()
+        result = func(*args, **kwargs)
+        # Attention kernels have the tag for their dropout, which is off here.
+        if any(not torch.equal(a, b) for a, b in zip(before, self._generator_states(), strict=True)):
+            raise UncapturableError("draws random numbers")
+        return result
 
-def _without_random_numbers(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run the operation; `UncapturableError` if it draws random numbers, which a replay would not do anew."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return func(*args, **kwargs)
-    if kwargs.get("generator") is not None:
-        raise UncapturableError("draws random numbers")
-    before = _generator_states()
-    result = func(*args, **kwargs)
-    # Attention kernels have the tag for their dropout, which is off here.
-    if any(not torch.equal(a, b) for a, b in zip(before, _generator_states(), strict=True)):
-        raise UncapturableError("draws random numbers")
-    return result
-
-
-def _generator_states() -> list[torch.Tensor]:
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_available() else states
+    def _generator_states(self) -> list[torch.Tensor]:
+        states = [torch.get_rng_state()]
+        return [*states, torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else states
 
 
 def _shape_depends_on_values(func: Any, args: Any) -> bool:
