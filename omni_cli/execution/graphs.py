@@ -232,10 +232,11 @@ class GraphManager:
         raise AssertionError("every argument is supported")
 
     def _failed(self, error: Exception, watch: OperationWatch) -> StageError:
-        operation = f"{watch.last} " if watch.last is not None else ""
-        what = (
-            str(error) if isinstance(error, (UncapturableError, UnsupportedError)) else f"fails: {_first_line(error)}"
-        )
+        if isinstance(error, UnsupportedError):
+            what = str(error)
+        else:
+            does = str(error) if isinstance(error, UncapturableError) else f"fails: {_first_line(error)}"
+            what = does if watch.last is None else f"{watch.last} {does}"
         where = where_it_failed(error, self._module)
         details = "".join(traceback.format_exception(error))
         traceback.clear_frames(error.__traceback__)
