@@ -228,7 +228,7 @@ class GraphManager:
             try:
                 graph_key(leaf, [])
             except UnsupportedError as error:
-                return self._error(f"{type(self._module).__name__} is called with `{name}`, {error}")
+                return self._error(f"cannot capture {type(self._module).__name__}: it is called with `{name}`, {error}")
         raise AssertionError("every argument is supported")
 
     def _failed(self, error: Exception, watch: OperationWatch) -> StageError:

@@ -159,7 +159,9 @@ def test_many_keys_are_no_error_while_their_graphs_are_replayed():
 
 def test_an_argument_that_has_no_key_is_named():
     graphs, _ = manager()
-    with pytest.raises(StageError, match=r"called with `extra\['more'\]\[0\]`, a Generator, which"):
+    with pytest.raises(
+        StageError, match=r"cannot capture Scale: it is called with `extra\['more'\]\[0\]`, a Generator, which"
+    ):
         graphs(torch.zeros(2), extra={"more": [torch.Generator()]})
 
 
