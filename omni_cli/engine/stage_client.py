@@ -64,7 +64,7 @@ class StageClient:
         self._ready = False
         self._closed = False
         self._ended = asyncio.Event()
-        self._outbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name=f"omni-{self.name}-writer", daemon=True)
         self._inside: set[str] = set()
         self._heard_s = 0.0
@@ -94,7 +94,7 @@ class StageClient:
         """Returns at once, however busy the stage is. Raises `StageError` when its process is gone."""
         if self._ended.is_set():
             raise StageError(f"stage `{self.name}` is not running", stage=self.name)
-        self._outbox.put(command)
+        self._outbox.put(encode(command))
         match command:
             case StageRequest():
                 if not self._inside:
@@ -168,8 +168,8 @@ class StageClient:
     def _write(self) -> None:
         # In a thread: a pipe to a stage that hangs fills up, and then a write to it never ends.
         with contextlib.suppress(OSError):  # its process is gone, which `_read` reports
-            while (command := self._outbox.get()) is not None:
-                self._connection.send_bytes(encode(command))
+            while (content := self._outbox.get()) is not None:
+                self._connection.send_bytes(content)
 
     def _deliver(self, report: Report | None) -> None:
         # The loop may have been closed by an interrupt; then nobody is left to tell.

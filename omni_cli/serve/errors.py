@@ -90,8 +90,11 @@ def api_error(error: OmniError) -> APIError:
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]], known: Sequence[str]) -> APIError:
-    """The first of pydantic's complaints about a body; `known` are the field names for "did you mean"."""
-    error = errors[0]
+    """One of pydantic's complaints about a body; `known` are the field names for "did you mean".
+
+    The one that lies deepest: where a value may be of several types, the others only say that it is not one of them.
+    """
+    error = max(errors, key=lambda error: len(error["loc"]))
     param = _param(error["loc"])
     match error["type"]:
         case "json_invalid":
@@ -117,8 +120,16 @@ def validation_error(errors: Sequence[Mapping[str, Any]], known: Sequence[str]) 
 
 
 def _param(loc: Sequence[int | str]) -> str | None:
-    """`messages[0].content` from pydantic's ("body", "messages", 0, "content")."""
+    """`messages[0].content` from pydantic's ("body", "messages", 0, "user", "content", "str").
+
+    Left out: which of several types a value was taken for.
+    """
     text = ""
+    after_index = False
     for part in loc[1:] if loc[:1] == ("body",) else loc:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif not after_index and part.isidentifier() and part not in ("str", "VoiceId"):
+            text += f".{part}" if text else part
+        after_index = isinstance(part, int)
     return text or None

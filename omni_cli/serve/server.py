@@ -21,7 +21,7 @@ from omni_cli.serve.app import create_app
 from omni_cli.serve.limits import Limits
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.service import Service
-from omni_cli.serve.supervisor import Supervisor
+from omni_cli.serve.supervisor import State, Supervisor
 
 _BACKLOG = 512
 _LOGGERS = ("uvicorn.error", "asyncio")
@@ -136,12 +136,15 @@ class Server:
             await self._end(serving, loading)
 
     async def _end(self, serving: asyncio.Task[None], loading: asyncio.Task[None]) -> None:
+        was_serving = self.supervisor.state is not State.STARTING
+        if was_serving:
+            self._log.event("draining", timeout_s=self._settings.drain_timeout_s)
         self.service.is_draining = True
-        self._log.event("draining", timeout_s=self._settings.drain_timeout_s)
         self._uvicorn.should_exit = True
         loading.cancel()
         await asyncio.gather(serving, loading, return_exceptions=True)
         await self.supervisor.close()
-        self._log.event("stopped")
+        if was_serving:
+            self._log.event("stopped")
         for name in _LOGGERS:
             logging.getLogger(name).handlers.clear()

@@ -6,7 +6,7 @@ import json
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
 from pydantic_core import PydanticCustomError
 
 from omni_cli.inputs.fields import MAX_SEED
@@ -16,6 +16,18 @@ class Strict(BaseModel):
     """Numbers are not text, and unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _check_text(cls, value: Any) -> Any:
+        """JSON can escape halves of characters, which no tokenizer takes."""
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str):
+                try:
+                    text.encode()
+                except UnicodeEncodeError as error:
+                    raise ValueError("must be valid Unicode text") from error
+        return value
 
 
 def only(*neutral: Any) -> Any:

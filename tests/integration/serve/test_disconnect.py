@@ -1,0 +1,77 @@
+"""A client that hangs up: its work ends in whatever stage it is, and nobody else notices."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from support.omni_server import CHAT, IMAGES, SPEECH, OmniServer
+
+LONG_TEXT = {
+    "messages": [{"role": "user", "content": "hello"}],
+    "max_tokens": 1900,
+    "ignore_eos": True,
+}
+LONG_SPEECH = {
+    "messages": [{"role": "user", "content": "hello"}],
+    "modalities": ["text", "audio"],
+    "audio": {"format": "pcm16"},
+    "max_tokens": 4,
+}
+LONG_PICTURE = {"prompt": "a cube", "num_inference_steps": 1000}
+
+
+@pytest.fixture(scope="module")
+def talkative(start_server: Any) -> OmniServer:
+    """Speech that takes many seconds: a talker that does not end early."""
+    sampling = ("talker.sampling.max_tokens=1900", "talker.sampling.ignore_eos=true", "talker.sampling.min_tokens=1900")
+    return start_server(*(word for setting in sampling for word in ("--set", setting)))
+
+
+def busy_s(server: OmniServer) -> float:
+    """Processor time of all stages so far."""
+    return sum(sum(process.cpu_times()[:2]) for process in server.stage_processes())
+
+
+def check_idle_within_a_second(server: OmniServer) -> None:
+    time.sleep(1.0)
+    assert server.metric("omni_requests_inside") == 0
+    before = busy_s(server)
+    time.sleep(1.0)
+    assert busy_s(server) - before < 0.05
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body"), [(CHAT, LONG_TEXT), (CHAT, LONG_SPEECH)], ids=["thinker", "talker"])
+def test_the_stages_stop(talkative: OmniServer, path: str, body: dict[str, Any], stream: bool) -> None:
+    before = busy_s(talkative)
+    talkative.send_and_hang_up(path, {**body, "stream": stream}, after_s=1.5)
+    assert busy_s(talkative) - before > 0.1  # it was at work when the client left
+    check_idle_within_a_second(talkative)
+    line = talkative.log("request")[-1]
+    if line["path"] == "/metrics":
+        line = next(line for line in reversed(talkative.log("request")) if line["path"] == path)
+    assert line["error"] == "client_disconnected"
+
+
+def test_a_running_picture_stops_and_the_others_in_its_batch_do_not(pictures: OmniServer, read_image: Any) -> None:
+    pictures.send_and_hang_up(IMAGES, LONG_PICTURE, after_s=1.0)
+    check_idle_within_a_second(pictures)
+    assert pictures.request("POST", IMAGES, {"prompt": "a cube"}).status == 200
+
+
+def test_a_client_that_leaves_a_stream_half_read(talkative: OmniServer) -> None:
+    stream = talkative.client().chat.completions.create(
+        model="tiny-omni", messages=LONG_TEXT["messages"], max_tokens=1900, stream=True, extra_body={"ignore_eos": True}
+    )
+    for _ in range(5):
+        next(iter(stream))
+    stream.close()
+    check_idle_within_a_second(talkative)
+
+
+def test_the_next_request_is_answered(talkative: OmniServer) -> None:
+    answer = talkative.request("POST", CHAT, {"messages": LONG_TEXT["messages"], "max_tokens": 4})
+    assert answer.status == 200
+    assert talkative.request("POST", SPEECH, {"input": ""}).status == 400

@@ -1,0 +1,150 @@
+"""How the server begins and ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.omni_process import run_omni
+from support.omni_server import CHAT, IMAGES, OmniServer
+
+LONG = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 300, "ignore_eos": True, "stream": True}
+ENDLESS = {"prompt": "a cube", "num_inference_steps": 1000, "size": "512x512"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "server"
+    folder.mkdir()
+    return folder
+
+
+class Caller(threading.Thread):
+    """Asks in the background; `result` is the answer, or how the connection ended."""
+
+    def __init__(self, server: OmniServer, path: str, body: dict[str, Any]) -> None:
+        super().__init__()
+        self._arguments = (server, path, body)
+        self.result: Any = None
+        self.start()
+
+    def run(self) -> None:
+        server, path, body = self._arguments
+        try:
+            self.result = server.request("POST", path, body)
+        except OSError as error:
+            self.result = error
+
+
+def health(server: OmniServer) -> int | None:
+    """The status of `/health`; None where nobody listens."""
+    try:
+        return server.request("GET", "/health").status
+    except ConnectionError:
+        return None
+
+
+def test_one_ready_line_with_the_address(folder: Path) -> None:
+    server = OmniServer(folder, "--profile", "tiny-image")
+    assert server.ready["schema"] == "omni.serve/1"
+    assert server.ready["url"] == f"http://127.0.0.1:{server.ready['port']}"
+    assert server.ready["pid"] == server.process.pid and server.ready["profile"] == "tiny-image"
+    # Who reads the line may ask at once.
+    assert server.request("POST", IMAGES, {"prompt": "x"}).status == 200
+    ended = server.stop()
+    assert (ended.code, ended.out, ended.leftovers) == (0, "", ())
+    assert [json.loads(line)["event"] for line in server.raw_log.splitlines()] == [
+        "engine_ready",
+        "request",
+        "draining",
+        "stopped",
+    ]
+
+
+def test_a_stop_signal_lets_running_requests_end(folder: Path) -> None:
+    server = OmniServer(folder)
+    caller = Caller(server, CHAT, LONG)
+    server.wait_until(lambda: server.metric("omni_requests_inside") == 1)
+    server.process.popen.send_signal(signal.SIGTERM)
+    server.wait_until(lambda: server.log("draining"))
+    server.wait_until(lambda: health(server) is None, timeout_s=2)
+    ended = server.stop()
+    caller.join()
+    assert caller.result.status == 200
+    assert caller.result.body.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"length"' in caller.result.body
+    assert (ended.code, ended.leftovers) == (0, ())
+
+
+def test_what_takes_longer_than_the_drain_timeout_is_told(folder: Path) -> None:
+    server = OmniServer(folder, "--profile", "tiny-image", "--drain-timeout", "1")
+    caller = Caller(server, IMAGES, ENDLESS)
+    server.wait_until(lambda: server.metric("omni_requests_inside") == 1)
+    began = time.monotonic()
+    ended = server.stop()
+    assert 1 < time.monotonic() - began < 10
+    caller.join()
+    assert caller.result.status == 503 and caller.result.error["code"] == "shutting_down"
+    assert (ended.code, ended.leftovers) == (0, ())
+
+
+def test_a_second_signal_stops_at_once(folder: Path) -> None:
+    server = OmniServer(folder, "--profile", "tiny-image")
+    caller = Caller(server, IMAGES, ENDLESS)
+    server.wait_until(lambda: server.metric("omni_requests_inside") == 1)
+    server.process.popen.send_signal(signal.SIGTERM)
+    server.wait_until(lambda: server.log("draining"))
+    time.sleep(0.6)  # two signals that come together are one
+    began = time.monotonic()
+    server.process.popen.send_signal(signal.SIGTERM)
+    assert server.process.popen.wait(5) == 130
+    assert time.monotonic() - began < 2
+    caller.join()
+    ended = server.stop()
+    assert not [left for left in ended.leftovers if left.startswith("process")]
+
+
+def test_it_lives_but_is_not_ready_while_it_loads(folder: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = OmniServer(folder, "--port", str(port), wait=False)
+    server.ready = {"host": "127.0.0.1", "port": port}
+    assert server.wait_until(lambda: health(server)) == 200
+    ready = server.request("GET", "/ready")
+    assert ready.status == 503 and ready.document["status"] == "starting"
+    early = server.request("POST", CHAT, {"messages": LONG["messages"]})
+    assert early.status == 503 and int(early.headers["retry-after"]) >= 1
+    ended = server.stop()
+    assert (ended.code, ended.out, ended.leftovers) == (0, "", ())
+
+
+def test_an_address_in_use_is_one_clear_error(folder: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ended = run_omni(folder, "serve", "--port", str(taken.getsockname()[1]))
+    ended.check_error(2, "cannot serve on 127.0.0.1:", "Address already in use", "`--port`")
+    assert ended.leftovers == () and not ended.started_others
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("--host", "no-such-host.invalid"), "cannot serve on `no-such-host.invalid`"),
+        (("--host", "203.0.113.7"), "cannot serve on 203.0.113.7"),
+        (("--api-key", ""), "the API key is empty"),
+        (("--profile", "no-such"), "no profile named `no-such`"),
+        (("--max-requests", "0"), "--max-requests"),
+        (("--model", "/no/such/folder"), "/no/such/folder"),
+    ],
+)
+def test_mistakes_end_before_anything_starts(folder: Path, arguments: tuple[str, ...], part: str) -> None:
+    ended = run_omni(folder, "serve", "--port", "0", *arguments)
+    ended.check_error(2, part)
+    assert not ended.started_others

@@ -1,0 +1,126 @@
+"""The key, sizes, numbers and times that a server is given."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+from support.omni_server import IMAGES, OmniServer
+
+KEY = "a-key-that-nobody-must-see"
+SLOW = {"prompt": "a cube", "num_inference_steps": 1000}
+
+
+@pytest.fixture(scope="module")
+def limited(start_server: Any) -> OmniServer:
+    return start_server(
+        *("--profile", "tiny-image", "--max-requests", "3", "--max-body-bytes", "100000", "--max-n", "2"),
+        *("--max-prompt-chars", "500", "--timeout", "10"),
+        environment={"OMNI_API_KEY": KEY},
+    )
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_inside(limited: OmniServer) -> Iterator[None]:
+    yield
+    limited.wait_until(lambda: inside(limited) == 0, timeout_s=5)
+
+
+def inside(server: OmniServer) -> float:
+    body = server.request("GET", "/metrics", authorization=f"Bearer {KEY}").body.decode()
+    (line,) = [line for line in body.splitlines() if line.startswith("omni_requests_inside ")]
+    return float(line.split()[1])
+
+
+def ask(server: OmniServer, body: Any, **headers: str) -> Any:
+    return server.request("POST", IMAGES, body, authorization=f"Bearer {KEY}", **headers)
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": KEY}])
+@pytest.mark.parametrize(("method", "path"), [("POST", IMAGES), ("GET", "/v1/models"), ("GET", "/metrics")])
+def test_nothing_without_the_key(limited: OmniServer, method: str, path: str, headers: dict[str, str]) -> None:
+    answer = limited.request(method, path, {"prompt": "x"} if method == "POST" else None, **headers)
+    assert answer.status == 401 and answer.headers["www-authenticate"] == "Bearer"
+    assert answer.error["code"] == "invalid_api_key"
+
+
+def test_the_key_is_taken_from_the_header_alone_and_never_logged(limited: OmniServer) -> None:
+    assert limited.request("GET", f"/v1/models?api_key={KEY}").status == 401
+    assert len(limited.client(KEY).models.list().data) == 1
+    with pytest.raises(openai.AuthenticationError):
+        limited.client("wrong").models.list()
+    assert KEY not in limited.raw_log
+
+
+def test_health_and_readiness_need_no_key(limited: OmniServer) -> None:
+    assert limited.request("GET", "/health").document == {"status": "ok"}
+    ready = limited.request("GET", "/ready")
+    assert ready.status == 200 and ready.document == {"status": "ready", "stages": {"image": "ready"}}
+
+
+def test_a_large_body_is_refused_whether_announced_or_not(limited: OmniServer) -> None:
+    body = b'{"prompt": "' + b"x" * 200_000 + b'"}'
+    announced = ask(limited, body, content_type="application/json")
+    assert announced.status == 413 and announced.error["code"] == "body_too_large"
+    chunked = ask(limited, iter([body[:90_000], body[90_000:]]), content_type="application/json")
+    assert chunked.status == 413
+    assert ask(limited, {"prompt": "x", "user": "y" * 90_000}).status == 200
+
+
+def test_a_long_prompt_and_many_pictures(limited: OmniServer) -> None:
+    assert "at most 500 are taken" in ask(limited, {"prompt": "x" * 501}).error["message"]
+    assert "`n` may be at most 2" in ask(limited, {"prompt": "x", "n": 3}).error["message"]
+
+
+def test_more_requests_than_may_be_inside_are_told_when_to_come_back(limited: OmniServer) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: ask(limited, {**SLOW, "num_inference_steps": 100}), range(8)))
+    statuses = sorted(answer.status for answer in answers)
+    assert statuses == [200] * 3 + [429] * 5
+    refused = next(answer for answer in answers if answer.status == 429)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.error["code"] == "queue_full" and refused.error["type"] == "rate_limit_error"
+
+
+def test_a_deadline_of_the_clients_own(limited: OmniServer) -> None:
+    began = time.monotonic()
+    answer = ask(limited, SLOW, x_request_timeout="0.5")
+    assert answer.status == 504 and answer.error["code"] == "deadline_exceeded"
+    assert "not done within 0.5 s" in answer.error["message"]
+    assert time.monotonic() - began < 5
+
+
+def test_a_client_cannot_extend_the_deadline(limited: OmniServer) -> None:
+    answer = ask(limited, {**SLOW, "size": "512x512"}, x_request_timeout="9999")
+    assert answer.status == 504 and "within 10 s" in answer.error["message"]
+
+
+def test_a_client_that_sends_no_body_holds_a_place_but_for_a_while(limited: OmniServer) -> None:
+    """Places that silent clients hold are free again when they go."""
+    head = f"POST {IMAGES} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 50\r\n\r\n".encode()
+    address = (limited.ready["host"], limited.ready["port"])
+    silent = [socket.create_connection(address) for _ in range(3)]
+    for connection in silent:
+        connection.sendall(head)
+    limited.wait_until(lambda: inside(limited) == 3, timeout_s=5)
+    assert ask(limited, {"prompt": "x"}).status == 429
+    for connection in silent:
+        connection.close()
+    limited.wait_until(lambda: inside(limited) == 0, timeout_s=5)
+    assert ask(limited, {"prompt": "x"}).status == 200
+
+
+def test_a_slow_answer_does_not_hold_up_the_others(limited: OmniServer) -> None:
+    slow = threading.Thread(target=ask, args=(limited, {**SLOW, "num_inference_steps": 300}))
+    slow.start()
+    limited.wait_until(lambda: inside(limited) == 1, timeout_s=5)
+    began = time.monotonic()
+    assert limited.request("GET", "/health").status == 200
+    assert time.monotonic() - began < 1
+    slow.join()

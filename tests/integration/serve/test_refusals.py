@@ -1,0 +1,205 @@
+"""What the server does not do, and what it says then: OpenAI's error shape, the right status, the field's name."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import zlib
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from support.omni_server import CHAT, IMAGES, SPEECH, OmniServer
+
+from omni_cli.encoding import encode_wav
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def content(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}]}
+
+
+def image_part(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def audio_part(data: bytes) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
+
+
+def bomb_png(width: int, height: int) -> bytes:
+    """A small file that claims to be a large picture."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
+    rows = zlib.compress(bytes(1 + 3 * width) * 8)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+CHAT_MISTAKES: list[tuple[dict[str, Any], str, str | None]] = [
+    ({}, "`messages` is missing", "messages"),
+    ({"messages": []}, "at least 1 item", "messages"),
+    ({"messages": "hello"}, "valid list", "messages"),
+    ({"messages": HELLO, "max_token": 5}, "did you mean `max_tokens`?", "max_token"),
+    ({"messages": HELLO, "temperature": "hot"}, "valid number", "temperature"),
+    ({"messages": HELLO, "temperature": -1}, "greater than or equal to 0", "temperature"),
+    ({"messages": HELLO, "n": 2}, "`n` is not supported; only 1 is", "n"),
+    ({"messages": HELLO, "tools": [{"type": "function"}]}, "`tools` is not supported", "tools"),
+    ({"messages": HELLO, "logprobs": True}, "`logprobs` is not supported; only false is", "logprobs"),
+    ({"messages": HELLO, "response_format": {"type": "json_object"}}, "'text'", "response_format.type"),
+    ({"messages": HELLO, "modalities": ["video"]}, "'text' or 'audio'", "modalities[0]"),
+    ({"messages": HELLO, "audio": {"voice": "Chelsie", "format": "wav"}}, "needs `modalities", "audio"),
+    (
+        {"messages": HELLO, "modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "mp3"}},
+        "'wav', 'flac' or 'pcm16'",
+        "audio.format",
+    ),
+    (
+        {"messages": HELLO, "modalities": ["text", "audio"], "audio": {"format": "wav"}, "stream": True},
+        "streamed speech is `pcm16`",
+        "audio.format",
+    ),
+    ({"messages": HELLO, "stream_options": {"include_usage": True}}, "needs `stream: true`", "stream_options"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "'user'", "messages[0]"),
+    (content({"type": "video_url", "video_url": {"url": "x"}}), "'image_url'", "messages[0].content[0]"),
+    (content(image_part("https://example.com/cat.png")), "does not fetch URLs", "messages[0].content[0].image_url.url"),
+    (content(image_part("file:///etc/passwd")), "does not fetch URLs", "messages[0].content[0].image_url.url"),
+    (content(image_part("data:image/png;base64,@@@")), "not valid base64", "messages[0].content[0].image_url.url"),
+    (content(image_part("data:image/png;base64,aGVsbG8=")), "format is not recognised", None),
+    (content(audio_part(b"no audio at all")), "cannot read the audio", None),
+]
+
+
+@pytest.mark.parametrize(("body", "message", "param"), CHAT_MISTAKES, ids=lambda value: str(value)[:40])
+def test_a_mistake_in_a_chat(omni: OmniServer, body: dict[str, Any], message: str, param: str | None) -> None:
+    answer = omni.request("POST", CHAT, {"model": "tiny-omni", **body})
+    assert answer.status == 400, answer.body
+    assert message in answer.error["message"]
+    assert answer.error["type"] == "invalid_request_error"
+    if param is not None:
+        assert answer.error["param"].startswith(param)
+
+
+PICTURE_MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({}, "`prompt` is missing"),
+    ({"prompt": "x", "n": 0}, "greater than or equal to 1"),
+    ({"prompt": "x", "n": 11}, "`n` may be at most 10"),
+    ({"prompt": "x", "size": "big"}, "WIDTHxHEIGHT"),
+    ({"prompt": "x", "size": "63x64"}, "multiple of 16"),
+    ({"prompt": "x", "size": "16384x16384"}, "pixels"),
+    ({"prompt": "x", "response_format": "url"}, "'b64_json'"),
+    ({"prompt": "x", "quality": "hd"}, "`quality` is not supported"),
+    ({"prompt": "x", "seed": -1}, "greater than or equal to 0"),
+    ({"prompt": "x", "guidance_scale": 3.5}, "no effect on this model"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), PICTURE_MISTAKES, ids=lambda value: str(value)[:40])
+def test_a_mistake_in_a_picture_request(pictures: OmniServer, body: dict[str, Any], message: str) -> None:
+    answer = pictures.request("POST", IMAGES, {"model": "tiny-image", **body})
+    assert answer.status == 400, answer.body
+    assert message in answer.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"voice": "Chelsie"}, "`input` is missing"),
+        ({"input": "x", "voice": "alloy"}, "this model has Chelsie, Ethan"),
+        ({"input": "x", "response_format": "mp3"}, "'wav', 'flac' or 'pcm'"),
+        ({"input": "x", "speed": 2.0}, "`speed` is not supported"),
+        ({"input": "x", "stream_format": "sse"}, "streamed speech is `pcm`"),
+    ],
+)
+def test_a_mistake_in_a_speech_request(omni: OmniServer, body: dict[str, Any], message: str) -> None:
+    answer = omni.request("POST", SPEECH, {"model": "tiny-omni", **body})
+    assert answer.status == 400, answer.body
+    assert message in answer.error["message"]
+
+
+def test_an_endpoint_that_the_profile_cannot_serve(omni: OmniServer, pictures: OmniServer) -> None:
+    with pytest.raises(openai.NotFoundError, match=r"makes text and audio, not image; .*tiny-image"):
+        omni.client().images.generate(model="tiny-omni", prompt="a cube")
+    with pytest.raises(openai.NotFoundError, match=r"makes image, not text; .*tiny-omni"):
+        pictures.client().chat.completions.create(model="tiny-image", messages=HELLO)
+    with pytest.raises(openai.NotFoundError, match="not audio"):
+        pictures.client().audio.speech.create(model="tiny-image", input="x", voice="x")
+
+
+def test_another_model(omni: OmniServer) -> None:
+    with pytest.raises(openai.NotFoundError, match="`gpt-4` is not served here; `tiny-omni` is") as caught:
+        omni.client().chat.completions.create(model="gpt-4", messages=HELLO)
+    assert caught.value.code == "model_not_found"
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_a_stream_begins(omni: OmniServer) -> None:
+    long = [{"role": "user", "content": "word " * 4000}]
+    with pytest.raises(openai.BadRequestError, match="2048 tokens"):
+        omni.client().chat.completions.create(model="tiny-omni", messages=long, stream=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "message"),
+    [
+        (b"{", {"content_type": "application/json"}, 400, "not valid JSON"),
+        (b"[" * 100_000, {"content_type": "application/json"}, 400, "JSON"),
+        (b"\xff\xfe", {"content_type": "application/json"}, 400, "JSON"),
+        (b"[]", {"content_type": "application/json"}, 400, "must be a JSON object"),
+        (b"", {"content_type": "application/json"}, 400, "the body is missing"),
+        # What a page of another site may send without asking: it must not reach a server on this machine.
+        (json.dumps({"messages": HELLO}).encode(), {"content_type": "text/plain"}, 400, "Content-Type"),
+        (b"{}", {"x_request_timeout": "soon"}, 400, "X-Request-Timeout"),
+        (
+            b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+            {"content_type": "application/json"},
+            400,
+            "valid Unicode",
+        ),
+        (b'{"messages": [], "seed": 1' + b"0" * 5000 + b"}", {"content_type": "application/json"}, 400, ""),
+        (b'{"messages": [], "temperature": NaN}', {"content_type": "application/json"}, 400, ""),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_garbage(omni: OmniServer, body: bytes, headers: dict[str, str], status: int, message: str) -> None:
+    answer = omni.request("POST", CHAT, body, **headers)
+    assert answer.status == status, answer.body
+    assert message in answer.error["message"]
+
+
+def test_paths_and_methods(omni: OmniServer) -> None:
+    missing = omni.request("POST", "/v1/embeddings", {})
+    assert missing.status == 404 and "/v1/embeddings" in missing.error["message"]
+    wrong = omni.request("GET", CHAT)
+    assert wrong.status == 405 and wrong.headers["allow"] == "POST"
+    assert omni.request("GET", "/docs").status == 404
+
+
+def test_a_decompression_bomb_is_refused_by_its_header(omni: OmniServer) -> None:
+    url = "data:image/png;base64," + base64.b64encode(bomb_png(20_000, 20_000)).decode()
+    answer = omni.request("POST", CHAT, content(image_part(url)))
+    assert answer.status == 400 and answer.error["code"] == "invalid_image"
+    assert "pixels" in answer.error["message"]
+
+
+def test_images_of_one_request_are_counted_together(omni: OmniServer) -> None:
+    """The default is 16 Mi pixels: one of 12 Mi is taken (and then too long for the model), two are not."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (4096, 3072)).save(buffer, "PNG")
+    part = image_part("data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode())
+    answer = omni.request("POST", CHAT, content(part, part))
+    assert answer.status == 400
+    assert "messages[0].content[1]" in answer.error["message"] and "pixels" in answer.error["message"]
+
+
+def test_long_audio_is_refused_by_its_header(omni: OmniServer) -> None:
+    sound = encode_wav(np.zeros(301 * 1000, np.float32), 1000)
+    answer = omni.request("POST", CHAT, content(audio_part(sound)))
+    assert answer.status == 400
+    assert "301 s long; at most 300 s" in answer.error["message"]
