@@ -12,6 +12,7 @@ from omni_cli.record import E2E, Record, Variant, metric_names
 from omni_cli.report.bench_json import comparisons_json, gate_json, summary_json
 from omni_cli.report.bench_notes import exit_code
 from omni_cli.stats.comparable import Difference, record_mismatches, split_allowed
+from omni_cli.stats.compare import MARGIN
 from omni_cli.stats.findings import Findings, compare_records, compare_within
 from omni_cli.stats.summary import Summary, summarise
 
@@ -25,7 +26,7 @@ class Question:
 
     limits: GateLimits | None = None
     metrics: tuple[str, ...] | None = None
-    margin: float = 0.01
+    margin: float = MARGIN
     baseline: Record | None = None
     allowed: tuple[str, ...] = ()
 

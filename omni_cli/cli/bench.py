@@ -119,7 +119,7 @@ def bench(
     metric: MetricOption = None,
     gate: GateOption = None,
     require_identical_outputs: IdenticalOutputsOption = False,
-    margin: MarginOption = "1%",
+    margin: MarginOption = "2%",
     allow_difference: AllowDifferenceOption = None,
     num_iters: NumItersOption = None,
     num_iters_warmup: NumItersWarmupOption = 3,

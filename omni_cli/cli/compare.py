@@ -42,7 +42,7 @@ def compare(
     metric: MetricOption = None,
     gate: GateOption = None,
     require_identical_outputs: IdenticalOutputsOption = False,
-    margin: MarginOption = "1%",
+    margin: MarginOption = "2%",
     allow_difference: AllowDifferenceOption = None,
     markdown: MarkdownOption = None,
     junit: JunitOption = None,
