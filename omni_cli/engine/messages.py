@@ -111,8 +111,9 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
         """The exception again, in the command's process."""
         if self.kind in _KINDS:
             return _KINDS[self.kind](self.message, hint=self.hint)
+        name = f"stage `{stage}`: "
         return StageError(
-            f"stage `{stage}`: {self.message}",
+            self.message if self.message.startswith(name) else name + self.message,
             stage=stage,
             request_id=self.request_id,
             hint=self.hint,
