@@ -39,7 +39,7 @@ def check_idle_within_a_second(server: OmniServer) -> None:
     assert server.metric("omni_requests_inside") == 0
     before = busy_s(server)
     time.sleep(1.0)
-    assert busy_s(server) - before < 0.05
+    assert busy_s(server) - before < 0.1
 
 
 @pytest.mark.parametrize("stream", [False, True])
