@@ -6,23 +6,17 @@ bytes; what is measured says its unit in its name.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import re
-import secrets
 import statistics
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from omni_cli.config.diagnostics import visible
-from omni_cli.errors import InputError, OutputError
+from omni_cli.errors import InputError
+from omni_cli.record_file import Kind, digest_of, digest_problem, read_document, with_digest, write_document
 
 SCHEMA = "omni.bench/1"
-MAX_BYTES = 256 * 2**20
 E2E = "e2e_s"
 
 # What no measurement exceeds, and what arithmetic on it can take: a century in picoseconds, an exabyte of bytes.
@@ -107,7 +101,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 def workload_fingerprint(workload: dict[str, Any]) -> str:
     """`sha256:...` of everything in `workload` but the fingerprint itself."""
-    return _sha256({key: value for key, value in workload.items() if key != "fingerprint"})
+    return digest_of({key: value for key, value in workload.items() if key != "fingerprint"})
 
 
 def metric_names(variant: Variant) -> tuple[str, ...]:
@@ -127,9 +121,7 @@ def values_of(variant: Variant, metric: str) -> list[tuple[int, float]]:
 
 def to_document(record: Record) -> dict[str, Any]:
     """The record as plain JSON types, with the digest of everything else in it."""
-    document = msgspec.to_builtins(record)
-    document.pop("digest")
-    return {**document, "digest": _sha256(document)}
+    return with_digest(record)
 
 
 def save_record(record: Record, path: Path) -> None:
@@ -137,23 +129,7 @@ def save_record(record: Record, path: Path) -> None:
 
     Called after every block, so that a later failure costs nothing that was measured before.
     """
-    content = msgspec.json.format(msgspec.json.encode(to_document(record)), indent=2) + b"\n"
-    temporary = path.with_name(f".omni-{secrets.token_hex(8)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:  # an interrupt, too, must leave nothing behind
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise OutputError(f"cannot write the record `{path}`: {reason}") from error
+    write_document(to_document(record), path)
 
 
 def load_record(path: Path) -> Record:
@@ -169,13 +145,8 @@ def read_record(path: Path) -> tuple[Record, str | None]:
 
     Raises `InputError` for everything that is no whole record.
     """
+    document, record = read_document(path, Record, _KIND)
     label = visible(str(path))
-    document = _read_json(label, _read_bytes(label, path))
-    _check_schema(label, document)
-    try:
-        record = msgspec.convert(document, Record)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise InputError(f"`{label}` is not a whole bench record: {_located(error)}", hint=_AGAIN) from error
     problem = _first_problem(record)
     if problem is not None:
         raise InputError(f"`{label}`: {problem}", hint=_AGAIN)
@@ -184,56 +155,7 @@ def read_record(path: Path) -> tuple[Record, str | None]:
 
 
 _AGAIN = "measure again with `omni bench --output-json FILE`; a record is not meant to be changed by hand"
-
-
-def _read_bytes(label: str, path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"cannot read the record `{label}`: {reason}") from error
-    if len(content) > MAX_BYTES:
-        raise InputError(f"`{label}` is larger than {MAX_BYTES // 2**20} MiB, which no bench record is")
-    if not content.strip():
-        raise InputError(f"`{label}` is empty", hint=_AGAIN)
-    return content
-
-
-def _read_json(label: str, content: bytes) -> Any:
-    try:
-        return msgspec.json.decode(content)
-    except msgspec.DecodeError as error:
-        # A number that breaks off is called malformed, at the place where the text ends.
-        ends_in_number = re.search(r"invalid number \(byte (\d+)\)", str(error))
-        if "truncated" in str(error) or (ends_in_number and int(ends_in_number[1]) >= len(content) - 1):
-            message = f"`{label}` is cut off: it ends in the middle, after {len(content)} bytes"
-            raise InputError(message, hint=_AGAIN) from error
-        raise InputError(f"`{label}` is not JSON: {visible(str(error))}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"`{label}` is not JSON: byte {error.start} is not UTF-8 text") from error
-    except RecursionError as error:
-        raise InputError(f"`{label}` is nested too deeply to be a bench record") from error
-
-
-def _check_schema(label: str, document: Any) -> None:
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if schema == SCHEMA:
-        return
-    hint = "records are written by `omni bench --output-json FILE`"
-    if not isinstance(schema, str):
-        raise InputError(f"`{label}` is JSON, but not a bench record: it has no `schema`", hint=hint)
-    if schema.startswith("omni.bench/"):
-        hint = "it was written by another version of omni: measure again with this one, or compare with that one"
-    raise InputError(f"`{label}` has the schema `{visible(schema, 80)}`; a bench record has `{SCHEMA}`", hint=hint)
-
-
-def _located(error: Exception) -> str:
-    """msgspec's sentence with its `$.variants[0].name` in the words of the rest."""
-    message, _, path = str(error).partition(" - at ")
-    message = message[:1].lower() + message[1:]
-    where = path.strip("`").removeprefix("$").removeprefix(".")
-    return visible(f"{message} at `{where}`" if where else message)
+_KIND = Kind("bench record", SCHEMA, "omni bench --output-json FILE", _AGAIN)
 
 
 def _first_problem(record: Record) -> str | None:
@@ -273,9 +195,9 @@ def _sample_problem(sample: Sample) -> str | None:
 
 def _first_edit(record: Record, document: dict[str, Any]) -> str | None:
     """Where the record contradicts itself: it was changed after it was written."""
-    content = {key: value for key, value in document.items() if key != "digest"}
-    if record.digest is not None and record.digest != _sha256(content):
-        return "the record was changed after it was written: its content does not fit its digest"
+    problem = digest_problem(document)
+    if problem is not None:
+        return problem
     for variant in record.variants:
         for metric, summary in variant.summary.items():
             problem = _summary_problem([value for _, value in values_of(variant, metric)], summary)
@@ -295,8 +217,3 @@ def _summary_problem(values: list[float], summary: Any) -> str | None:
         if abs(median - stored) > _TOLERANCE * max(abs(median), abs(stored)):
             return f"its summary says a median of {stored:g}, its samples have {median:g}"
     return None
-
-
-def _sha256(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from support.bench_records import pair, record
 
-from omni_cli import record as record_module
+from omni_cli import record_file
 from omni_cli.errors import ExitCode, InputError, OutputError
 from omni_cli.record import (
     Record,
@@ -98,7 +98,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         load_record(tmp_path)
     with pytest.raises(InputError, match="null byte"):
         load_record(tmp_path / "a\0b")
-    monkeypatch.setattr(record_module, "MAX_BYTES", 100)
+    monkeypatch.setattr(record_file, "MAX_BYTES", 100)
     with pytest.raises(InputError, match="is larger than"):
         load_record(saved)
 

@@ -1,0 +1,293 @@
+"""A saved profile, `omni.profile/1`: where the time and the memory of one workload went, stage by stage.
+
+Written by `omni profile` beside the trace, read by `omni report`. Imports neither torch nor NumPy. Times are seconds
+and sizes bytes, as their names say; where a number is "an iteration's", it is the median over the profiled ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from omni_cli.config.diagnostics import visible
+from omni_cli.errors import InputError
+from omni_cli.record_file import Kind, digest_problem, read_document, with_digest, write_document
+
+SCHEMA = "omni.profile/1"
+_AGAIN = "profile again with `omni profile --output-dir DIR`; a record is not meant to be changed by hand"
+_KIND = Kind("profile record", SCHEMA, "omni profile --output-dir DIR", _AGAIN)
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of time on a track; `start_s` counts from the beginning of the iteration. `depth` 0 is outermost."""
+
+    track: str
+    name: str
+    start_s: float
+    duration_s: float
+    depth: int = 0
+
+
+class Overhead(msgspec.Struct, frozen=True, kw_only=True):
+    """How much slower a time is while it is profiled: unprofiled and profiled iterations took turns.
+
+    `ratio` is profiled over unprofiled, `ci95` its interval; None with fewer iterations than an interval needs.
+    """
+
+    metric: str
+    unprofiled_s: float
+    profiled_s: float
+    ratio: float | None
+    ci95: tuple[float, float] | None = None
+
+
+class Activity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stage's device did in an iteration while the stage had a request.
+
+    `device` is `cpu`, where the device is the process's `num_threads` threads for operators, or a CUDA device. `busy_s`
+    is CPU time of all the process's threads or time with a kernel or copy running, `capacity_s` what it could have
+    been. `idle_s` says where the rest went, by cause. `waited_for_core_s` is time in which threads could have run, had
+    a core been free; None where the system does not say.
+    """
+
+    device: str
+    num_threads: int
+    window_s: float
+    capacity_s: float
+    busy_s: float
+    busy_fraction: float
+    idle_fraction: float
+    idle_s: dict[str, float] = {}
+    waited_for_core_s: float | None = None
+
+
+class LaunchGaps(msgspec.Struct, frozen=True, kw_only=True):
+    """Within an iteration's steps: the time in which no operator (CPU) or kernel (CUDA) ran, between two of them."""
+
+    count: int
+    total_s: float
+    median_s: float
+    largest_s: float
+    fraction_of_steps: float
+
+
+class CopyPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Copies made by one operator in one range, an iteration. `module` is the innermost one, where known."""
+
+    range: str
+    operator: str
+    module: str | None
+    calls: float
+    copied_bytes: float
+    seconds: float
+
+
+class Copies(msgspec.Struct, frozen=True, kw_only=True):
+    """Copies of an iteration. The first four count outputs on their way to the host, hidden behind work or exposed."""
+
+    output_copies: float = 0
+    output_bytes: float = 0
+    hidden_s: float = 0
+    exposed_s: float = 0
+    places: tuple[CopyPlace, ...] = ()
+
+
+class RangeTime(msgspec.Struct, frozen=True, kw_only=True):
+    """All ranges of one name in a stage. `self_s` leaves out the ranges within. Sums are an iteration's."""
+
+    name: str
+    calls: float
+    total_s: float
+    self_s: float
+    median_call_s: float
+    fraction: float
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a request, by its number from 1; `median_s` and `samples_s` over the profiled iterations.
+
+    `usual_s` is what the steps around it take. `outlier` says that it differs from them by more than noise does.
+    """
+
+    name: str
+    number: int
+    median_s: float
+    samples_s: tuple[float, ...]
+    usual_s: float
+    outlier: bool = False
+
+
+class OperatorTime(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator in the modules of one kind (`blocks.*.attn`), without the operators that it calls; an iteration's.
+
+    `seconds` is time of the stage's device: of its kernels on CUDA, else of the thread that calls operators.
+    """
+
+    module: str
+    operator: str
+    calls: float
+    seconds: float
+    fraction: float
+
+
+class MemorySample(msgspec.Struct, frozen=True, kw_only=True):
+    """`at_s` counts from the start of the stage's process."""
+
+    at_s: float
+    host_rss_bytes: int
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+
+
+class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """One phase: `load`, `warm-up`, `capture`, `step 3`, `vae decode`, ...
+
+    Peaks within it (the highest of all times that it happened); `added_bytes` is how much more than at its beginning
+    was held at its peak, on the device for CUDA and of the host else. `start_s` counts as `MemorySample.at_s`, for
+    its first time.
+    """
+
+    name: str
+    start_s: float
+    duration_s: float
+    times: int = 1
+    peak_host_rss_bytes: int
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    added_bytes: int = 0
+
+
+class LargeTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that was held at the peak. `where` is a weight's name, or the range (and module) that allocated it."""
+
+    where: str
+    size_bytes: int
+    kind: Literal["weight", "cache", "activation"]
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stage may take by its profile and what it took; `what` says which memory, `used_fraction` of it."""
+
+    what: str
+    budget_bytes: int | None
+    used_bytes: int
+    used_fraction: float | None = None
+
+
+class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """`peak_bytes` is of the device's allocated memory on CUDA, of resident host memory else; `peak_phase` names it."""
+
+    measure: Literal["allocated", "host_rss"]
+    peak_bytes: int
+    peak_phase: str
+    timeline: tuple[MemorySample, ...] = ()
+    phases: tuple[PhaseMemory, ...] = ()
+    largest: tuple[LargeTensor, ...] = ()
+    budgets: tuple[Budget, ...] = ()
+    snapshot: str | None = None
+
+
+class RooflinePart(msgspec.Struct, frozen=True, kw_only=True):
+    """Modules of one kind: what they compute and must move, an iteration's, and the least time for it."""
+
+    module: str
+    flops: float
+    moved_bytes: float
+    bound_s: float
+    limit: Literal["compute", "memory"]
+
+
+class Roofline(msgspec.Struct, frozen=True, kw_only=True):
+    """The least time in which this machine could do a stage's work, and how near the stage comes.
+
+    Rates were measured in the stage's process, in its data type and with its threads. `measured_s` is the unprofiled
+    time of the ranges that do the work. `omitted` says what the estimate leaves out.
+    """
+
+    flops: float
+    moved_bytes: float
+    flops_per_second: float
+    copied_bytes_per_second: float
+    dtype: str
+    bound_s: float
+    measured_s: float
+    fraction: float
+    limit: Literal["compute", "memory"]
+    parts: tuple[RooflinePart, ...] = ()
+    omitted: tuple[str, ...] = ()
+
+
+class StageProfile(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    kind: Literal["ar", "diffusion"]
+    backend: str
+    device: str
+    effective: dict[str, Any] = {}
+    load_s: float
+    latency_s: float
+    unprofiled_latency_s: float
+    activity: Activity
+    launch_gaps: LaunchGaps | None = None
+    copies: Copies = Copies()
+    ranges: tuple[RangeTime, ...] = ()
+    steps: tuple[Step, ...] = ()
+    operators: tuple[OperatorTime, ...] = ()
+    memory: StageMemory
+    roofline: Roofline | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Hint(msgspec.Struct, frozen=True, kw_only=True):
+    """Something to do, and the numbers that it follows from."""
+
+    stage: str | None
+    message: str
+    advice: str
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of `omni profile`; `environment` and `workload` are as in a bench record.
+
+    `request` is the profiled iteration whose time is the median, as spans: stages' requests, their steps and parts,
+    and the connectors between the stages. `stage_seconds` adds up to `e2e_s`: what each stage and connector took of
+    that iteration (time that two stages share counts for the first), and `other`.
+    """
+
+    schema: Literal["omni.profile/1"] = SCHEMA
+    created: str
+    command: tuple[str, ...] = ()
+    environment: dict[str, Any]
+    workload: dict[str, Any]
+    num_iters: int
+    num_iters_warmup: int
+    e2e_s: float
+    overhead: tuple[Overhead, ...]
+    stages: tuple[StageProfile, ...]
+    request: tuple[Span, ...]
+    stage_seconds: dict[str, float]
+    hints: tuple[Hint, ...] = ()
+    trace: str
+    digest: str | None = None
+
+
+def profile_document(profile: Profile) -> dict[str, Any]:
+    """The profile as plain JSON types, with the digest of everything else in it."""
+    return with_digest(profile)
+
+
+def save_profile(profile: Profile, path: Path) -> None:
+    """Write it whole or not at all. Raises `OutputError`."""
+    write_document(profile_document(profile), path)
+
+
+def load_profile_record(path: Path) -> Profile:
+    """Read and check a profile. Raises `InputError`: unreadable, truncated, foreign, incomplete or edited."""
+    document, profile = read_document(path, Profile, _KIND)
+    problem = digest_problem(document)
+    if problem is not None:
+        raise InputError(f"`{visible(str(path))}`: {problem}", hint=_AGAIN)
+    return profile

@@ -1,0 +1,135 @@
+"""Records on the disk: JSON documents with a schema's name and a digest, written whole and read with suspicion."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from omni_cli.config.diagnostics import visible
+from omni_cli.errors import InputError, OutputError
+
+MAX_BYTES = 256 * 2**20
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of record: what messages call it, its schema (`omni.bench/1`), what writes it, what a broken one needs."""
+
+    name: str
+    schema: str
+    source: str
+    again: str
+
+
+def digest_of(value: Any) -> str:
+    """`sha256:...` of plain JSON types, whatever the order of their keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def with_digest(record: msgspec.Struct) -> dict[str, Any]:
+    """A record that has a `digest` as plain JSON types, with the digest of everything else in it."""
+    document = msgspec.to_builtins(record)
+    document.pop("digest")
+    return {**document, "digest": digest_of(document)}
+
+
+def write_document(document: dict[str, Any], path: Path) -> None:
+    """Write a record whole or not at all. Raises `OutputError`."""
+    content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    temporary = path.with_name(f".omni-{secrets.token_hex(8)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:  # an interrupt, too, must leave nothing behind
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OutputError(f"cannot write the record `{path}`: {reason}") from error
+
+
+def read_document(path: Path, struct: type[Struct], kind: Kind) -> tuple[dict[str, Any], Struct]:
+    """A file's document and the record in it. Raises `InputError`: unreadable, truncated, foreign or incomplete."""
+    label = visible(str(path))
+    document = _read_json(label, _read_bytes(label, path, kind), kind)
+    _check_schema(label, document, kind)
+    try:
+        return document, msgspec.convert(document, struct)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise InputError(f"`{label}` is not a whole {kind.name}: {_located(error)}", hint=kind.again) from error
+
+
+def digest_problem(document: dict[str, Any]) -> str | None:
+    """A sentence for a document that was changed after it was written; one without a digest is believed."""
+    content = {key: value for key, value in document.items() if key != "digest"}
+    if document.get("digest") is not None and document["digest"] != digest_of(content):
+        return "the record was changed after it was written: its content does not fit its digest"
+    return None
+
+
+def _read_bytes(label: str, path: Path, kind: Kind) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"cannot read the record `{label}`: {reason}") from error
+    if len(content) > MAX_BYTES:
+        raise InputError(f"`{label}` is larger than {MAX_BYTES // 2**20} MiB, which no {kind.name} is")
+    if not content.strip():
+        raise InputError(f"`{label}` is empty", hint=kind.again)
+    return content
+
+
+def _read_json(label: str, content: bytes, kind: Kind) -> Any:
+    try:
+        return msgspec.json.decode(content)
+    except msgspec.DecodeError as error:
+        # A number that breaks off is called malformed, at the place where the text ends.
+        ends_in_number = re.search(r"invalid number \(byte (\d+)\)", str(error))
+        if "truncated" in str(error) or (ends_in_number and int(ends_in_number[1]) >= len(content) - 1):
+            message = f"`{label}` is cut off: it ends in the middle, after {len(content)} bytes"
+            raise InputError(message, hint=kind.again) from error
+        raise InputError(f"`{label}` is not JSON: {visible(str(error))}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"`{label}` is not JSON: byte {error.start} is not UTF-8 text") from error
+    except RecursionError as error:
+        raise InputError(f"`{label}` is nested too deeply to be a {kind.name}") from error
+
+
+def _check_schema(label: str, document: Any, kind: Kind) -> None:
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema == kind.schema:
+        return
+    hint = f"records are written by `{kind.source}`"
+    if not isinstance(schema, str):
+        raise InputError(f"`{label}` is JSON, but not a {kind.name}: it has no `schema`", hint=hint)
+    if schema.startswith(kind.schema.partition("/")[0] + "/"):
+        hint = "it was written by another version of omni: measure again with this one, or compare with that one"
+    raise InputError(f"`{label}` has the schema `{visible(schema, 80)}`; a {kind.name} has `{kind.schema}`", hint=hint)
+
+
+def _located(error: Exception) -> str:
+    """msgspec's sentence with its `$.variants[0].name` in the words of the rest."""
+    message, _, path = str(error).partition(" - at ")
+    message = message[:1].lower() + message[1:]
+    where = path.strip("`").removeprefix("$").removeprefix(".")
+    return visible(f"{message} at `{where}`" if where else message)
