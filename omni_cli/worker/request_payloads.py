@@ -16,16 +16,42 @@ from omni_cli.worker.payloads import (
 WANTS_HIDDEN_STATES = "omni_wants_hidden_states"
 PROMPT_EMBEDS = "omni_prompt_embeds"
 ADDITIONAL_INFORMATION = "omni_additional_information"
+# In the information: `decode_conditions` is only a beginning (`arriving_conditions`).
+MORE_CONDITIONS_FOLLOW = "more_conditions_follow"
 
 
 @dataclass
 class RequestPayload:
-    """`prompt_embeds` (num_prompt_tokens, embedding_size) or None; `information` tensors and lists by name."""
+    """`prompt_embeds` (num_prompt_tokens, embedding_size) or None; `information` tensors and lists by name.
+
+    Rows that conditions begin with are on the host until they are first asked for, and on the device from then on.
+    """
 
     wants_hidden_states: bool = False
     prompt_embeds: torch.Tensor | None = None
     information: dict[str, Any] = field(default_factory=dict)
+    _arrived: list[torch.Tensor] = field(default_factory=list)
     _conditions: torch.Tensor | None = None
+    _num_conditions: int = 0
+    _is_whole: bool = True
+
+    def __post_init__(self) -> None:
+        if self.prompt_embeds is None:
+            return
+        size = self.prompt_embeds.shape[1:]
+        tail = self.information.get("decode_conditions", self.prompt_embeds[:0])
+        if tail.shape[1:] != size:
+            raise PayloadError(
+                f"decode_conditions {tuple(tail.shape)} do not fit prompt_embeds {tuple(self.prompt_embeds.shape)}"
+            )
+        self._arrived = [self.prompt_embeds, tail]
+        (more_follow,) = self.information.get(MORE_CONDITIONS_FOLLOW, (0,))
+        self._is_whole = not more_follow
+
+    def append_conditions(self, rows: torch.Tensor, *, is_last: bool) -> None:
+        """More `decode_conditions` rows (num_rows, embedding_size) on the host."""
+        self._arrived.append(rows)
+        self._is_whole = is_last
 
     def num_bare(self, start: int, length: int) -> int:
         """How many of positions [start, start + length) are prompt tokens that go in without their own embedding."""
@@ -39,29 +65,37 @@ class RequestPayload:
 
         Position p is conditioned on row p of the prompt embeddings followed by the `decode_conditions` rows; past
         the end the last row holds, which is the padding that the producer puts there. `dtype` None leaves it as it is.
+        Raises `RuntimeError` for a position whose row has not arrived.
         """
         if self.prompt_embeds is None:
             return None
-        if self._conditions is None:
-            self._conditions = self._all_conditions(device, dtype)
-        rows = self._conditions[start : start + length]
+        if self._arrived:
+            self._to_device(torch.cat(self._arrived), device, dtype)
+            self._arrived = []
+        rows = self._conditions[start : min(start + length, self._num_conditions)]
         missing = length - rows.shape[0]
         if not missing:
             return rows
+        if not self._is_whole:
+            raise RuntimeError(f"positions {start} to {start + length - 1}: {missing} condition rows have not arrived")
         # No index tensors: bringing one to the device would wait for all that runs there, in every step.
-        last = self._conditions[-1:].expand(missing, -1)
+        last = self._conditions[self._num_conditions - 1].expand(missing, -1)
         return last if missing == length else torch.cat([rows, last])
 
-    def _all_conditions(self, device: torch.device, dtype: torch.dtype | None) -> torch.Tensor:
-        embeds = self.prompt_embeds
-        assert embeds is not None
-        tail = self.information.get("decode_conditions", embeds[:0])
-        if tail.shape[1:] != embeds.shape[1:]:
-            raise PayloadError(f"decode_conditions {tuple(tail.shape)} do not fit prompt_embeds {tuple(embeds.shape)}")
-        rows = torch.cat([embeds, tail]).to(dtype)
+    def _to_device(self, rows: torch.Tensor, device: torch.device, dtype: torch.dtype | None) -> None:
+        """Put `rows` after those that are there; the room doubles, so that each is moved a few times at most."""
+        end = self._num_conditions + rows.shape[0]
+        if self._conditions is None or end > self._conditions.shape[0]:
+            room = max(end, 2 * self._num_conditions)
+            grown = torch.empty((room, rows.shape[1]), dtype=dtype or rows.dtype, device=device)
+            if self._conditions is not None:
+                grown[: self._num_conditions] = self._conditions[: self._num_conditions]
+            self._conditions = grown
+        rows = rows.to(self._conditions.dtype)
         if device.type == "cuda":
             rows = rows.pin_memory()  # or the copy would wait for all that runs on the device
-        return rows.to(device, non_blocking=True)
+        self._conditions[self._num_conditions : end].copy_(rows, non_blocking=True)
+        self._num_conditions = end
 
 
 def read_request_payload(sampling_params: Any, pooling_params: Any) -> RequestPayload:

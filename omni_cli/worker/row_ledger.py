@@ -8,6 +8,7 @@ the rows of cached blocks so that a prefix hit can be paid from them.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -41,20 +42,26 @@ class ComputedSpan(NamedTuple):
 
 
 class RowLedger:
-    """Per-request accounting of rows (num_tokens, hidden_size) on the host."""
+    """Per-request accounting of rows (num_tokens, hidden_size) on the host.
+
+    Steps are settled in their order, but perhaps in another thread than the one that begins and forgets requests.
+    """
 
     def __init__(self) -> None:
         self._next_position: dict[str, int] = {}
+        self._lock = threading.Lock()
         self._slot_rows: torch.Tensor | None = None
         self._block_size = 0
 
     def begin(self, request_id: str) -> None:
         """The request wants its rows from now on."""
-        self._next_position.setdefault(request_id, 0)
+        with self._lock:
+            self._next_position.setdefault(request_id, 0)
 
     def forget(self, request_id: str) -> None:
         """The request has ended. What is settled for it later, of a step that was under way, is owed to nobody."""
-        self._next_position.pop(request_id, None)
+        with self._lock:
+            self._next_position.pop(request_id, None)
 
     def keep_cached_rows(self, num_blocks: int, block_size: int, hidden_size: int, dtype: torch.dtype) -> None:
         """Keep one row a KV-cache slot in host memory, which the system commits only as rows are written."""
@@ -75,14 +82,15 @@ class RowLedger:
 
         `rows` (span.length, hidden_size) on the host are those that the step computed.
         """
-        owed_from = self._next_position.get(span.request_id)
-        if owed_from is None:
-            return rows[:0]
+        with self._lock:
+            owed_from = self._next_position.get(span.request_id)
+            if owed_from is None:
+                return rows[:0]
+            self._next_position[span.request_id] = max(owed_from, span.end)
         if self._slot_rows is not None:
             self._keep(span, rows)
         if owed_from >= span.end:
             return rows[:0]
-        self._next_position[span.request_id] = span.end
         if owed_from == span.start:
             return rows
         if owed_from > span.start:

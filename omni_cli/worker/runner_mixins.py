@@ -19,6 +19,7 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_cli.execution.copies import PendingCopy, make_output_copy
+from omni_cli.worker.arriving_conditions import arrived_with
 from omni_cli.worker.diffusion_entry import (
     DiffusionInput,
     diffusion_entry,
@@ -72,6 +73,8 @@ class OmniRunnerMixin:
             self.request_payloads[request.req_id] = read_request_payload(
                 request.sampling_params, request.pooling_params
             )
+        for request_id, arrived in arrived_with(scheduler_output).items():
+            self.request_payloads[request_id].append_conditions(arrived.rows, is_last=arrived.is_last)
         return super()._update_states(scheduler_output)
 
     def _forget_request(self, request_id: str) -> None:

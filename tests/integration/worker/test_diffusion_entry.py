@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.late_device import LateDevice
 from torch import nn
 
-from omni_cli.worker.diffusion_entry import diffusion_entry, one_tensor_per_request
+from omni_cli.execution.copies import AsyncCopy, SyncCopy
+from omni_cli.worker.diffusion_entry import diffusion_entry, one_tensor_per_request, start_together
 
 
 class Samples(nn.Module):
@@ -76,3 +78,18 @@ def test_tensor_list_and_dict_are_one_tensor_a_request(result):
 def test_wrong_results_are_named(result, message):
     with pytest.raises(ValueError, match=message):
         one_tensor_per_request(result, IDS)
+
+
+@pytest.mark.parametrize("shapes", [[(7,)], [(7,), (3,), (12,)], [(2, 3), (), (0,), (4,)]])
+def test_one_transfer_brings_every_request_its_tensor(shapes):
+    tensors = {str(i): torch.randn(shape) for i, shape in enumerate(shapes)}
+    for copy in (AsyncCopy(LateDevice()), SyncCopy()):
+        arrived = start_together(tensors, copy)()
+        assert list(arrived) == list(tensors)
+        assert all(torch.equal(arrived[name], tensor) for name, tensor in tensors.items())
+        assert copy.counters.copies == (copy.mode == "async")
+
+
+def test_tensors_of_different_types_do_not_become_one():
+    with pytest.raises(ValueError, match=r"different types: torch\.float32, torch\.int64"):
+        start_together({"a": torch.ones(2), "b": torch.ones(2, dtype=torch.int64)}, SyncCopy())
