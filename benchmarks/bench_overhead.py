@@ -36,10 +36,11 @@ from pathlib import Path
 
 from common import Ratio, in_turns, machine, machine_line, ratio_of_medians
 
+from omni_cli.bench.loaded_workload import run_all
 from omni_cli.bench.outputs import hash_arrays, output_arrays
 from omni_cli.bench.prompts import Prompts
 from omni_cli.bench.protocol import Close, Failed, Load, Loaded, Loading, Ran, Run
-from omni_cli.bench.variant_worker import VariantWorker, run_all
+from omni_cli.bench.variant_worker import VariantWorker
 from omni_cli.config.loader import load_profile
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.models.checkpoints import resolve_model

@@ -7,21 +7,17 @@ that what goes on in the command's process is in no number. It ends when its std
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import signal
 import threading
-import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from omni_cli.bench.metrics import Finished, Iteration, accounted_of, metrics_of, work_of
+from omni_cli.bench.loaded_workload import LoadedWorkload
+from omni_cli.bench.metrics import accounted_of, metrics_of, work_of
 from omni_cli.bench.outputs import hash_arrays, output_arrays, save_arrays
-from omni_cli.bench.prompts import Prompts
 from omni_cli.bench.protocol import (
     PROTOCOL,
     Close,
@@ -39,17 +35,12 @@ from omni_cli.bench.protocol import (
     decode_request,
     encode,
 )
-from omni_cli.bench.workload import has_successor, measured_stages, stages_before, with_fixed_work
-from omni_cli.config.engine_config import EngineConfig
+from omni_cli.bench.workload import Workload
 from omni_cli.config.loader import load_profile
-from omni_cli.engine.fork_server import ForkServer
 from omni_cli.engine.messages import Failure
 from omni_cli.engine.omni_llm import OmniLLM
-from omni_cli.errors import OmniError, StageError
-from omni_cli.models.checkpoints import resolve_model
-from omni_cli.outputs import AudioOutput, Event, GenerateRequest, OutputReady, RequestResult, StageInfo, StageLoading
-
-_MAX_SEED = 2**32
+from omni_cli.errors import OmniError
+from omni_cli.outputs import Event, StageInfo, StageLoading
 
 
 class VariantWorker:
@@ -57,12 +48,11 @@ class VariantWorker:
 
     def __init__(self, send: Any) -> None:
         self._send = send
-        self.llm: OmniLLM | None = None
-        self._fork_server: ForkServer | None = None
-        self._load_request: Load
-        self._config: EngineConfig
-        self._prompts: Prompts | None = None
-        self._handoffs: list[bytes] = []
+        self._workload: LoadedWorkload | None = None
+
+    @property
+    def llm(self) -> OmniLLM | None:
+        return None if self._workload is None else self._workload.llm
 
     async def serve(self, requests: asyncio.Queue[Request | None]) -> None:
         """Until `Close`, the end of stdin (None), or a failure, which is reported."""
@@ -84,11 +74,8 @@ class VariantWorker:
 
     async def close(self) -> None:
         """End the stages."""
-        # First: an engine that still loads would wait for imports that nobody wants any more.
-        if self._fork_server is not None:
-            self._fork_server.stop()
-        if self.llm is not None:
-            await self.llm.close()
+        if self._workload is not None:
+            await self._workload.close()
 
     async def _load(self, request: Load) -> Loaded:
         config = load_profile(
@@ -98,46 +85,20 @@ class VariantWorker:
             trust_remote_code=request.trust_remote_code,
             seed=request.seed,
         )
-        config = with_fixed_work(config, request.output_len, request.given_lengths)
-        measured = measured_stages(config, request.stage)
-        self._load_request, self._config = request, config
-        # One fork server for all engines of this process: its imports take seconds.
-        self._fork_server = ForkServer(verbose=request.verbose)
-        self._fork_server.start()
-        before = stages_before(config, measured)
-        if before and request.records_inputs:
-            await self._record_inputs(before)
-        elif before:
-            self._handoffs = msgspec.msgpack.decode(Path(request.inputs).read_bytes(), type=list[bytes])
-        await self._start(dataclasses.replace(config, stages=measured))
+        workload = Workload(
+            request.stage, request.batch_size, request.input_len, request.output_len, request.given_lengths
+        )
+        self._workload = LoadedWorkload(config, workload, verbose=request.verbose)
+        await self._workload.load(self._on_event, inputs=Path(request.inputs), makes_inputs=request.records_inputs)
         return Loaded(tuple(self._loaded_stage(info) for info in self.llm.stages))
-
-    async def _start(self, config: EngineConfig) -> None:
-        self.llm = OmniLLM(config, verbose=self._load_request.verbose)
-        await self.llm.start(self._on_event)
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, StageLoading):
             load_s = None if event.info is None else event.info.load_s
             self._send(Loading(event.name, event.kind, load_s))
 
-    async def _record_inputs(self, stages: tuple[Any, ...]) -> None:
-        """Run the stages before the measured ones once, keep what they leave behind, and let them go."""
-        await self._start(dataclasses.replace(self._config, stages=stages))
-        requests = [
-            dataclasses.replace(request, wants_handoff=True)
-            for request in await asyncio.to_thread(self._requests, Run(0))
-        ]
-        iteration = await run_all(self.llm, requests)
-        handoffs = [finished.result.handoff for finished in iteration.requests]
-        if not all(handoffs):
-            raise StageError(f"stage `{stages[-1].name}` left nothing for the next one", stage=stages[-1].name)
-        self._handoffs = handoffs
-        Path(self._load_request.inputs).write_bytes(msgspec.msgpack.encode(handoffs))
-        await self.llm.close()
-
     def _loaded_stage(self, info: StageInfo) -> LoadedStage:
-        stage = self._config.stage(info.name)
+        stage = self._workload.config.stage(info.name)
         read_back = {**info.settings, **info.effective}
         requested = {name: getattr(stage, name) for name in read_back if getattr(stage, name, None) is not None}
         return LoadedStage(
@@ -146,8 +107,7 @@ class VariantWorker:
         )  # fmt: skip
 
     async def _run(self, request: Run) -> Ran:
-        requests = await asyncio.to_thread(self._requests, request)
-        iteration = await run_all(self.llm, requests)
+        iteration = await self._workload.run(request.number)
         arrays = output_arrays([finished.result for finished in iteration.requests])
         if request.outputs is not None:
             save_arrays(Path(request.outputs), arrays)
@@ -163,48 +123,6 @@ class VariantWorker:
             },
             engagement={info.name: dict(info.engagement) for info in self.llm.stages},
         )
-
-    def _requests(self, run: Run) -> list[GenerateRequest]:
-        """The iteration's requests. A stage in the middle of the chain gets the same recorded input each time."""
-        load = self._load_request
-        wants_handoff = has_successor(self._config, measured_stages(self._config, load.stage))
-        if self._prompts is None and not self._handoffs:
-            self._prompts = Prompts(resolve_model(self._config.model), load.input_len)
-        requests = []
-        for index in range(load.batch_size):
-            number = run.number * load.batch_size + index
-            requests.append(
-                GenerateRequest(
-                    request_id=f"{run.number}-{index}",
-                    prompt="" if self._prompts is None else self._prompts.draw(run.number, index),
-                    raw=True,
-                    seed=(self._config.seed + number) % _MAX_SEED,
-                    handoff=self._handoffs[index] if self._handoffs else None,
-                    wants_handoff=wants_handoff,
-                )
-            )
-        return requests
-
-
-async def run_all(llm: OmniLLM, requests: list[GenerateRequest]) -> Iteration:
-    """All requests at once. Raises what the first one that failed has failed with."""
-    started_s = time.perf_counter()
-    finished = await asyncio.gather(*(_follow(llm, request) for request in requests))
-    e2e_s = time.perf_counter() - started_s
-    return Iteration(e2e_s, tuple(finished), tuple((info.name, info.kind) for info in llm.stages))
-
-
-async def _follow(llm: OmniLLM, request: GenerateRequest) -> Finished:
-    started_s = time.perf_counter()
-    first_audio_s = None
-    async for event in llm.generate(request):
-        if isinstance(event, OutputReady) and isinstance(event.output, AudioOutput) and first_audio_s is None:
-            first_audio_s = time.perf_counter() - started_s
-        elif isinstance(event, RequestResult):
-            if event.error is not None:
-                raise event.error
-            return Finished(event, time.perf_counter() - started_s, first_audio_s)
-    raise StageError("a request ended without a result", stage=llm.stages[-1].name)
 
 
 def _read_requests(

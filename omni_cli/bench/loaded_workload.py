@@ -1,0 +1,122 @@
+"""A workload with its stages loaded: makes the requests of each iteration and runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from omni_cli.bench.metrics import Finished, Iteration
+from omni_cli.bench.prompts import Prompts
+from omni_cli.bench.workload import Workload, has_successor, measured_stages, stages_before, with_fixed_work
+from omni_cli.config.engine_config import EngineConfig, StageConfig
+from omni_cli.engine.fork_server import ForkServer
+from omni_cli.engine.omni_llm import OmniLLM
+from omni_cli.errors import StageError
+from omni_cli.models.checkpoints import resolve_model
+from omni_cli.outputs import AudioOutput, Event, GenerateRequest, OutputReady, RequestResult
+
+_MAX_SEED = 2**32
+
+
+class LoadedWorkload:
+    """`config` with the workload's fixed work. `llm` is what is loaded, None before `load`."""
+
+    def __init__(self, config: EngineConfig, workload: Workload, *, verbose: bool = False) -> None:
+        self.config = with_fixed_work(config, workload.output_len, workload.given_lengths)
+        self.measured = measured_stages(self.config, workload.stage)
+        self.llm: OmniLLM | None = None
+        self._workload = workload
+        self._verbose = verbose
+        # One fork server for all engines of this process: its imports take seconds.
+        self._fork_server = ForkServer(verbose=verbose)
+        self._prompts: Prompts | None = None
+        self._handoffs: list[bytes] = []
+
+    async def load(self, on_event: Callable[[Event], None], *, inputs: Path, makes_inputs: bool) -> None:
+        """Load the measured stages.
+
+        Where these do not begin the chain, what they get is read from the file `inputs`, or made (`makes_inputs`), by
+        running the stages before once, and written there. Raises what the first failing stage failed with.
+        """
+        self._fork_server.start()
+        before = stages_before(self.config, self.measured)
+        if before and makes_inputs:
+            self._handoffs = await self._make_inputs(before, on_event)
+            inputs.write_bytes(msgspec.msgpack.encode(self._handoffs))
+        elif before:
+            self._handoffs = msgspec.msgpack.decode(inputs.read_bytes(), type=list[bytes])
+        await self._start(self.measured, on_event)
+
+    async def close(self) -> None:
+        """End the stages."""
+        # First: an engine that still loads would wait for imports that nobody wants any more.
+        self._fork_server.stop()
+        if self.llm is not None:
+            await self.llm.close()
+
+    async def run(self, number: int) -> Iteration:
+        """Run the workload once; equal numbers mean equal prompts and seeds."""
+        return await run_all(self.llm, await asyncio.to_thread(self._requests, number))
+
+    async def _start(self, stages: tuple[StageConfig, ...], on_event: Callable[[Event], None]) -> None:
+        self.llm = OmniLLM(dataclasses.replace(self.config, stages=stages), verbose=self._verbose)
+        await self.llm.start(on_event)
+
+    async def _make_inputs(self, before: tuple[StageConfig, ...], on_event: Callable[[Event], None]) -> list[bytes]:
+        """Run the stages before the measured ones once, keep what they leave behind, and let them go."""
+        await self._start(before, on_event)
+        requests = [
+            dataclasses.replace(request, wants_handoff=True) for request in await asyncio.to_thread(self._requests, 0)
+        ]
+        iteration = await run_all(self.llm, requests)
+        await self.llm.close()
+        handoffs = [finished.result.handoff for finished in iteration.requests]
+        if not all(handoffs):
+            raise StageError(f"stage `{before[-1].name}` left nothing for the next one", stage=before[-1].name)
+        return handoffs
+
+    def _requests(self, number: int) -> list[GenerateRequest]:
+        """The iteration's requests. A stage in the middle of the chain gets the same recorded input each time."""
+        if self._prompts is None and not self._handoffs:
+            self._prompts = Prompts(resolve_model(self.config.model), self._workload.input_len)
+        wants_handoff = has_successor(self.config, self.measured)
+        requests = []
+        for index in range(self._workload.batch_size):
+            seed = self.config.seed + number * self._workload.batch_size + index
+            requests.append(
+                GenerateRequest(
+                    request_id=f"{number}-{index}",
+                    prompt="" if self._prompts is None else self._prompts.draw(number, index),
+                    raw=True,
+                    seed=seed % _MAX_SEED,
+                    handoff=self._handoffs[index] if self._handoffs else None,
+                    wants_handoff=wants_handoff,
+                )
+            )
+        return requests
+
+
+async def run_all(llm: OmniLLM, requests: list[GenerateRequest]) -> Iteration:
+    """All requests at once. Raises what the first one that failed has failed with."""
+    started_s = time.perf_counter()
+    finished = await asyncio.gather(*(_follow(llm, request) for request in requests))
+    e2e_s = time.perf_counter() - started_s
+    return Iteration(e2e_s, tuple(finished), tuple((info.name, info.kind) for info in llm.stages))
+
+
+async def _follow(llm: OmniLLM, request: GenerateRequest) -> Finished:
+    started_s = time.perf_counter()
+    first_audio_s = None
+    async for event in llm.generate(request):
+        if isinstance(event, OutputReady) and isinstance(event.output, AudioOutput) and first_audio_s is None:
+            first_audio_s = time.perf_counter() - started_s
+        elif isinstance(event, RequestResult):
+            if event.error is not None:
+                raise event.error
+            return Finished(event, time.perf_counter() - started_s, first_audio_s)
+    raise StageError("a request ended without a result", stage=llm.stages[-1].name)
