@@ -1,0 +1,108 @@
+"""What the benchmarks of `omni serve` share: a running server, requests to it, and what its processes hold."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+CHAT = "/v1/chat/completions"
+SPEECH = "/v1/audio/speech"
+IMAGES = "/v1/images/generations"
+TIMEOUT_S = 600
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a server and its stages hold together; `memory_bytes` is resident and counts shared pages each time."""
+
+    processes: int
+    threads: int
+    files: int
+    memory_bytes: int
+
+
+class Server:
+    """`omni serve` on a free port; a context manager that stops it and looks at how it ended."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.log = tempfile.NamedTemporaryFile("w+", prefix="omni-serve-", suffix=".log")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "omni_cli", "serve", "--port", "0", "--json", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            start_new_session=True,
+        )
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the server did not start:\n{Path(self.log.name).read_text()}")
+        self.ready: dict[str, Any] = json.loads(line)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self.stop()
+        self.log.close()
+
+    def stop(self) -> tuple[int, list[int]]:
+        """(exit code, ids of its processes that have outlived it)."""
+        tree = self._tree()
+        self._process.send_signal(signal.SIGTERM)
+        code = self._process.wait(60)
+        _, alive = psutil.wait_procs(tree, timeout=10)
+        return code, [process.pid for process in alive]
+
+    def holdings(self) -> Holdings:
+        """Of this moment; ask while no request is inside."""
+        tree = self._tree()
+        return Holdings(
+            len(tree),
+            sum(process.num_threads() for process in tree),
+            sum(process.num_fds() for process in tree),
+            sum(process.memory_info().rss for process in tree),
+        )
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.ready["host"], self.ready["port"], timeout=TIMEOUT_S)
+
+    def post(self, path: str, body: dict[str, Any] | bytes) -> tuple[int, bytes]:
+        """(status, body) of one request on a connection of its own."""
+        return post(self.connect(), path, body)
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        connection = self.connect()
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+        connection.close()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+    def _tree(self) -> list[psutil.Process]:
+        server = psutil.Process(self._process.pid)
+        return [server, *server.children(recursive=True)]
+
+
+def post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any] | bytes) -> tuple[int, bytes]:
+    """(status, body) of one request, after which the connection is closed."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        connection.request("POST", path, content, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def chat(text: str, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], **fields}
