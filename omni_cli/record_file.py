@@ -77,6 +77,13 @@ def read_document(path: Path, struct: type[Struct], kind: Kind) -> tuple[dict[st
         raise InputError(f"`{label}` is not a whole {kind.name}: {_located(error)}", hint=kind.again) from error
 
 
+def read_schema(path: Path, kind: Kind) -> Any:
+    """The schema that a file names, None where it names none. Raises `InputError` as `read_document` does."""
+    label = visible(str(path))
+    document = _read_json(label, _read_bytes(label, path, kind), kind)
+    return document.get("schema") if isinstance(document, dict) else None
+
+
 def digest_problem(document: dict[str, Any]) -> str | None:
     """A sentence for a document that was changed after it was written; one without a digest is believed."""
     content = {key: value for key, value in document.items() if key != "digest"}

@@ -17,12 +17,15 @@ VERIFIED = {
     "numpy": "2.3.5",
     "pillow": "13.0.0",
     "psutil": "7.2.2",
+    "nvidia-ml-py": "13.615.71",
     "safetensors": "0.8.0",
     "soundfile": "0.14.0",
     "soxr": "1.1.0",
     "fastapi": "0.136.3",
     "uvicorn": "0.54.0",
     "prometheus_client": "0.26.0",
+    "jinja2": "3.1.6",
+    "matplotlib": "3.11.2",
 }
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"

@@ -103,10 +103,12 @@ def _verdict_sentence(pair: Pair, labels: Labels, findings: Findings) -> str | N
 
 
 def payback_sentence(pair: Pair) -> str | None:
-    """What a mode gains and costs, and after how many requests it has paid for itself; None where there is no mode."""
-    item = pair.payback
-    if item is None:
-        return None
+    """What a mode gains and costs; None where the pair does not differ in any."""
+    return None if pair.payback is None else worth_sentence(pair.payback)
+
+
+def worth_sentence(item: Payback) -> str:
+    """What a mode gains and costs, and after how many requests it has paid for itself."""
     cost = [] if item.bytes_more is None else [size_change(0, item.bytes_more)]
     if item.preparation_s:
         cost.append(f"{quantity(E2E, item.preparation_s)} to compile or capture")

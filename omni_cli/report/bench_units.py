@@ -31,6 +31,25 @@ def quantity(metric: str, value: float | None, like: float | None = None) -> str
     return _digits(value, like)
 
 
+def scale_of(metric: str, like: float) -> tuple[float, str]:
+    """What to divide values by and the unit that is left, as `quantity` does for `like`."""
+    if metric.endswith("_bytes"):
+        return (2.0**30, "GiB") if like >= 2**30 else (2.0**20, "MiB")
+    if metric.endswith("_per_second"):
+        return 1.0, "per second"
+    if metric.endswith("_s"):
+        return next((entry for entry in _TIMES if abs(like) >= entry[0]), _TIMES[-1])
+    return 1.0, "1"
+
+
+def quantity_interval(metric: str, bounds: tuple[float, float] | None, like: float) -> str:
+    """`[99.8, 100.4]` in the unit of `quantity(metric, like)`; `n/a` where there is none."""
+    if bounds is None:
+        return "n/a"
+    low, high = (quantity(metric, bound, like).split(" ")[0] for bound in bounds)
+    return f"[{low}, {high}]"
+
+
 def size_change(a_bytes: int, b_bytes: int) -> str:
     """`+1.3 GiB`, `-12 MiB`, `+0 MiB`."""
     return ("-" if b_bytes < a_bytes else "+") + memory(abs(b_bytes - a_bytes))

@@ -31,7 +31,7 @@ def test_everything_is_pinned() -> None:
 
 
 def test_the_code_was_verified_on_the_pinned_versions() -> None:
-    pinned = pins(EXTRAS["run"]) | pins(EXTRAS["cpu"]) | pins(EXTRAS["cuda"])
+    pinned = pins(EXTRAS["run"]) | pins(EXTRAS["report"]) | pins(EXTRAS["cpu"]) | pins(EXTRAS["cuda"])
     assert pinned == VERIFIED
 
 
@@ -54,7 +54,7 @@ def test_no_library_is_pinned_twice() -> None:
 def test_readme_names_every_dependency() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     table = readme.partition("## Dependencies")[2]
-    requirements = [*PROJECT["dependencies"], *EXTRAS["run"], *EXTRAS["cpu"], *EXTRAS["cuda"]]
+    requirements = [*PROJECT["dependencies"], *EXTRAS["run"], *EXTRAS["report"], *EXTRAS["cpu"], *EXTRAS["cuda"]]
     for name, version in pins(requirements).items():
         assert f"| `{name}` | {version} |" in table
 

@@ -1,0 +1,59 @@
+"""`omni report`: saved records as one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from omni_cli.cli import console
+from omni_cli.cli.gate_options import write_report
+from omni_cli.cli.options import QuietOption, VerboseOption
+from omni_cli.errors import OmniError, OutputError, UsageError
+
+RecordsArgument = Annotated[
+    list[Path],
+    typer.Argument(metavar="RECORD...", help="Files of `omni bench`, `omni profile` or `omni compare --json`."),
+]
+OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")]
+
+
+def report(
+    records: RecordsArgument,
+    output: OutputOption = Path("report.html"),
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Show records as one HTML page that needs no network: verdicts, figures, environment, how to repeat them."""
+    _check_output(output, records)
+    _need_libraries()
+    from omni_cli.report.html.page import render_page
+    from omni_cli.report.html.records import load_document
+
+    # Every record is read before anything is written: a broken one leaves an earlier page as it was.
+    documents = [load_document(f"r{number}", path) for number, path in enumerate(records)]
+    write_report(output, render_page(documents))
+    console.print_text(str(output))
+
+
+def _check_output(output: Path, records: list[Path]) -> None:
+    """What shows before any record is read. Raises `OmniError`."""
+    if output.is_dir():
+        raise OutputError(f"cannot write `{output}`: it is a folder", hint=f"name a file: `-o {output}/report.html`")
+    if not output.parent.is_dir():
+        raise OutputError(f"cannot write `{output}`: there is no folder `{output.parent}`")
+    if any(path.exists() and output.exists() and path.samefile(output) for path in records):
+        raise UsageError(f"the page would overwrite the record `{output}`", hint="name another file with `-o`")
+
+
+def _need_libraries() -> None:
+    """Raises `OmniError` where what draws and fills the page is not installed."""
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+        import msgspec  # noqa: F401
+        import numpy  # noqa: F401
+    except ImportError as error:
+        message = f"a report needs {error.name}, which is not installed"
+        raise OmniError(message, hint='install it with `pip install "omni-cli[report]"`') from error

@@ -1,0 +1,211 @@
+"""The figures of a bench record, each with the table of what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from omni_cli.record import E2E, Record, Sample, Variant
+from omni_cli.report.bench_units import quantity, quantity_interval, scale_of, title
+from omni_cli.report.html.elements import Figure, Part, Table
+from omni_cli.report.html.figures import MAX_DOTS, Amount, Spread, drawn_amounts, drawn_runs, drawn_spread
+from omni_cli.report.html.timelines import Bar, drawn_waterfall
+from omni_cli.stats.blocks import block_medians
+from omni_cli.stats.metrics import REPORTED_MEMORY
+from omni_cli.stats.summary import PERCENTILES, Summary, samples_for
+
+MAX_TABLE_BLOCKS = 200
+
+Summaries = Mapping[str, Mapping[str, Summary]]
+
+
+def latency_figures(name: str, record: Record, summaries: Summaries) -> list[Part]:
+    """How the end-to-end times spread, and how they follow one another; a table of every metric."""
+    measured = [variant for variant in record.variants if variant.samples]
+    if not measured:
+        return []
+    scale, unit = scale_of(E2E, summaries[measured[0].name][E2E].median)
+    rows = [_spread(variant, summaries[variant.name][E2E], scale) for variant in measured]
+    most = max(len(row.values) for row in rows)
+    thinned = f" Of {most} runs, every {-(-most // MAX_DOTS)}th is drawn." if most > MAX_DOTS else ""
+    return [
+        Figure(
+            "How the latency spreads",
+            "Each dot is one run, end to end. The diamond is the median, the bar its 95% interval." + thinned,
+            drawn_spread(f"{name}-spread", rows, unit),
+            _summary_table(
+                [(variant.name, summaries[variant.name][E2E]) for variant in measured], "End-to-end latency"
+            ),
+        ),
+        Figure(
+            "Run by run",
+            "The same runs in the order in which they were made; the line is the median. A step or a slope here is "
+            "the machine's, or a leak.",
+            drawn_runs(f"{name}-runs", rows, unit),
+            _block_table(measured),
+        ),
+        *(_metrics_table(variant, summaries[variant.name]) for variant in measured),
+    ]
+
+
+def waterfall_figure(name: str, record: Record) -> Figure | None:
+    """The stages of one request, from the run whose latency is the median one; None where a run has no parts."""
+    chosen = [(variant, sample) for variant in record.variants if (sample := _median_run(variant)) is not None]
+    parts = {variant.name: _parts(sample) for variant, sample in chosen}
+    if not any(parts.values()):
+        return None
+    scale, unit = scale_of(E2E, max(sample.e2e_s for _, sample in chosen))
+    bars, rows = [], []
+    for variant, sample in chosen:
+        heading = f"{variant.name}: {quantity(E2E, sample.e2e_s)}" if len(chosen) > 1 else ""
+        start = 0.0
+        for number, (part, duration) in enumerate(parts[variant.name]):
+            share = duration / sample.e2e_s
+            text = f"{quantity(E2E, duration, sample.e2e_s)}  {share:.0%}"
+            bars.append(
+                Bar(part, start / scale, duration / scale, text, heading="" if number else heading, inner=part == _REST)
+            )
+            rows.append(
+                (
+                    variant.name,
+                    part,
+                    quantity(E2E, start, sample.e2e_s),
+                    quantity(E2E, duration, sample.e2e_s),
+                    f"{share:.0%}",
+                )
+            )
+            start += duration
+    table = Table(
+        "Parts of the median run", ("Variant", "Part", "Begins at", "Takes", "Share"), tuple(rows), frozenset({2, 3, 4})
+    )
+    text = (
+        "The run whose latency is the median one. Parts follow one another; what no stage accounts for is at the end."
+    )
+    return Figure("A request from stage to stage", text, drawn_waterfall(f"{name}-stages", bars, unit), table)
+
+
+def memory_figure(name: str, record: Record) -> Figure | None:
+    """Peaks, all stages together; by stage in the table. None where nothing was measured."""
+    peaks = [
+        (variant, metric, value)
+        for variant in record.variants
+        for metric in REPORTED_MEMORY
+        if (value := getattr(variant.memory, metric))
+    ]
+    if not peaks:
+        return None
+    scale, unit = scale_of("peak_allocated_bytes", max(value for _, _, value in peaks))
+    several = len({metric for _, metric, _ in peaks}) > 1
+    bars, seen = [], set()
+    for variant, metric, value in peaks:
+        is_new = variant.name not in seen
+        seen.add(variant.name)
+        label = title(metric) if several else variant.name
+        bars.append(Amount(label, value / scale, quantity(metric, value), variant.name if several and is_new else ""))
+    text = "Peaks while running, the sum over the stages' processes: an upper bound, as they need not peak together."
+    return Figure("Peak memory", text, drawn_amounts(f"{name}-memory", bars, unit), _memory_table(record))
+
+
+_REST = "outside of the stages"
+
+
+def _spread(variant: Variant, summary: Summary, scale: float) -> Spread:
+    bounds = None if summary.ci95 is None else (summary.ci95[0] / scale, summary.ci95[1] / scale)
+    text = f"{quantity(E2E, summary.median)} {quantity_interval(E2E, summary.ci95, summary.median)}"
+    ordered = sorted(variant.samples, key=lambda sample: (sample.block, sample.position))
+    return Spread(variant.name, [sample.e2e_s / scale for sample in ordered], summary.median / scale, bounds, text)
+
+
+def _summary_table(rows: Sequence[tuple[str, Summary]], caption: str, first: str = "Variant") -> Table:
+    columns = (first, "n", "Median", "95% CI", *(f"p{p}" for p in PERCENTILES), "Min", "Max")
+    return Table(
+        caption, columns, tuple((label, *_summary_cells(item)) for label, item in rows), frozenset(range(1, 8))
+    )
+
+
+def _summary_cells(summary: Summary) -> tuple[str, ...]:
+    metric, like = summary.metric, summary.median
+    percentiles = (
+        f"n < {samples_for(p)}" if summary.percentiles[p] is None else quantity(metric, summary.percentiles[p], like)
+        for p in PERCENTILES
+    )
+    return (
+        str(summary.n),
+        quantity(metric, like),
+        quantity_interval(metric, summary.ci95, like),
+        *percentiles,
+        quantity(metric, summary.minimum, like),
+        quantity(metric, summary.maximum, like),
+    )
+
+
+def _metrics_table(variant: Variant, summaries: Mapping[str, Summary]) -> Table:
+    rows = [(title(metric), summary) for metric, summary in summaries.items()]
+    return _summary_table(rows, f"All metrics of {variant.name}", "Metric")
+
+
+def _block_table(variants: Sequence[Variant]) -> Table:
+    """The median of each block, which is what comparisons are made of."""
+    medians = {v.name: dict(zip(*(part.tolist() for part in block_medians(v, E2E)), strict=True)) for v in variants}
+    blocks = sorted({block for found in medians.values() for block in found})
+    rows = tuple(
+        (str(block), *(quantity(E2E, found.get(block)) for found in medians.values()))
+        for block in blocks[:MAX_TABLE_BLOCKS]
+    )
+    left = len(blocks) - len(rows)
+    caption = "Median latency of each block" + (f"; {left} more are in the record" if left else "")
+    return Table(caption, ("Block", *medians), rows, frozenset(range(len(medians) + 1)))
+
+
+def _median_run(variant: Variant) -> Sample | None:
+    """The run in the middle when they are ordered by their latency; of two the faster."""
+    ordered = sorted(variant.samples, key=lambda sample: sample.e2e_s)
+    return ordered[(len(ordered) - 1) // 2] if ordered else None
+
+
+def _parts(sample: Sample) -> list[tuple[str, float]]:
+    """(name, seconds) of what a run consists of, in order: stages where there are several, else what the one did."""
+    suffix = ".latency_s"
+    found = [(name.removesuffix(suffix), value) for name, value in sample.metrics.items() if name.endswith(suffix)]
+    if not found:
+        found = _within_stage(sample)
+    rest = sample.e2e_s - sum(value for _, value in found)
+    return [*found, (_REST, rest)] if found and rest > 0 else found
+
+
+def _within_stage(sample: Sample) -> list[tuple[str, float]]:
+    metrics, requests = sample.metrics, sample.work.get("requests", 1.0) or 1.0
+    if "ttft_s" in metrics:
+        return [("until the first token", metrics["ttft_s"])]
+    steps = sample.work.get("denoise_steps", 0.0) / requests
+    return [
+        (label, seconds)
+        for label, seconds in (
+            ("text encode", metrics.get("text_encode_s", 0.0)),
+            (f"{steps:g} denoise steps", metrics.get("denoise_step_s", 0.0) * steps),
+            ("vae decode", metrics.get("vae_decode_s", 0.0)),
+            ("vocoder", metrics.get("vocoder_s", 0.0)),
+        )
+        if seconds
+    ]
+
+
+def _memory_table(record: Record) -> Table:
+    rows = []
+    for variant in record.variants:
+        rows.append((variant.name, "all", "run", *_peaks(vars_of(variant))))
+        for stage, phases in variant.memory.stages.items():
+            for phase, peaks in phases.items() if isinstance(phases, Mapping) else ():
+                rows.append((variant.name, stage, phase, *_peaks(peaks if isinstance(peaks, Mapping) else {})))
+    columns = ("Variant", "Stage", "While", *(title(metric) for metric in REPORTED_MEMORY))
+    return Table("Peak memory by stage", columns, tuple(rows), frozenset({3, 4, 5}))
+
+
+def vars_of(variant: Variant) -> dict[str, int | None]:
+    return {metric: getattr(variant.memory, metric) for metric in REPORTED_MEMORY}
+
+
+def _peaks(peaks: Mapping[str, object]) -> tuple[str, ...]:
+    return tuple(
+        quantity(metric, value) if isinstance(value := peaks.get(metric), int) and value else "-"
+        for metric in REPORTED_MEMORY
+    )

@@ -1,0 +1,168 @@
+"""A bench record as a document: the verdict, what it rests on, and how to get it again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from omni_cli.errors import InputError
+from omni_cli.record import E2E, Record, Variant, metric_names
+from omni_cli.report.bench_notes import warnings
+from omni_cli.report.bench_text import Labels, shown
+from omni_cli.report.bench_units import quantity, quantity_interval, title
+from omni_cli.report.html.bench_figures import Summaries, latency_figures, memory_figure, waterfall_figure
+from omni_cli.report.html.comparison import comparison_parts, gate_table, gated_values, verdict_of
+from omni_cli.report.html.elements import Advice, Document, Table, Verdict, sections_of
+from omni_cli.report.html.machine import environment_parts, mapping, reproduce_parts
+from omni_cli.report.html.stored import Compared, StoredComparison, StoredGate, compared_of, gate_of
+from omni_cli.report.units import count
+from omni_cli.stats.compare import MARGIN
+from omni_cli.stats.findings import Findings, compare_within
+from omni_cli.stats.gate import Gate
+from omni_cli.stats.payback import counters_of
+from omni_cli.stats.summary import Summary, summarise
+
+LABELS = Labels("baseline", "this run")
+
+
+def bench_document(name: str, record: Record, source: str) -> Document:
+    """Everything that a bench record says; `name` begins the ids of its figures.
+
+    Raises `InputError` for verdicts in it that no omni wrote.
+    """
+    summaries = {variant.name: _summaries(variant) for variant in record.variants}
+    stored, stored_gate = _stored(record, source)
+    findings = _findings(record, stored)
+    compared = _compared(findings, stored)
+    gate = None if stored_gate is None else gate_of(stored_gate, gated_values(compared))
+    return Document(
+        kind="Benchmark",
+        source=source,
+        title=_title(record),
+        details=_details(record),
+        created=record.created,
+        verdict=_verdict(record, gate, compared, summaries),
+        advice=_advice(record, findings),
+        sections=sections_of(
+            [
+                ("Results", [_results_table(record, summaries)]),
+                ("Comparison", [gate_table(gate), *comparison_parts(name, compared, LABELS)]),
+                ("Latency", latency_figures(name, record, summaries)),
+                ("Where a request waits", [waterfall_figure(name, record)]),
+                ("Memory", [memory_figure(name, record)]),
+                ("What ran", [_engagement_table(record)]),
+                ("Environment", environment_parts(record.environment, record.workload)),
+                ("Reproduce", reproduce_parts(record.command, record.environment)),
+            ]
+        ),
+    )
+
+
+def _stored(record: Record, source: str) -> tuple[tuple[StoredComparison, ...], StoredGate | None]:
+    try:
+        comparisons = msgspec.convert(record.comparisons, tuple[StoredComparison, ...])
+        return comparisons, None if record.gate is None else msgspec.convert(record.gate, StoredGate)
+    except msgspec.ValidationError as error:
+        raise InputError(f"`{source}`: its verdicts are none of omni's: {shown(str(error))}") from error
+
+
+def _findings(record: Record, stored: Sequence[StoredComparison]) -> Findings | None:
+    """The record's variants compared anew, with the margin that it was made with."""
+    if len(record.variants) < 2:
+        return None
+    margin = next((item.margin for item in stored if item.margin), MARGIN)
+    return compare_within(record, margin=margin)
+
+
+def _compared(findings: Findings | None, stored: Sequence[StoredComparison]) -> tuple[Compared, ...]:
+    """The record's own pairs, and those with a baseline, whose samples are in another file."""
+    own = () if findings is None else tuple(Compared(pair, pair.payback) for pair in findings.pairs)
+    names = {(entry.pair.a.name, entry.pair.b.name) for entry in own}
+    return (*own, *compared_of([item for item in stored if (item.a, item.b) not in names]))
+
+
+def _summaries(variant: Variant) -> dict[str, Summary]:
+    found = (summarise(variant, metric) for metric in metric_names(variant))
+    return {summary.metric: summary for summary in found if summary is not None}
+
+
+def _verdict(record: Record, gate: Gate | None, compared: Sequence[Compared], summaries: Summaries) -> Verdict:
+    broken = tuple(f"{variant.name}: {shown(variant.error)}." for variant in record.variants if variant.error)
+    if broken:
+        return Verdict("failed", "bad", broken)
+    verdict = verdict_of(gate, compared, LABELS)
+    if verdict is not None:
+        return verdict
+    measured = [(name, found[E2E]) for name, found in summaries.items() if E2E in found]
+    sentences = tuple(
+        f"{name}: {quantity(E2E, item.median)} {quantity_interval(E2E, item.ci95, item.median)} from end to end."
+        for name, item in measured
+    )
+    return Verdict("measured" if measured else "nothing measured", "plain" if measured else "open", sentences)
+
+
+def _advice(record: Record, findings: Findings | None) -> tuple[Advice, ...]:
+    notes = [] if findings is None else warnings(findings)
+    return tuple(Advice(note.message, note.hint) for note in notes)
+
+
+def _title(record: Record) -> str:
+    workload = record.workload
+    stages = workload.get("stages")
+    named = " + ".join(map(shown, stages)) if isinstance(stages, list) else shown(workload.get("stage", ""))
+    what = "end to end" if workload.get("stage") == "all" else named
+    return f"{shown(workload.get('profile', 'unknown profile'))}, {what}"
+
+
+def _details(record: Record) -> str:
+    machine = mapping(record.environment.get("machine"))
+    gpus = machine.get("gpus")
+    names = [shown(mapping(gpu).get("name", "GPU")) for gpu in gpus] if isinstance(gpus, list) else []
+    device = f"{len(names)} x {names[0]}" if len(names) > 1 else names[0] if names else shown(machine.get("cpu", ""))
+    runs = max(len(variant.samples) for variant in record.variants)
+    blocks = len({sample.block for variant in record.variants for sample in variant.samples})
+    parts = [f"batch {shown(record.workload.get('batch_size', '?'))}", device, f"{count(runs, 'run')} each"]
+    return " · ".join(part for part in (*parts, f"{count(blocks, 'block')}") if part)
+
+
+def _results_table(record: Record, summaries: Summaries) -> Table:
+    rows = []
+    for variant in record.variants:
+        summary = summaries[variant.name].get(E2E)
+        memory = variant.memory
+        metric = "peak_allocated_bytes" if memory.peak_allocated_bytes else "peak_host_rss_bytes"
+        rows.append(
+            (
+                variant.name,
+                "-" if summary is None else quantity(E2E, summary.median),
+                "-" if summary is None else quantity_interval(E2E, summary.ci95, summary.median),
+                str(len(variant.samples)),
+                f"{quantity(metric, getattr(memory, metric))}",
+            )
+        )
+    device = any(variant.memory.peak_allocated_bytes for variant in record.variants)
+    peak = title("peak_allocated_bytes" if device else "peak_host_rss_bytes")
+    return Table(
+        "End to end", ("Variant", "Median", "95% CI", "Runs", peak.capitalize()), tuple(rows), frozenset({1, 2, 3, 4})
+    )
+
+
+def _engagement_table(record: Record) -> Table | None:
+    """By stage, what had happened when the variant's last run ended."""
+    counters = {
+        (variant.name, stage): found for variant in record.variants for stage, found in counters_of(variant).items()
+    }
+    names = list(dict.fromkeys(name for found in counters.values() for name, value in found.items() if value))
+    if not names:
+        return None
+    rows = tuple(
+        (
+            variant,
+            stage,
+            *(quantity(name, value) if isinstance(value := found.get(name), int | float) else "-" for name in names),
+        )
+        for (variant, stage), found in counters.items()
+    )
+    columns = ("Variant", "Stage", *(title(name) for name in names))
+    return Table("Counted since loading", columns, rows, frozenset(range(2, len(columns))))

@@ -1,0 +1,166 @@
+"""Pairs of variants and gates, whatever record they come from: tables, the forest plot, the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omni_cli.record import E2E
+from omni_cli.report.bench_notes import gate_failure
+from omni_cli.report.bench_text import Labels, change, open_end, pair_sentence, shown, worth_sentence
+from omni_cli.report.bench_units import limit, quantity, ratio, size_change, title
+from omni_cli.report.html.elements import Figure, Paragraph, Part, Table, Tone, Verdict
+from omni_cli.report.html.figures import Interval, drawn_intervals
+from omni_cli.report.html.stored import Compared
+from omni_cli.report.units import count
+from omni_cli.stats.compare import Comparison
+from omni_cli.stats.findings import Pair
+from omni_cli.stats.gate import Gate
+from omni_cli.stats.metrics import higher_is_better
+
+_GATE_TONES: dict[str, Tone] = {"pass": "good", "inconclusive": "open", "not comparable": "open"}
+_TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "no difference": "plain", "inconclusive": "open"}
+
+
+def verdict_of(gate: Gate | None, compared: Sequence[Compared], labels: Labels) -> Verdict | None:
+    """The gate's verdict; without one, that of the end-to-end times. None where nothing is compared."""
+    sentences = tuple(_sentences(compared, labels))
+    if gate is not None:
+        reason = _gate_sentence(gate)
+        return Verdict(f"gate: {gate.verdict}", _GATE_TONES.get(gate.verdict, "bad"), (reason, *sentences))
+    verdicts = [item.verdict for entry in compared for item in entry.pair.comparisons if item.metric == E2E]
+    if not verdicts:
+        return None
+    if len(set(verdicts)) == 1:
+        return Verdict(verdicts[0], _TONES[verdicts[0]], sentences)
+    return Verdict(f"{len(verdicts)} comparisons", "plain", sentences)
+
+
+def comparison_parts(name: str, compared: Sequence[Compared], labels: Labels) -> list[Part]:
+    """The forest plot of all pairs, a table for each, and what differs between their variants."""
+    parts: list[Part] = [] if (figure := _forest(name, compared, labels)) is None else [figure]
+    for entry in compared:
+        parts.append(_pair_table(entry.pair, labels))
+        parts += [Paragraph(text) for text in _pair_notes(entry.pair)]
+    return parts
+
+
+def gate_table(gate: Gate | None) -> Table | None:
+    """Limit by limit; None without a gate, or where it judged nothing."""
+    if gate is None or not gate.metrics:
+        return None
+    several = len({(metric.a, metric.b) for metric in gate.metrics if metric.b}) > 1
+    rows = tuple(
+        (
+            f"{metric.b}: {title(metric.metric)}" if several and metric.b else title(metric.metric),
+            quantity(metric.metric, metric.a_value),
+            quantity(metric.metric, metric.b_value, metric.a_value),
+            change(metric),
+            f"+{limit(metric.limit)}",
+            metric.verdict,
+        )
+        for metric in gate.metrics
+    )
+    columns = ("Limit on", "A", "B", "Worse by [95% CI]", "Limit", "Verdict")
+    return Table("The gate, limit by limit", columns, rows, frozenset({1, 2, 3, 4}))
+
+
+def gated_values(compared: Sequence[Compared]) -> dict[tuple[str, str, str], tuple[float, float]]:
+    """Both sides of everything that a gate may judge."""
+    values: dict[tuple[str, str, str], tuple[float, float]] = {}
+    for entry in compared:
+        for item in entry.pair.comparisons:
+            values[item.metric, item.a, item.b] = item.a_median, item.b_median
+        for peak in entry.pair.memory:
+            if peak.a_bytes and peak.b_bytes:
+                values[peak.metric, peak.a, peak.b] = peak.a_bytes, peak.b_bytes
+    return values
+
+
+def _gate_sentence(gate: Gate) -> str:
+    if gate.verdict != "pass":
+        return _sentence(gate_failure(gate).message)
+    parts = [f"{title(item.metric)} {change(item)}, limit +{limit(item.limit)}" for item in gate.metrics]
+    return _sentence("within all limits: " + "; ".join(parts))
+
+
+def _sentences(compared: Sequence[Compared], labels: Labels) -> list[str]:
+    found = []
+    for entry in compared:
+        found.append(pair_sentence(entry.pair, labels))
+        found.append(None if entry.payback is None else worth_sentence(entry.payback))
+    return [_sentence(text) for text in found if text]
+
+
+def _forest(name: str, compared: Sequence[Compared], labels: Labels) -> Figure | None:
+    rows, numbers = [], []
+    for entry in compared:
+        name_a, name_b = labels.of(entry.pair)
+        items = [item for item in entry.pair.comparisons if item.ratio]
+        for position, item in enumerate(items):
+            heading = f"{name_b} / {name_a}" if position == 0 else ""
+            text = f"{ratio(item.ratio, item.ci95)}  {item.verdict}"
+            rows.append(Interval(_metric(item), item.ratio, item.ci95, text, heading, item.verdict != "inconclusive"))
+            numbers.append((f"{name_b} / {name_a}", _metric(item), ratio(item.ratio, item.ci95), item.verdict))
+    if not rows:
+        return None
+    margin = compared[0].pair.comparisons[0].margin
+    text = (
+        "Each diamond is the ratio of the medians, the bar its 95% interval. Within the shaded band, "
+        f"{limit(margin)} to either side of 1, a ratio counts as no difference."
+    )
+    table = Table("Ratios", ("Pair", "Metric", "Ratio [95% CI]", "Verdict"), tuple(numbers), frozenset({2}))
+    return Figure("How far apart the variants are", text, drawn_intervals(f"{name}-ratios", rows, margin), table)
+
+
+def _pair_table(pair: Pair, labels: Labels) -> Table:
+    name_a, name_b = labels.of(pair)
+    rows = [
+        (
+            _metric(item),
+            quantity(item.metric, item.a_median),
+            quantity(item.metric, item.b_median, item.a_median),
+            ratio(item.ratio, item.ci95),
+            item.verdict,
+        )
+        for item in pair.comparisons
+    ]
+    rows += [
+        (
+            title(peak.metric),
+            quantity(peak.metric, peak.a_bytes),
+            quantity(peak.metric, peak.b_bytes),
+            f"{peak.b_bytes / peak.a_bytes:.3f}",
+            size_change(peak.a_bytes, peak.b_bytes),
+        )
+        for peak in pair.memory
+        if peak.a_bytes and peak.b_bytes
+    ]
+    columns = ("Metric", name_a, name_b, "B / A [95% CI]", "Verdict")
+    return Table(f"{name_b} (B) against {name_a} (A)", columns, tuple(rows), frozenset({1, 2, 3}))
+
+
+def _pair_notes(pair: Pair) -> list[str]:
+    notes = []
+    first = next(iter(pair.comparisons), None)
+    if first is not None:
+        how = "taking turns" if first.paired else "one after the other"
+        notes.append(f"Measured {how}, {count(first.blocks, 'block')} each.")
+    if pair.differences:
+        listed = ", ".join(f"{shown(item.field)} ({shown(item.a)} → {shown(item.b)})" for item in pair.differences)
+        notes.append(f"Differs only in: {listed}.")
+    if pair.outputs.identical is not None:
+        apart = pair.outputs.max_abs_diff
+        by = f" by up to {apart:.3g}" if apart else ""
+        notes.append("Outputs are identical." if pair.outputs.identical else f"Outputs differ{by}.")
+    notes += [f"{title(item.metric)}: {open_end(item)}." for item in pair.comparisons if item.verdict == "inconclusive"]
+    return [" ".join(map(_sentence, notes))] if notes else []
+
+
+def _metric(item: Comparison) -> str:
+    return title(item.metric) + (" (more is better)" if higher_is_better(item.metric) else "")
+
+
+def _sentence(text: str) -> str:
+    """With a capital letter and a full stop."""
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!", "?")) else text + "."

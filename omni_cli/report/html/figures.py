@@ -1,0 +1,166 @@
+"""Drawings of measured values: how they spread, how they follow one another, how far apart two variants are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from omni_cli.report.html.axes import row_label, rows_only, scale_ratios, scale_values
+from omni_cli.report.html.svg import ACCENT, INK, LINE, MUTED, PAPER, SOFT, Drawing, Sheet, draw
+
+MAX_DOTS = 800
+"""Of more values of a variant than this, only every second, third, ... is drawn."""
+
+_MARGIN = 12
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Values of one variant in the axis' unit, and its median with interval, also as text."""
+
+    name: str
+    values: Sequence[float]
+    median: float
+    ci95: tuple[float, float] | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A ratio with its interval; `heading` is a line over it, where a new group begins."""
+
+    name: str
+    ratio: float
+    ci95: tuple[float, float] | None
+    text: str
+    heading: str = ""
+    decided: bool = True
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A bar, its length and its text; `heading` as for an interval."""
+
+    name: str
+    value: float
+    text: str
+    heading: str = ""
+    accent: bool = True
+
+
+def drawn_spread(name: str, rows: Sequence[Spread], unit: str) -> Drawing:
+    """A strip of dots a row, the median and its interval below it."""
+    finite = [value for row in rows for value in row.values]
+
+    def paint(sheet: Sheet) -> None:
+        axes = sheet.axes(_MARGIN, 4, _MARGIN, 40)
+        rows_only(axes, len(rows))
+        is_log = scale_values(axes, "x", min(finite), max(finite), count=8 if sheet.is_wide else 4)
+        axes.set_xlabel(f"{unit}, logarithmic" if is_log else unit)
+        for number, row in enumerate(rows):
+            row_label(axes, sheet, number + 0.2, row.name, row.text)
+            values = thinned(row.values)
+            # The same place for the same run, without luck: the golden ratio spreads neighbours apart.
+            heights = number + 0.42 + 0.28 * np.modf(np.arange(len(values)) * 0.618034)[0]
+            axes.plot(values, heights, "o", markersize=3.6, color=MUTED, markeredgewidth=0.5, markeredgecolor=PAPER)
+            _whisker(axes, number + 0.84, row.median, row.ci95)
+
+    return draw(name, 46 + 66 * len(rows), paint)
+
+
+def drawn_runs(name: str, rows: Sequence[Spread], unit: str) -> Drawing:
+    """A panel a variant, its runs in the order in which they were made; all with the same scale."""
+    finite = [value for row in rows for value in row.values]
+    panel = 112
+
+    def paint(sheet: Sheet) -> None:
+        for number, row in enumerate(rows):
+            top = number * panel + 28
+            axes = sheet.axes(52, top, _MARGIN, sheet.height - top - panel + 44)
+            is_log = scale_values(axes, "y", min(finite), max(finite), count=3)
+            axes.grid(True, axis="y")
+            axes.grid(False, axis="x")
+            values = np.asarray(thinned(row.values))
+            step = len(row.values) / len(values)
+            order = 1 + step * np.arange(len(values))
+            axes.plot(order, values, "-", color=SOFT, linewidth=1.2)
+            axes.plot(order, values, "o", color=MUTED, markersize=3, markeredgewidth=0)
+            axes.axhline(row.median, color=ACCENT, linewidth=1.6)
+            scale_values(axes, "x", 0, max(len(item.values) for item in rows), count=8 if sheet.is_wide else 4)
+            axes.set_title(
+                row.name, loc="left", fontsize=11, color=INK, weight="bold", pad=8, x=-40 / axes_width(sheet)
+            )
+            axes.set_ylabel(unit + (", log" if is_log else ""), fontsize=10)
+            if number == len(rows) - 1:
+                axes.set_xlabel("run")
+
+    return draw(name, 14 + panel * len(rows), paint)
+
+
+def axes_width(sheet: Sheet) -> float:
+    """Pixels between the margins of a panel."""
+    return sheet.width - 52 - _MARGIN
+
+
+def drawn_intervals(name: str, rows: Sequence[Interval], margin: float) -> Drawing:
+    """A forest plot: ratios on a logarithmic axis, what counts as no difference shaded."""
+    bounds = [bound for row in rows for bound in (row.ratio, *(row.ci95 or ()))]
+    places, height = _places([row.heading for row in rows])
+
+    def paint(sheet: Sheet) -> None:
+        axes = sheet.axes(_MARGIN, 4, _MARGIN, 40)
+        rows_only(axes, height)
+        scale_ratios(axes, min(bounds), max(bounds), count=9 if sheet.is_wide else 5)
+        axes.axvspan(1 / (1 + margin), 1 + margin, color=SOFT, linewidth=0, zorder=0)
+        axes.axvline(1, color=INK, linewidth=1, zorder=1)
+        axes.set_xlabel("ratio, logarithmic; 1 is no difference")
+        for row, place in zip(rows, places, strict=True):
+            if row.heading:
+                row_label(axes, sheet, place - 0.3, row.heading)
+            row_label(axes, sheet, place + 0.28, row.name, row.text, strong=False)
+            _whisker(axes, place + 0.72, row.ratio, row.ci95, colour=ACCENT if row.decided else MUTED)
+
+    return draw(name, round(44 + 46 * height), paint)
+
+
+def drawn_amounts(name: str, rows: Sequence[Amount], unit: str) -> Drawing:
+    """Bars from 0."""
+    places, height = _places([row.heading for row in rows])
+
+    def paint(sheet: Sheet) -> None:
+        axes = sheet.axes(_MARGIN, 4, _MARGIN, 40)
+        rows_only(axes, height)
+        scale_values(axes, "x", 0, max(max(row.value for row in rows), 1e-9), count=8 if sheet.is_wide else 4)
+        axes.set_xlim(left=0)
+        axes.set_xlabel(unit)
+        for row, place in zip(rows, places, strict=True):
+            if row.heading:
+                row_label(axes, sheet, place - 0.3, row.heading)
+            row_label(axes, sheet, place + 0.28, row.name, row.text, strong=False)
+            axes.barh(place + 0.7, row.value, height=0.3, color=ACCENT if row.accent else MUTED)
+
+    return draw(name, round(44 + 44 * height), paint)
+
+
+def thinned(values: Sequence[float]) -> Sequence[float]:
+    """At most `MAX_DOTS` of them, evenly."""
+    return values[:: -(-len(values) // MAX_DOTS)] if values else values
+
+
+def _places(headings: Sequence[str]) -> tuple[list[float], float]:
+    """Where rows begin when each heading takes a part of a row, and how many rows that makes in total."""
+    places, place = [], 0.0
+    for heading in headings:
+        place += 0.62 if heading else 0.0
+        places.append(place)
+        place += 1.0
+    return places, place
+
+
+def _whisker(axes, y: float, centre: float, bounds: tuple[float, float] | None, colour: str = ACCENT) -> None:
+    if bounds is not None:
+        axes.plot(bounds, (y, y), "-", color=colour, linewidth=3, solid_capstyle="round")
+    axes.plot((centre,), (y,), "D", color=colour, markersize=7, markeredgecolor=PAPER, markeredgewidth=1.2)
+    axes.axhline(y, color=LINE, linewidth=0.5, zorder=0)

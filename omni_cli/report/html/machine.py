@@ -1,0 +1,76 @@
+"""What any record says about where it was taken, and how to take it again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omni_cli.report.bench_text import shown
+from omni_cli.report.html.elements import Code, Facts, Paragraph, Part
+
+_PARTS = {
+    "machine": "Machine",
+    "versions": "Versions",
+    "variables": "Environment variables",
+    "conditions": "Conditions",
+}
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """`value` where it is a mapping: records may hold anything there."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def environment_parts(environment: Mapping[str, Any], workload: Mapping[str, Any]) -> list[Part]:
+    """Machine, versions, variables, conditions, and the workload with its settings."""
+    parts: list[Part] = []
+    for key, title in _PARTS.items():
+        rows = tuple(_rows(mapping(environment.get(key))))
+        if rows:
+            parts.append(Facts(title, rows))
+    rows = tuple(_rows({key: value for key, value in workload.items() if key != "settings"}))
+    settings = tuple(_rows(mapping(workload.get("settings"))))
+    return [*parts, *([Facts("Workload", rows)] if rows else []), *([Facts("Settings", settings)] if settings else [])]
+
+
+def reproduce_parts(command: Sequence[str], environment: Mapping[str, Any]) -> list[Part]:
+    """The commit, the versions and the command."""
+    code = mapping(environment.get("code"))
+    versions = mapping(environment.get("versions"))
+    lines = []
+    commit = code.get("commit")
+    if isinstance(commit, str):
+        lines.append(f"git checkout {shlex.quote(commit)}")
+    pins = [f"{name}=={version}" for name, version in versions.items() if name != "python"]
+    if pins:
+        lines.append(shlex.join(["pip", "install", *map(shown, pins)]))
+    if command:
+        lines.append(shlex.join(command))
+    parts: list[Part] = []
+    if lines:
+        parts.append(Code("Commands", "\n".join(lines)))
+    sentences = []
+    if code.get("dirty") is True:
+        sentences.append("The code had changes that are in no commit.")
+    if "python" in versions:
+        sentences.append(
+            f"Python was {shown(versions['python'])}, omni {shown(code.get('omni', 'of an unknown version'))}."
+        )
+    return [*parts, *([Paragraph(" ".join(sentences))] if sentences else [])]
+
+
+def _rows(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """One row a leaf; a list of plain values is one."""
+    rows: list[tuple[str, str]] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            rows += _rows(value, f"{name}.")
+        elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            for number, item in enumerate(value):
+                rows += _rows(item, f"{name} {number}.")
+        else:
+            listed = ", ".join(shown(item) for item in value) if isinstance(value, list) else shown(value)
+            rows.append((shown(name), listed or "none"))
+    return rows

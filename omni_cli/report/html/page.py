@@ -1,0 +1,36 @@
+"""The page: documents through Jinja's templates, which escape everything but the drawings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from omni_cli import __version__
+from omni_cli.report.html.elements import Document
+
+
+def render_page(documents: Sequence[Document]) -> str:
+    """One HTML file that needs nothing else."""
+    environment = Environment(
+        loader=PackageLoader("omni_cli.report.html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_printable,
+    )
+    style = files("omni_cli.report.html").joinpath("templates/page.css").read_text(encoding="utf-8")
+    template = environment.get_template("page.html")
+    return template.render(documents=documents, style=Markup(style), version=__version__)
+
+
+def _printable(value: object) -> object:
+    """Text without control characters and without those that turn the direction of writing round."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in value
+    )
