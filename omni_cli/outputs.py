@@ -22,6 +22,8 @@ class GenerateRequest:
     call arguments of the diffusion stage (diffusers' names: `num_inference_steps`, `guidance_scale`,
     `height`, `width`, `negative_prompt`, ...). `audio` holds (samples float32 mono (num_samples,), sample rate Hz)
     pairs; `images` holds uint8 RGB arrays (height, width, 3). `modalities` None means all that the profile makes.
+    With `stream_audio`, stages begin before the one before them has finished, and audio comes in `AudioChunk`s as it
+    is made; None leaves that to the profile.
 
     For measuring stages alone: `handoff` is what the stage before the first one has left behind, in place of a prompt,
     and `wants_handoff` asks the last stage for what it would leave to the next.
@@ -39,6 +41,7 @@ class GenerateRequest:
     diffusion: Mapping[str, Any] = field(default_factory=dict)
     handoff: bytes | None = None
     wants_handoff: bool = False
+    stream_audio: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,15 @@ class TextDelta:
 
 
 @dataclass(frozen=True)
+class AudioChunk:
+    """Event: the next part of a request's audio, float32 (num_samples,) in [-1, 1]; joined they are its output."""
+
+    request_id: str
+    samples: np.ndarray
+    sample_rate: int
+
+
+@dataclass(frozen=True)
 class OutputReady:
     """Event: one output of a request is whole, while later stages of it may still run."""
 
@@ -160,7 +172,9 @@ class OutputReady:
 class RequestResult:
     """Event: a request has ended; the last one that it sends. `error` is set exactly when it failed.
 
-    `handoff` is what the last stage left behind, where the request asked for it.
+    `handoff` is what the last stage left behind, where the request asked for it. Of a request that makes audio,
+    `ttfp_s` is the time from its arrival to the first of it, in seconds, and `rtf` the time for all of it, in seconds
+    a second of audio.
     """
 
     request_id: str
@@ -168,6 +182,8 @@ class RequestResult:
     stages: tuple[StageTrace, ...]
     error: OmniError | None = None
     handoff: bytes | None = None
+    ttfp_s: float | None = None
+    rtf: float | None = None
 
 
-Event = StageLoading | StageFailed | StageProgress | TextDelta | OutputReady | RequestResult
+Event = StageLoading | StageFailed | StageProgress | TextDelta | AudioChunk | OutputReady | RequestResult

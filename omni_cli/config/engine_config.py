@@ -49,7 +49,8 @@ class DiffusionStageConfig:
     """One diffusion stage on a vLLM runner or on a diffusers pipeline.
 
     `call` holds further arguments of the pipeline call by diffusers' names (`true_cfg_scale`);
-    `max_num_seqs` bounds how many compatible requests share a batch.
+    `max_num_seqs` bounds how many compatible requests share a batch. The `stream` keys are token2wav's; their defaults
+    are `ChunkSizes`'.
     """
 
     name: str
@@ -67,6 +68,11 @@ class DiffusionStageConfig:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     execution: Execution = "eager"
+    stream: bool | None = None
+    stream_first_chunk_codes: int | None = None
+    stream_chunk_codes: int | None = None
+    stream_context_codes: int | None = None
+    stream_look_ahead_codes: int | None = None
     output_copy: OutputCopy = "async"
     devices: str | None = None
     call: Mapping[str, Any] = field(default_factory=dict)

@@ -30,6 +30,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 ArgumentName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,99}$")]
 Scalar = bool | int | float | Text
 Tokens = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
+Codes = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
 Ranks = Annotated[int, Field(ge=1, le=_MAX_RANKS)]
 Pixels = Annotated[int, Field(ge=1, le=16_384)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -140,6 +141,19 @@ class DiffusionStage(_Stage):
         None, ge=-1, le=1, description="Bends the time steps towards the start (below 0); vLLM's token2wav."
     )
     execution: Execution = Field("eager", description="How a denoising step runs.")
+    stream: bool | None = Field(
+        None,
+        description="Send audio in chunks as it is made, and begin each stage while the one before it still runs; "
+        "token2wav's, for requests that do not say it themselves.",
+    )
+    stream_first_chunk_codes: Codes | None = Field(None, description="Codec tokens in the first chunk: 24 if absent.")
+    stream_chunk_codes: Codes | None = Field(None, description="Codec tokens in each further chunk: 48 if absent.")
+    stream_context_codes: int | None = Field(
+        None, ge=0, le=_MAX_TOKENS, description="Codec tokens before a chunk that it is computed with: 24 if absent."
+    )
+    stream_look_ahead_codes: int | None = Field(
+        None, ge=0, le=_MAX_TOKENS, description="Codec tokens after a chunk that it waits for: 24 if absent."
+    )
     call: dict[ArgumentName, Scalar] = Field(
         default_factory=dict,
         description="Further arguments of the pipeline call by diffusers' names, such as true_cfg_scale.",

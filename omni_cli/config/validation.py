@@ -27,6 +27,11 @@ _BACKEND_OF_KEY = {
     "tensor_parallel_size": "vllm",
     "pipeline_parallel_size": "vllm",
     "sway_coefficient": "vllm",
+    "stream": "vllm",
+    "stream_first_chunk_codes": "vllm",
+    "stream_chunk_codes": "vllm",
+    "stream_context_codes": "vllm",
+    "stream_look_ahead_codes": "vllm",
     "call": "diffusers",
 }
 

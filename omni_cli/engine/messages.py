@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from omni_cli.engine.recording.messages import RecordingCommand, RecordingReport
 from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniError, OutputError, StageError
 
 
@@ -34,7 +35,9 @@ class AudioInput(msgspec.Struct, frozen=True):
 class StageRequest(msgspec.Struct, frozen=True, tag=True):
     """One request for one stage. The first stage of a chain gets the prompt, the others what came before them.
 
-    `handoff` is an encoded `AdditionalInformationPayload`; `wants_handoff` asks for one in return.
+    `handoff` is an encoded `AdditionalInformationPayload`, and with `more_follows` only the beginning of what
+    `AppendInput` goes on with. `wants_handoff` asks for one in return. With `streams`, whatever the stage makes for
+    others leaves it as it is made: its hand-off as `HandoffChunk`, its audio as `WaveformChunk`.
     """
 
     request_id: str
@@ -47,7 +50,17 @@ class StageRequest(msgspec.Struct, frozen=True, tag=True):
     sampling: dict[str, Any] = {}
     diffusion: dict[str, Any] = {}
     handoff: bytes | None = None
+    more_follows: bool = False
     wants_handoff: bool = False
+    streams: bool = False
+
+
+class AppendInput(msgspec.Struct, frozen=True, tag=True):
+    """More of a request's hand-off from the stage before; nothing comes after the last one."""
+
+    request_id: str
+    handoff: bytes
+    is_last: bool
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag=True):
@@ -58,7 +71,7 @@ class StopStage(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-Command = StageRequest | AbortRequest | StopStage
+Command = StageRequest | AppendInput | AbortRequest | StopStage | RecordingCommand
 
 
 class MemoryReport(msgspec.Struct, frozen=True, tag=True):
@@ -144,6 +157,21 @@ class Audio(msgspec.Struct, frozen=True):
     sample_rate: int
 
 
+class HandoffChunk(msgspec.Struct, frozen=True, tag=True):
+    """A part of what the next stage needs, while this one goes on; the last one comes before `RequestDone`."""
+
+    request_id: str
+    handoff: bytes
+    is_last: bool
+
+
+class WaveformChunk(msgspec.Struct, frozen=True, tag=True):
+    """The next part of a request's audio. One that has been sent in chunks is in `RequestDone` no more."""
+
+    request_id: str
+    audio: Audio
+
+
 class RequestDone(msgspec.Struct, frozen=True, tag=True):
     """A stage has finished a request: what it measured, what it made, and what the next stage needs."""
 
@@ -155,7 +183,18 @@ class RequestDone(msgspec.Struct, frozen=True, tag=True):
     handoff: bytes | None = None
 
 
-Report = StageReady | Failure | Progress | TextChunk | RequestDone | MemoryReport | EngagementReport
+Report = (
+    StageReady
+    | Failure
+    | Progress
+    | TextChunk
+    | HandoffChunk
+    | WaveformChunk
+    | RequestDone
+    | MemoryReport
+    | EngagementReport
+    | RecordingReport
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

@@ -7,61 +7,60 @@ request that has left one stage makes room there while it is in the next.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.engine_config import DiffusionStageConfig, EngineConfig
 from omni_cli.engine.building import provide_in_child
 from omni_cli.engine.checkpoint_fit import check_fit
 from omni_cli.engine.devices import check_devices, has_cuda_device
 from omni_cli.engine.fork_server import ForkServer
 from omni_cli.engine.messages import (
-    AbortRequest,
-    Array,
-    AudioInput,
     EngagementReport,
     Failure,
     MemoryReport,
-    Progress,
     Report,
     RequestDone,
     StageReady,
-    StageRequest,
-    TextChunk,
 )
+from omni_cli.engine.recording.messages import (
+    MachineRates,
+    Recording,
+    RecordingCommand,
+    RecordingReport,
+    StageDescription,
+    Started,
+)
+from omni_cli.engine.request_run import RequestRun
 from omni_cli.engine.stage_client import StageClient
 from omni_cli.engine.stages.base import StageSpec
 from omni_cli.errors import OmniError, StageError
 from omni_cli.models.checkpoints import is_built, read_model_kind, resolve_model
 from omni_cli.outputs import (
-    AudioOutput,
     Event,
     GenerateRequest,
-    ImageOutput,
-    Modality,
-    Output,
-    OutputReady,
     RequestResult,
     StageFailed,
     StageInfo,
     StageLoading,
-    StageProgress,
     StageTrace,
-    TextDelta,
-    TextOutput,
 )
 
 
 class OmniLLM:
     """Loads a profile's stages and runs requests through them; owned by one event loop."""
 
-    def __init__(self, config: EngineConfig, *, verbose: bool = False) -> None:
-        """`verbose` passes on to stderr what libraries print, in the fork server and in every stage."""
+    def __init__(self, config: EngineConfig, *, verbose: bool = False, records: bool = False) -> None:
+        """`verbose` passes on to stderr what libraries print, in the fork server and in every stage.
+
+        `records` makes stages that can be asked to record what they do (`record`).
+        """
+        self._records = records
+        self._recordings: dict[str, asyncio.Future[RecordingReport]] = {}
         self._verbose = verbose
         self.config = config
         # In the profile's order; a stage that is started again gets a new one.
@@ -120,6 +119,7 @@ class OmniLLM:
                 dtype=self.config.dtype,
                 seed=self.config.seed,
                 trust_remote_code=self.config.trust_remote_code,
+                records=self._records,
             )
             client = StageClient(spec, self._handle, verbose=self._verbose)
             self._clients[client.name] = client
@@ -182,65 +182,32 @@ class OmniLLM:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
         """Run one request; the last event is its `RequestResult`, which carries the error if it failed.
 
-        Leaving the iterator early (`aclose`) aborts the request in the stage it is in.
+        Leaving the iterator early (`aclose`) aborts the request in the stages that it is in.
         """
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is already in use")
-        queue: asyncio.Queue[tuple[str, Report]] = asyncio.Queue()
-        self._requests[request.request_id] = queue
-        outputs: list[Output] = []
-        traces: list[StageTrace] = []
-        handoffs: list[bytes | None] = [request.handoff]
+        run = RequestRun(
+            request, self._chain(request), self._running, self._trace, streams=_streams(request, self.config)
+        )
+        self._requests[request.request_id] = run.queue
         error: OmniError | None = None
         try:
-            async with aclosing(self._run(request, queue, outputs, traces, handoffs)) as events:
+            async with aclosing(run.events()) as events:
                 async for event in events:
                     yield event
         except OmniError as raised:
             error = raised
         finally:
             del self._requests[request.request_id]
-        handoff = handoffs[-1] if request.wants_handoff and error is None else None
-        yield RequestResult(request.request_id, tuple(outputs), tuple(traces), error, handoff)
+        handoff = run.handoff if request.wants_handoff and error is None else None
+        yield RequestResult(request.request_id, run.outputs, run.traces, error, handoff, run.ttfp_s, run.rtf)
 
-    async def _run(
-        self,
-        request: GenerateRequest,
-        queue: asyncio.Queue[tuple[str, Report]],
-        outputs: list[Output],
-        traces: list[StageTrace],
-        handoffs: list[bytes | None],
-    ) -> AsyncGenerator[Event, None]:
-        chain = self._chain(request)
-        for position, name in enumerate(chain):
-            client = self._running(name)
-            wants_handoff = request.wants_handoff or position + 1 < len(chain)
-            client.send(_stage_request(request, handoffs[-1], wants_handoff=wants_handoff))
-            finished = False
-            try:
-                while not finished:
-                    stage, report = await queue.get()
-                    match report:
-                        case Failure() if stage != client.name:
-                            pass  # another stage has died: this one may finish, and then `_running` raises
-                        case Failure():
-                            finished = True
-                            raise report.error(client.name)
-                        case RequestDone():
-                            finished = True
-                            traces.append(self._trace(client, report))
-                            handoffs[:] = [report.handoff]
-                            for output in _outputs(report, request):
-                                outputs.append(output)
-                                yield OutputReady(request.request_id, output)
-                        case Progress():
-                            yield StageProgress(request.request_id, client.name, report.done, report.total, report.unit)
-                        case TextChunk() if _wants(request, "text"):
-                            yield TextDelta(request.request_id, report.text)
-            finally:
-                if not finished:
-                    with contextlib.suppress(StageError):
-                        client.send(AbortRequest(request.request_id))
+    async def record(self, command: RecordingCommand, stage: str) -> RecordingReport:
+        """Ask a stage that has no request at the moment; one question to it at a time. Raises what it fails with."""
+        client = self._running(stage)
+        answer = self._recordings[stage] = asyncio.get_running_loop().create_future()
+        client.send(command)
+        return await answer
 
     def _chain(self, request: GenerateRequest) -> list[str]:
         """The stages that this request needs: text alone is the first stage's."""
@@ -272,6 +239,10 @@ class OmniLLM:
                 self._stage_ready(client, report)
             case MemoryReport():
                 self._infos[client.name] = _with_memory(self._infos[client.name], report)
+            case Started() | Recording() | StageDescription() | MachineRates():
+                answer = self._recordings.pop(client.name)
+                if not answer.cancelled():
+                    answer.set_result(report)
             case EngagementReport():
                 self._infos[client.name] = dataclasses.replace(self._infos[client.name], engagement=report.counters)
             case Failure(request_id=None):
@@ -306,6 +277,9 @@ class OmniLLM:
         if failure is None:
             failure = client.unexpected_end()
         self._dead[client.name] = failure
+        answer = self._recordings.pop(client.name, None)
+        if answer is not None and not answer.cancelled():
+            answer.set_exception(failure.error(client.name))
         if not loaded.done():
             loaded.set_exception(failure.error(client.name))
         for queue in self._requests.values():
@@ -332,39 +306,10 @@ def _load_groups(clients: list[StageClient]) -> list[list[StageClient]]:
     return list(groups.values())
 
 
-def _stage_request(request: GenerateRequest, handoff: bytes | None, *, wants_handoff: bool) -> StageRequest:
-    common = {
-        "request_id": request.request_id,
-        "seed": request.seed,
-        "speaker": request.speaker,
-        "diffusion": dict(request.diffusion),
-        "wants_handoff": wants_handoff,
-    }
-    if handoff is not None:
-        return StageRequest(**common, handoff=handoff)
-    return StageRequest(
-        **common,
-        prompt=request.prompt,
-        audio=tuple(AudioInput(Array.of(samples), rate) for samples, rate in request.audio),
-        images=tuple(Array.of(image) for image in request.images),
-        raw=request.raw,
-        sampling=dict(request.sampling),
-    )
-
-
-def _wants(request: GenerateRequest, modality: Modality) -> bool:
-    return request.modalities is None or modality in request.modalities
-
-
-def _outputs(report: RequestDone, request: GenerateRequest) -> list[Output]:
-    outputs: list[Output] = []
-    if report.text is not None and _wants(request, "text"):
-        outputs.append(TextOutput(report.text.text, report.text.token_ids, report.text.finish_reason))
-    if report.audio is not None:
-        outputs.append(AudioOutput(report.audio.samples.numpy(), report.audio.sample_rate))
-    if report.image is not None:
-        outputs.append(ImageOutput(report.image.numpy()))
-    return outputs
+def _streams(request: GenerateRequest, config: EngineConfig) -> bool:
+    if request.stream_audio is not None:
+        return request.stream_audio
+    return any(isinstance(stage, DiffusionStageConfig) and stage.stream for stage in config.stages)
 
 
 def _with_memory(info: StageInfo, memory: MemoryReport) -> StageInfo:

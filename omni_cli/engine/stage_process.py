@@ -24,6 +24,7 @@ from typing import Any
 from omni_cli.engine.fork_server import become_group_leader
 from omni_cli.engine.messages import (
     AbortRequest,
+    AppendInput,
     Command,
     EngagementReport,
     Failure,
@@ -36,9 +37,18 @@ from omni_cli.engine.messages import (
     decode_command,
     encode,
 )
+from omni_cli.engine.recording.messages import (
+    DescribeStage,
+    MeasureRates,
+    RecordingCommand,
+    StartRecording,
+    StopRecording,
+)
+from omni_cli.engine.recording.recorder import Recorder
 from omni_cli.engine.stage_log import StageLog
 from omni_cli.engine.stages.base import Stage, StageSpec, load_stage
-from omni_cli.errors import OmniError, StageError
+from omni_cli.errors import OmniError, OutputError, StageError
+from omni_cli.execution import ranges
 
 # A library may write a file while its folder is being removed.
 _REMOVALS = 3
@@ -58,9 +68,11 @@ def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: P
     loaded: list[Stage] = []
     threading.Thread(target=_read_commands, args=(connection, inbox, loaded, scratch), daemon=True).start()
     emit = _Emitter(connection)
+    recorder = Recorder() if spec.records else None
     started_s = time.perf_counter()
     try:
-        stage = load_stage(spec, emit)
+        with ranges.mark("load"):
+            stage = load_stage(spec, emit)
     except Exception as error:  # noqa: BLE001 - whatever a library raises while loading must reach the user
         emit(load_failure(error, spec))
         return
@@ -68,15 +80,17 @@ def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: P
     emit(StageReady(load_s, stage.effective, memory_report(), stage.settings, stage.engagement))
     forget_peaks()
     loaded.append(stage)
+    if recorder is not None:
+        recorder.loaded(stage)
     try:
-        _serve(stage, inbox, emit)
+        _serve(stage, inbox, emit, recorder)
     except Exception as error:  # noqa: BLE001 - the engine has failed, and with it every request of this stage
         emit(Failure("stage", _summary(error), details=traceback.format_exc()))
     finally:
         stage.close()
 
 
-def _serve(stage: Stage, inbox: queue.SimpleQueue[Command], emit: _Emitter) -> None:
+def _serve(stage: Stage, inbox: queue.SimpleQueue[Command], emit: _Emitter, recorder: Recorder | None) -> None:
     while True:
         while not stage.has_work() or not inbox.empty():
             command = inbox.get()
@@ -85,24 +99,50 @@ def _serve(stage: Stage, inbox: queue.SimpleQueue[Command], emit: _Emitter) -> N
                     return
                 case AbortRequest():
                     stage.abort(command.request_id)
-                case StageRequest():
-                    _add(stage, command, emit)
-        reports = stage.step()
+                case StageRequest() | AppendInput():
+                    _take(stage, command, emit)
+                case StartRecording() | StopRecording() | DescribeStage() | MeasureRates():
+                    _record(recorder, command, emit)
+        with ranges.mark("engine step"):
+            reports = stage.step()
+        if recorder is not None:
+            recorder.stepped()
         if any(isinstance(report, RequestDone) for report in reports):
             # Before the requests' ends, so that whoever waits for them sees what they took.
             emit(memory_report())
             emit(EngagementReport(stage.engagement))
         for report in reports:
-            emit(report)
+            if isinstance(report, (RequestDone, Failure)):
+                ranges.request_ended(report.request_id)
+        with ranges.mark("hand over"):
+            for report in reports:
+                emit(report)
 
 
-def _add(stage: Stage, request: StageRequest, emit: _Emitter) -> None:
+def _take(stage: Stage, command: StageRequest | AppendInput, emit: _Emitter) -> None:
+    request_id = command.request_id
+    if isinstance(command, StageRequest):
+        ranges.request_began(request_id)
     try:
-        stage.add(request)
-    except OmniError as error:
-        emit(Failure.of(error, request_id=request.request_id))
+        with ranges.mark("take input"):
+            match command:
+                case StageRequest():
+                    stage.add(command)
+                case AppendInput():
+                    stage.append(command)
     except Exception as error:  # noqa: BLE001 - one request that a library chokes on must not end the others
-        emit(Failure("stage", _summary(error), details=traceback.format_exc(), request_id=request.request_id))
+        stage.abort(request_id)
+        if isinstance(error, OmniError):
+            emit(Failure.of(error, request_id=request_id))
+        else:
+            emit(Failure("stage", _summary(error), details=traceback.format_exc(), request_id=request_id))
+
+
+def _record(recorder: Recorder, command: RecordingCommand, emit: _Emitter) -> None:
+    try:
+        emit(recorder.answer(command))
+    except OutputError as error:
+        emit(Failure.of(error))
 
 
 def load_failure(error: Exception, spec: StageSpec) -> Failure:

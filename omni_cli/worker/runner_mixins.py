@@ -19,6 +19,7 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_cli.execution.copies import PendingCopy, make_output_copy
+from omni_cli.execution.ranges import mark
 from omni_cli.worker.arriving_conditions import arrived_with
 from omni_cli.worker.diffusion_entry import (
     DiffusionInput,
@@ -141,7 +142,8 @@ class ARRunnerMixin(OmniRunnerMixin):
 
     def capture_model(self) -> int:
         began_s = time.perf_counter()
-        num_bytes = super().capture_model()
+        with mark("capture"):
+            num_bytes = super().capture_model()
         self.graph_counters.captured(num_bytes, time.perf_counter() - began_s)
         return num_bytes
 
@@ -176,14 +178,16 @@ class ARRunnerMixin(OmniRunnerMixin):
                 [payload.num_bare(*span) for payload, *span in spans],
             )
         self._step_replays = self.graph_counters.count_step()
-        return super()._model_forward(*args, **kwargs)
+        with mark("model forward"):
+            return super()._model_forward(*args, **kwargs)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         state = self.execute_model_state
         spans = self._wanted_spans() if state is not None and self.hands_out else []
         # Before sampling, which may draft into the same buffers, and beside which the copy can run.
         pending = self._start_copy(state.hidden_states, spans) if spans else None
-        output = super().sample_tokens(grammar_output)
+        with mark("sampling"):
+            output = super().sample_tokens(grammar_output)
         if pending is None:
             return output
         if isinstance(output, AsyncModelRunnerOutput):
@@ -200,16 +204,18 @@ class ARRunnerMixin(OmniRunnerMixin):
     def _start_copy(self, hidden_states: torch.Tensor, spans: list[ComputedSpan]) -> PendingCopy:
         """Rows of the requests that want them, (num_rows, hidden_size), in one transfer a step."""
         parts = [hidden_states[begin:end] for begin, end in _joined(spans)]
-        if len(parts) > 1:
-            return self.output_copy.start(torch.cat(parts))
-        # A graph writes its next output over this one, a drafter may, and on a CPU nothing says that no layer does.
-        reused = self._step_replays or self.speculative_config is not None or self.device.type == "cpu"
-        return self.output_copy.start(parts[0], reused=reused)
+        with mark("output copy"):
+            if len(parts) > 1:
+                return self.output_copy.start(torch.cat(parts))
+            # A graph writes its next output over this one, a drafter may, and on a CPU nothing says that no layer does.
+            reused = self._step_replays or self.speculative_config is not None or self.device.type == "cpu"
+            return self.output_copy.start(parts[0], reused=reused)
 
     def _with_hidden_states(
         self, spans: list[ComputedSpan], pending: PendingCopy, output: ModelRunnerOutput
     ) -> OmniModelRunnerOutput:
-        rows = pending.get()
+        with mark("wait for output copy"):
+            rows = pending.get()
         if rows.is_pinned():
             # Kept until the request ends; page-locked memory is for the next steps' rows.
             rows = rows.clone()
@@ -265,14 +271,16 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
             )
             for span in self._step_spans
         ]
-        if intermediate_tensors is not None:
-            return self._diffuse(inputs, intermediate_tensors=intermediate_tensors)
-        return self._diffuse(inputs)
+        with mark("model forward"):
+            if intermediate_tensors is not None:
+                return self._diffuse(inputs, intermediate_tensors=intermediate_tensors)
+            return self._diffuse(inputs)
 
     def _pool(self, hidden_states: Any, *args: Any, **kwargs: Any) -> AsyncOmniModelRunnerOutput:
         """`hidden_states` is what the model returned: a tensor, a list or a dict with one entry a request."""
         request_ids = list(self.input_batch.req_ids)
         tensors = one_tensor_per_request(hidden_states, request_ids)
         output = ModelRunnerOutput(req_ids=request_ids, req_id_to_index=dict(self.input_batch.req_id_to_index))
-        arrived = start_together(tensors, self.output_copy) if self.hands_out else dict
+        with mark("output copy"):
+            arrived = start_together(tensors, self.output_copy) if self.hands_out else dict
         return AsyncOmniModelRunnerOutput(lambda: OmniModelRunnerOutput.with_payloads(output, arrived()))

@@ -23,6 +23,8 @@ class ThinkerHandoff:
 
     `hidden_states` (P + N - 1, hidden_size): one row for each of P prompt tokens and of N output tokens but the last,
     which never was an input. `media` holds the grids and lengths of images, videos and audio in the prompt.
+
+    The same of a thinker that has not finished is the beginning of a hand-off, with `ReplyRows` to follow.
     """
 
     prompt_token_ids: list[int]
@@ -46,6 +48,21 @@ class ThinkerHandoff:
             "hidden_states": self.hidden_states,
             **self.media,
         }
+
+
+@dataclass(frozen=True)
+class ReplyRows:
+    """What a thinker has made since the last part of its hand-off: `hidden_states` (num_tokens, hidden_size)."""
+
+    token_ids: list[int]
+    hidden_states: torch.Tensor
+
+    @classmethod
+    def from_information(cls, information: dict[str, Any]) -> ReplyRows:
+        return cls(information["token_ids"], information["hidden_states"])
+
+    def information(self) -> dict[str, Any]:
+        return {"token_ids": self.token_ids, "hidden_states": self.hidden_states}
 
 
 @dataclass(frozen=True)
@@ -75,12 +92,14 @@ def thinker_to_talker(
     embed: Callable[[Sequence[int]], torch.Tensor],
     text_bos_token_id: int,
     talker_prompt: TalkerPrompt,
+    is_whole: bool = True,
 ) -> TalkerInput:
     """`config` is the `Qwen2_5OmniTalkerConfig`; `embed` looks rows of the thinker's embedding table up.
 
     Each row is the thinker's last hidden state plus its input embedding, without the embeddings of media tokens.
     The prompt is followed by the speaker's text-begin embedding and the first reply row; later reply rows condition
-    the decoding steps one by one, then a text-end and a padding row.
+    the decoding steps one by one, then a text-end and a padding row, which are for `more_conditions` where the
+    hand-off is not whole. It must have a reply row then.
 
     With a `full` prompt, the last two codec ids add their embeddings and images and audio have M-RoPE positions: as
     Qwen published it. A `plain` prompt has neither, which is what transformers 5.23 computes for one unpadded
@@ -89,20 +108,15 @@ def thinker_to_talker(
     prompt_ids, output_ids = handoff.prompt_token_ids, handoff.output_token_ids
     num_prompt = len(prompt_ids)
     consumed = [*prompt_ids, *output_ids[:-1]]
-    hidden = handoff.hidden_states[: len(consumed)]
-    if hidden.shape[0] != len(consumed):
-        raise ValueError(f"{hidden.shape[0]} hidden-state rows for {len(consumed)} positions")
-    media_ids = [config.audio_token_index, config.image_token_index, config.video_token_index]
-    embeds = embed(consumed)
-    embeds[torch.isin(torch.tensor(consumed), torch.tensor(media_ids))] = 0
-    rows = hidden + embeds
-    bos, eos, pad = embed([text_bos_token_id, config.tts_text_end_token_id, config.tts_text_pad_token_id]).split(1)
-    # A reply of a single token has no row of its own: the talker hears that the text has ended at once.
-    stream = torch.cat([rows[num_prompt:], eos, pad])
+    rows = _rows(consumed, handoff.hidden_states[: len(consumed)], config, embed)
+    stream = rows[num_prompt:]
+    if is_whole:
+        # A reply of a single token has no row of its own: the talker hears that the text has ended at once.
+        stream = torch.cat([stream, _ending(config, embed)])
     return TalkerInput(
         prompt_token_ids=[config.tts_codec_mask_token_id] * num_prompt
         + [config.tts_codec_pad_token_id, config.tts_codec_start_token_id],
-        prompt_embeds=torch.cat([rows[:num_prompt], bos, stream[:1]]),
+        prompt_embeds=torch.cat([rows[:num_prompt], embed([text_bos_token_id]), stream[:1]]),
         decode_conditions=stream[1:],
         mrope_positions=(
             mrope_positions([*prompt_ids, text_bos_token_id, output_ids[0]], handoff.media, config)
@@ -111,6 +125,31 @@ def thinker_to_talker(
         ),
         num_bare_tokens=num_prompt + 2 if talker_prompt == "plain" else 0,
     )
+
+
+def more_conditions(
+    reply: ReplyRows, *, config: Any, embed: Callable[[Sequence[int]], torch.Tensor], is_last: bool
+) -> torch.Tensor:
+    """Rows (num_rows, embedding_size) after those of `thinker_to_talker` and of earlier calls."""
+    rows = _rows(reply.token_ids, reply.hidden_states, config, embed)
+    return torch.cat([rows, _ending(config, embed)]) if is_last else rows
+
+
+def _rows(
+    token_ids: list[int], hidden_states: torch.Tensor, config: Any, embed: Callable[[Sequence[int]], torch.Tensor]
+) -> torch.Tensor:
+    """Last hidden states plus input embeddings; an embedding of a media token is zero."""
+    if hidden_states.shape[0] != len(token_ids):
+        raise ValueError(f"{hidden_states.shape[0]} hidden-state rows for {len(token_ids)} positions")
+    media_ids = [config.audio_token_index, config.image_token_index, config.video_token_index]
+    embeds = embed(token_ids)
+    embeds[torch.isin(torch.tensor(token_ids, dtype=torch.long), torch.tensor(media_ids))] = 0
+    return hidden_states + embeds
+
+
+def _ending(config: Any, embed: Callable[[Sequence[int]], torch.Tensor]) -> torch.Tensor:
+    """What follows the last reply row: text-end and padding, which holds for all further steps."""
+    return embed([config.tts_text_end_token_id, config.tts_text_pad_token_id])
 
 
 def talker_to_token2wav(codec_token_ids: Sequence[int], *, config: Any, num_codes: int) -> list[int]:

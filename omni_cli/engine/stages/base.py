@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from omni_cli.config.engine_config import Dtype, StageConfig
-from omni_cli.engine.messages import Report, StageRequest
+from omni_cli.engine.messages import AppendInput, Report, StageRequest
 from omni_cli.errors import StageError
 
 OMNI_ARCHITECTURE = "Qwen2_5OmniModel"
@@ -15,7 +15,10 @@ OMNI_ARCHITECTURE = "Qwen2_5OmniModel"
 
 @dataclass(frozen=True)
 class StageSpec:
-    """All that a stage's process needs to load: `model` is resolved (a folder or a repo id)."""
+    """All that a stage's process needs to load: `model` is resolved (a folder or a repo id).
+
+    `records` makes a stage that can be asked to record what it does, and that begins with how it loads.
+    """
 
     stage: StageConfig
     model: str
@@ -23,10 +26,14 @@ class StageSpec:
     dtype: Dtype
     seed: int
     trust_remote_code: bool
+    records: bool = False
 
 
 class Stage(Protocol):
-    """Runs requests of one stage; called from one thread. `add` may raise `OmniError`: that request alone fails."""
+    """Runs requests of one stage; called from one thread.
+
+    `add` and `append` may raise `OmniError`: that request alone fails.
+    """
 
     @property
     def effective(self) -> dict[str, Any]:
@@ -42,13 +49,17 @@ class Stage(Protocol):
 
     def add(self, request: StageRequest) -> None: ...
 
+    def append(self, command: AppendInput) -> None:
+        """More input of a request that was added with `more_follows`. Ids that have ended are ignored."""
+
     def abort(self, request_id: str) -> None:
         """Drop a request; nothing is reported of it afterwards. Unknown ids are ignored."""
 
     def interrupt(self, request_id: str) -> None:
         """From another thread, before `abort`: a step that is running the request may leave it early."""
 
-    def has_work(self) -> bool: ...
+    def has_work(self) -> bool:
+        """Whether a step would do something; where all requests wait for more input, it would not."""
 
     def step(self) -> list[Report]:
         """One turn of the engine: what has been finished or has failed, and progress."""

@@ -10,7 +10,7 @@ from omni_cli.config.engine_config import DiffusionStageConfig
 from omni_cli.engine.diffusers.executor import DiffusersPipelineExecutor
 from omni_cli.engine.diffusers.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.engine.diffusers.scheduler import DiffusionScheduler
-from omni_cli.engine.messages import Array, Failure, Progress, Report, RequestDone, StageRequest
+from omni_cli.engine.messages import AppendInput, Array, Failure, Progress, Report, RequestDone, StageRequest
 from omni_cli.engine.stages.base import StageSpec
 
 DEFAULT_MAX_NUM_SEQS = 4
@@ -54,6 +54,9 @@ class DiffusersStage:
         self.added_s[request.request_id] = time.perf_counter()
         self.num_steps[request.request_id] = resolved.num_inference_steps
         self.scheduler.add_request(resolved)
+
+    def append(self, command: AppendInput) -> None:
+        raise NotImplementedError("a diffusers pipeline takes its prompt as a whole")
 
     def abort(self, request_id: str) -> None:
         self.scheduler.finish_requests([request_id])

@@ -13,14 +13,27 @@ import torch
 from transformers import AutoConfig
 
 from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.engine.connectors.partial_handoff import PartialHandoff
 from omni_cli.engine.connectors.qwen2_5_omni import (
     MEDIA_FIELDS,
+    ReplyRows,
     ThinkerHandoff,
+    more_conditions,
     talker_to_token2wav,
     thinker_to_talker,
 )
 from omni_cli.engine.diffusers.timeline import clock_for
-from omni_cli.engine.messages import Array, Audio, AudioInput, Progress, Report, RequestDone, StageRequest
+from omni_cli.engine.messages import (
+    AppendInput,
+    Array,
+    Audio,
+    AudioInput,
+    Progress,
+    Report,
+    RequestDone,
+    StageRequest,
+)
+from omni_cli.engine.scheduling import scheduler_of
 from omni_cli.engine.stages.base import StageSpec
 from omni_cli.engine.stages.vllm_stage import (
     ActiveRequest,
@@ -32,6 +45,7 @@ from omni_cli.engine.stages.vllm_stage import (
 )
 from omni_cli.errors import InputError
 from omni_cli.execution.denoiser import require_cuda
+from omni_cli.execution.ranges import Consecutive
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
 from omni_cli.models.qwen2_5_omni.tensors import open_tensor
 from omni_cli.models.vllm_registry import TOKEN2WAV, talker_config
@@ -40,11 +54,18 @@ from omni_cli.worker.payloads import (
     encode_additional_information,
     encode_prompt_embeds,
 )
-from omni_cli.worker.request_payloads import ADDITIONAL_INFORMATION, PROMPT_EMBEDS, WANTS_HIDDEN_STATES
+from omni_cli.worker.request_payloads import (
+    ADDITIONAL_INFORMATION,
+    MORE_CONDITIONS_FOLLOW,
+    PROMPT_EMBEDS,
+    WANTS_HIDDEN_STATES,
+)
 
 SAMPLE_RATE = 24_000
 # Blocks that a request without hidden states has filled hold no rows, so the two kinds must not share a prefix.
 HIDDEN_STATES_SALT = "omni-hidden-states"
+# Codes go to token2wav by a block of its attention, which is what its chunks are made of.
+CODES_PER_PART = 12
 
 
 class ThinkerStage(TextStage):
@@ -100,17 +121,24 @@ class ThinkerStage(TextStage):
     def prepared(self, active: ActiveRequest, engine_input: Any) -> None:
         if not active.request.wants_handoff:
             return
+        media = active.context["media"] = {}
         for items in engine_input.get("mm_kwargs", {}).values():
             for name in MEDIA_FIELDS:
                 found = [item[name].data.reshape(-1) for item in items if item is not None and name in item]
                 if found:
                     stacked = torch.stack(found)
-                    active.context[name] = stacked if "grid_thw" in name else stacked.reshape(-1)
+                    media[name] = stacked if "grid_thw" in name else stacked.reshape(-1)
 
     def handoff(self, active: ActiveRequest, output: Any) -> bytes:
         rows = self.processor.take_hidden_rows(active.request.request_id)
-        handoff = ThinkerHandoff(output.prompt_token_ids, active.token_ids, rows, active.context)
+        handoff = ThinkerHandoff(output.prompt_token_ids, active.token_ids, rows, active.context["media"])
         return encode_additional_information(handoff.information())
+
+    def partial_handoff(self, active: ActiveRequest, output: Any) -> bytes | None:
+        partial: PartialHandoff = active.context.setdefault("partial", PartialHandoff())
+        partial.add_rows(self.processor.take_hidden_rows(active.request.request_id))
+        part = partial.take(output.prompt_token_ids, active.token_ids, active.context["media"], is_last=output.finished)
+        return None if part is None else encode_additional_information(part)
 
 
 class TalkerStage(TextStage):
@@ -125,6 +153,9 @@ class TalkerStage(TextStage):
         self.engine.input_processor.generation_config_fields = {}
         self.speakers = load_speakers(spec.model)
         self._thinker_embeddings = open_tensor(spec.model, "thinker.model.embed_tokens.weight")
+        self.scheduler = scheduler_of(self.engine)
+        # Whether all requests wait for the thinker: then there is nothing to step for until a command comes.
+        self._is_stalled = False
 
     def engine_args(self) -> dict[str, Any]:
         return {
@@ -133,10 +164,12 @@ class TalkerStage(TextStage):
             "skip_tokenizer_init": True,
             # All prompts are the same mask ids; what tells them apart is not a part of vLLM's block hashes.
             "enable_prefix_caching": False,
+            "scheduler_cls": "omni_cli.engine.scheduling.make_scheduler",
         }
 
     def _embed(self, token_ids: Sequence[int]) -> torch.Tensor:
-        return self._thinker_embeddings[torch.tensor(token_ids)].to(self.engine.vllm_config.model_config.dtype)
+        rows = self._thinker_embeddings[torch.tensor(token_ids, dtype=torch.long)]
+        return rows.to(self.engine.vllm_config.model_config.dtype)
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         request = active.request
@@ -147,20 +180,58 @@ class TalkerStage(TextStage):
             embed=self._embed,
             text_bos_token_id=int(speaker["bos_token"]),
             talker_prompt=self.spec.stage.talker_prompt,
+            is_whole=not request.more_follows,
         )
+        information = {**given.information(), MORE_CONDITIONS_FOLLOW: [int(request.more_follows)]}
         params = self.sampling_params(
             request,
             detokenize=False,
             stop_token_ids=[self.config.tts_codec_end_token_id, self.config.tts_codec_pad_token_id],
             extra_args={
                 PROMPT_EMBEDS: encode_prompt_embeds(given.prompt_embeds),
-                ADDITIONAL_INFORMATION: encode_additional_information(given.information()),
+                ADDITIONAL_INFORMATION: encode_additional_information(information),
             },
         )
+        active.context["num_conditions"] = len(given.prompt_embeds) + len(given.decode_conditions)
         return {"prompt_token_ids": given.prompt_token_ids}, params
+
+    def add(self, request: StageRequest) -> None:
+        super().add(request)
+        self._is_stalled = False
+        if request.more_follows:
+            active = self.active[request.request_id]
+            self.scheduler.expect_conditions(active.engine_id, active.context["num_conditions"])
+
+    def append(self, command: AppendInput) -> None:
+        self._is_stalled = False
+        active = self.active.get(command.request_id)
+        if active is None:
+            return  # the talker may end before the text does
+        reply = ReplyRows.from_information(decode_additional_information(command.handoff))
+        rows = more_conditions(reply, config=self.config, embed=self._embed, is_last=command.is_last)
+        self.scheduler.append_conditions(active.engine_id, rows, is_last=command.is_last)
+
+    def abort(self, request_id: str) -> None:
+        self._is_stalled = False
+        super().abort(request_id)
+
+    def has_work(self) -> bool:
+        return super().has_work() and not self._is_stalled
+
+    def step(self) -> list[Report]:
+        reports = super().step()
+        self._is_stalled = self.scheduler.is_stalled
+        return reports
 
     def handoff(self, active: ActiveRequest, output: Any) -> bytes:
         return encode_additional_information({"codec_token_ids": active.token_ids})
+
+    def partial_handoff(self, active: ActiveRequest, output: Any) -> bytes | None:
+        new = active.token_ids[active.context.get("num_handed_over", 0) :]
+        if len(new) < CODES_PER_PART and not output.finished:
+            return None
+        active.context["num_handed_over"] = len(active.token_ids)
+        return encode_additional_information({"codec_token_ids": new})
 
 
 class Token2WavStage(VllmStage):
@@ -178,6 +249,7 @@ class Token2WavStage(VllmStage):
         self._clock = clock_for(current_platform.device_type)
         # Of the request that is running, and of those that have run: its beginning, each step's end, its end.
         self._marks: list[Any] = []
+        self._ranges = Consecutive()
         self._marks_of: dict[str, list[Any]] = {}
         (model,) = self.engine.collective_rpc("get_model")
         self._denoiser = model.prepare(execution, stage=spec.stage.name)
@@ -185,7 +257,7 @@ class Token2WavStage(VllmStage):
             model.warm_up()
         model.step_listener = self._on_step
         model.token2wav.register_forward_pre_hook(self._on_begin)
-        model.token2wav.register_forward_hook(self._on_end)
+        model.token2wav.register_forward_hook(self._on_end, always_call=True)
 
     def engine_args(self) -> dict[str, Any]:
         return {
@@ -240,9 +312,14 @@ class Token2WavStage(VllmStage):
 
     def _on_begin(self, *_: object) -> None:
         self._marks = [self._clock.mark()]
+        self._ranges.next("denoising step", 1)
 
     def _on_step(self, internal_id: str, done: int, total: int) -> None:
         self._marks.append(self._clock.mark())
+        if done < total:
+            self._ranges.next("denoising step", done + 1)
+        else:
+            self._ranges.next("vocoder")
         state = self.engine.output_processor.request_states.get(internal_id)
         if state is not None:
             self._marks_of[state.external_req_id] = self._marks
@@ -250,6 +327,7 @@ class Token2WavStage(VllmStage):
 
     def _on_end(self, *_: object) -> None:
         self._marks.append(self._clock.mark())
+        self._ranges.close()
 
     def _parts(self, request_id: str) -> dict[str, Any]:
         """Seconds of each step and of what makes a waveform of the last one's result."""

@@ -29,11 +29,21 @@ from vllm.sampling_params import RequestOutputKind  # noqa: E402
 from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 
 from omni_cli.config.engine_config import ARStageConfig, CudagraphMode  # noqa: E402
-from omni_cli.engine.messages import Progress, Report, RequestDone, StageRequest, Text, TextChunk  # noqa: E402
+from omni_cli.engine.messages import (  # noqa: E402
+    AppendInput,
+    HandoffChunk,
+    Progress,
+    Report,
+    RequestDone,
+    StageRequest,
+    Text,
+    TextChunk,
+)
 from omni_cli.engine.stages.base import StageSpec  # noqa: E402
 from omni_cli.engine.stages.cudagraph_mode import ModeMessages, check_platform, check_settled  # noqa: E402
 from omni_cli.engine.stages.output_processor import OmniOutputProcessor  # noqa: E402
 from omni_cli.errors import InputError, StageError  # noqa: E402
+from omni_cli.execution.ranges import mark  # noqa: E402
 from omni_cli.models.vllm_registry import register_models, resolve_in_process  # noqa: E402
 
 PROGRESS_INTERVAL_S = 0.05
@@ -41,10 +51,11 @@ PROGRESS_INTERVAL_S = 0.05
 
 @dataclass
 class ActiveRequest:
-    """A request inside the engine; times are of `time.perf_counter`, in seconds."""
+    """A request inside the engine, which has an id of its own for it; times are of `time.perf_counter`, in seconds."""
 
     request: StageRequest
     added_s: float
+    engine_id: str = ""
     first_token_s: float | None = None
     token_ids: list[int] = field(default_factory=list)
     token_times_s: list[float] = field(default_factory=list)
@@ -129,7 +140,7 @@ class VllmStage:
         try:
             (engine_input,) = self.engine.renderer.render_cmpl([prompt])
             self.prepared(active, engine_input)
-            self.engine.add_request(request.request_id, engine_input, params)
+            active.engine_id = self.engine.add_request(request.request_id, engine_input, params)
         except (ValueError, VLLMClientError) as error:
             # vLLM's ways of refusing a prompt: too long, not decodable, media that its processor cannot use.
             raise self.refused(error) from error
@@ -154,6 +165,9 @@ class VllmStage:
         if str(error).startswith("Failed to apply") and error.__cause__ is not None:
             return InputError(f"the model cannot use this image or audio: {_one_line(error.__cause__)}")
         return InputError(_one_line(error))
+
+    def append(self, command: AppendInput) -> None:
+        raise NotImplementedError(f"stage `{self.spec.stage.name}` takes its input as a whole")
 
     def abort(self, request_id: str) -> None:
         if self.active.pop(request_id, None) is not None:
@@ -234,6 +248,10 @@ class TextStage(VllmStage):
         reports: list[Report] = []
         if completion.text and self.makes_text:
             reports.append(TextChunk(request_id, completion.text))
+        if active.request.wants_handoff and active.request.streams:
+            part = self.partial_handoff(active, output)
+            if part is not None:
+                reports.append(HandoffChunk(request_id, part, is_last=output.finished))
         if output.finished:
             reports.append(self.done(active, output, now))
         elif now - active.reported_s > PROGRESS_INTERVAL_S:
@@ -258,11 +276,17 @@ class TextStage(VllmStage):
             "token_times_s": active.token_times_s,
         }
         text = Text("".join(active.text), tuple(active.token_ids), finish_reason) if self.makes_text else None
-        handoff = self.handoff(active, output) if active.request.wants_handoff else None
+        wants_whole = active.request.wants_handoff and not active.request.streams
+        with mark("make hand-off"):
+            handoff = self.handoff(active, output) if wants_whole else None
         return RequestDone(active.request.request_id, trace, text=text, handoff=handoff)
 
     def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         """What the next stage needs, as an encoded `AdditionalInformationPayload`."""
+        raise NotImplementedError
+
+    def partial_handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
+        """What there is of it that has not been handed over, None for nothing yet; called after each new token."""
         raise NotImplementedError
 
     def abort(self, request_id: str) -> None:

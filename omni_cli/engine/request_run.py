@@ -1,0 +1,191 @@
+"""One request on its way through the stages: into one after the other, or into the next while one still runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+
+import numpy as np
+
+from omni_cli.engine.messages import (
+    AbortRequest,
+    AppendInput,
+    Array,
+    AudioInput,
+    Failure,
+    HandoffChunk,
+    Progress,
+    Report,
+    RequestDone,
+    StageRequest,
+    TextChunk,
+    WaveformChunk,
+)
+from omni_cli.engine.stage_client import StageClient
+from omni_cli.errors import StageError
+from omni_cli.outputs import (
+    AudioChunk,
+    AudioOutput,
+    Event,
+    GenerateRequest,
+    ImageOutput,
+    Modality,
+    Output,
+    OutputReady,
+    StageProgress,
+    StageTrace,
+    TextDelta,
+    TextOutput,
+)
+
+
+class RequestRun:
+    """Sends a request to the stages of `chain` and turns their reports, which come by `queue`, into events.
+
+    With `streams`, each stage begins as soon as the one before it has something for it. `enter(name)` gives a stage
+    that runs or raises `StageError`; `trace` makes a stage's trace of its last report.
+    """
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        chain: Sequence[str],
+        enter: Callable[[str], StageClient],
+        trace: Callable[[StageClient, RequestDone], StageTrace],
+        *,
+        streams: bool,
+    ) -> None:
+        self.queue: asyncio.Queue[tuple[str, Report]] = asyncio.Queue()
+        self.handoff: bytes | None = None
+        self.ttfp_s: float | None = None
+        self._request = request
+        self._chain = list(chain)
+        self._enter = enter
+        self._trace = trace
+        self._streams = streams
+        self._began_s = asyncio.get_running_loop().time()
+        # The stages that it is in, and what those that it has left said at the end.
+        self._inside: dict[str, StageClient] = {}
+        self._traces: dict[str, StageTrace] = {}
+        self._outputs: dict[str, list[Output]] = {}
+        self._chunks: list[AudioChunk] = []
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """What is whole so far, in the order of the stages."""
+        return tuple(output for name in self._chain for output in self._outputs.get(name, ()))
+
+    @property
+    def traces(self) -> tuple[StageTrace, ...]:
+        """Of the stages that have finished it, in their order."""
+        return tuple(self._traces[name] for name in self._chain if name in self._traces)
+
+    @property
+    def rtf(self) -> float | None:
+        """Seconds since the request came, a second of its audio; None without audio."""
+        audio_s = sum(len(o.samples) / o.sample_rate for o in self.outputs if isinstance(o, AudioOutput))
+        return self._elapsed_s() / audio_s if audio_s else None
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Raises what the request or one of its stages fails with. Whatever stops it, all stages let go of it."""
+        try:
+            self._send_on(0, self._request.handoff, is_last=True)
+            while len(self._traces) < len(self._chain):
+                name, report = await self.queue.get()
+                if name in self._inside:
+                    for event in self._events_of(name, report):
+                        yield event
+        finally:
+            for client in self._inside.values():
+                with contextlib.suppress(StageError):
+                    client.send(AbortRequest(self._request.request_id))
+
+    def _events_of(self, name: str, report: Report) -> Iterator[Event]:
+        request_id = self._request.request_id
+        match report:
+            case Failure():
+                del self._inside[name]
+                raise report.error(name)
+            case Progress():
+                yield StageProgress(request_id, name, report.done, report.total, report.unit)
+            case TextChunk() if self._wants("text"):
+                yield TextDelta(request_id, report.text)
+            case HandoffChunk():
+                self._send_on(self._chain.index(name) + 1, report.handoff, is_last=report.is_last)
+            case WaveformChunk():
+                chunk = AudioChunk(request_id, report.audio.samples.numpy(), report.audio.sample_rate)
+                self._chunks.append(chunk)
+                self._note_audio()
+                yield chunk
+            case RequestDone():
+                yield from self._done(name, report)
+
+    def _done(self, name: str, report: RequestDone) -> Iterator[Event]:
+        client = self._inside.pop(name)
+        self._traces[name] = self._trace(client, report)
+        self._outputs[name] = self._made(report)
+        for output in self._outputs[name]:
+            if isinstance(output, AudioOutput):
+                self._note_audio()
+            yield OutputReady(self._request.request_id, output)
+        if name == self._chain[-1]:
+            self.handoff = report.handoff
+        elif report.handoff is not None:
+            self._send_on(self._chain.index(name) + 1, report.handoff, is_last=True)
+
+    def _send_on(self, position: int, handoff: bytes | None, *, is_last: bool) -> None:
+        """To the stage at `position`: into it, or more input where it is in there already."""
+        name = self._chain[position]
+        if name in self._inside:
+            self._inside[name].send(AppendInput(self._request.request_id, handoff, is_last))
+        elif name not in self._traces:  # one that is done needs no more of it
+            client = self._enter(name)
+            self._inside[name] = client
+            client.send(self._stage_request(position, handoff, more_follows=not is_last))
+
+    def _stage_request(self, position: int, handoff: bytes | None, *, more_follows: bool) -> StageRequest:
+        request = self._request
+        has_next = position + 1 < len(self._chain)
+        common = {
+            "request_id": request.request_id,
+            "seed": request.seed,
+            "speaker": request.speaker,
+            "diffusion": dict(request.diffusion),
+            "wants_handoff": has_next or request.wants_handoff,
+            # What the last stage hands over is for the caller, and whole.
+            "streams": self._streams and (has_next or not request.wants_handoff),
+        }
+        if handoff is not None:
+            return StageRequest(**common, handoff=handoff, more_follows=more_follows)
+        return StageRequest(
+            **common,
+            prompt=request.prompt,
+            audio=tuple(AudioInput(Array.of(samples), rate) for samples, rate in request.audio),
+            images=tuple(Array.of(image) for image in request.images),
+            raw=request.raw,
+            sampling=dict(request.sampling),
+        )
+
+    def _made(self, report: RequestDone) -> list[Output]:
+        outputs: list[Output] = []
+        if report.text is not None and self._wants("text"):
+            outputs.append(TextOutput(report.text.text, report.text.token_ids, report.text.finish_reason))
+        if report.audio is not None:
+            outputs.append(AudioOutput(report.audio.samples.numpy(), report.audio.sample_rate))
+        if self._chunks:
+            samples = np.concatenate([chunk.samples for chunk in self._chunks])
+            outputs.append(AudioOutput(samples, self._chunks[0].sample_rate))
+        if report.image is not None:
+            outputs.append(ImageOutput(report.image.numpy()))
+        return outputs
+
+    def _wants(self, modality: Modality) -> bool:
+        return self._request.modalities is None or modality in self._request.modalities
+
+    def _note_audio(self) -> None:
+        if self.ttfp_s is None:
+            self.ttfp_s = self._elapsed_s()
+
+    def _elapsed_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._began_s
