@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -30,6 +31,10 @@ class Denoiser:
 
     def forget(self) -> None:
         """Drop what depends on where the weights lie; to be called before they are moved."""
+
+    def eagerly(self) -> AbstractContextManager[None]:
+        """Within it, calls run as plain Python, for whoever wants to watch what they do."""
+        return nullcontext()
 
     def close(self) -> None:
         """Leave the module as it was."""
@@ -65,8 +70,20 @@ class _ReplacedForward(Denoiser):
 
         self._module.forward = replaced
 
+    @contextmanager
+    def eagerly(self) -> Iterator[None]:
+        replaced = self._module.forward
+        self._put_back()
+        try:
+            yield
+        finally:
+            self._module.forward = replaced
+
     def close(self) -> None:
         self.forget()
+        self._put_back()
+
+    def _put_back(self) -> None:
         del self._module.forward
         if self._own_forward is not None:
             self._module.forward = self._own_forward
@@ -137,6 +154,18 @@ class CompiledDenoiser(_ReplacedForward):
         # "2/1": the second time (from 0) that the third piece of code was compiled.
         if re.search(r"/0\b", str(compilation.compile_id)) is None:
             self.counters.recompiles += 1
+
+    @contextmanager
+    def eagerly(self) -> Iterator[None]:
+        compiled = [block._compiled_call_impl for block in self._blocks]
+        with super().eagerly():
+            for block in self._blocks:
+                block._compiled_call_impl = None
+            try:
+                yield
+            finally:
+                for block, call in zip(self._blocks, compiled, strict=True):
+                    block._compiled_call_impl = call
 
     def close(self) -> None:
         _callbacks().remove_start_callback(self._on_compile_start)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from omni_cli.execution.ranges import mark
+
 if TYPE_CHECKING:
     from omni_cli.config.engine_config import OutputCopy
 
@@ -28,6 +30,22 @@ class OmniWorkerMixin:
             )
         self.model_runner.__class__ = self.runner_cls
         self.model_runner.init_omni()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        with mark("load weights"):
+            super().load_model(*args, **kwargs)
+
+    def determine_available_memory(self) -> int:
+        with mark("memory profiling"):
+            return super().determine_available_memory()
+
+    def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
+        with mark("KV cache"):
+            super().initialize_from_config(*args, **kwargs)
+
+    def compile_or_warm_up_model(self) -> Any:
+        with mark("warm-up"):
+            return super().compile_or_warm_up_model()
 
     def use_output_copy(self, mode: OutputCopy) -> OutputCopy:
         """Called on every rank by `collective_rpc`: how outputs travel from now on; returns what really holds."""

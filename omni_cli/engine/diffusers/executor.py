@@ -24,6 +24,7 @@ from omni_cli.engine.diffusers.requests import (
 from omni_cli.engine.diffusers.timeline import clock_for
 from omni_cli.errors import OmniError, StageError, UsageError
 from omni_cli.execution.copies import make_output_copy
+from omni_cli.execution.ranges import mark
 
 if TYPE_CHECKING:
     from omni_cli.execution.denoiser import Denoiser
@@ -110,7 +111,8 @@ class DiffusersPipelineExecutor:
 
     def _load_model(self) -> None:
         start = time.perf_counter()
-        pipeline = self._load_pipeline() if self._make_pipeline is None else self._make_pipeline()
+        with mark("load weights"):
+            pipeline = self._load_pipeline() if self._make_pipeline is None else self._make_pipeline()
         self.call = PipelineCall.inspect(pipeline)
         check_stage(self.config, self.call)
         self._denoiser = prepare_execution(pipeline, self.config, self.device)
@@ -141,6 +143,16 @@ class DiffusersPipelineExecutor:
         return values
 
     @property
+    def pipeline(self) -> Any:
+        """The pipeline that runs; None after `shutdown`."""
+        return self._pipeline
+
+    @property
+    def denoiser(self) -> Denoiser | None:
+        """How its denoiser runs, where it has one."""
+        return self._denoiser
+
+    @property
     def engagement(self) -> dict[str, float]:
         """What the denoiser's calls and the copies of pictures have really been, counted since loading."""
         execution = {} if self._denoiser is None else self._denoiser.counters.as_dict()
@@ -160,7 +172,8 @@ class DiffusersPipelineExecutor:
             return
         # Two steps: some schedules divide by zero with one.
         request = self.resolve(DiffusionRequest("warm-up", "warm-up", num_inference_steps=2))
-        (output,) = self.execute_model(DiffusionSchedulerOutput((request,))).outputs
+        with mark("warm-up"):
+            (output,) = self.execute_model(DiffusionSchedulerOutput((request,))).outputs
         if output.error is not None:
             raise output.error
 

@@ -24,6 +24,7 @@ from omni_cli.engine.diffusers.pixels import (
 from omni_cli.engine.diffusers.prompt_cache import PromptCache
 from omni_cli.engine.diffusers.requests import DiffusionRequest, DiffusionTimes
 from omni_cli.engine.diffusers.timeline import Clock
+from omni_cli.execution.ranges import Consecutive, mark
 
 if TYPE_CHECKING:
     from omni_cli.execution.copies import OutputCopy
@@ -43,6 +44,8 @@ class _Marks:
     denoising: Any = None
     steps: list[Any] = field(default_factory=list)
     end: Any = None
+    # The denoising steps and what comes after the last, for whoever watches.
+    ranges: Consecutive = field(default_factory=Consecutive)
 
 
 class PicturesOnTheWay:
@@ -64,7 +67,8 @@ class PicturesOnTheWay:
 
         Raises `BadPixelsError` for values that are not numbers or a picture of another size.
         """
-        pixels = self._pixels.get()
+        with mark("wait for output copy"):
+            pixels = self._pixels.get()
         _check_shape(pixels, self._requests)
         return pixels, self._times()
 
@@ -115,15 +119,18 @@ class PipelineRunner:
             images = self._pipeline(**self._arguments(requests), **self._callback(marks, requests[0], on_step)).images
         finally:
             self._marks = None
+            marks.ranges.close()
             if hasattr(self._pipeline, "_current_timestep"):
                 self._pipeline._current_timestep = None
         if self.output_type == "pil":
-            pixels: Pixels = PixelsHere(pil_to_uint8(images))
+            with mark("output copy"):
+                pixels: Pixels = PixelsHere(pil_to_uint8(images))
             marks.end = self._clock.mark()
         else:
             flat = to_bytes(images)
             marks.end = self._clock.mark()
-            pixels = PixelsOnTheWay(self._output_copy.start(flat), tuple(images.shape))
+            with mark("output copy"):
+                pixels = PixelsOnTheWay(self._output_copy.start(flat), tuple(images.shape))
         return PicturesOnTheWay(pixels, requests, functools.partial(self._times, marks))
 
     def _arguments(self, requests: Sequence[DiffusionRequest]) -> dict[str, Any]:
@@ -149,8 +156,12 @@ class PipelineRunner:
             marks.steps.append(self._clock.mark())
             done = len(marks.steps)
             # Schedulers of second order call the denoiser more often than `num_inference_steps`.
-            total = getattr(self._pipeline, "num_timesteps", None) or request.num_inference_steps or done
-            on_step(done, max(done, total))
+            total = max(done, getattr(self._pipeline, "num_timesteps", None) or request.num_inference_steps or done)
+            if done < total:
+                marks.ranges.next("denoising step", done + 1)
+            else:
+                marks.ranges.next("vae decode")
+            on_step(done, total)
 
         def on_step_end(_pipeline: Any, _step: int, _timestep: Any, _tensors: dict[str, Any]) -> dict[str, Any]:
             note_step()
@@ -169,7 +180,8 @@ class PipelineRunner:
     def _encode_prompt(self, *args: Any, **kwargs: Any) -> Any:
         assert self.prompt_cache is not None
         start = self._clock.mark()
-        result = self.prompt_cache(*args, **kwargs)
+        with mark("text encode"):
+            result = self.prompt_cache(*args, **kwargs)
         if self._marks is not None:
             self._marks.encoding.append((start, self._clock.mark()))
         return result
@@ -177,6 +189,7 @@ class PipelineRunner:
     def _note_denoiser(self, _module: Any, _args: Any) -> None:
         if self._marks is not None and self._marks.denoising is None:
             self._marks.denoising = self._clock.mark()
+            self._marks.ranges.next("denoising step", 1)
 
     def _times(self, marks: _Marks) -> DiffusionTimes:
         seconds = self._clock.seconds

@@ -1,0 +1,1 @@
+"""What `omni profile` records, inside a stage's own process."""

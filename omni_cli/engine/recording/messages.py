@@ -1,0 +1,162 @@
+"""What is said between the command and a stage's process about recording. Times are wall-clock nanoseconds.
+
+A stage is told to record while it has no request, and again to stop when it has none any more.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+# "memory": ranges and memory; "trace": also operators, on torch's profiler; "work": what operators compute and move.
+What = Literal["memory", "trace", "work"]
+
+
+class StartRecording(msgspec.Struct, frozen=True, tag=True):
+    """`snapshot` also keeps the history of the CUDA allocator."""
+
+    what: What
+    snapshot: bool = False
+
+
+class StopRecording(msgspec.Struct, frozen=True, tag=True):
+    """`trace_file` and `snapshot_file` are where to leave what is too large for a message."""
+
+    trace_file: str | None = None
+    snapshot_file: str | None = None
+
+
+class DescribeStage(msgspec.Struct, frozen=True, tag=True):
+    """Ask for a `StageDescription`."""
+
+
+class MeasureRates(msgspec.Struct, frozen=True, tag=True):
+    """Ask for `MachineRates`."""
+
+
+RecordingCommand = StartRecording | StopRecording | DescribeStage | MeasureRates
+
+
+class Range(msgspec.Struct, frozen=True):
+    """`depth` 0 is outermost."""
+
+    name: str
+    began_ns: int
+    ended_ns: int
+    depth: int
+
+
+class RequestSpan(msgspec.Struct, frozen=True):
+    request_id: str
+    began_ns: int
+    ended_ns: int
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """Memory of the process: resident on the host; allocated and reserved on its CUDA device, None without one."""
+
+    at_ns: int
+    host_rss_bytes: int
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+
+
+class WorkPart(msgspec.Struct, frozen=True, array_like=True):
+    """Operators of one kind in the modules of one kind: calls, operations, and bytes that have to be moved."""
+
+    module: str
+    operator: str
+    calls: int
+    flops: float
+    moved_bytes: float
+
+
+class Recording(msgspec.Struct, frozen=True, tag=True):
+    """What was recorded between start and stop.
+
+    `cpu_ns` is CPU time of all the process's threads; `waited_ns` the time for which they could have run, had a core
+    been free, None where the system does not say. `kv_cache_usage` is the highest share in use. `omitted` names
+    operators that are in no `work`.
+    """
+
+    began_ns: int
+    ended_ns: int
+    requests: tuple[RequestSpan, ...]
+    ranges: tuple[Range, ...]
+    samples: tuple[Sample, ...]
+    cpu_ns: int
+    waited_ns: int | None
+    kv_cache_usage: float | None = None
+    work: tuple[WorkPart, ...] = ()
+    omitted: tuple[str, ...] = ()
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """Recording has begun."""
+
+
+class Linear(msgspec.Struct, frozen=True, array_like=True):
+    """A matrix of an AR model's own modules: `rows` says whether each token goes through it or each sampled one."""
+
+    module: str
+    num_weights: int
+    weight_bytes: int
+    rows: Literal["token", "sample"]
+
+
+class Attention(msgspec.Struct, frozen=True, array_like=True):
+    module: str
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    item_bytes: int
+
+
+class Resident(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor that a stage holds for as long as it lives."""
+
+    name: str
+    size_bytes: int
+    kind: Literal["weight", "cache"]
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class MemoryBudget(msgspec.Struct, frozen=True, array_like=True):
+    """`used_bytes` None: the share of it that was used is `Recording.kv_cache_usage`."""
+
+    what: str
+    budget_bytes: int
+    used_bytes: int | None = None
+
+
+class StageDescription(msgspec.Struct, frozen=True, tag=True):
+    """A loaded stage. `load` is what was recorded while it loaded; `device` is torch's name.
+
+    `marks_modules` says whether its modules run as Python, so that traces know them.
+    """
+
+    device: str
+    dtype: str
+    num_threads: int
+    num_ranks: int
+    marks_modules: bool
+    load: Recording
+    residents: tuple[Resident, ...]
+    num_residents: int
+    resident_bytes: int
+    budgets: tuple[MemoryBudget, ...] = ()
+    linears: tuple[Linear, ...] = ()
+    attentions: tuple[Attention, ...] = ()
+
+
+class MachineRates(msgspec.Struct, frozen=True, tag=True):
+    """What this machine reached: operations of a matrix product, bytes read and written by a copy; a second each."""
+
+    flops_per_second: float
+    copied_bytes_per_second: float
+    dtype: str
+
+
+RecordingReport = Started | Recording | StageDescription | MachineRates

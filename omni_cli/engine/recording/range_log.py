@@ -1,0 +1,112 @@
+"""A listener that keeps ranges, requests and memory, as little in the way as can be."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from omni_cli.engine.recording.messages import Range, Recording, RequestSpan, Sample
+
+_INTERVAL_S = 0.005
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class RangeLog:
+    """From `start` to `stop`. With `annotates`, ranges are shown to torch's profiler as well, on the device's track.
+
+    Memory is sampled by a thread of its own and at each beginning and end of a range.
+    """
+
+    def __init__(self, *, annotates: bool = False) -> None:
+        self._annotates = annotates
+        self._open: list[tuple[str, int, Any]] = []
+        self._ranges: list[Range] = []
+        self._began_requests: dict[str, int] = {}
+        self._requests: list[RequestSpan] = []
+        self._samples: list[Sample] = []
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
+        self._stopped = threading.Event()
+        self._sampler = threading.Thread(target=self._sample_until_stopped, name="omni-memory", daemon=True)
+
+    def start(self) -> None:
+        self._sampler.start()
+        self._waited_ns = _waited_ns()
+        self._cpu_ns = time.process_time_ns()
+        self._began_ns = time.time_ns()
+
+    def stop(self) -> Recording:
+        ended_ns, cpu_ns, waited_ns = time.time_ns(), time.process_time_ns(), _waited_ns()
+        self._stopped.set()
+        self._sampler.join()
+        os.close(self._statm)
+        known = self._waited_ns is not None and waited_ns is not None
+        return Recording(
+            began_ns=self._began_ns,
+            ended_ns=ended_ns,
+            requests=tuple(self._requests),
+            ranges=tuple(sorted(self._ranges, key=lambda item: (item.began_ns, item.depth))),
+            samples=tuple(sorted(self._samples, key=lambda sample: sample.at_ns)),
+            cpu_ns=cpu_ns - self._cpu_ns,
+            # Threads that have ended take their share with them.
+            waited_ns=max(0, waited_ns - self._waited_ns) if known else None,
+        )
+
+    def begin(self, name: str) -> None:
+        annotation = None
+        if self._annotates:
+            import torch
+
+            annotation = torch.profiler.record_function(name)
+            annotation.__enter__()
+        self._samples.append(self._sample())
+        self._open.append((name, time.time_ns(), annotation))
+
+    def end(self) -> None:
+        name, began_ns, annotation = self._open.pop()
+        self._ranges.append(Range(name, began_ns, time.time_ns(), len(self._open)))
+        self._samples.append(self._sample())
+        if annotation is not None:
+            annotation.__exit__(None, None, None)
+
+    def request_began(self, request_id: str) -> None:
+        self._began_requests[request_id] = time.time_ns()
+
+    def request_ended(self, request_id: str) -> None:
+        began_ns = self._began_requests.pop(request_id, None)
+        if began_ns is not None:
+            self._requests.append(RequestSpan(request_id, began_ns, time.time_ns()))
+
+    def _sample_until_stopped(self) -> None:
+        while not self._stopped.wait(_INTERVAL_S):
+            self._samples.append(self._sample())
+
+    def _sample(self) -> Sample:
+        pages = int(os.pread(self._statm, 128, 0).split()[1])
+        cuda = initialized_cuda()
+        if cuda is None:
+            return Sample(time.time_ns(), pages * _PAGE_BYTES)
+        return Sample(time.time_ns(), pages * _PAGE_BYTES, cuda.memory_allocated(), cuda.memory_reserved())
+
+
+def initialized_cuda() -> Any:
+    """`torch.cuda`, where this process has begun to use it; never begins it."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+
+
+def _waited_ns() -> int | None:
+    """Time for which this process's threads could have run and had no core, in all."""
+    total = 0
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            total += int((task / "schedstat").read_text().split()[1])
+        except FileNotFoundError:
+            if task.exists():
+                return None  # a kernel that does not count it
+        except (OSError, ValueError, IndexError):
+            return None
+    return total

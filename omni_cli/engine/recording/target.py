@@ -1,0 +1,174 @@
+"""What recording needs to know of a loaded stage, whichever engine it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from omni_cli.engine.recording.messages import Attention, Linear, MemoryBudget, Resident
+from omni_cli.engine.recording.modules import module_kind
+from omni_cli.engine.stages.base import Stage
+from omni_cli.engine.stages.diffusers_stage import DiffusersStage
+
+
+class Target(Protocol):
+    device: torch.device
+    dtype: torch.dtype
+    num_ranks: int
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """The stage's models by name; none where they are in processes of their own."""
+
+    def eagerly(self) -> AbstractContextManager[None]:
+        """Within it, models run as plain Python, whatever the stage is set to."""
+
+    def caches(self) -> Iterator[Resident]:
+        """Memory beside the weights that is allocated once."""
+
+    def budgets(self) -> tuple[MemoryBudget, ...]: ...
+
+    def linears(self) -> tuple[Linear, ...]:
+        """Of an AR stage, by formula; a diffusion stage's work is counted instead."""
+
+    def attentions(self) -> tuple[Attention, ...]: ...
+
+    def kv_cache_usage(self) -> float | None: ...
+
+
+def target_of(stage: Stage) -> Target:
+    return DiffusersTarget(stage) if isinstance(stage, DiffusersStage) else VllmTarget(stage)
+
+
+class DiffusersTarget:
+    num_ranks = 1
+
+    def __init__(self, stage: DiffusersStage) -> None:
+        self._executor = stage.executor
+        self.device = torch.device(stage.executor.device)
+        self.dtype = getattr(torch, stage.executor.dtype)
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        components = self._executor.pipeline.components
+        return {name: part for name, part in components.items() if isinstance(part, nn.Module)}
+
+    def eagerly(self) -> AbstractContextManager[None]:
+        denoiser = self._executor.denoiser
+        return nullcontext() if denoiser is None else denoiser.eagerly()
+
+    def caches(self) -> Iterator[Resident]:
+        return iter(())
+
+    def budgets(self) -> tuple[MemoryBudget, ...]:
+        return ()
+
+    def linears(self) -> tuple[Linear, ...]:
+        return ()
+
+    def attentions(self) -> tuple[Attention, ...]:
+        return ()
+
+    def kv_cache_usage(self) -> float | None:
+        return None
+
+
+class VllmTarget:
+    """A stage on a vLLM engine in this process; with several ranks, its models are elsewhere."""
+
+    def __init__(self, stage: Any) -> None:
+        self._stage = stage
+        self._config = stage.engine.vllm_config
+        self.device = torch.device(self._config.device_config.device_type)
+        self.dtype = self._config.model_config.dtype
+        self.num_ranks = self._config.parallel_config.world_size
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        if self.num_ranks > 1:
+            return {}
+        (model,) = self._stage.engine.collective_rpc("get_model")
+        return {self._stage.spec.stage.name: model}
+
+    def eagerly(self) -> AbstractContextManager[None]:
+        denoiser = getattr(self._stage, "_denoiser", None)
+        return nullcontext() if denoiser is None else denoiser.eagerly()
+
+    def caches(self) -> Iterator[Resident]:
+        for layer in self._config.compilation_config.static_forward_context.values():
+            cache = getattr(layer, "kv_cache", None)
+            for tensor in cache if isinstance(cache, (list, tuple)) else [cache]:
+                if isinstance(tensor, torch.Tensor) and tensor.numel():
+                    name = f"KV cache of {getattr(layer, 'layer_name', 'attention')}"
+                    yield Resident(name, tensor.nbytes, "cache", tuple(tensor.shape), _name(tensor.dtype))
+
+    def budgets(self) -> tuple[MemoryBudget, ...]:
+        cache = self._config.cache_config
+        found = []
+        kv_cache_bytes = sum(resident.size_bytes for resident in self.caches())
+        if kv_cache_bytes:
+            found.append(MemoryBudget("KV cache", kv_cache_bytes))
+        if self.device.type == "cuda" and cache.kv_cache_memory_bytes is None:
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            budget = int(total * cache.gpu_memory_utilization)
+            found.append(MemoryBudget("gpu_memory_utilization", budget, torch.cuda.max_memory_reserved()))
+        return tuple(found)
+
+    def linears(self) -> tuple[Linear, ...]:
+        return tuple(self._linears()) if self._stage.spec.stage.kind == "ar" else ()
+
+    def _linears(self) -> Iterator[Linear]:
+        from vllm.model_executor.layers.linear import LinearBase
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+        for path, module in _language_models(self.modules()):
+            if isinstance(module, LinearBase):
+                # Not its weight: vLLM may have packed that for the CPU and dropped the original.
+                rows, columns = module.input_size, module.output_size
+                goes_through = "token"
+            elif isinstance(module, ParallelLMHead):
+                rows, columns = module.embedding_dim, module.num_embeddings
+                goes_through = "sample"
+            else:
+                continue
+            yield Linear(module_kind(path), rows * columns, rows * columns * self.dtype.itemsize, goes_through)
+
+    def attentions(self) -> tuple[Attention, ...]:
+        if self._stage.spec.stage.kind != "ar" or self.num_ranks > 1:
+            return ()
+        return tuple(
+            Attention(module_kind(name), layer.num_heads, layer.num_kv_heads, layer.head_size, self.dtype.itemsize)
+            for name, layer in self._config.compilation_config.static_forward_context.items()
+            if hasattr(layer, "num_kv_heads")
+        )
+
+    def kv_cache_usage(self) -> float | None:
+        scheduler = getattr(self._stage.engine.engine_core.engine_core, "scheduler", None)
+        manager = getattr(scheduler, "kv_cache_manager", None)
+        return None if manager is None else manager.usage
+
+
+def _language_models(roots: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that text goes through: the encoders of other media run only where a request has such."""
+    for root, model in roots.items():
+        language = model.get_language_model() if hasattr(model, "get_language_model") else model
+        inside = {id(module) for module in language.modules()}
+        for path, module in model.named_modules():
+            if id(module) in inside:
+                yield f"{root}.{path}", module
+
+
+def residents_of(target: Target) -> Iterator[Resident]:
+    """Every tensor that the stage holds for good: weights, buffers and caches."""
+    seen: set[int] = set()
+    for root, model in target.modules().items():
+        for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if tensor.data_ptr() not in seen and tensor.numel():
+                seen.add(tensor.data_ptr())
+                yield Resident(f"{root}.{path}", tensor.nbytes, "weight", tuple(tensor.shape), _name(tensor.dtype))
+    yield from target.caches()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,74 @@
+"""What a diffusion stage computes and has to move, counted operator by operator while it runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+from omni_cli.engine.recording.messages import WorkPart
+from omni_cli.engine.recording.modules import ModuleMarks, module_kind
+
+_OUTSIDE = "(outside modules)"
+
+
+def _cpu_attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
+
+
+# torch counts the attention kernels of CUDA and not this one.
+_FLOPS = {**flop_registry, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention_flops}
+
+
+class WorkCounter(TorchDispatchMode):
+    """From `start` to `stop`: matrix products, convolutions and attention, by module.
+
+    Their bytes are those of their inputs and outputs, each once. Everything else (norms, activations, additions) is
+    taken as fused into them: it adds nothing, so that what comes out is the least that has to be done.
+    """
+
+    def __init__(self, roots: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self._path: list[str] = []
+        self._marks = ModuleMarks(roots, self._path.append, self._path.pop)
+        self._parts: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+        self._unknown: set[str] = set()
+
+    def start(self) -> None:
+        self.__enter__()
+
+    def stop(self) -> tuple[tuple[WorkPart, ...], tuple[str, ...]]:
+        """The parts, and the operators of other libraries than torch, which nobody knows the work of."""
+        self.__exit__(None, None, None)
+        self._marks.close()
+        parts = tuple(WorkPart(*key, int(calls), *work) for key, (calls, *work) in self._parts.items())
+        return parts, tuple(sorted(self._unknown))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        packet = func._overloadpacket
+        if packet not in _FLOPS:
+            # What is a composition of other operators is counted as these.
+            with self:
+                decomposed = func.decompose(*args, **kwargs)
+            if decomposed is not NotImplemented:
+                return decomposed
+        result = func(*args, **kwargs)
+        if packet in _FLOPS:
+            part = self._parts[module_kind(self._path[-1]) if self._path else _OUTSIDE, str(packet)]
+            part[0] += 1
+            part[1] += _FLOPS[packet](*args, **kwargs, out_val=result)
+            part[2] += sum(
+                tensor.nbytes for tensor in tree_leaves((args, kwargs, result)) if isinstance(tensor, torch.Tensor)
+            )
+        elif func.namespace not in ("aten", "prim", "prims", "profiler"):
+            self._unknown.add(str(packet))
+        return result

@@ -1,0 +1,104 @@
+"""Names for stretches of a stage's work: "model forward", "denoising step 3". They cost next to nothing until somebody
+listens (`omni profile` does).
+
+    with mark("vae decode"):
+        ...
+
+    steps = Consecutive()           # where the end of one is the beginning of the next
+    steps.next("denoising step", 1)
+    steps.next("denoising step", 2)
+    steps.close()
+
+Ranges are nested and belong to one thread, that of the listener; those of other threads are not heard. Imports nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Protocol
+
+
+class Listener(Protocol):
+    """Is told of ranges, in the thread that called `listen`; `end` is that of the range that began last."""
+
+    def begin(self, name: str) -> None: ...
+
+    def end(self) -> None: ...
+
+    def request_began(self, request_id: str) -> None:
+        """The stage has been given a request; requests overlap, and steps belong to none of them alone."""
+
+    def request_ended(self, request_id: str) -> None: ...
+
+
+_listener: Listener | None = None
+_thread = 0
+
+
+def listen(listener: Listener | None) -> None:
+    """Tell `listener` of this thread's ranges from now on; None for nobody. Not to be called within a range."""
+    global _listener, _thread
+    _listener, _thread = listener, threading.get_ident()
+
+
+def mark(name: str, number: int | None = None) -> Mark | _Unheard:
+    """A context manager around a range; `number` becomes part of its name."""
+    if _listener is None or threading.get_ident() != _thread:
+        return _UNHEARD
+    return Mark(_listener, _numbered(name, number))
+
+
+def request_began(request_id: str) -> None:
+    if _listener is not None:
+        _listener.request_began(request_id)
+
+
+def request_ended(request_id: str) -> None:
+    if _listener is not None:
+        _listener.request_ended(request_id)
+
+
+class Mark:
+    def __init__(self, listener: Listener, name: str) -> None:
+        self._listener = listener
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._listener.begin(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.end()
+
+
+class _Unheard:
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+_UNHEARD = _Unheard()
+
+
+class Consecutive:
+    """Ranges that follow one another without a gap; `close` ends the last one, also where an error ended it early."""
+
+    def __init__(self) -> None:
+        self._open: Mark | _Unheard | None = None
+
+    def next(self, name: str, number: int | None = None) -> None:
+        self.close()
+        self._open = mark(name, number)
+        self._open.__enter__()
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        if self._open is not None:
+            self._open.__exit__(None, None, None)
+            self._open = None
+
+
+def _numbered(name: str, number: int | None) -> str:
+    return name if number is None else f"{name} {number}"
