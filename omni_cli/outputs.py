@@ -75,7 +75,8 @@ class StageTrace:
 
     `token_times_s` says when each output token was there, from the request's arrival on; tokens of one engine step
     share a time. Of a diffusion stage, `text_encode_s`, `denoise_step_s` (one entry a step) and `vae_decode_s` or
-    `vocoder_s` are its parts, on the clock of the device.
+    `vocoder_s` are its parts, on the clock of the device. `num_chunks` says in how many chunks audio was streamed,
+    None where it was made as a whole.
     """
 
     name: str
@@ -92,6 +93,7 @@ class StageTrace:
     denoise_step_s: tuple[float, ...] | None = None
     vae_decode_s: float | None = None
     vocoder_s: float | None = None
+    num_chunks: int | None = None
 
 
 @dataclass(frozen=True)

@@ -151,8 +151,8 @@ class DiffusionStage(_Stage):
     stream_context_codes: int | None = Field(
         None, ge=0, le=_MAX_TOKENS, description="Codec tokens before a chunk that it is computed with: 24 if absent."
     )
-    stream_look_ahead_codes: int | None = Field(
-        None, ge=0, le=_MAX_TOKENS, description="Codec tokens after a chunk that it waits for: 24 if absent."
+    stream_look_ahead_codes: Codes | None = Field(
+        None, description="Codec tokens after a chunk that it waits for and is computed with: 24 if absent."
     )
     call: dict[ArgumentName, Scalar] = Field(
         default_factory=dict,

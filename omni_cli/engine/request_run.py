@@ -69,7 +69,7 @@ class RequestRun:
         self._inside: dict[str, StageClient] = {}
         self._traces: dict[str, StageTrace] = {}
         self._outputs: dict[str, list[Output]] = {}
-        self._chunks: list[AudioChunk] = []
+        self._chunks: dict[str, list[AudioChunk]] = {}
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -115,7 +115,7 @@ class RequestRun:
                 self._send_on(self._chain.index(name) + 1, report.handoff, is_last=report.is_last)
             case WaveformChunk():
                 chunk = AudioChunk(request_id, report.audio.samples.numpy(), report.audio.sample_rate)
-                self._chunks.append(chunk)
+                self._chunks.setdefault(name, []).append(chunk)
                 self._note_audio()
                 yield chunk
             case RequestDone():
@@ -124,7 +124,7 @@ class RequestRun:
     def _done(self, name: str, report: RequestDone) -> Iterator[Event]:
         client = self._inside.pop(name)
         self._traces[name] = self._trace(client, report)
-        self._outputs[name] = self._made(report)
+        self._outputs[name] = self._made(report, self._chunks.pop(name, []))
         for output in self._outputs[name]:
             if isinstance(output, AudioOutput):
                 self._note_audio()
@@ -167,15 +167,15 @@ class RequestRun:
             sampling=dict(request.sampling),
         )
 
-    def _made(self, report: RequestDone) -> list[Output]:
+    def _made(self, report: RequestDone, chunks: list[AudioChunk]) -> list[Output]:
         outputs: list[Output] = []
         if report.text is not None and self._wants("text"):
             outputs.append(TextOutput(report.text.text, report.text.token_ids, report.text.finish_reason))
         if report.audio is not None:
             outputs.append(AudioOutput(report.audio.samples.numpy(), report.audio.sample_rate))
-        if self._chunks:
-            samples = np.concatenate([chunk.samples for chunk in self._chunks])
-            outputs.append(AudioOutput(samples, self._chunks[0].sample_rate))
+        if chunks:
+            samples = np.concatenate([chunk.samples for chunk in chunks])
+            outputs.append(AudioOutput(samples, chunks[0].sample_rate))
         if report.image is not None:
             outputs.append(ImageOutput(report.image.numpy()))
         return outputs

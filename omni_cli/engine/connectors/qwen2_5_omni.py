@@ -5,6 +5,7 @@ The arithmetic is that of transformers' `Qwen2_5OmniForConditionalGeneration.gen
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,16 +153,10 @@ def _ending(config: Any, embed: Callable[[Sequence[int]], torch.Tensor]) -> torc
     return embed([config.tts_text_end_token_id, config.tts_text_pad_token_id])
 
 
-def talker_to_token2wav(codec_token_ids: Sequence[int], *, config: Any, num_codes: int) -> list[int]:
-    """Codes up to the first end token. Raises `InputError` where there is nothing that can be spoken."""
+def spoken_codes(codec_token_ids: Sequence[int], *, config: Any, num_codes: int) -> list[int]:
+    """Codes up to the first end token. Raises `InputError` for one that cannot be spoken."""
     ends = {config.tts_codec_end_token_id, config.tts_codec_pad_token_id}
-    codes: list[int] = []
-    for token_id in codec_token_ids:
-        if token_id in ends:
-            break
-        codes.append(token_id)
-    if not codes:
-        raise InputError("the talker said nothing: it ended at once")
+    codes = list(itertools.takewhile(lambda token_id: token_id not in ends, codec_token_ids))
     outside = [code for code in codes if code >= num_codes]
     if outside:
         raise InputError(f"the talker made codec token {outside[0]}, and token2wav knows 0 to {num_codes - 1}")

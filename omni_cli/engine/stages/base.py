@@ -78,7 +78,7 @@ def load_stage(spec: StageSpec, emit: Callable[[Report], None]) -> Stage:
 
 def _vllm_stage(spec: StageSpec) -> Callable[[StageSpec, Callable[[Report], None]], Stage]:
     try:
-        from omni_cli.engine.stages import qwen2_5_omni, vllm_stage
+        from omni_cli.engine.stages import qwen2_5_omni, qwen2_5_omni_token2wav, vllm_stage
     except ImportError as error:
         raise StageError(
             f"vLLM cannot be imported: {error}", stage=spec.stage.name, hint="run `omni doctor`"
@@ -87,7 +87,7 @@ def _vllm_stage(spec: StageSpec) -> Callable[[StageSpec, Callable[[Report], None
         components = {
             "thinker": qwen2_5_omni.ThinkerStage,
             "talker": qwen2_5_omni.TalkerStage,
-            "token2wav": qwen2_5_omni.Token2WavStage,
+            "token2wav": qwen2_5_omni_token2wav.Token2WavStage,
         }
         if spec.stage.name not in components:
             raise StageError(

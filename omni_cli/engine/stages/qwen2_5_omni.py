@@ -1,54 +1,38 @@
-"""The three stages of Qwen2.5-Omni on vLLM engines."""
+"""Qwen2.5-Omni's thinker and talker on vLLM engines."""
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import soxr
 import torch
-from transformers import AutoConfig
 
-from omni_cli.config.engine_config import DiffusionStageConfig
 from omni_cli.engine.connectors.partial_handoff import PartialHandoff
 from omni_cli.engine.connectors.qwen2_5_omni import (
     MEDIA_FIELDS,
     ReplyRows,
     ThinkerHandoff,
     more_conditions,
-    talker_to_token2wav,
     thinker_to_talker,
 )
-from omni_cli.engine.diffusers.timeline import clock_for
 from omni_cli.engine.messages import (
     AppendInput,
-    Array,
-    Audio,
     AudioInput,
-    Progress,
     Report,
-    RequestDone,
     StageRequest,
 )
 from omni_cli.engine.scheduling import scheduler_of
 from omni_cli.engine.stages.base import StageSpec
 from omni_cli.engine.stages.vllm_stage import (
     ActiveRequest,
-    PoolingParams,
     SamplingParams,
     TextStage,
-    VllmStage,
-    current_platform,
 )
-from omni_cli.errors import InputError
-from omni_cli.execution.denoiser import require_cuda
-from omni_cli.execution.ranges import Consecutive
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
 from omni_cli.models.qwen2_5_omni.tensors import open_tensor
-from omni_cli.models.vllm_registry import TOKEN2WAV, talker_config
+from omni_cli.models.vllm_registry import talker_config
 from omni_cli.worker.payloads import (
     decode_additional_information,
     encode_additional_information,
@@ -61,7 +45,6 @@ from omni_cli.worker.request_payloads import (
     WANTS_HIDDEN_STATES,
 )
 
-SAMPLE_RATE = 24_000
 # Blocks that a request without hidden states has filled hold no rows, so the two kinds must not share a prefix.
 HIDDEN_STATES_SALT = "omni-hidden-states"
 # Codes go to token2wav by a block of its attention, which is what its chunks are made of.
@@ -232,120 +215,3 @@ class TalkerStage(TextStage):
             return None
         active.context["num_handed_over"] = len(active.token_ids)
         return encode_additional_information({"codec_token_ids": new})
-
-
-class Token2WavStage(VllmStage):
-    """A waveform from codec tokens."""
-
-    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
-        assert isinstance(spec.stage, DiffusionStageConfig)
-        execution = spec.stage.execution
-        if execution == "cudagraph":
-            require_cuda(stage=spec.stage.name, device=current_platform.device_type)
-        super().__init__(spec, emit)
-        self.talker_config = AutoConfig.from_pretrained(spec.model).talker_config
-        self.speakers = load_speakers(spec.model)
-        self.num_codes = self.engine.vllm_config.model_config.hf_config.token2wav_config.dit_config.num_embeds
-        self._clock = clock_for(current_platform.device_type)
-        # Of the request that is running, and of those that have run: its beginning, each step's end, its end.
-        self._marks: list[Any] = []
-        self._ranges = Consecutive()
-        self._marks_of: dict[str, list[Any]] = {}
-        (model,) = self.engine.collective_rpc("get_model")
-        self._denoiser = model.prepare(execution, stage=spec.stage.name)
-        if execution != "eager":
-            model.warm_up()
-        model.step_listener = self._on_step
-        model.token2wav.register_forward_pre_hook(self._on_begin)
-        model.token2wav.register_forward_hook(self._on_end, always_call=True)
-
-    def engine_args(self) -> dict[str, Any]:
-        return {
-            # No KV cache is ever allocated; a size given keeps vLLM from measuring how large it could be.
-            "kv_cache_memory_bytes": 1 << 20,
-            **super().engine_args(),
-            "hf_overrides": {"architectures": [TOKEN2WAV]},
-            # The reference runs token2wav in float32 whatever the other stages run in.
-            "dtype": "float32",
-            "runner": "pooling",
-            "skip_tokenizer_init": True,
-            "enable_prefix_caching": False,
-            "enable_chunked_prefill": False,
-            "enforce_eager": True,
-        }
-
-    @property
-    def effective(self) -> dict[str, Any]:
-        return {**super().effective, "execution": self._denoiser.execution}
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings, "execution": self._denoiser.execution}
-
-    @property
-    def engagement(self) -> dict[str, float]:
-        return {**super().engagement, **self._denoiser.counters.as_dict()}
-
-    def _setting(self, request: StageRequest, name: str, default: float) -> float:
-        stage = self.spec.stage
-        assert isinstance(stage, DiffusionStageConfig)
-        given = request.diffusion.get(name, getattr(stage, name))
-        return default if given is None else given
-
-    def render(self, active: ActiveRequest) -> tuple[dict[str, Any], PoolingParams]:
-        request = active.request
-        num_steps = int(self._setting(request, "num_inference_steps", 10))
-        if num_steps < 2:
-            raise InputError(f"num_inference_steps is {num_steps}; token2wav needs at least 2")
-        active.context["num_inference_steps"] = num_steps
-        information = decode_additional_information(request.handoff)
-        codes = talker_to_token2wav(information["codec_token_ids"], config=self.talker_config, num_codes=self.num_codes)
-        settings = {
-            "speaker": [pick_speaker(self.speakers, request.speaker)],
-            "seed": [request.seed],
-            "num_inference_steps": [num_steps],
-            "guidance_scale": [float(self._setting(request, "guidance_scale", 0.5))],
-            "sway_coefficient": [float(self._setting(request, "sway_coefficient", -1.0))],
-        }
-        extra = {ADDITIONAL_INFORMATION: encode_additional_information(settings)}
-        return {"prompt_token_ids": codes}, PoolingParams(task="plugin", extra_kwargs=extra)
-
-    def _on_begin(self, *_: object) -> None:
-        self._marks = [self._clock.mark()]
-        self._ranges.next("denoising step", 1)
-
-    def _on_step(self, internal_id: str, done: int, total: int) -> None:
-        self._marks.append(self._clock.mark())
-        if done < total:
-            self._ranges.next("denoising step", done + 1)
-        else:
-            self._ranges.next("vocoder")
-        state = self.engine.output_processor.request_states.get(internal_id)
-        if state is not None:
-            self._marks_of[state.external_req_id] = self._marks
-            self.emit(Progress(state.external_req_id, done, total, "step"))
-
-    def _on_end(self, *_: object) -> None:
-        self._marks.append(self._clock.mark())
-        self._ranges.close()
-
-    def _parts(self, request_id: str) -> dict[str, Any]:
-        """Seconds of each step and of what makes a waveform of the last one's result."""
-        marks = self._marks_of.pop(request_id, [])
-        seconds = [self._clock.seconds(start, end) for start, end in itertools.pairwise(marks)]
-        return {"denoise_step_s": seconds[:-1], "vocoder_s": seconds[-1]} if seconds else {}
-
-    def abort(self, request_id: str) -> None:
-        super().abort(request_id)
-        self._marks_of.pop(request_id, None)
-
-    def output(self, active: ActiveRequest, output: Any) -> list[Report]:
-        waveform = output.outputs.data
-        trace = {
-            "latency_s": time.perf_counter() - active.added_s,
-            "num_input_tokens": len(output.prompt_token_ids),
-            "num_inference_steps": active.context["num_inference_steps"],
-            **self._parts(active.request.request_id),
-        }
-        audio = Audio(Array.of(waveform.numpy()), SAMPLE_RATE)
-        return [RequestDone(active.request.request_id, trace, audio=audio)]

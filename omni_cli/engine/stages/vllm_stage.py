@@ -135,16 +135,20 @@ class VllmStage:
         return counters
 
     def add(self, request: StageRequest) -> None:
-        active = ActiveRequest(request, added_s=time.perf_counter())
+        self.admit(ActiveRequest(request, time.perf_counter()))
+
+    def admit(self, active: ActiveRequest) -> None:
+        """Hand a request to the engine; raises `InputError` where the engine refuses it."""
+        request_id = active.request.request_id
         prompt, params = self.render(active)
         try:
             (engine_input,) = self.engine.renderer.render_cmpl([prompt])
             self.prepared(active, engine_input)
-            active.engine_id = self.engine.add_request(request.request_id, engine_input, params)
+            active.engine_id = self.engine.add_request(request_id, engine_input, params)
         except (ValueError, VLLMClientError) as error:
             # vLLM's ways of refusing a prompt: too long, not decodable, media that its processor cannot use.
             raise self.refused(error) from error
-        self.active[request.request_id] = active
+        self.active[request_id] = active
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams | PoolingParams]:
         """vLLM's prompt and parameters for a request."""

@@ -6,7 +6,8 @@ loads and that the diffusion runner calls with a batch of requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from omni_cli.config.engine_config import Execution
 from omni_cli.execution.denoiser import Denoiser, prepare_denoiser
+from omni_cli.models.qwen2_5_omni.chunk_waveform import chunk_waveform, codes_per_block
 from omni_cli.models.qwen2_5_omni.speaker_embeddings import SpeakerEmbeddings
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers
 from omni_cli.models.qwen2_5_omni.weights import shards_with_prefix
@@ -28,13 +30,21 @@ EVALUATIONS_PER_STEP = 4
 # Two seconds of sound: several blocks of the DiT's attention.
 WARM_UP_CODES = 100
 
-StepListener = Callable[[str, int, int], None]
+
+class WaveformListener(Protocol):
+    """Is told of each request as it runs; `on_end` gets None where it has failed."""
+
+    def on_begin(self, request_id: str) -> None: ...
+
+    def on_step(self, request_id: str, done: int, total: int) -> None: ...
+
+    def on_end(self, request_id: str, waveform: torch.Tensor | None) -> None: ...
 
 
 class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
     """Loads the weights called `token2wav.` of a whole Qwen2.5-Omni checkpoint.
 
-    `step_listener(request_id, done, total)` is called after each denoising step, where it is set.
+    `listener` is told what happens, where it is set.
     """
 
     is_pooling_model = True
@@ -49,7 +59,8 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         self.num_codes = self.token2wav.code2wav_dit_model.text_embed.codec_embed.num_embeddings
         self.speaker_embeddings = SpeakerEmbeddings(self.token2wav.code2wav_dit_model)
         self.pooler = DispatchPooler({"plugin": IdentityPooler()})
-        self.step_listener: StepListener | None = None
+        self.listener: WaveformListener | None = None
+        self.codes_per_block = codes_per_block(self.token2wav)
 
     def prepare(self, execution: Execution, *, stage: str) -> Denoiser:
         """Make the DiT run as `execution` says, once the weights are loaded; raises `StageError`.
@@ -89,45 +100,58 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         return self.embed_input_ids(input_ids)
 
     def sample(self, inputs: Sequence[DiffusionInput]) -> list[torch.Tensor]:
-        """One waveform (num_samples,) float32 in [-1, 1] for each request.
+        """One waveform (num_samples,) float32 in [-1, 1] for each request, or for the chunk of one.
 
         Requests run one after another within the batch: each draws its noise from its own seed, and none can disturb
         another, not even in the last bit.
         """
-        return [self._waveform(request) for request in inputs]
+        return [self._run(request) for request in inputs]
 
-    def _waveform(self, request: DiffusionInput) -> torch.Tensor:
-        information = request.information
-        name = information["speaker"][0]
-        speaker = self.speakers[name]
-        self.speaker_embeddings.speaker = name
-        num_steps = int(information["num_inference_steps"][0])
-        device = request.token_ids.device
-        devices = [device] if device.type == "cuda" else []
+    def _run(self, request: DiffusionInput) -> torch.Tensor:
+        listener = self.listener
+        if listener is None:
+            return self._waveform(request)
+        last = int(request.information["num_inference_steps"][0]) - 1
         calls = 0
 
         def count(*_: object) -> None:
             nonlocal calls
             calls += 1
-            if self.step_listener is not None and calls % EVALUATIONS_PER_STEP == 0:
-                self.step_listener(request.request_id, calls // EVALUATIONS_PER_STEP, num_steps - 1)
+            if calls % EVALUATIONS_PER_STEP == 0:
+                listener.on_step(request.request_id, calls // EVALUATIONS_PER_STEP, last)
 
         handle = self.token2wav.code2wav_dit_model.register_forward_hook(count)
+        listener.on_begin(request.request_id)
+        waveform = None
         try:
-            # transformers draws the initial noise from the global generator.
-            with torch.random.fork_rng(devices=devices):
-                torch.manual_seed(int(information["seed"][0]))
-                waveform = self.token2wav(
-                    request.token_ids.unsqueeze(0).long(),
-                    conditioning=speaker["cond"].to(device).float(),
-                    reference_mel=speaker["ref_mel"].to(device).float(),
-                    num_steps=num_steps,
-                    guidance_scale=float(information["guidance_scale"][0]),
-                    sway_coefficient=float(information["sway_coefficient"][0]),
-                )
+            waveform = self._waveform(request)
         finally:
             handle.remove()
-        return waveform.reshape(-1).float()
+            listener.on_end(request.request_id, waveform)
+        return waveform
+
+    def _waveform(self, request: DiffusionInput) -> torch.Tensor:
+        information, device = request.information, request.token_ids.device
+        name, seed = information["speaker"][0], int(information["seed"][0])
+        self.speaker_embeddings.speaker = name
+        codes = request.token_ids.unsqueeze(0).long()
+        speaker = self.speakers[name]["cond"].to(device).float()
+        reference_mel = self.speakers[name]["ref_mel"].to(device).float()
+        sampling = {
+            "num_steps": int(information["num_inference_steps"][0]),
+            "guidance_scale": float(information["guidance_scale"][0]),
+            "sway_coefficient": float(information["sway_coefficient"][0]),
+        }
+        if "chunk" in information:
+            codes_start, start, end = information["chunk"]
+            place = {"codes_start": codes_start, "start": start, "end": end}
+            return chunk_waveform(
+                self.token2wav, codes, **place, seed=seed, speaker=speaker, reference_mel=reference_mel, **sampling
+            )
+        # transformers draws the initial noise from the global generator.
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            return self.token2wav(codes, conditioning=speaker, reference_mel=reference_mel, **sampling).reshape(-1)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)

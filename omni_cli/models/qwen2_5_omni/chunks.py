@@ -1,0 +1,66 @@
+"""Which codes token2wav makes which chunk of audio of, while the talker still makes codes. Pure Python.
+
+A chunk is computed together with codes before it (context) and after it (look-ahead), of which the audio is dropped:
+the attention of token2wav's DiT looks one block ahead and back in some of its layers, and its vocoder some frames.
+Which chunks there are depends on the codes and the sizes alone, and not on when codes come, so the audio is the same
+each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ChunkSizes:
+    """Numbers of codes, 50 of which are a second of sound.
+
+    With these defaults the joined chunks of the built-in models, and of one as deep as Qwen's, differ from audio made
+    as a whole by less than 0.001 of full scale in every sample, and everything is computed about twice: a chunk of
+    48 together with 24 before it and 24 after it. Half the look-ahead is heard sooner and differs by up to 0.01.
+    """
+
+    first: int = 24
+    chunk: int = 48
+    context: int = 24
+    look_ahead: int = 24
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Audio of codes [start, end) of a request, computed of `codes`, which begin at code `codes_start`."""
+
+    codes: tuple[int, ...]
+    codes_start: int
+    start: int
+    end: int
+
+
+class Chunker:
+    """Collects one request's codes and says which chunks can be made."""
+
+    def __init__(self, sizes: ChunkSizes) -> None:
+        self.codes: list[int] = []
+        self._sizes = sizes
+        self._next = 0
+
+    def add(self, codes: Sequence[int], *, is_last: bool) -> list[Chunk]:
+        """The chunks that become possible with more codes; with the last ones, all that remain."""
+        self.codes += codes
+        chunks = []
+        while len(self.codes) - self._next >= self._size + self._sizes.look_ahead:
+            chunks.append(self._chunk(self._next + self._size))
+        if is_last and self._next < len(self.codes):
+            chunks.append(self._chunk(len(self.codes)))
+        return chunks
+
+    @property
+    def _size(self) -> int:
+        return self._sizes.first if self._next == 0 else self._sizes.chunk
+
+    def _chunk(self, end: int) -> Chunk:
+        start, self._next = self._next, end
+        codes_start = max(0, start - self._sizes.context)
+        codes = tuple(self.codes[codes_start : end + self._sizes.look_ahead])
+        return Chunk(codes, codes_start, start, end)
