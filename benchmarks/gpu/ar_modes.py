@@ -31,9 +31,9 @@ from omni_cli.engine.stages.vllm_stage import current_platform  # isort: skip
 import msgspec
 import numpy as np
 import torch
+from environment import kit_environment
 
 from omni_cli.bench.engagement import since
-from omni_cli.bench.environment import read_environment
 from omni_cli.bench.prompts import Prompts
 from omni_cli.config.engine_config import ARStageConfig
 from omni_cli.engine.messages import RequestDone, StageRequest
@@ -59,6 +59,8 @@ SEVEN_B = OmniSizes(
     vision=EncoderSizes(1280, 3420, 32, 16),
 )
 TOKENIZER_SIZE = 2048
+# Of the device, for each of the two engines; vLLM wants that much to be free.
+MEMORY_SHARE = 0.4
 METRICS = ("e2e_s", "tpot_s", "output_tokens_per_second")
 
 
@@ -158,7 +160,8 @@ def _spec(mode: str, model: str, options: argparse.Namespace) -> StageSpec:
     length = {"temperature": 0.0, "max_tokens": options.output_len, "min_tokens": options.output_len}
     stage = ARStageConfig(
         name="thinker", max_model_len=2048, max_num_seqs=options.num_requests, kv_cache_memory_bytes=options.kv_cache,
-        enable_prefix_caching=False, cudagraph_mode=mode, sampling={**length, "ignore_eos": True},
+        gpu_memory_utilization=MEMORY_SHARE, enable_prefix_caching=False, cudagraph_mode=mode,
+        sampling={**length, "ignore_eos": True},
     )  # fmt: skip
     dtype = "float32" if options.tiny and current_platform.is_cpu() else "bfloat16"
     return StageSpec(stage, model, OMNI_ARCHITECTURE, dtype, seed=0, trust_remote_code=False)
@@ -241,8 +244,6 @@ def _outputs(a: Side, b: Side, firsts: dict[Side, Run]) -> dict[str, Any]:
 
 
 def _record(variants: list[Variant], outputs: list[dict[str, Any]], options: argparse.Namespace) -> Record:
-    environment = read_environment()
-    environment["conditions"].pop("python")
     workload = {
         "model": "Qwen2.5-Omni's thinker, " + ("tiny" if options.tiny else "7B") + ", dummy weights",
         "num_requests": options.num_requests, "input_len": options.input_len, "output_len": options.output_len,
@@ -251,7 +252,7 @@ def _record(variants: list[Variant], outputs: list[dict[str, Any]], options: arg
     return Record(
         created=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         command=("python", *sys.argv),
-        environment=environment,
+        environment=kit_environment(),
         workload={**workload, "fingerprint": workload_fingerprint(workload)},
         variants=tuple(variants),
         comparisons=tuple(outputs),

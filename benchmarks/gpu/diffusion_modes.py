@@ -34,11 +34,11 @@ import goals  # noqa: E402
 import msgspec  # noqa: E402
 import torch  # noqa: E402
 from copies import STEPS, Copies, measure_copies, pictures_on  # noqa: E402
-from measure import Busy, Measured, busy_of, compare_outputs, note_repeats, read_memory, start, take_turns  # noqa: E402
+from environment import kit_environment  # noqa: E402
+from measure import Busy, Measured, busy_of, compare_outputs, note_repeats, start, take_turns  # noqa: E402
 from models import Model, PipelineModel, Token2WavModel, models  # noqa: E402
 from sides import PLAIN, ExecutorPipeline, PlainPipeline, Side, Token2Wav  # noqa: E402
 
-from omni_cli.bench.environment import read_environment  # noqa: E402
 from omni_cli.record import Record, Sampling, Variant, save_record, workload_fingerprint  # noqa: E402
 from omni_cli.report.bench_json import summary_json  # noqa: E402
 from omni_cli.stats.summary import summarise  # noqa: E402
@@ -85,11 +85,9 @@ def measure(
         sides.append(start(f"execution={mode}", lambda mode=mode: _ours(model, base, options.device, mode)))
     by_name = {measured.name: measured for measured in sides}
     try:
-        compare_outputs(sides, sides[0])
+        compare_outputs(sides, sides[0], device)
         if isinstance(model, Token2WavModel):
             note_repeats(sides[0])
-        for measured in sides:
-            read_memory(measured, device)
         take_turns(
             sides, lambda side, seed: side.run(seed), _work(model), blocks=options.blocks or model.blocks, until=until
         )
@@ -225,14 +223,10 @@ def _with_summary(variant: Variant) -> Variant:
 
 
 def _record(name: str, workload: dict[str, Any], variants: Sequence[Variant], device: torch.device) -> Record:
-    environment = read_environment()
-    # Where Python lies says nothing about the measurement.
-    conditions = {key: value for key, value in environment["conditions"].items() if key != "python"}
-    environment["conditions"] = {**conditions, "device": str(device), "kit": name}
     return Record(
         created=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         command=("python", *sys.argv),
-        environment=environment,
+        environment=kit_environment(device=str(device), kit=name),
         workload=workload,
         variants=tuple(variants),
         sampling=Sampling(),

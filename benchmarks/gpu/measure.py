@@ -16,7 +16,7 @@ from sides import Call, Side
 
 from omni_cli.record import Memory, Sample
 
-OUTPUT_SEEDS = (0, 1, 2)
+OUTPUT_SEEDS = (0, 1)
 
 
 @dataclass
@@ -91,13 +91,16 @@ def _engagement(name: str, before: dict[str, float], after: dict[str, float]) ->
     return {"engagement": {name: since(before, after)}} if after else {}
 
 
-def compare_outputs(sides: Sequence[Measured], reference: Measured) -> None:
-    """Hash what each side makes of the same seeds, and its denoiser's last answer; say how far they are apart."""
-    expected = _outputs(reference.side)
+def compare_outputs(sides: Sequence[Measured], reference: Measured, device: torch.device) -> None:
+    """Hash what each side makes of the same seeds, and its denoiser's last answer; say how far they are apart.
+
+    The same calls tell the peaks of memory, the weights included.
+    """
+    expected = _outputs(reference, device)
     for measured in sides:
         if measured.side is None:
             continue
-        found = expected if measured is reference else _outputs(measured.side)
+        found = expected if measured is reference else _outputs(measured, device)
         digest = hashlib.sha256()
         for output, answer in found:
             digest.update(output.tobytes())
@@ -117,19 +120,23 @@ def note_repeats(measured: Measured) -> None:
         measured.notes[f"waveform_repeat_max_abs_diff_{name}"] = _distance(first.waveform, second.waveform)
 
 
-def _outputs(side: Side) -> list[tuple[np.ndarray, np.ndarray]]:
+def _outputs(measured: Measured, device: torch.device) -> list[tuple[np.ndarray, np.ndarray]]:
     """(output, last answer of the denoiser as float32) for each of `OUTPUT_SEEDS`."""
+    side = measured.side
     last: list[torch.Tensor] = []
 
     def keep(_module: Any, _args: Any, answer: Any) -> None:
         answer = answer[0] if isinstance(answer, tuple) else getattr(answer, "sample", answer)
         last[:] = [answer.detach().clone()]
 
+    _forget_peaks(device)
     handle = side.denoiser.register_forward_hook(keep)
     try:
-        return [(side.run(seed).output, last[0].float().cpu().numpy()) for seed in OUTPUT_SEEDS]
+        found = [(side.run(seed).output, last[0].float().cpu().numpy()) for seed in OUTPUT_SEEDS]
     finally:
         handle.remove()
+    measured.memory = _peaks(device)
+    return found
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> float:
@@ -138,15 +145,17 @@ def _distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.where(np.isnan(gap), np.inf, gap).max())
 
 
-def read_memory(measured: Measured, device: torch.device) -> None:
-    """Peaks of one call, weights of all sides included; zero without a CUDA device."""
-    if measured.side is None or device.type != "cuda":
-        return
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    measured.side.run(0)
-    measured.memory = Memory(
+def _forget_peaks(device: torch.device) -> None:
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peaks(device: torch.device) -> Memory:
+    if device.type != "cuda":
+        return Memory()
+    return Memory(
         peak_allocated_bytes=torch.cuda.max_memory_allocated(device),
         peak_reserved_bytes=torch.cuda.max_memory_reserved(device),
     )
@@ -164,21 +173,24 @@ def busy_of(denoise: Callable[[int], None], device: torch.device) -> Busy | None
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
-    denoise(0)
     torch.cuda.synchronize(device)
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         denoise(0)
         torch.cuda.synchronize(device)
-    # Not `recorded.events()`: building its objects takes ten seconds for so many kernels.
-    spans = sorted(
+    # Not `recorded.events()`: building its objects takes seconds for so many kernels.
+    spans = [
         (event.start_ns(), event.start_ns() + event.duration_ns())
         for event in recorded.profiler.kineto_results.events()
         if event.device_type() == DeviceType.CUDA
-    )
-    if not spans:
-        return None
-    total, end = 0, spans[0][0]
-    for first, last in spans:
-        total += max(0, last - max(first, end))
+    ]
+    return busy_in(spans) if spans else None
+
+
+def busy_in(spans: Sequence[tuple[int, int]]) -> Busy:
+    """Of (begin, end) in nanoseconds, in any order and overlapping: how long at least one was running."""
+    ordered = sorted(spans)
+    total, first, end = 0, ordered[0][0], ordered[0][0]
+    for begin, last in ordered:
+        total += max(0, last - max(begin, end))
         end = max(end, last)
-    return Busy(total / 1e9, len(spans), (end - spans[0][0]) / 1e9)
+    return Busy(total / 1e9, len(ordered), (end - first) / 1e9)

@@ -1,0 +1,24 @@
+"""What the kit's records say about the machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omni_cli.bench.environment import read_environment
+
+_LONGEST = 100
+
+
+def kit_environment(**conditions: Any) -> dict[str, Any]:
+    """The environment as `omni bench` has it, without where things lie; `conditions` are added to its own."""
+    found = without_places(read_environment())
+    return {**found, "conditions": {**found["conditions"], **conditions}}
+
+
+def without_places(environment: dict[str, Any]) -> dict[str, Any]:
+    """Without variables that hold a path, or pages of driver versions, and without Python's own path."""
+    variables = {
+        name: value for name, value in environment["variables"].items() if "/" not in value and len(value) <= _LONGEST
+    }
+    known = {name: value for name, value in environment["conditions"].items() if name != "python"}
+    return {**environment, "variables": variables, "conditions": known}

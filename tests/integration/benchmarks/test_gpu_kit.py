@@ -1,0 +1,105 @@
+"""The GPU kit runs as a whole on small models and a CPU, and judges its goals as they are worded."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from omni_cli.record import Sample, Variant, load_record
+
+KIT = Path(__file__).resolve().parents[3] / "benchmarks" / "gpu"
+MODULES = ("goals", "copies", "measure", "sides", "models")
+
+
+@pytest.fixture(scope="module")
+def goals() -> ModuleType:
+    """The kit's own module; scripts find each other by their folder."""
+    sys.path.insert(0, str(KIT))
+    try:
+        yield importlib.import_module("goals")
+    finally:
+        sys.path.remove(str(KIT))
+        for name in MODULES:
+            sys.modules.pop(name, None)
+
+
+def run_script(name: str, *arguments: str) -> None:
+    command = [sys.executable, str(KIT / name), "--tiny", *arguments]
+    finished = subprocess.run(command, capture_output=True, text=True, cwd=KIT.parents[1], env=_environment())
+    assert finished.returncode == 0, finished.stderr[-4000:]
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(KIT.parents[1])}
+
+
+def loops(seconds: list[float]) -> Variant:
+    samples = [
+        Sample(block=block, position=0, e2e_s=1.0, metrics={"denoise_loop_s": value})
+        for block, value in enumerate(seconds)
+    ]
+    return Variant(name="execution=cudagraph", samples=tuple(samples))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"),
+    [
+        ([1.03 + number % 5 / 1000 + number / 1e4 for number in range(12)], "met"),
+        ([1.08 + number % 5 / 1000 + number / 1e4 for number in range(12)], "NOT MET"),
+        ([1.00 + number % 5 / 20 + number / 1e4 for number in range(12)], "undecided"),
+    ],
+)
+def test_the_busy_limit_is_judged_by_an_interval(goals, seconds, verdict):
+    busy = goals.Busy(busy_s=1.0, kernels=1, wall_s=2.0)
+    assert goals.near_busy("model", loops(seconds), busy).verdict == verdict
+
+
+def test_what_was_not_measured_is_said_to_be(goals):
+    assert goals.near_busy("model", loops([1.0] * 8), None).verdict == "not measured"
+    failed = Variant(name="execution=cudagraph", error="it broke")
+    goal = goals.near_busy("model", failed, goals.Busy(1.0, 1, 2.0))
+    assert (goal.verdict, goal.found) == ("not measured", "it broke")
+
+
+def test_work_at_the_same_time_counts_once(goals):
+    spans = [(0, 10), (5, 20), (40, 50), (42, 45)]
+    busy = sys.modules["measure"].busy_in(spans[::-1])
+    assert (busy.busy_s, busy.kernels, busy.wall_s) == (30e-9, 4, 50e-9)
+
+
+@pytest.mark.slow
+def test_diffusion_modes_on_a_cpu(tmp_path):
+    run_script(
+        "diffusion_modes.py", "--device", "cpu", "-o", str(tmp_path), "--only", "sana-0.6b", "--only", "token2wav",
+        "--blocks", "1", "--copy-blocks", "1",
+    )  # fmt: skip
+    for model in ("sana-0.6b", "token2wav"):
+        record = load_record(tmp_path / f"{model}.json")
+        plain, eager, compiled, graph = record.variants
+        assert plain.output_sha256 == eager.output_sha256, "the executor's picture is the plain call's"
+        assert eager.samples[0].engagement["execution=eager"]["eager_calls"] > 0
+        assert compiled.effective["engagement"]["compiled_graphs"] > 0
+        assert not graph.samples and "needs a CUDA device" in graph.error
+    summary = (tmp_path / "summary.txt").read_text()
+    assert "not measured copies       async hides at least 95%" in summary
+    assert "NOT MET" not in summary and "\nmet" not in summary, "a CPU meets no goal of a GPU"
+    assert load_record(tmp_path / "copies.json").variants and load_record(tmp_path / "batch.json").variants
+
+
+@pytest.mark.slow
+def test_ar_modes_on_a_cpu(tmp_path):
+    run_script(
+        "ar_modes.py", "-o", str(tmp_path), "--blocks", "1", "--num-requests", "2", "--input-len", "16",
+        "--output-len", "4", "--kv-cache", str(64 << 20),
+    )  # fmt: skip
+    with_rows, without = load_record(tmp_path / "ar.json").variants
+    assert with_rows.output_sha256 == without.output_sha256, "hidden states change no token"
+    assert with_rows.samples[0].engagement["thinker"]["copies"] > 0
+    assert without.samples[0].engagement["thinker"]["copies"] == 0
