@@ -109,6 +109,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a request, by its number from 1; `median_s` and `samples_s` over the profiled iterations.
 
     `usual_s` is what the steps around it take. `outlier` says that it differs from them by more than noise does.
+    `added_bytes` is how much more than at its beginning its tensors took at their peak.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     samples_s: tuple[float, ...]
     usual_s: float
     outlier: bool = False
+    added_bytes: int = 0
 
 
 class OperatorTime(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,20 +18,26 @@ from omni_cli.engine.fork_server import ForkServer
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.errors import StageError
 from omni_cli.models.checkpoints import resolve_model
-from omni_cli.outputs import AudioOutput, Event, GenerateRequest, OutputReady, RequestResult
+from omni_cli.outputs import Event, GenerateRequest, RequestResult
 
 _MAX_SEED = 2**32
 
 
 class LoadedWorkload:
-    """`config` with the workload's fixed work. `llm` is what is loaded, None before `load`."""
+    """`config` with the workload's fixed work. `llm` is what is loaded, None before `load`.
 
-    def __init__(self, config: EngineConfig, workload: Workload, *, verbose: bool = False) -> None:
+    `records` loads stages that can be asked to record what they do.
+    """
+
+    def __init__(
+        self, config: EngineConfig, workload: Workload, *, verbose: bool = False, records: bool = False
+    ) -> None:
         self.config = with_fixed_work(config, workload.output_len, workload.given_lengths)
         self.measured = measured_stages(self.config, workload.stage)
         self.llm: OmniLLM | None = None
         self._workload = workload
         self._verbose = verbose
+        self._records = records
         # One fork server for all engines of this process: its imports take seconds.
         self._fork_server = ForkServer(verbose=verbose)
         self._prompts: Prompts | None = None
@@ -64,7 +70,8 @@ class LoadedWorkload:
         return await run_all(self.llm, await asyncio.to_thread(self._requests, number))
 
     async def _start(self, stages: tuple[StageConfig, ...], on_event: Callable[[Event], None]) -> None:
-        self.llm = OmniLLM(dataclasses.replace(self.config, stages=stages), verbose=self._verbose)
+        config = dataclasses.replace(self.config, stages=stages)
+        self.llm = OmniLLM(config, verbose=self._verbose, records=self._records)
         await self.llm.start(on_event)
 
     async def _make_inputs(self, before: tuple[StageConfig, ...], on_event: Callable[[Event], None]) -> list[bytes]:
@@ -111,12 +118,9 @@ async def run_all(llm: OmniLLM, requests: list[GenerateRequest]) -> Iteration:
 
 async def _follow(llm: OmniLLM, request: GenerateRequest) -> Finished:
     started_s = time.perf_counter()
-    first_audio_s = None
     async for event in llm.generate(request):
-        if isinstance(event, OutputReady) and isinstance(event.output, AudioOutput) and first_audio_s is None:
-            first_audio_s = time.perf_counter() - started_s
-        elif isinstance(event, RequestResult):
+        if isinstance(event, RequestResult):
             if event.error is not None:
                 raise event.error
-            return Finished(event, time.perf_counter() - started_s, first_audio_s)
+            return Finished(event, time.perf_counter() - started_s)
     raise StageError("a request ended without a result", stage=llm.stages[-1].name)

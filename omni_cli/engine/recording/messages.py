@@ -5,12 +5,16 @@ A stage is told to record while it has no request, and again to stop when it has
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
 
 # "memory": ranges and memory; "trace": also operators, on torch's profiler; "work": what operators compute and move.
 What = Literal["memory", "trace", "work"]
+
+MODULE_PREFIX = "module "
+"""Before a module's path, where it stands among the operators of a trace."""
 
 
 class StartRecording(msgspec.Struct, frozen=True, tag=True):
@@ -160,3 +164,8 @@ class MachineRates(msgspec.Struct, frozen=True, tag=True):
 
 
 RecordingReport = Started | Recording | StageDescription | MachineRates
+
+
+def module_kind(path: str) -> str:
+    """Repeated modules are of one kind: `blocks.3.attn` is `blocks.*.attn`."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)

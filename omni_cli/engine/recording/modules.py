@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-MODULE_PREFIX = "module "
-
-
-def module_kind(path: str) -> str:
-    """Repeated modules are of one kind: `blocks.3.attn` is `blocks.*.attn`."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
+from omni_cli.engine.recording.messages import MODULE_PREFIX
 
 
 class ModuleMarks:

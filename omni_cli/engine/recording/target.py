@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from omni_cli.engine.recording.messages import Attention, Linear, MemoryBudget, Resident
-from omni_cli.engine.recording.modules import module_kind
+from omni_cli.engine.recording.messages import Attention, Linear, MemoryBudget, Resident, module_kind
 from omni_cli.engine.stages.base import Stage
 from omni_cli.engine.stages.diffusers_stage import DiffusersStage
 

@@ -23,7 +23,7 @@ class Tracer:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_initialized():
             activities.append(ProfilerActivity.CUDA)
-        self._profile = profile(activities=activities, record_shapes=True, profile_memory=True, acc_events=True)
+        self._profile = profile(activities=activities, record_shapes=True, profile_memory=True, acc_events=False)
         self._roots = roots
         self._marks: ModuleMarks | None = None
 

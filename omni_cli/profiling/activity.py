@@ -1,0 +1,98 @@
+"""How busy a stage's device was while the stage had a request, and where the rest of the time went."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from omni_cli.engine.recording.messages import Recording, StageDescription
+from omni_cli.profile_record import Activity, LaunchGaps
+from omni_cli.profiling.operators import Operators
+from omni_cli.profiling.ranges import ENGINE_STEP
+from omni_cli.profiling.tracks import Interval, length, merged, within, without
+
+BETWEEN_OPERATORS = "between operators"
+INSIDE_OPERATORS = "inside operators"
+BETWEEN_STEPS = "between steps"
+
+
+def windows(recording: Recording) -> list[Interval]:
+    """When the stage had a request."""
+    return merged((request.began_ns, request.ended_ns) for request in recording.requests)
+
+
+def step_windows(recording: Recording) -> list[Interval]:
+    """When the engine was working on it."""
+    return merged((item.began_ns, item.ended_ns) for item in recording.ranges if item.name == ENGINE_STEP)
+
+
+def activity_of(traced: Sequence[Operators], description: StageDescription) -> Activity:
+    """Medians over the traced iterations."""
+    is_cpu = description.device == "cpu"
+    found = [_cpu(operators, description.num_threads) if is_cpu else _cuda(operators) for operators in traced]
+    names = list(dict.fromkeys(name for one in found for name in one["idle"]))
+    window_s, capacity_s, busy_s = (statistics.median(one[key] for one in found) for key in ("window", "full", "busy"))
+    busy = min(busy_s / capacity_s, 1.0) if capacity_s else 0.0
+    waited = [operators.recording.waited_ns for operators in traced]
+    return Activity(
+        device=description.device,
+        num_threads=description.num_threads,
+        window_s=window_s,
+        capacity_s=capacity_s,
+        busy_s=busy_s,
+        busy_fraction=busy,
+        idle_fraction=1 - busy,
+        idle_s={name: statistics.median(one["idle"].get(name, 0.0) for one in found) for name in names},
+        waited_for_core_s=None if None in waited else statistics.median(waited) / 1e9,
+    )
+
+
+def _cpu(operators: Operators, num_threads: int) -> dict:
+    """CPU time of all threads; while one prepares an operator the others have nothing to do."""
+    recording = operators.recording
+    window_ns = length(windows(recording))
+    steps = step_windows(recording)
+    idle_ns = max(0, window_ns * num_threads - recording.cpu_ns)
+    outside_ns = min(idle_ns, max(0, window_ns - length(steps)) * num_threads)
+    idle_ns -= outside_ns
+    gaps_ns = min(idle_ns, length(without(steps, operators.outermost_intervals())) * (num_threads - 1))
+    idle = {BETWEEN_OPERATORS: gaps_ns, INSIDE_OPERATORS: idle_ns - gaps_ns, BETWEEN_STEPS: outside_ns}
+    return _seconds(window_ns, window_ns * num_threads, recording.cpu_ns, idle)
+
+
+def _cuda(operators: Operators) -> dict:
+    """Time with a kernel or copy running; what is idle inside a step waits for the host to launch something."""
+    recording = operators.recording
+    had_request, steps, busy = windows(recording), step_windows(recording), operators.device_intervals()
+    idle = without(had_request, busy)
+    gaps_ns = length(within(idle, steps))
+    window_ns = length(had_request)
+    parts = {BETWEEN_OPERATORS: gaps_ns, BETWEEN_STEPS: length(idle) - gaps_ns}
+    return _seconds(window_ns, window_ns, length(within(busy, had_request)), parts)
+
+
+def _seconds(window_ns: int, full_ns: int, busy_ns: int, idle_ns: dict[str, int]) -> dict:
+    return {
+        "window": window_ns / 1e9,
+        "full": full_ns / 1e9,
+        "busy": busy_ns / 1e9,
+        "idle": {name: ns / 1e9 for name, ns in idle_ns.items() if ns},
+    }
+
+
+def launch_gaps(traced: Sequence[Operators], description: StageDescription) -> LaunchGaps | None:
+    """Medians over the traced iterations; None where nothing ran."""
+    rows = []
+    for operators in traced:
+        steps = step_windows(operators.recording)
+        ran = operators.outermost_intervals() if description.device == "cpu" else operators.device_intervals()
+        gaps = [end - begin for begin, end in without(steps, ran)]
+        if gaps and steps:
+            rows.append((len(gaps), sum(gaps), statistics.median(gaps), max(gaps), sum(gaps) / length(steps)))
+    if not rows:
+        return None
+    count, total, middle, largest, fraction = (statistics.median(column) for column in zip(*rows, strict=True))
+    return LaunchGaps(
+        count=round(count), total_s=total / 1e9, median_s=middle / 1e9, largest_s=largest / 1e9,
+        fraction_of_steps=fraction,
+    )  # fmt: skip

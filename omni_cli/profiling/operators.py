@@ -1,0 +1,181 @@
+"""The operators of one profiled iteration of one stage, each in its module and its range."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from omni_cli.engine.recording.messages import MODULE_PREFIX, Recording
+from omni_cli.profiling.trace_file import Event, TraceFile
+from omni_cli.profiling.tracks import Innermost, Interval, merged
+
+_DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+_MEMORY = "[memory]"
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One call. `self_ns` leaves out the operators that it called; `outermost` is the one that began them all.
+
+    `range_index` points into the recording's ranges, -1 for none. `is_outermost` and `begin_ns`, `end_ns` say when
+    the thread was in any operator at all.
+    """
+
+    event: Event
+    begin_ns: int
+    end_ns: int
+    self_ns: int
+    module: str | None
+    outermost: str
+    is_outermost: bool
+    range_index: int
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A tensor's memory taken (`num_bytes` > 0) or given back, in the order of time. `operator` is the outermost."""
+
+    at_ns: int
+    num_bytes: int
+    address: int
+    device_type: int
+    module: str | None
+    operator: str | None
+    range_index: int
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """A kernel or copy on a CUDA device, and the operator that launched it, where that is known."""
+
+    event: Event
+    begin_ns: int
+    end_ns: int
+    operator: Operator | None
+
+
+@dataclass(frozen=True)
+class Operators:
+    """`recording` holds the ranges that the others point into."""
+
+    recording: Recording
+    calls: Sequence[Operator]
+    allocations: Sequence[Allocation]
+    device_work: Sequence[DeviceWork]
+
+    def outermost_intervals(self) -> list[Interval]:
+        """When the thread was inside an operator."""
+        return merged((call.begin_ns, call.end_ns) for call in self.calls if call.is_outermost)
+
+    def device_intervals(self) -> list[Interval]:
+        """When the device was running anything."""
+        return merged((work.begin_ns, work.end_ns) for work in self.device_work)
+
+
+@dataclass
+class _Frame:
+    event: Event
+    begin_ns: int
+    end_ns: int
+    is_module: bool
+    # The nearest operator around it, past any modules in between.
+    parent: _Frame | None
+    module: str | None
+    inside_ns: int = 0
+
+
+def read_operators(trace: TraceFile, recording: Recording) -> Operators:
+    """The main thread's operators; where a trace has a CUDA device, also what ran there."""
+    thread = _main_thread(trace.events)
+    events = [
+        event
+        for event in trace.events
+        if event.tid == thread and (event.cat == "cpu_op" or (event.ph == "i" and event.name == _MEMORY))
+    ]
+    events.sort(key=lambda event: (event.ts, -event.dur))
+    frames, allocations = _nested(trace, events)
+    innermost = Innermost(recording.ranges)
+    middles = np.array([(frame.begin_ns + frame.end_ns) // 2 for frame in frames], np.int64)
+    held_by = innermost.at(middles)
+    calls = [_operator(frame, int(index)) for frame, index in zip(frames, held_by, strict=True)]
+    moments = np.array([trace.ns(event.ts) for event, _ in allocations], np.int64)
+    found = [
+        _allocation(trace, event, frame, int(index))
+        for (event, frame), index in zip(allocations, innermost.at(moments), strict=True)
+    ]
+    return Operators(recording, calls, found, _device_work(trace, calls))
+
+
+def _main_thread(events: Sequence[Event]) -> int | str:
+    """The one that calls most operators."""
+    counts: dict[int | str, float] = {}
+    for event in events:
+        if event.cat == "cpu_op":
+            counts[event.tid] = counts.get(event.tid, 0) + 1
+    return max(counts, key=counts.__getitem__, default=0)
+
+
+def _nested(trace: TraceFile, events: Sequence[Event]) -> tuple[list[_Frame], list[tuple[Event, _Frame | None]]]:
+    """Operators with what is around them, and allocations with the operator or module that they happened in."""
+    opened: list[_Frame] = []
+    operators: list[_Frame] = []
+    allocations: list[tuple[Event, _Frame | None]] = []
+    for event in events:
+        begin_ns = trace.ns(event.ts)
+        while opened and opened[-1].end_ns <= begin_ns:
+            opened.pop()
+        around = opened[-1] if opened else None
+        if event.ph == "i":
+            allocations.append((event, around))
+            continue
+        is_module = event.name.startswith(MODULE_PREFIX)
+        parent = around.parent if around is not None and around.is_module else around
+        module = event.name.removeprefix(MODULE_PREFIX) if is_module else (around.module if around else None)
+        frame = _Frame(event, begin_ns, trace.ns(event.ts + event.dur), is_module, parent, module)
+        opened.append(frame)
+        if not is_module:
+            operators.append(frame)
+            if parent is not None:
+                parent.inside_ns += frame.end_ns - begin_ns
+    return operators, allocations
+
+
+def _operator(frame: _Frame, range_index: int) -> Operator:
+    top = _outermost(frame)
+    self_ns = max(0, frame.end_ns - frame.begin_ns - frame.inside_ns)
+    return Operator(
+        frame.event, frame.begin_ns, frame.end_ns, self_ns, frame.module, top.event.name, top is frame, range_index
+    )
+
+
+def _outermost(frame: _Frame) -> _Frame:
+    while frame.parent is not None:
+        frame = frame.parent
+    return frame
+
+
+def _allocation(trace: TraceFile, event: Event, around: _Frame | None, range_index: int) -> Allocation:
+    operator = None
+    if around is not None:
+        inside = around.parent if around.is_module else around
+        operator = None if inside is None else _outermost(inside).event.name
+    return Allocation(
+        trace.ns(event.ts),
+        event.args.allocated_bytes,
+        event.args.address,
+        event.args.device_type,
+        None if around is None else around.module,
+        operator,
+        range_index,
+    )
+
+
+def _device_work(trace: TraceFile, calls: Sequence[Operator]) -> list[DeviceWork]:
+    by_id = {call.event.args.external_id: call for call in calls if call.event.args.external_id is not None}
+    return [
+        DeviceWork(event, trace.ns(event.ts), trace.ns(event.ts + event.dur), by_id.get(event.args.external_id))
+        for event in trace.events
+        if event.cat in _DEVICE_CATEGORIES
+    ]

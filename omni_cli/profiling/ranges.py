@@ -1,0 +1,123 @@
+"""What ranges took: by name, and step by step."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from omni_cli.engine.recording.messages import Range, Recording
+from omni_cli.profile_record import RangeTime, Step
+
+ENGINE_STEP = "engine step"
+_STEPS = ("denoising step", ENGINE_STEP)
+
+# A step is an outlier when it differs from its neighbours by a quarter of their time, by four times the scatter that
+# all steps have from one iteration to the next, and in three of four iterations: noise does the first, seldom the
+# second and hardly ever the third.
+_MIN_EXCESS = 0.25
+_MIN_SCATTERS = 4.0
+_MIN_SHARE = 0.75
+_NEIGHBOURS = 5
+_MAD_TO_SIGMA = 1.4826
+
+
+def base_name(name: str) -> str:
+    """`denoising step 3` as `denoising step`."""
+    return re.sub(r" \d+$", "", name)
+
+
+def range_times(recordings: Sequence[Recording]) -> tuple[RangeTime, ...]:
+    """One row a name, the longest first; `fraction` is of the time in outermost ranges."""
+    per_iteration = [_totals(recording.ranges) for recording in recordings]
+    names = dict.fromkeys(name for totals in per_iteration for name in totals)
+    everything = statistics.median(sum(row[3] for row in totals.values()) for totals in per_iteration)
+    rows = []
+    for name in names:
+        found = [totals.get(name, (0, 0, 0, 0, [])) for totals in per_iteration]
+        total_s = statistics.median(row[1] for row in found) / 1e9
+        rows.append(
+            RangeTime(
+                name=name,
+                calls=statistics.median(row[0] for row in found),
+                total_s=total_s,
+                self_s=statistics.median(row[2] for row in found) / 1e9,
+                median_call_s=statistics.median(ns for row in found for ns in row[4]) / 1e9,
+                fraction=total_s / (everything / 1e9) if everything else 0.0,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -row.total_s))
+
+
+def _totals(ranges: Sequence[Range]) -> dict[str, tuple[int, int, int, int, list[int]]]:
+    """By name: calls, nanoseconds, those outside inner ranges, those in outermost ranges, of each call."""
+    totals: dict[str, tuple[int, int, int, int, list[int]]] = {}
+    opened: list[tuple[Range, int]] = []
+
+    def close() -> None:
+        item, inner_ns = opened.pop()
+        taken_ns = item.ended_ns - item.began_ns
+        calls, total, own, outer, each = totals.get(base_name(item.name), (0, 0, 0, 0, []))
+        outer_ns = 0 if opened else taken_ns
+        totals[base_name(item.name)] = (
+            calls + 1, total + taken_ns, own + taken_ns - inner_ns, outer + outer_ns, [*each, taken_ns],
+        )  # fmt: skip
+        if opened:
+            opened[-1] = (opened[-1][0], opened[-1][1] + taken_ns)
+
+    for item in ranges:
+        while opened and opened[-1][0].ended_ns <= item.began_ns:
+            close()
+        opened.append((item, 0))
+    while opened:
+        close()
+    return totals
+
+
+def step_ranges(recording: Recording) -> list[Range]:
+    """The steps of an iteration in order: denoising steps where there are any, else steps of the engine."""
+    for name in _STEPS:
+        found = [item for item in recording.ranges if base_name(item.name) == name]
+        if found:
+            return found
+    return []
+
+
+def step_times(recordings: Sequence[Recording], added_bytes: Sequence[Sequence[int]]) -> tuple[Step, ...]:
+    """The steps that every iteration has, by their place in it, numbered from 1.
+
+    `added_bytes` has, for each of some iterations, what each step held at its peak beyond what it began with.
+    """
+    per_iteration = [step_ranges(recording) for recording in recordings]
+    count = min(map(len, per_iteration), default=0)
+    if not count:
+        return ()
+    name = base_name(per_iteration[0][0].name)
+    seconds = np.array([[(s.ended_ns - s.began_ns) / 1e9 for s in steps[:count]] for steps in per_iteration])
+    medians = np.median(seconds, axis=0)
+    usual = np.array([_usual(medians, index) for index in range(count)])
+    scatter = _MAD_TO_SIGMA * float(np.median(np.abs(seconds - medians)))
+    far = np.abs(seconds - usual) > np.maximum(_MIN_EXCESS * usual, _MIN_SCATTERS * scatter)
+    # The first step of an autoregressive model reads the prompt: it is no step like the others.
+    is_prefill = np.arange(count) == 0 if name == ENGINE_STEP else np.zeros(count, bool)
+    outliers = (far.mean(axis=0) >= _MIN_SHARE) & ~is_prefill & (count > 2)
+    return tuple(
+        Step(
+            name=name,
+            number=index + 1,
+            median_s=float(medians[index]),
+            samples_s=tuple(map(float, seconds[:, index])),
+            usual_s=float(usual[index]),
+            outlier=bool(outliers[index]),
+            added_bytes=max((steps[index] for steps in added_bytes if index < len(steps)), default=0),
+        )
+        for index in range(count)
+    )
+
+
+def _usual(medians: np.ndarray, index: int) -> float:
+    """What the steps around one take; times drift along a sequence, so not all of them."""
+    around = np.r_[medians[max(0, index - _NEIGHBOURS) : index], medians[index + 1 : index + 1 + _NEIGHBOURS]]
+    return float(np.median(around)) if len(around) else float(medians[index])

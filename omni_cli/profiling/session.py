@@ -1,0 +1,189 @@
+"""One profiling run: loads a workload, warms it up, and runs it unprofiled and profiled in turns."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from omni_cli.bench.loaded_workload import LoadedWorkload
+from omni_cli.bench.metrics import Iteration
+from omni_cli.bench.schedule import Schedule
+from omni_cli.bench.workload import Workload
+from omni_cli.config.engine_config import EngineConfig
+from omni_cli.engine.recording.messages import (
+    DescribeStage,
+    MachineRates,
+    MeasureRates,
+    Recording,
+    RecordingCommand,
+    StageDescription,
+    StartRecording,
+    StopRecording,
+    What,
+)
+from omni_cli.outputs import Event, StageInfo
+
+MIN_WARMUP = 2
+"""A plain iteration and a profiled one: the first of these waits for the profiler to set itself up."""
+
+
+MAX_TRACES = 3
+"""Of so many profiled iterations the operators are kept: they are hundreds of thousands, and much alike."""
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A profiled iteration: when it began (wall clock), its times, and what each stage recorded of it.
+
+    `traces` are the stages' own traces, Chrome's format; none but for the first `MAX_TRACES` iterations.
+    `engagement` is what the iteration has added to each stage's counters.
+    """
+
+    began_ns: int
+    iteration: Iteration
+    recordings: dict[str, Recording]
+    traces: dict[str, Path]
+    engagement: dict[str, dict[str, float]]
+
+
+@dataclass
+class Session:
+    """All that a run gives; `plain` and `profiled` are in turns, one of each a round."""
+
+    stages: tuple[StageInfo, ...] = ()
+    plain: list[Iteration] = field(default_factory=list)
+    profiled: list[Profiled] = field(default_factory=list)
+    warm_up: dict[str, Recording] = field(default_factory=dict)
+    memory: dict[str, Recording] = field(default_factory=dict)
+    work: dict[str, Recording] = field(default_factory=dict)
+    descriptions: dict[str, StageDescription] = field(default_factory=dict)
+    rates: dict[str, MachineRates] = field(default_factory=dict)
+    snapshots: dict[str, Path] = field(default_factory=dict)
+
+
+class ProfilingRun:
+    """Runs once. `folder` takes the stages' traces and snapshots; `on_progress` gets what is being done, in words."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        workload: Workload,
+        *,
+        num_iters: int,
+        num_iters_warmup: int,
+        folder: Path,
+        on_event: Callable[[Event], None],
+        on_progress: Callable[[str], None],
+        verbose: bool = False,
+    ) -> None:
+        self._loaded = LoadedWorkload(config, workload, verbose=verbose, records=True)
+        self._num_iters = num_iters
+        self._num_iters_warmup = max(num_iters_warmup, MIN_WARMUP)
+        self._folder = folder
+        self._on_event = on_event
+        self._on_progress = on_progress
+        self._number = 0
+        self.session = Session()
+
+    @property
+    def num_iters_warmup(self) -> int:
+        return self._num_iters_warmup
+
+    async def run(self) -> Session:
+        """Raises what a stage or a file fails with; the stages have ended in any case."""
+        session = self.session
+        try:
+            await self._loaded.load(self._on_event, inputs=self._folder / "inputs", makes_inputs=True)
+            session.stages = self._loaded.llm.stages
+            await self._warm_up()
+            self._on_progress("recording memory")
+            session.memory = await self._recorded("memory", snapshots=True)
+            await self._take_turns()
+            self._on_progress("counting what the models compute")
+            session.work = await self._recorded("work")
+            await self._describe()
+            session.stages = self._loaded.llm.stages
+        finally:
+            await self._loaded.close()
+        return session
+
+    async def _warm_up(self) -> None:
+        self._on_progress("warming up")
+        self.session.warm_up = await self._recorded("memory")
+        for _ in range(self._num_iters_warmup - MIN_WARMUP):
+            await self._iterate()
+        await self._recorded("trace")
+
+    async def _take_turns(self) -> None:
+        schedule = Schedule(self._num_iters, 1, self._num_iters)
+        for number in range(self._num_iters):
+            self._on_progress(f"profiling, iteration {number + 1} of {self._num_iters}")
+            for is_profiled in schedule.block(number, 2):
+                if is_profiled:
+                    self.session.profiled.append(await self._profile(number))
+                else:
+                    self.session.plain.append(await self._iterate())
+
+    async def _profile(self, number: int) -> Profiled:
+        before = self._engagement()
+        await self._ask_all(StartRecording("trace"))
+        began_ns = time.time_ns()
+        iteration = await self._iterate()
+        traces = {}
+        if number < MAX_TRACES:
+            traces = {info.name: self._folder / f"{info.name}-{number}.json" for info in self.session.stages}
+        recordings = await self._ask(
+            {
+                info.name: StopRecording(trace_file=str(traces[info.name]) if traces else None)
+                for info in self.session.stages
+            }
+        )
+        after = self._engagement()
+        engagement = {
+            name: {key: value - before[name].get(key, 0) for key, value in counters.items()}
+            for name, counters in after.items()
+        }
+        return Profiled(began_ns, iteration, recordings, traces, engagement)
+
+    async def _recorded(self, what: What, *, snapshots: bool = False) -> dict[str, Recording]:
+        """One iteration, recorded. Snapshots come from CUDA devices only."""
+        await self._ask_all(StartRecording(what, snapshot=snapshots))
+        await self._iterate()
+        files = {info.name: self._folder / f"{info.name}.pickle" for info in self.session.stages} if snapshots else {}
+        stops = {
+            info.name: StopRecording(snapshot_file=str(files[info.name]) if snapshots else None)
+            for info in self.session.stages
+        }
+        recordings = await self._ask(stops)
+        self.session.snapshots |= {name: path for name, path in files.items() if path.exists()}
+        return recordings
+
+    async def _iterate(self) -> Iteration:
+        self._number += 1
+        return await self._loaded.run(self._number)
+
+    async def _describe(self) -> None:
+        self.session.descriptions = await self._ask_all(DescribeStage())
+        # One stage after another: each is to have the machine for itself.
+        for info in self.session.stages:
+            self.session.rates[info.name] = await self._loaded.llm.record(MeasureRates(), info.name)
+
+    def _engagement(self) -> dict[str, dict[str, float]]:
+        return {info.name: dict(info.engagement) for info in self._loaded.llm.stages}
+
+    async def _ask_all(self, command: RecordingCommand) -> dict:
+        return await self._ask({info.name: command for info in self.session.stages})
+
+    async def _ask(self, commands: dict[str, RecordingCommand]) -> dict:
+        """Each stage's answer. Raises what the first one fails with, when all have answered."""
+        llm = self._loaded.llm
+        answers = await asyncio.gather(
+            *(llm.record(command, name) for name, command in commands.items()), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return dict(zip(commands, answers, strict=True))

@@ -1,0 +1,87 @@
+"""A trace as torch's profiler writes it (Chrome's format), read into what the breakdowns need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omni_cli.errors import OutputError
+
+_TYPE_BYTES = {
+    "float": 4, "double": 8, "long int": 8, "int": 4, "short int": 2, "bool": 1, "unsigned char": 1, "signed char": 1,
+    "c10::BFloat16": 2, "c10::Half": 2, "c10::complex<float>": 8,
+}  # fmt: skip
+
+
+class EventArgs(msgspec.Struct, frozen=True):
+    """Of an operator: its inputs. Of an allocation: address and bytes. Of device work: what launched it."""
+
+    input_dims: Any = msgspec.field(name="Input Dims", default=())
+    input_types: Any = msgspec.field(name="Input type", default=())
+    external_id: int | None = msgspec.field(name="External id", default=None)
+    allocated_bytes: int = msgspec.field(name="Bytes", default=0)
+    address: int = msgspec.field(name="Addr", default=0)
+    device_type: int = msgspec.field(name="Device Type", default=0)
+    copied_bytes: int = msgspec.field(name="bytes", default=0)
+
+    def first_input_bytes(self) -> int:
+        """Of the first input, which an operator that copies writes to; 0 where it is no tensor."""
+        if not self.input_dims or not self.input_types:
+            return 0
+        dims = self.input_dims[0]
+        if not all(isinstance(size, int) for size in dims):
+            return 0
+        return math.prod(dims) * _TYPE_BYTES.get(self.input_types[0], 0)
+
+
+class Event(msgspec.Struct, frozen=True):
+    """`ts` and `dur` are microseconds, `ts` from the trace's base."""
+
+    ph: str
+    name: str = ""
+    cat: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    pid: int | str = 0
+    tid: int | str = 0
+    args: EventArgs = EventArgs()
+
+
+class _File(msgspec.Struct, frozen=True):
+    events: tuple[msgspec.Raw, ...] = msgspec.field(name="traceEvents")
+    base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)
+
+
+@dataclass(frozen=True)
+class TraceFile:
+    """`raw` are the events as they were written, in the order of `events`; a `ts` of 0 is `base_ns` (wall clock)."""
+
+    base_ns: int
+    events: Sequence[Event]
+    raw: Sequence[msgspec.Raw]
+
+    def ns(self, ts: float) -> int:
+        """A time of the trace on the wall clock."""
+        return self.base_ns + round(ts * 1000)
+
+
+_decode_file = msgspec.json.Decoder(_File).decode
+_decode_event = msgspec.json.Decoder(Event).decode
+
+
+def read_trace(path: Path, stage: str) -> TraceFile:
+    """Raises `OutputError` for a file that is not whole: torch does not tell when a disk is full."""
+    try:
+        file = _decode_file(path.read_bytes())
+        return TraceFile(file.base_ns, [_decode_event(event) for event in file.events], file.events)
+    except (OSError, msgspec.DecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is cut off"
+        raise OutputError(
+            f"the trace of stage `{stage}` could not be kept: {reason}",
+            hint="is the disk full? `--output-dir` chooses another one",
+        ) from error
