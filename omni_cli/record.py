@@ -6,6 +6,7 @@ bytes; what is measured says its unit in its name.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from pathlib import Path
 from typing import Any, Literal
@@ -74,13 +75,50 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     alpha: float = 0.05
 
 
+class GpuUtilisation(msgspec.Struct, frozen=True, kw_only=True):
+    """One device; a value a look. `throttled` names what held its clock down (`power_cap+thermal`), or nothing."""
+
+    index: int
+    name: str
+    utilisation_percent: tuple[float, ...] = ()
+    sm_clock_mhz: tuple[float, ...] = ()
+    temperature_c: tuple[float, ...] = ()
+    power_w: tuple[float, ...] = ()
+    throttled: tuple[str, ...] = ()
+
+
+class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
+    """How busy the machine was while the runs were made: means between looks, about `interval_s` apart.
+
+    A look ends `end_s` after the first block began, block i at `block_end_s[i]`. `busy_cores` is what all programs used
+    of `usable_cores`, `own_cores` what the measurement used, `stolen_cores` what a virtual machine's host kept for
+    others. `held_back` is the share of periods in which a container's quota ran out, `cpu_mhz` the clock of the
+    fastest core; both are empty where there is nothing to know. `cost_s` is processor time that the looking took,
+    `error` why it ended early.
+    """
+
+    interval_s: float
+    cost_s: float
+    usable_cores: int
+    end_s: tuple[float, ...] = ()
+    busy_cores: tuple[float, ...] = ()
+    own_cores: tuple[float, ...] = ()
+    stolen_cores: tuple[float, ...] = ()
+    held_back: tuple[float, ...] = ()
+    cpu_mhz: tuple[float, ...] = ()
+    gpus: tuple[GpuUtilisation, ...] = ()
+    block_end_s: tuple[float, ...] = ()
+    error: str | None = None
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A run of `omni bench`.
 
     All of `environment` must agree between two records (machine, versions, variables) but the parts `code` (omni's
     version and commit: what is measured) and `conditions` (load, clocks: what cannot be chosen). All of `workload`
-    must agree; `workload_fingerprint` makes its `fingerprint`. `comparisons` and `gate` are kept for readers of the
-    file; omni computes them anew.
+    must agree; `workload_fingerprint` makes its `fingerprint`. `utilisation` is how busy the machine was meanwhile,
+    None in records of a time when nobody looked. `comparisons` and `gate` are kept for readers of the file; omni
+    computes them anew.
     """
 
     schema: Literal["omni.bench/1"] = SCHEMA
@@ -90,6 +128,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     workload: dict[str, Any]
     variants: tuple[Variant, ...]
     sampling: Sampling = Sampling()
+    utilisation: Utilisation | None = None
     comparisons: tuple[dict[str, Any], ...] = ()
     gate: dict[str, Any] | None = None
     digest: str | None = None
@@ -175,6 +214,8 @@ def _first_problem(record: Record) -> str | None:
         for name in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes"):
             if not 0 <= (getattr(variant.memory, name) or 0) < _MAX_BYTES_MEASURED:
                 return f"variant `{visible(variant.name, 80)}`: `{name}` is no number of bytes"
+    if record.utilisation is not None and (problem := _utilisation_problem(record.utilisation)):
+        return f"its `utilisation`: {problem}"
     looks = record.sampling.looks
     growing = list(looks) == sorted({look for look in looks if 0 < look < _MAX_COUNT})
     if not growing or not _MIN_ALPHA <= record.sampling.alpha < 0.5:
@@ -190,6 +231,27 @@ def _sample_problem(sample: Sample) -> str | None:
     for name, value in (*sample.metrics.items(), *sample.work.items()):
         if value != 0 and not _MIN_VALUE <= value <= _MAX_VALUE:
             return f"`{visible(name, 80)}` is {value}, which is no amount"
+    return None
+
+
+def _utilisation_problem(found: Utilisation) -> str | None:
+    count = len(found.end_s)
+    required = (found.busy_cores, found.own_cores, found.stolen_cores)
+    of_gpus = [
+        series
+        for gpu in found.gpus
+        for series in (gpu.utilisation_percent, gpu.sm_clock_mhz, gpu.temperature_c, gpu.power_w)
+    ]
+    lengths = {len(series) for series in (*required, *of_gpus)} | {len(gpu.throttled) for gpu in found.gpus}
+    lengths |= {len(series) for series in (found.held_back, found.cpu_mhz) if series}
+    if lengths != {count}:
+        return "its series are of different lengths"
+    series = (*required, found.held_back, found.cpu_mhz, *of_gpus, found.end_s, found.block_end_s)
+    values = [found.interval_s, found.cost_s, found.usable_cores, *(value for part in series for value in part)]
+    if not all(0 <= value <= _MAX_SECONDS for value in values):
+        return "a value is no amount"
+    if any(later <= earlier for earlier, later in itertools.pairwise(found.end_s)):
+        return "its times do not grow"
     return None
 
 

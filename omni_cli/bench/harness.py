@@ -15,6 +15,7 @@ from omni_cli.bench.memory import Free, lacking, private_bytes, read_free
 from omni_cli.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.bench.schedule import Schedule, schedule_for_count, schedule_for_time
 from omni_cli.bench.session import Session
+from omni_cli.bench.utilisation import UtilisationSampler
 from omni_cli.bench.variant_process import VariantError, VariantProcess
 from omni_cli.record import Record, Sample, Sampling
 from omni_cli.stats.sequential import plan_looks
@@ -74,6 +75,7 @@ class Harness:
         limits: Limits,
         decided: Callable[[Record], bool],
         watcher: Watcher,
+        sampler: UtilisationSampler,
         read_free: Callable[[], Free] = read_free,
     ) -> None:
         self._session = session
@@ -82,6 +84,7 @@ class Harness:
         self._limits = limits
         self._decided = decided
         self._watcher = watcher
+        self._sampler = sampler
         self._read_free = read_free
         self._count = len(session.measured)
         self._processes: dict[int, VariantProcess] = {}
@@ -123,7 +126,11 @@ class Harness:
         self._session.note(interleaving=self.interleaving, rounds_per_block=schedule.rounds)
         if self._limits.num_iters is None:
             self._session.sampling = Sampling(looks=plan_looks(schedule.blocks))
-        await self._sample(run_block, schedule)
+        try:
+            with self._sampler:
+                await self._sample(run_block, schedule)
+        finally:
+            self._session.utilisation = self._sampler.utilisation()
 
     async def _sample(self, run_block: Callable, schedule: Schedule) -> None:
         """Block after block."""
@@ -132,6 +139,8 @@ class Harness:
         for block in range(schedule.blocks):
             await run_block(block, schedule)
             elapsed_s = time.monotonic() - started_s
+            self._sampler.block_ended()
+            self._session.utilisation = self._sampler.utilisation()
             done = block + 1
             state = State(done, schedule.blocks, elapsed_s, elapsed_s / done * schedule.blocks, self._session.record())
             # In a thread: writing a record and computing an interval must not delay an interrupt.

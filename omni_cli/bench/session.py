@@ -15,7 +15,7 @@ from omni_cli.bench.memory import memory_of
 from omni_cli.bench.outputs import max_abs_difference
 from omni_cli.bench.protocol import LoadedStage, Ran
 from omni_cli.bench.variants import Variant
-from omni_cli.record import E2E, Memory, Record, Sample, Sampling
+from omni_cli.record import E2E, Memory, Record, Sample, Sampling, Utilisation
 from omni_cli.record import Variant as VariantRecord
 
 MAX_OUTPUT_FILES = 4
@@ -77,6 +77,7 @@ class Session:
     ) -> None:
         self.measured = [Measured(variant) for variant in variants]
         self.sampling = Sampling()
+        self.utilisation: Utilisation | None = None
         self._command = tuple(command)
         self._created = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         self._environment = environment
@@ -135,6 +136,7 @@ class Session:
             workload=self._workload,
             variants=tuple(_variant_record(measured) for measured in self.measured),
             sampling=self.sampling,
+            utilisation=self.utilisation,
             comparisons=tuple(self._outputs(b) for b in range(1, len(self.measured))),
         )
 

@@ -14,7 +14,7 @@ from omni_cli.record import to_document
 from omni_cli.report.bench_json import smaller_is_better_json
 from omni_cli.report.bench_junit import findings_junit
 from omni_cli.report.bench_markdown import findings_markdown
-from omni_cli.report.bench_notes import gate_failure, not_comparable, warnings
+from omni_cli.report.bench_notes import gate_failure, machine_warnings, not_comparable, warnings
 from omni_cli.report.bench_run import heading, self_check_json, self_check_text, variant_text
 from omni_cli.report.bench_text import Labels, findings_text
 from omni_cli.stats.power import refuse_limits_below, self_check
@@ -43,9 +43,9 @@ def show_answer(answer: Answer, settings: Settings) -> ExitCode:
     else:
         console.print_text(_text(answer, settings))
     _write_files(answer, settings)
-    for findings in answer.findings:
-        for note in warnings(findings):
-            console.print_warning(note.message, hint=note.hint)
+    notes = [note for findings in answer.findings for note in warnings(findings)]
+    for note in (*notes, *machine_warnings(answer.record)):
+        console.print_warning(note.message, hint=note.hint)
     return answer.exit_code
 
 
@@ -95,7 +95,10 @@ def _write_files(answer: Answer, settings: Settings) -> None:
     files, findings = settings.files, answer.findings
     name = f"omni bench {answer.record.workload['profile']} {answer.record.workload['stage']}"
     if files.markdown is not None:
-        texts = [findings_markdown(item, LABELS) for item in findings] or [f"```\n{_text(answer, settings)}\n```\n"]
+        notes = machine_warnings(answer.record)
+        texts = [findings_markdown(item, LABELS, notes) for item in findings] or [
+            f"```\n{_text(answer, settings)}\n```\n"
+        ]
         write_report(files.markdown, "\n".join(texts))
     if files.junit is not None and findings:
         # One suite a file: that of the gate, where there are two.

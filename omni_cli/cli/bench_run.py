@@ -19,6 +19,7 @@ from omni_cli.bench.harness import Harness, Limits, State
 from omni_cli.bench.memory import Free, read_free
 from omni_cli.bench.protocol import Load, Loading
 from omni_cli.bench.session import Session
+from omni_cli.bench.utilisation import UtilisationSampler
 from omni_cli.bench.variant_process import Launch, VariantError, VariantProcess
 from omni_cli.bench.variants import Variant
 from omni_cli.bench.verdicts import Answer, Question
@@ -118,6 +119,7 @@ class BenchRun:
             limits=Limits(settings.num_iters, settings.num_iters_warmup, settings.time_budget_s),
             decided=self._question.is_decided,
             watcher=self,
+            sampler=UtilisationSampler(),
             read_free=self._read_free,
         )
         with stop_signals() as stop_requested:

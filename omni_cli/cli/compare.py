@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,15 +62,15 @@ def compare(
     from omni_cli.report.bench_notes import exit_code, warnings
     from omni_cli.report.bench_text import findings_text
 
-    findings, labels, sources = _findings(a, b, limits, metric, width, allow_difference or [])
-    _write_files(findings, labels, markdown, junit)
+    findings, labels, sources, machine = _findings(a, b, limits, metric, width, allow_difference or [])
+    _write_files(findings, labels, machine, markdown, junit)
     if as_json:
         from omni_cli.report.bench_json import compare_document
 
         console.print_json(compare_document(findings, *sources))
     else:
         console.print_text(findings_text(findings, labels))
-    for note in warnings(findings):
+    for note in (*warnings(findings), *machine):
         console.print_warning(note.message, hint=note.hint)
     code = exit_code(findings)
     note = _failure(findings, code)
@@ -85,9 +86,10 @@ def _findings(
     metrics: list[str] | None,
     margin: float,
     allowed: list[str],
-) -> tuple[Findings, Labels, tuple[dict[str, Any], dict[str, Any]]]:
-    """What there is to say, what to call the two sides, and where they came from."""
+) -> tuple[Findings, Labels, tuple[dict[str, Any], dict[str, Any]], tuple[Note, ...]]:
+    """What there is to say, what to call the two sides, where they came from, and what disturbed their machines."""
     from omni_cli.record import read_record
+    from omni_cli.report.bench_notes import machine_warnings
     from omni_cli.report.bench_text import Labels
     from omni_cli.stats.findings import check_limits, compare_records, compare_within
 
@@ -112,15 +114,23 @@ def _findings(
     sources = tuple(
         {"path": str(path), "created": record.created} for path, record in ((path_a, record_a), (path_b, record_b))
     )
-    return findings, Labels(*names), sources
+    disturbed = ((names[0], record_a), *([(names[1], record_b)] if record_b is not record_a else []))
+    machine = tuple(
+        replace(note, message=f"{name}: {note.message}")
+        for name, record in disturbed
+        for note in machine_warnings(record)
+    )
+    return findings, Labels(*names), sources, machine
 
 
-def _write_files(findings: Findings, labels: Labels, markdown: Path | None, junit: Path | None) -> None:
+def _write_files(
+    findings: Findings, labels: Labels, machine: tuple[Note, ...], markdown: Path | None, junit: Path | None
+) -> None:
     from omni_cli.report.bench_junit import findings_junit
     from omni_cli.report.bench_markdown import findings_markdown
 
     if markdown is not None:
-        write_report(markdown, findings_markdown(findings, labels))
+        write_report(markdown, findings_markdown(findings, labels, machine))
     if junit is not None:
         write_report(junit, findings_junit(findings, f"{labels.b} against {labels.a}"))
 

@@ -12,8 +12,8 @@ from omni_cli.stats.findings import Findings, Pair
 from omni_cli.stats.gate import Gate
 
 
-def findings_markdown(findings: Findings, labels: Labels) -> str:
-    """The whole report, its verdict in the first line."""
+def findings_markdown(findings: Findings, labels: Labels, further: Sequence[Note] = ()) -> str:
+    """The whole report, its verdict in the first line; `further` warnings are about the machine."""
     parts = [f"### {_headline(findings)}"]
     if findings.gate is not None and findings.gate.verdict != "pass":
         parts.append(_note(gate_failure(findings.gate)))
@@ -26,7 +26,7 @@ def findings_markdown(findings: Findings, labels: Labels) -> str:
         if findings.gate is not None and findings.gate.metrics:
             parts.append(_gate_table(findings.gate))
         parts += [_pair(pair, labels, findings.differences) for pair in findings.pairs]
-    parts += [f"> **Warning:** {_note(note)}" for note in warnings(findings)]
+    parts += [f"> **Warning:** {_note(note)}" for note in (*warnings(findings), *further)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni_cli.errors import ExitCode
+from omni_cli.record import Record
 from omni_cli.report.bench_text import change, open_end, shown
 from omni_cli.report.bench_units import limit, percent, title
 from omni_cli.report.units import count
 from omni_cli.stats.comparable import Difference
+from omni_cli.stats.disturbance import Disturbance, disturbances
 from omni_cli.stats.findings import Findings
 from omni_cli.stats.gate import EXIT_CODES, Gate, GateMetric
 
@@ -35,6 +37,49 @@ def warnings(findings: Findings) -> list[Note]:
         message = "measured one after the other: what the machine did in between is in the ratio, not in its interval"
         notes.append(Note(message, "to rule that out, measure both in turns: `omni bench --against GIT_REF`"))
     return notes
+
+
+def machine_warnings(record: Record) -> list[Note]:
+    """What the machine did beside the measurement, with what to do about it."""
+    found = record.utilisation
+    if found is None:
+        return []
+    notes = [_disturbance(item, found.usable_cores) for item in disturbances(found)]
+    if found.error is not None:
+        notes.append(Note(f"how busy the machine was is known in part only: {shown(found.error)}"))
+    return notes
+
+
+def _disturbance(item: Disturbance, cores: int) -> Note:
+    time = f"in {item.share:.0%} of the time"
+    match item.kind:
+        case "neighbour":
+            message = f"a noisy neighbour: other programs used {item.amount:.1f} of {count(cores, 'core')} {time}"
+            return Note(message, "end them, or measure where nothing else runs: times are longer and intervals wider")
+        case "stolen":
+            message = f"the machine's host gave {item.amount:.1f} of {count(cores, 'core')} to others {time}"
+            return Note(message, "measure on a machine that shares no cores, or at another time")
+        case "quota":
+            message = f"the container's processor quota ran out {time}, and stopped its threads"
+            return Note(message, "give the container more, or use fewer threads: `OMP_NUM_THREADS=N omni bench ...`")
+        case "slow processor":
+            message = f"the processor was throttled {time}: {item.amount:.0%} of its fastest clock"
+            return Note(
+                message, "let it cool down, and set the performance governor: `cpupower frequency-set -g performance`"
+            )
+    causes = ", ".join(_CAUSES.get(cause, shown(cause)) for cause in item.causes)
+    message = f"{shown(item.device)} was throttled {time}, by {causes}: {item.amount:.0%} of its fastest clock"
+    if "thermal" in item.causes:
+        return Note(message, "let it cool down, then measure with a fixed clock: `nvidia-smi --lock-gpu-clocks=MHZ`")
+    return Note(message, "measure with a fixed clock that its power limit allows: `nvidia-smi --lock-gpu-clocks=MHZ`")
+
+
+_CAUSES = {
+    "power_cap": "its power limit",
+    "thermal": "its temperature",
+    "power_brake": "the power supply's brake",
+    "hw_slowdown": "a slowdown by the hardware",
+}
 
 
 def gate_failure(gate: Gate) -> Note:

@@ -5,19 +5,26 @@ from __future__ import annotations
 import math
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from omni_cli.report.html.svg import INK, MUTED, Sheet
+from omni_cli.report.html.svg import INK, MUTED, PAPER, Sheet
 
-LETTER = 6.4
+LETTER = 7.3
 """Pixels of an average letter at the figures' size; a little more than most fonts need."""
+
+# Where a ratio may get a tick, the most wanted first.
+_RATIOS = (
+    1, 0.5, 2, 0.1, 10, 0.01, 100, 1e-4, 1e4, 1e-8, 1e8, 1e-16, 1e16, 0.2, 5, 0.75, 1.5, 0.25, 4, 0.9, 1.1, 0.8, 1.25,
+    3, 0.6, 1.2, 0.95, 1.05, 0.98, 1.02, 0.99, 1.01, 0.85, 1.15, 0.7, 1.3, 1.4,
+)  # fmt: skip
 
 WIDE_RANGE = 8
 """Values that are further apart than this factor get a logarithmic scale."""
 
 
 def shorten(text: str, width: float) -> str:
-    """What fits into `width` pixels."""
+    """What fits into `width` pixels, without what no file of drawings may hold."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
     fitting = max(int(width / LETTER), 4)
     return text if len(text) <= fitting else text[: fitting - 1].rstrip() + "…"
 
@@ -39,18 +46,17 @@ def scale_values(axes: Axes, axis: str, low: float, high: float, *, count: int) 
 
 
 def scale_ratios(axes: Axes, low: float, high: float, *, count: int) -> None:
-    """A logarithmic x axis around 1."""
+    """A logarithmic x axis around 1, with at most about `count` ticks."""
     low, high = min(low, 1.0) / 1.02, max(high, 1.0) * 1.02
     axes.set_xscale("log")
     axes.set_xlim(low, high)
-    if high / low < 3:
-        axes.xaxis.set_major_locator(MaxNLocator(count, steps=[1, 2, 2.5, 5, 10]))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
-    else:
-        base = next(base for base in (2, 3, 5, 10, 100, 10**4, 10**9, math.inf) if math.log(high / low, base) <= count)
-        powers = range(math.ceil(math.log(low, base)), math.floor(math.log(high, base)) + 1)
-        axes.xaxis.set_major_locator(FixedLocator([float(base) ** power for power in powers]))
-        axes.xaxis.set_major_formatter(FixedFormatter([f"{float(base) ** power:.3g}" for power in powers]))
+    ticks: list[float] = []
+    for candidate in _RATIOS:
+        distances = [abs(math.log(candidate / tick)) for tick in ticks]
+        if low <= candidate <= high and all(gap > math.log(high / low) / (count + 1) for gap in distances):
+            ticks.append(candidate)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
     axes.xaxis.set_minor_locator(NullLocator())
 
 
@@ -62,11 +68,11 @@ def rows_only(axes: Axes, rows: float) -> None:
 
 def row_label(axes: Axes, sheet: Sheet, y: float, left: str, right: str = "", *, strong: bool = True) -> None:
     """A line of text over a row: what it is at the left, its values at the right edge."""
-    transform = axes.get_yaxis_transform()
-    room = sheet.width - 24 - len(right) * LETTER
-    weight = "bold" if strong else "normal"
-    common = {"va": "center", "transform": transform, "fontsize": 11}
-    axes.text(0, y, shorten(left, room), ha="left", color=INK, weight=weight, **common)
+    room = sheet.width - 16 - len(right) * LETTER
+    # On the paper's colour: lines of the grid run behind it.
+    behind = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}
+    common = {"va": "center", "transform": axes.get_yaxis_transform(), "bbox": behind}
+    axes.text(0, y, shorten(left, room), ha="left", color=INK, weight="bold" if strong else "normal", **common)
     if right:
         axes.text(1, y, right, ha="right", color=MUTED, **common)
 

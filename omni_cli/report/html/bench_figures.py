@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from omni_cli.record import E2E, Record, Sample, Variant
 from omni_cli.report.bench_units import quantity, quantity_interval, scale_of, title
@@ -140,7 +141,7 @@ def _summary_cells(summary: Summary) -> tuple[str, ...]:
 
 def _metrics_table(variant: Variant, summaries: Mapping[str, Summary]) -> Table:
     rows = [(title(metric), summary) for metric, summary in summaries.items()]
-    return _summary_table(rows, f"All metrics of {variant.name}", "Metric")
+    return replace(_summary_table(rows, f"All metrics of {variant.name}", "Metric"), folded=True)
 
 
 def _block_table(variants: Sequence[Variant]) -> Table:

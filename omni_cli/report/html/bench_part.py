@@ -142,27 +142,26 @@ def _results_table(record: Record, summaries: Summaries) -> Table:
             )
         )
     device = any(variant.memory.peak_allocated_bytes for variant in record.variants)
-    peak = title("peak_allocated_bytes" if device else "peak_host_rss_bytes")
-    return Table(
-        "End to end", ("Variant", "Median", "95% CI", "Runs", peak.capitalize()), tuple(rows), frozenset({1, 2, 3, 4})
-    )
+    peak = "Peak allocated" if device else "Peak host RSS"
+    return Table("From end to end", ("Variant", "Median", "95% CI", "Runs", peak), tuple(rows), frozenset({1, 2, 3, 4}))
 
 
 def _engagement_table(record: Record) -> Table | None:
     """By stage, what had happened when the variant's last run ended."""
-    counters = {
-        (variant.name, stage): found for variant in record.variants for stage, found in counters_of(variant).items()
-    }
-    names = list(dict.fromkeys(name for found in counters.values() for name, value in found.items() if value))
-    if not names:
-        return None
-    rows = tuple(
-        (
-            variant,
-            stage,
-            *(quantity(name, value) if isinstance(value := found.get(name), int | float) else "-" for name in names),
-        )
-        for (variant, stage), found in counters.items()
+    counters = {variant.name: counters_of(variant) for variant in record.variants}
+    names = dict.fromkeys(
+        (stage, name) for found in counters.values() for stage, counted in found.items() for name in counted
     )
-    columns = ("Variant", "Stage", *(title(name) for name in names))
-    return Table("Counted since loading", columns, rows, frozenset(range(2, len(columns))))
+    rows = [
+        (stage, title(name), *(_counter(name, found.get(stage, {}).get(name)) for found in counters.values()))
+        for stage, name in names
+    ]
+    happened = tuple(row for row in rows if set(row[2:]) - {"0", "-"})
+    columns = ("Stage", "Counter", *counters)
+    return Table("Counted since loading", columns, happened, frozenset(range(2, len(columns)))) if happened else None
+
+
+def _counter(name: str, value: object) -> str:
+    if not isinstance(value, int | float):
+        return "-"
+    return quantity(name, value) if value and name.endswith(("_s", "_bytes")) else f"{value:g}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from omni_cli.record import E2E
 from omni_cli.report.bench_notes import gate_failure
-from omni_cli.report.bench_text import Labels, change, open_end, pair_sentence, shown, worth_sentence
+from omni_cli.report.bench_text import Labels, change, pair_sentence, shown, worth_sentence
 from omni_cli.report.bench_units import limit, quantity, ratio, size_change, title
 from omni_cli.report.html.elements import Figure, Paragraph, Part, Table, Tone, Verdict
 from omni_cli.report.html.figures import Interval, drawn_intervals
@@ -78,7 +78,8 @@ def gated_values(compared: Sequence[Compared]) -> dict[tuple[str, str, str], tup
 
 def _gate_sentence(gate: Gate) -> str:
     if gate.verdict != "pass":
-        return _sentence(gate_failure(gate).message)
+        message = gate_failure(gate).message
+        return _sentence(message.removeprefix(f"gate {gate.verdict}: ").removeprefix("gate failed: "))
     parts = [f"{title(item.metric)} {change(item)}, limit +{limit(item.limit)}" for item in gate.metrics]
     return _sentence("within all limits: " + "; ".join(parts))
 
@@ -88,7 +89,7 @@ def _sentences(compared: Sequence[Compared], labels: Labels) -> list[str]:
     for entry in compared:
         found.append(pair_sentence(entry.pair, labels))
         found.append(None if entry.payback is None else worth_sentence(entry.payback))
-    return [_sentence(text) for text in found if text]
+    return [f"{text}." for text in found if text]
 
 
 def _forest(name: str, compared: Sequence[Compared], labels: Labels) -> Figure | None:
@@ -152,8 +153,8 @@ def _pair_notes(pair: Pair) -> list[str]:
         apart = pair.outputs.max_abs_diff
         by = f" by up to {apart:.3g}" if apart else ""
         notes.append("Outputs are identical." if pair.outputs.identical else f"Outputs differ{by}.")
-    notes += [f"{title(item.metric)}: {open_end(item)}." for item in pair.comparisons if item.verdict == "inconclusive"]
-    return [" ".join(map(_sentence, notes))] if notes else []
+    notes += [f"{title(item.metric)}: {item.reason}." for item in pair.comparisons if item.reason]
+    return [" ".join(notes)] if notes else []
 
 
 def _metric(item: Comparison) -> str:

@@ -13,13 +13,17 @@ Tone = Literal["good", "bad", "open", "plain"]
 
 @dataclass(frozen=True)
 class Table:
-    """`numeric` are the columns whose cells end at the same place. Every row has as many cells as `columns`."""
+    """`numeric` are the columns whose cells end at the same place. Every row has as many cells as `columns`.
+
+    A `folded` one shows its caption until it is opened.
+    """
 
     kind: ClassVar[str] = "table"
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numeric: frozenset[int] = frozenset()
+    folded: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib.axes import Axes
 
-from omni_cli.report.html.axes import row_label, rows_only, scale_ratios, scale_values
+from omni_cli.report.html.axes import row_label, rows_only, scale_ratios, scale_values, shorten
 from omni_cli.report.html.svg import ACCENT, INK, LINE, MUTED, PAPER, SOFT, Drawing, Sheet, draw
 
 MAX_DOTS = 800
 """Of more values of a variant than this, only every second, third, ... is drawn."""
 
-_MARGIN = 12
+_MARGIN = 4
+_GUTTER = 48
+_PANEL = 140
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def drawn_spread(name: str, rows: Sequence[Spread], unit: str) -> Drawing:
     finite = [value for row in rows for value in row.values]
 
     def paint(sheet: Sheet) -> None:
-        axes = sheet.axes(_MARGIN, 4, _MARGIN, 40)
+        axes = sheet.axes(_MARGIN, 4, _MARGIN, 46)
         rows_only(axes, len(rows))
         is_log = scale_values(axes, "x", min(finite), max(finite), count=8 if sheet.is_wide else 4)
         axes.set_xlabel(f"{unit}, logarithmic" if is_log else unit)
@@ -64,44 +67,37 @@ def drawn_spread(name: str, rows: Sequence[Spread], unit: str) -> Drawing:
             values = thinned(row.values)
             # The same place for the same run, without luck: the golden ratio spreads neighbours apart.
             heights = number + 0.42 + 0.28 * np.modf(np.arange(len(values)) * 0.618034)[0]
-            axes.plot(values, heights, "o", markersize=3.6, color=MUTED, markeredgewidth=0.5, markeredgecolor=PAPER)
+            axes.plot(values, heights, "o", markersize=4.5, color=MUTED, markeredgewidth=0.5, markeredgecolor=PAPER)
             _whisker(axes, number + 0.84, row.median, row.ci95)
 
-    return draw(name, 46 + 66 * len(rows), paint)
+    return draw(name, 50 + 70 * len(rows), paint)
 
 
 def drawn_runs(name: str, rows: Sequence[Spread], unit: str) -> Drawing:
     """A panel a variant, its runs in the order in which they were made; all with the same scale."""
     finite = [value for row in rows for value in row.values]
-    panel = 112
+    longest = max(len(row.values) for row in rows)
 
     def paint(sheet: Sheet) -> None:
         for number, row in enumerate(rows):
-            top = number * panel + 28
-            axes = sheet.axes(52, top, _MARGIN, sheet.height - top - panel + 44)
+            top = number * _PANEL + 30
+            axes = sheet.axes(_GUTTER, top, _MARGIN, sheet.height - top - _PANEL + 54)
             is_log = scale_values(axes, "y", min(finite), max(finite), count=3)
+            scale_values(axes, "x", 0, longest, count=8 if sheet.is_wide else 4)
             axes.grid(True, axis="y")
             axes.grid(False, axis="x")
-            values = np.asarray(thinned(row.values))
-            step = len(row.values) / len(values)
-            order = 1 + step * np.arange(len(values))
-            axes.plot(order, values, "-", color=SOFT, linewidth=1.2)
-            axes.plot(order, values, "o", color=MUTED, markersize=3, markeredgewidth=0)
-            axes.axhline(row.median, color=ACCENT, linewidth=1.6)
-            scale_values(axes, "x", 0, max(len(item.values) for item in rows), count=8 if sheet.is_wide else 4)
-            axes.set_title(
-                row.name, loc="left", fontsize=11, color=INK, weight="bold", pad=8, x=-40 / axes_width(sheet)
+            values = thinned(row.values)
+            order = [1 + index * (-(-len(row.values) // MAX_DOTS)) for index in range(len(values))]
+            axes.plot(order, values, "-", color=MUTED, linewidth=0.7)
+            axes.plot(order, values, "o", color=MUTED, markersize=4, markeredgewidth=0)
+            axes.axhline(row.median, color=ACCENT, linewidth=2)
+            heading = f"{shorten(row.name, sheet.width - 110)}  ({unit}{', logarithmic' if is_log else ''})"
+            axes.annotate(
+                heading, (0, 1), (-_GUTTER, 8), "axes fraction", textcoords="offset points", color=INK, weight="bold"
             )
-            axes.set_ylabel(unit + (", log" if is_log else ""), fontsize=10)
-            if number == len(rows) - 1:
-                axes.set_xlabel("run")
+        axes.set_xlabel("run")
 
-    return draw(name, 14 + panel * len(rows), paint)
-
-
-def axes_width(sheet: Sheet) -> float:
-    """Pixels between the margins of a panel."""
-    return sheet.width - 52 - _MARGIN
+    return draw(name, 20 + _PANEL * len(rows), paint)
 
 
 def drawn_intervals(name: str, rows: Sequence[Interval], margin: float) -> Drawing:
@@ -110,7 +106,7 @@ def drawn_intervals(name: str, rows: Sequence[Interval], margin: float) -> Drawi
     places, height = _places([row.heading for row in rows])
 
     def paint(sheet: Sheet) -> None:
-        axes = sheet.axes(_MARGIN, 4, _MARGIN, 40)
+        axes = sheet.axes(_MARGIN, 4, _MARGIN, 46)
         rows_only(axes, height)
         scale_ratios(axes, min(bounds), max(bounds), count=9 if sheet.is_wide else 5)
         axes.axvspan(1 / (1 + margin), 1 + margin, color=SOFT, linewidth=0, zorder=0)
@@ -122,7 +118,7 @@ def drawn_intervals(name: str, rows: Sequence[Interval], margin: float) -> Drawi
             row_label(axes, sheet, place + 0.28, row.name, row.text, strong=False)
             _whisker(axes, place + 0.72, row.ratio, row.ci95, colour=ACCENT if row.decided else MUTED)
 
-    return draw(name, round(44 + 46 * height), paint)
+    return draw(name, round(50 + 48 * height), paint)
 
 
 def drawn_amounts(name: str, rows: Sequence[Amount], unit: str) -> Drawing:
@@ -130,7 +126,7 @@ def drawn_amounts(name: str, rows: Sequence[Amount], unit: str) -> Drawing:
     places, height = _places([row.heading for row in rows])
 
     def paint(sheet: Sheet) -> None:
-        axes = sheet.axes(_MARGIN, 4, _MARGIN, 40)
+        axes = sheet.axes(_MARGIN, 4, _MARGIN, 46)
         rows_only(axes, height)
         scale_values(axes, "x", 0, max(max(row.value for row in rows), 1e-9), count=8 if sheet.is_wide else 4)
         axes.set_xlim(left=0)
@@ -141,7 +137,7 @@ def drawn_amounts(name: str, rows: Sequence[Amount], unit: str) -> Drawing:
             row_label(axes, sheet, place + 0.28, row.name, row.text, strong=False)
             axes.barh(place + 0.7, row.value, height=0.3, color=ACCENT if row.accent else MUTED)
 
-    return draw(name, round(44 + 44 * height), paint)
+    return draw(name, round(50 + 46 * height), paint)
 
 
 def thinned(values: Sequence[float]) -> Sequence[float]:
@@ -159,7 +155,7 @@ def _places(headings: Sequence[str]) -> tuple[list[float], float]:
     return places, place
 
 
-def _whisker(axes, y: float, centre: float, bounds: tuple[float, float] | None, colour: str = ACCENT) -> None:
+def _whisker(axes: Axes, y: float, centre: float, bounds: tuple[float, float] | None, colour: str = ACCENT) -> None:
     if bounds is not None:
         axes.plot(bounds, (y, y), "-", color=colour, linewidth=3, solid_capstyle="round")
     axes.plot((centre,), (y,), "D", color=colour, markersize=7, markeredgecolor=PAPER, markeredgewidth=1.2)

@@ -16,6 +16,8 @@ _PARTS = {
     "conditions": "Conditions",
 }
 
+_LINE = 76
+
 
 def mapping(value: Any) -> Mapping[str, Any]:
     """`value` where it is a mapping: records may hold anything there."""
@@ -44,9 +46,9 @@ def reproduce_parts(command: Sequence[str], environment: Mapping[str, Any]) -> l
         lines.append(f"git checkout {shlex.quote(commit)}")
     pins = [f"{name}=={version}" for name, version in versions.items() if name != "python"]
     if pins:
-        lines.append(shlex.join(["pip", "install", *map(shown, pins)]))
+        lines.append(_folded(["pip", "install", *map(shown, pins)]))
     if command:
-        lines.append(shlex.join(command))
+        lines.append(_folded(command))
     parts: list[Part] = []
     if lines:
         parts.append(Code("Commands", "\n".join(lines)))
@@ -74,3 +76,13 @@ def _rows(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
             listed = ", ".join(shown(item) for item in value) if isinstance(value, list) else shown(value)
             rows.append((shown(name), listed or "none"))
     return rows
+
+
+def _folded(command: Sequence[str]) -> str:
+    """A command for a shell, on several lines where one would be long."""
+    lines = [""]
+    for word in map(shlex.quote, command):
+        if lines[-1] and len(lines[-1]) + len(word) > _LINE:
+            lines.append("   ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return " \\\n".join(lines)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from omni_cli.report.html.axes import row_label, rows_only, scale_values
 from omni_cli.report.html.svg import ACCENT, MUTED, PAPER, SOFT, Drawing, Sheet, draw
 
-_MARGIN = 12
+_MARGIN = 4
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def drawn_waterfall(name: str, bars: Sequence[Bar], unit: str) -> Drawing:
         place += 1.0
 
     def paint(sheet: Sheet) -> None:
-        axes = sheet.axes(_MARGIN, 4, _MARGIN, 40)
+        axes = sheet.axes(_MARGIN, 4, _MARGIN, 46)
         rows_only(axes, place)
         scale_values(axes, "x", 0, end, count=9 if sheet.is_wide else 4)
         axes.set_xlim(0, end * 1.01)
@@ -53,4 +53,4 @@ def drawn_waterfall(name: str, bars: Sequence[Bar], unit: str) -> Drawing:
             for start, duration in bar.parts:
                 axes.barh(y + 0.7, duration, left=start, height=0.34, color=ACCENT, edgecolor=PAPER, linewidth=0.6)
 
-    return draw(name, round(44 + 42 * place), paint)
+    return draw(name, round(50 + 44 * place), paint)

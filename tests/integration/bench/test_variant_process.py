@@ -17,6 +17,7 @@ from omni_cli.bench.memory import Free
 from omni_cli.bench.prompts import Prompts
 from omni_cli.bench.protocol import Load
 from omni_cli.bench.session import Session
+from omni_cli.bench.utilisation import UtilisationSampler
 from omni_cli.bench.variant_process import Launch, VariantError, VariantProcess
 from omni_cli.bench.variants import Variant
 from omni_cli.bench.workload import Workload
@@ -141,6 +142,7 @@ def test_variants_that_do_not_fit_together_are_loaded_in_turns(tmp_path: Path, m
         limits=Limits(num_iters=4, num_iters_warmup=1, time_budget_s=None),
         decided=lambda record: False,
         watcher=notes,
+        sampler=UtilisationSampler(),
         # The machine has next to nothing left, whatever is loaded.
         read_free=lambda: Free(host=2**20),
     )

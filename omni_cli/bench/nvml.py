@@ -1,0 +1,101 @@
+"""NVIDIA's devices by NVML: how busy, how fast, how warm, and what keeps them from being faster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """`throttled` names what holds the clock down now: `power_cap`, `thermal`, `hw_slowdown`, `power_brake`."""
+
+    utilisation_percent: float
+    sm_clock_mhz: float
+    temperature_c: float
+    power_w: float
+    throttled: tuple[str, ...] = ()
+
+
+class Nvml:
+    """The devices that this process may use; `names` are their (index, name)."""
+
+    def __init__(self, library: Any, devices: list[tuple[int, Any]]) -> None:
+        self._nvml = library
+        self._devices = devices
+        self.names = tuple((index, str(library.nvmlDeviceGetName(handle))) for index, handle in devices)
+
+    @classmethod
+    def open(cls, variables: Mapping[str, str] = os.environ) -> Nvml | None:
+        """None where there is no driver, or no binding of it."""
+        try:
+            import pynvml
+        except ImportError:
+            return None
+        try:
+            pynvml.nvmlInit()
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        except pynvml.NVMLError:
+            return None
+        shown = visible_devices(uuids, variables.get("CUDA_VISIBLE_DEVICES"))
+        return cls(pynvml, [(index, handles[index]) for index in shown if _tells(pynvml, handles[index])])
+
+    def read(self) -> tuple[GpuState, ...]:
+        return tuple(_state(self._nvml, handle) for _, handle in self._devices)
+
+
+def _tells(nvml: Any, handle: Any) -> bool:
+    """Whether a device answers all questions; a part of one (MIG) does not."""
+    try:
+        _state(nvml, handle)
+    except nvml.NVMLError:
+        return False
+    return True
+
+
+def _state(nvml: Any, handle: Any) -> GpuState:
+    return GpuState(
+        utilisation_percent=float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+        sm_clock_mhz=float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        temperature_c=float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        power_w=nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        # By its older name, which drivers of all ages know.
+        throttled=throttle_names(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+    )
+
+
+# NVML's bits; those left out (idle, clocks that somebody set, boost groups) slow nothing down against its will.
+_THROTTLE_BITS = {
+    0x04: "power_cap",
+    0x08: "hw_slowdown",
+    0x20: "thermal",
+    0x40: "thermal",
+    0x80: "power_brake",
+}
+
+
+def throttle_names(bits: int) -> tuple[str, ...]:
+    """What NVML's mask of reasons says about throttling."""
+    return tuple(dict.fromkeys(name for bit, name in _THROTTLE_BITS.items() if bits & bit))
+
+
+def visible_devices(uuids: list[str], variable: str | None) -> list[int]:
+    """Indexes of the devices that `CUDA_VISIBLE_DEVICES` leaves; all where it is not set.
+
+    It holds indexes or the beginnings of UUIDs; CUDA ignores what follows the first that it does not know.
+    """
+    if variable is None:
+        return list(range(len(uuids)))
+    found: list[int] = []
+    for entry in map(str.strip, variable.split(",")):
+        if entry.isdigit() and int(entry) < len(uuids):
+            found.append(int(entry))
+            continue
+        matching = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
+        if len(matching) != 1:
+            break
+        found += matching
+    return found
