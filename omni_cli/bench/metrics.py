@@ -15,11 +15,10 @@ _ITL_PERCENTILE = 90
 
 @dataclass(frozen=True)
 class Finished:
-    """One request of an iteration: when it was done and when its first audio was there, seconds after its start."""
+    """One request of an iteration and how long it took, in seconds."""
 
     result: RequestResult
     seconds: float
-    first_audio_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -113,9 +112,9 @@ def _rates(iteration: Iteration) -> dict[str, float]:
         found["output_tokens_per_second"] = tokens / iteration.e2e_s
     if audio_s:
         found["rtf"] = iteration.e2e_s / audio_s
-        first = [request.first_audio_s for request in iteration.requests if request.first_audio_s is not None]
-        if first and len(iteration.requests) > 1:
-            found["ttfp_s"] = min(first)
+        first = [request.result.ttfp_s for request in iteration.requests if request.result.ttfp_s is not None]
+        if first:
+            found["ttfp_s"] = statistics.median(first)
     if images:
         found["images_per_second"] = images / iteration.e2e_s
     return found
@@ -137,12 +136,13 @@ def accounted_of(iteration: Iteration) -> Mapping[str, float]:
     """Which share of each time its parts make up, the median over requests; 1 is all of it.
 
     `stages`: the stages' latencies within the request's time. `steps`: the parts of a diffusion stage within its
-    latency. `tokens`: the last token's time within an AR stage's latency. The first two only where a request is alone:
-    several wait for one another in between.
+    latency. `tokens`: the last token's time within an AR stage's latency. The first two only where a request is alone
+    and its stages run one after another: else they wait for one another in between.
     """
     shares: dict[str, list[float]] = {}
-    is_alone = len(iteration.requests) == 1
     for request in iteration.requests:
+        streams = any(trace.num_chunks is not None for trace in request.result.stages)
+        is_alone = len(iteration.requests) == 1 and not streams
         if is_alone:
             total = sum(trace.latency_s for trace in request.result.stages)
             shares.setdefault("stages", []).append(total / request.seconds)

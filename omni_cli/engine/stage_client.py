@@ -19,6 +19,7 @@ from typing import Any
 
 from omni_cli.engine.messages import (
     AbortRequest,
+    AppendInput,
     Command,
     Failure,
     Report,
@@ -71,7 +72,10 @@ class StageClient:
 
     @property
     def silent_s(self) -> float | None:
-        """Seconds since the stage last reported anything, None where it has no request to run."""
+        """Seconds since the stage last reported anything, None where it has no request to run.
+
+        One whose input is still coming does not count: the stage may have to wait for it.
+        """
         return self._loop.time() - self._heard_s if self._inside else None
 
     async def start(self, context: BaseContext) -> None:
@@ -96,7 +100,7 @@ class StageClient:
             raise StageError(f"stage `{self.name}` is not running", stage=self.name)
         self._outbox.put(encode(command))
         match command:
-            case StageRequest():
+            case StageRequest(more_follows=False) | AppendInput(is_last=True):
                 if not self._inside:
                     self._heard_s = self._loop.time()
                 self._inside.add(command.request_id)

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from omni_cli.outputs import AudioOutput, GenerateRequest, OutputReady, RequestResult, TextDelta
+from omni_cli.outputs import AudioChunk, GenerateRequest, RequestResult, TextDelta
 from omni_cli.serve.chat_reply import ChatReply
 from omni_cli.serve.conversation import read_conversation
 from omni_cli.serve.errors import APIError
@@ -82,6 +82,7 @@ def _generate_request(service: Service, body: ChatCompletionRequest, reply: Chat
         modalities=frozenset({"text", "audio"} if reply.wants_audio else {"text"}),
         speaker=None if body.audio is None else voice_name(body.audio.voice),
         sampling=body.sampling(),
+        stream_audio=body.stream,
     )
 
 
@@ -102,9 +103,9 @@ async def _stream(
                 case TextDelta():
                     service.note_text(exchange)
                     yield reply.text(event.text)
-                case OutputReady(output=AudioOutput() as audio):
+                case AudioChunk():
                     service.note_audio(exchange)
-                    for piece in reply.audio(audio.samples, audio.sample_rate):
+                    for piece in reply.audio(event.samples, event.sample_rate):
                         yield piece
                 case RequestResult():
                     yield reply.end(event)

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
 from omni_cli.encoding import encode_flac, encode_pcm16, encode_wav
-from omni_cli.outputs import AudioOutput, GenerateRequest, OutputReady, RequestResult
+from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
 from omni_cli.serve.chat_reply import split_audio, usage
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id
@@ -40,6 +40,7 @@ def speech_routes(service: Service) -> APIRouter:
             seed=service.config.seed if body.seed is None else body.seed,
             modalities=frozenset({"audio"}),
             speaker=voice_name(body.voice),
+            stream_audio=body.stream_format is not None,
         )
         if body.stream_format == "sse":
             return await event_stream(_events(service, generate, exchange), exchange, service.log)
@@ -71,9 +72,9 @@ async def _events(
     async with aclosing(service.events(request, exchange)) as events:
         async for event in events:
             match event:
-                case OutputReady(output=AudioOutput() as audio):
+                case AudioChunk():
                     service.note_audio(exchange)
-                    for piece in split_audio(audio.samples, audio.sample_rate):
+                    for piece in split_audio(event.samples, event.sample_rate):
                         data = base64.b64encode(encode_pcm16(piece)).decode()
                         yield {"type": "speech.audio.delta", "audio": data}
                 case RequestResult():
@@ -109,9 +110,9 @@ async def _stream(service: Service, request: GenerateRequest, exchange: Exchange
 async def _pieces(service: Service, request: GenerateRequest, exchange: Exchange) -> AsyncGenerator[bytes, None]:
     async with aclosing(service.events(request, exchange)) as events:
         async for event in events:
-            if isinstance(event, OutputReady) and isinstance(event.output, AudioOutput):
+            if isinstance(event, AudioChunk):
                 service.note_audio(exchange)
-                for piece in split_audio(event.output.samples, event.output.sample_rate):
+                for piece in split_audio(event.samples, event.sample_rate):
                     yield encode_pcm16(piece)
 
 
