@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -22,8 +24,8 @@ def vocoder(latency_s: float = 0.5) -> StageTrace:
     )
 
 
-def request(*traces: StageTrace, seconds: float, outputs: tuple = ()) -> Finished:
-    return Finished(RequestResult("0", outputs, traces), seconds, seconds if outputs else None)
+def request(*traces: StageTrace, seconds: float, outputs: tuple = (), ttfp_s: float | None = None) -> Finished:
+    return Finished(RequestResult("0", outputs, traces, ttfp_s=ttfp_s), seconds)
 
 
 def test_a_single_ar_stage() -> None:
@@ -87,3 +89,13 @@ def test_shares_of_a_request_that_is_alone() -> None:
     assert alone == {"stages": pytest.approx(1.0), "tokens": 1.0, "steps": pytest.approx(1.0)}
     together = accounted_of(Iteration(0.7, (request(*traces, seconds=0.7),) * 2, stages))
     assert set(together) == {"tokens"}, "several wait for one another in between"
+    streamed = (traces[0], dataclasses.replace(traces[1], num_chunks=3))
+    overlapping = accounted_of(Iteration(0.6, (request(*streamed, seconds=0.6),), stages))
+    assert set(overlapping) == {"tokens"}, "stages that run side by side take more than the request does"
+
+
+def test_the_first_audio_of_each_request_counts() -> None:
+    audio = AudioOutput(np.zeros(24_000, np.float32), 24_000)
+    requests = tuple(request(vocoder(), seconds=2.0, outputs=(audio,), ttfp_s=ttfp_s) for ttfp_s in (0.2, 0.9, 0.3))
+    metrics = metrics_of(Iteration(2.0, requests, (("token2wav", "diffusion"),)))
+    assert metrics["ttfp_s"] == 0.3 and metrics["rtf"] == pytest.approx(2 / 3)
