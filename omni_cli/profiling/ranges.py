@@ -76,10 +76,10 @@ def _totals(ranges: Sequence[Range]) -> dict[str, tuple[int, int, int, int, list
     return totals
 
 
-def step_ranges(recording: Recording) -> list[Range]:
-    """The steps of an iteration in order: denoising steps where there are any, else steps of the engine."""
+def step_indices(recording: Recording) -> list[int]:
+    """Which ranges are the iteration's steps: denoising steps where there are any, else steps of the engine."""
     for name in _STEPS:
-        found = [item for item in recording.ranges if base_name(item.name) == name]
+        found = [index for index, item in enumerate(recording.ranges) if base_name(item.name) == name]
         if found:
             return found
     return []
@@ -90,7 +90,7 @@ def step_times(recordings: Sequence[Recording], added_bytes: Sequence[Sequence[i
 
     `added_bytes` has, for each of some iterations, what each step held at its peak beyond what it began with.
     """
-    per_iteration = [step_ranges(recording) for recording in recordings]
+    per_iteration = [[recording.ranges[index] for index in step_indices(recording)] for recording in recordings]
     count = min(map(len, per_iteration), default=0)
     if not count:
         return ()

@@ -1,0 +1,138 @@
+"""From a session to its record: every breakdown, stage by stage."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from omni_cli.config.engine_config import EngineConfig
+from omni_cli.outputs import StageInfo
+from omni_cli.profile_record import Overhead, Profile, StageProfile
+from omni_cli.profiling.activity import activity_of, launch_gaps
+from omni_cli.profiling.hints import hints_of
+from omni_cli.profiling.memory import added_by_step, stage_memory
+from omni_cli.profiling.operator_times import copies_of, operator_times
+from omni_cli.profiling.operators import Operators, read_operators
+from omni_cli.profiling.overhead import latency_metric, overhead_of
+from omni_cli.profiling.ranges import ENGINE_STEP, range_times, step_times
+from omni_cli.profiling.roofline import roofline_of
+from omni_cli.profiling.session import Profiled, Session
+from omni_cli.profiling.trace_file import TraceFile, read_trace
+from omni_cli.profiling.waterfall import stage_seconds, waterfall
+
+
+@dataclass(frozen=True)
+class About:
+    """What the record says of the run as a whole."""
+
+    command: tuple[str, ...]
+    environment: dict[str, Any]
+    workload: dict[str, Any]
+    num_iters_warmup: int
+    trace: str
+
+
+def read_traces(session: Session) -> dict[int, dict[str, TraceFile]]:
+    """By iteration and stage, those that were kept. Raises `OutputError`."""
+    return {
+        number: {stage: read_trace(path, stage) for stage, path in one.traces.items()}
+        for number, one in enumerate(session.profiled)
+        if one.traces
+    }
+
+
+def build_profile(
+    session: Session,
+    traces: Mapping[int, Mapping[str, TraceFile]],
+    config: EngineConfig,
+    about: About,
+    snapshots: Mapping[str, str],
+) -> Profile:
+    """`snapshots` are the names of the files with each stage's allocations."""
+    overhead = overhead_of(session.plain, [one.iteration for one in session.profiled])
+    stages = tuple(
+        _stage_profile(info, session, traces, config, overhead, snapshots.get(info.name)) for info in session.stages
+    )
+    typical = _typical(session.profiled)
+    return Profile(
+        created=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        command=about.command,
+        environment=about.environment,
+        workload=about.workload,
+        num_iters=len(session.profiled),
+        num_iters_warmup=about.num_iters_warmup,
+        e2e_s=typical.iteration.e2e_s,
+        overhead=overhead,
+        stages=stages,
+        request=waterfall(typical.began_ns, typical.recordings),
+        stage_seconds=stage_seconds(typical.began_ns, typical.iteration.e2e_s, typical.recordings),
+        hints=hints_of(stages, overhead),
+        trace=about.trace,
+    )
+
+
+def _stage_profile(
+    info: StageInfo,
+    session: Session,
+    traces: Mapping[int, Mapping[str, TraceFile]],
+    config: EngineConfig,
+    overhead: Sequence[Overhead],
+    snapshot: str | None,
+) -> StageProfile:
+    name, description = info.name, session.descriptions[info.name]
+    recordings = [one.recordings[name] for one in session.profiled]
+    traced = [read_operators(by_stage[name], recordings[number]) for number, by_stage in traces.items()]
+    latency = next(row for row in overhead if row.metric == latency_metric(name))
+    activity = activity_of(traced, description)
+    steps = statistics.median(
+        sum(item.name == ENGINE_STEP for item in recording.ranges) for recording in recordings
+    )  # fmt: skip
+    return StageProfile(
+        name=name,
+        kind=info.kind,
+        backend=config.stage(name).backend,
+        device=description.device,
+        effective=dict(info.effective),
+        load_s=info.load_s,
+        latency_s=latency.profiled_s,
+        unprofiled_latency_s=latency.unprofiled_s,
+        activity=activity,
+        launch_gaps=launch_gaps(traced, description),
+        copies=copies_of(traced, [one.engagement[name] for one in session.profiled]),
+        ranges=range_times(recordings),
+        steps=step_times(recordings, [added_by_step(operators, description.device) for operators in traced]),
+        operators=operator_times(traced),
+        memory=stage_memory(description, session.warm_up[name], session.memory[name], traced, snapshot),
+        roofline=roofline_of(
+            description,
+            session.rates[name],
+            session.work[name],
+            _typical(session.profiled).iteration.traces(name),
+            round(steps),
+            activity.window_s / (latency.ratio or 1.0),
+        ),
+        notes=tuple(_notes(info, session, traced)),
+    )
+
+
+def _typical(profiled: Sequence[Profiled]) -> Profiled:
+    """The iteration of median duration."""
+    return sorted(profiled, key=lambda one: one.iteration.e2e_s)[len(profiled) // 2]
+
+
+def _notes(info: StageInfo, session: Session, traced: Sequence[Operators]) -> list[str]:
+    description = session.descriptions[info.name]
+    found = []
+    if description.num_ranks > 1:
+        found.append(
+            f"it runs in {description.num_ranks} processes, of which the first one alone was recorded: ranges and the "
+            "host's part, no operators of the model and no roofline"
+        )
+    elif not description.marks_modules:
+        found.append("operators are not told apart by module: what is compiled or replayed runs no module's code")
+    if not any(operators.calls for operators in traced):
+        found.append("no operators were seen in its process")
+    return found

@@ -1,0 +1,122 @@
+"""All stages' traces as one, on one time axis, with the ranges on tracks of their own."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from omni_cli.engine.recording.messages import RequestSpan
+from omni_cli.profiling.session import Profiled
+from omni_cli.profiling.trace_file import TraceFile
+from omni_cli.profiling.waterfall import CONNECTORS, connectors
+
+RANGES_PID = 1
+_STAGE_PIDS = 100
+_GZIP_LEVEL = 5
+# Of use to torch's own tools only, and half of a trace's size.
+_DROPPED_ARGS = ("Input Strides", "Concrete Inputs", "Record function id", "Ev Idx", "finished")
+
+
+def merged_trace(profiled: Sequence[Profiled], traces: Mapping[int, Mapping[str, TraceFile]]) -> bytes:
+    """A gzipped Chrome trace; `traces` are, by iteration and stage, those that were kept.
+
+    Times are microseconds from the beginning of the first profiled iteration.
+    """
+    base_ns = profiled[0].began_ns
+    tracks = _Tracks(RANGES_PID)
+    events = list(_range_events(profiled, base_ns, tracks))
+    stages = list(profiled[0].recordings)
+    for index, stage in enumerate(stages, start=1):
+        renumbered = _Renumbered(stage, index * _STAGE_PIDS)
+        for by_stage in traces.values():
+            events += renumbered.events(by_stage[stage], base_ns)
+        events += renumbered.names()
+    names = [_name_event("process_name", RANGES_PID, 0, "omni"), *tracks.names()]
+    document = {"displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns, "traceEvents": [*names, *events]}
+    return gzip.compress(msgspec.json.encode(document), compresslevel=_GZIP_LEVEL, mtime=0)
+
+
+class _Tracks:
+    """Threads of one process, numbered in the order in which they are first used."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._tids: dict[str, int] = {}
+
+    def event(self, track: str, name: str, begin_ns: int, end_ns: int, base_ns: int, **args: Any) -> dict[str, Any]:
+        tid = self._tids.setdefault(track, len(self._tids) + 1)
+        return {
+            "ph": "X", "cat": "omni", "name": name, "pid": self.pid, "tid": tid,
+            "ts": (begin_ns - base_ns) / 1000, "dur": (end_ns - begin_ns) / 1000, "args": args,
+        }  # fmt: skip
+
+    def names(self) -> list[dict[str, Any]]:
+        return [_name_event("thread_name", self.pid, tid, track) for track, tid in self._tids.items()]
+
+
+def _range_events(profiled: Sequence[Profiled], base_ns: int, tracks: _Tracks) -> Iterator[dict[str, Any]]:
+    for number, one in enumerate(profiled, start=1):
+        end_ns = one.began_ns + round(one.iteration.e2e_s * 1e9)
+        yield tracks.event("iterations", f"iteration {number}", one.began_ns, end_ns, base_ns)
+        for stage, recording in one.recordings.items():
+            for lane, request in _lanes(recording.requests):
+                track = f"{stage}: requests" + (f" {lane + 1}" if lane else "")
+                yield tracks.event(
+                    track, f"{stage} request", request.began_ns, request.ended_ns, base_ns, request=request.request_id
+                )
+            for item in recording.ranges:
+                yield tracks.event(stage, item.name, item.began_ns, item.ended_ns, base_ns)
+        for name, begin_ns, finish_ns in connectors(one.recordings):
+            yield tracks.event(CONNECTORS, name, begin_ns, finish_ns, base_ns)
+
+
+def _lanes(requests: Sequence[RequestSpan]) -> Iterator[tuple[int, RequestSpan]]:
+    """Requests at the same time go to different lanes: what is on one track has to be nested."""
+    free_from: list[int] = []
+    for request in sorted(requests, key=lambda item: item.began_ns):
+        lane = next((index for index, free in enumerate(free_from) if free <= request.began_ns), len(free_from))
+        free_from[lane : lane + 1] = [request.ended_ns]
+        yield lane, request
+
+
+class _Renumbered:
+    """A stage's own events, with process numbers that no other stage has."""
+
+    def __init__(self, stage: str, first_pid: int) -> None:
+        self._stage = stage
+        self._first_pid = first_pid
+        self._pids: dict[int | str, int] = {}
+        self._labels: dict[int, str] = {}
+
+    def events(self, trace: TraceFile, base_ns: int) -> Iterator[dict[str, Any]]:
+        shift_us = (trace.base_ns - base_ns) / 1000
+        decode = msgspec.json.Decoder(dict[str, Any]).decode
+        for raw in trace.raw:
+            event = decode(raw)
+            pid = self._pids.setdefault(event.get("pid", 0), self._first_pid + len(self._pids))
+            if event["ph"] == "M":
+                if event["name"] == "process_labels":
+                    self._labels[pid] = str(event["args"].get("labels", ""))
+                if event["name"] != "thread_name":
+                    continue
+            event["pid"] = pid
+            if "ts" in event:
+                event["ts"] += shift_us
+            if "id" in event:
+                event["id"] = f"{self._stage}-{event['id']}"
+            for name in _DROPPED_ARGS:
+                event.get("args", {}).pop(name, None)
+            yield event
+
+    def names(self) -> list[dict[str, Any]]:
+        return [
+            _name_event("process_name", pid, 0, f"{self._stage}: {self._labels.get(pid) or given}")
+            for given, pid in self._pids.items()
+        ]
+
+
+def _name_event(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}

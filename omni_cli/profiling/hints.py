@@ -1,0 +1,117 @@
+"""What to do next, as far as it follows from the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from omni_cli.profile_record import Hint, Overhead, StageProfile
+from omni_cli.report.units import memory, milliseconds
+
+_GAPS = 0.3
+_COPIES = 0.05
+_EXPOSED = 0.02
+_WAITED = 0.2
+_SLOWED = 1.5
+_ADDED = 0.2
+_MIN_ADDED_BYTES = 32 * 2**20
+_UNUSED = 0.1
+_MIN_BUDGET_BYTES = 2**30
+
+
+def hints_of(stages: Sequence[StageProfile], overhead: Sequence[Overhead]) -> tuple[Hint, ...]:
+    """One sentence for what was found and one for what to try; none where the numbers say nothing."""
+    found: list[Hint] = []
+    for stage in stages:
+        for rule in (_outliers, _launch_gaps, _copies, _exposed, _added_memory, _waited, _unused):
+            found += rule(stage)
+    return (*found, *_slowed(overhead))
+
+
+def _outliers(stage: StageProfile) -> Iterator[Hint]:
+    for step in stage.steps:
+        if step.outlier:
+            message = (
+                f"{step.name} {step.number} takes {milliseconds(step.median_s)}, the ones around it "
+                f"{milliseconds(step.usual_s)}"
+            )
+            yield Hint(stage=stage.name, message=message, advice="look at that step in the trace")
+
+
+def _launch_gaps(stage: StageProfile) -> Iterator[Hint]:
+    gaps = stage.launch_gaps
+    if gaps is None or gaps.fraction_of_steps < _GAPS:
+        return
+    is_cpu = stage.activity.device == "cpu"
+    what = "operators run" if is_cpu else "kernels run"
+    message = f"in {gaps.fraction_of_steps:.0%} of its steps' time no {what}: the next one is still being prepared"
+    if stage.kind == "ar":
+        advice = "more requests at once share that time (`--batch-size`)"
+        if not is_cpu and stage.effective.get("cudagraph_mode") == "none":
+            advice = f"try `--set {stage.name}.cudagraph_mode=full_and_piecewise`"
+    elif stage.effective.get("execution") == "eager":
+        advice = f"try `--set {stage.name}.execution={'compile' if is_cpu else 'cudagraph'}`"
+    else:
+        advice = "larger pictures or more at once would fill it"
+    yield Hint(stage=stage.name, message=message, advice=advice)
+
+
+def _copies(stage: StageProfile) -> Iterator[Hint]:
+    window_s = stage.activity.window_s
+    for place in stage.copies.places:
+        if window_s and place.seconds / window_s >= _COPIES:
+            where = f"{place.range} ({place.operator}{f', {place.module}' if place.module else ''})"
+            message = (
+                f"{place.seconds / window_s:.0%} of its time goes into copies in {where}: "
+                f"{memory(round(place.copied_bytes))} in {place.calls:g} calls"
+            )
+            yield Hint(stage=stage.name, message=message, advice="keep the tensor where it is, or copy it once")
+
+
+def _exposed(stage: StageProfile) -> Iterator[Hint]:
+    copies, window_s = stage.copies, stage.activity.window_s
+    if not window_s or copies.exposed_s / window_s < _EXPOSED or stage.activity.device == "cpu":
+        return
+    message = f"{copies.exposed_s / window_s:.0%} of its time the device waits for outputs on their way to the host"
+    advice = "look at what waits for them in the trace"
+    if stage.effective.get("output_copy") == "sync":
+        advice = f"try `--set {stage.name}.output_copy=async`"
+    yield Hint(stage=stage.name, message=message, advice=advice)
+
+
+def _added_memory(stage: StageProfile) -> Iterator[Hint]:
+    found = [
+        phase
+        for phase in stage.memory.phases
+        if phase.added_bytes >= max(_MIN_ADDED_BYTES, _ADDED * stage.memory.peak_bytes)
+        and not phase.name.startswith(("load", "KV cache", "first request"))
+    ]
+    for phase in found:
+        message = f"{phase.name} holds {memory(phase.added_bytes)} that was not there before it"
+        yield Hint(stage=stage.name, message=message, advice="the largest tensors at the peak say where they come from")
+
+
+def _waited(stage: StageProfile) -> Iterator[Hint]:
+    activity = stage.activity
+    if activity.waited_for_core_s and activity.waited_for_core_s > _WAITED * activity.busy_s:
+        message = (
+            f"its threads waited {milliseconds(activity.waited_for_core_s)} for a core, and ran for "
+            f"{milliseconds(activity.busy_s)}"
+        )
+        yield Hint(
+            stage=stage.name, message=message, advice="something else uses the processor: profile when it is done"
+        )
+
+
+def _unused(stage: StageProfile) -> Iterator[Hint]:
+    for budget in stage.memory.budgets:
+        if budget.what == "KV cache" and budget.budget_bytes >= _MIN_BUDGET_BYTES and budget.used_fraction < _UNUSED:
+            message = f"it used {budget.used_fraction:.1%} of its KV cache of {memory(budget.budget_bytes)}"
+            advice = f"for requests like these less will do: `--set {stage.name}.kv_cache_memory_bytes=BYTES`"
+            yield Hint(stage=stage.name, message=message, advice=advice)
+
+
+def _slowed(overhead: Sequence[Overhead]) -> Iterator[Hint]:
+    for row in overhead:
+        if row.metric == "e2e_s" and row.ratio is not None and row.ratio > _SLOWED:
+            message = f"profiling made a request {row.ratio:.2f} times as slow"
+            yield Hint(stage=None, message=message, advice="trust the shares more than the milliseconds")

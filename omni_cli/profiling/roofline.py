@@ -1,0 +1,92 @@
+"""The least time that a stage's work could take on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from omni_cli.engine.recording.messages import MachineRates, Recording, StageDescription, WorkPart
+from omni_cli.outputs import StageTrace
+from omni_cli.profile_record import Roofline, RooflinePart
+
+_MAX_PARTS = 12
+_NOT_MATRICES = "norms, activations, embeddings and sampling: taken as fused into the products next to them"
+
+
+def roofline_of(
+    description: StageDescription,
+    rates: MachineRates,
+    work: Recording,
+    requests: Sequence[StageTrace],
+    num_steps: int,
+    measured_s: float,
+) -> Roofline | None:
+    """`measured_s` is what an unprofiled iteration takes; None where nothing is known of the work.
+
+    A diffusion stage's work was counted while it ran; an AR stage's follows from its matrices, the requests' numbers
+    of tokens and the `num_steps` of the engine, each of which reads every weight once.
+    """
+    counted = work.work or tuple(_ar_work(description, requests, num_steps))
+    if not counted or measured_s <= 0:
+        return None
+    parts = _parts(counted, rates)
+    flops, moved = sum(part.flops for part in parts), sum(part.moved_bytes for part in parts)
+    bound_s = sum(part.bound_s for part in parts)
+    omitted = [_NOT_MATRICES, *(f"operator {name}: nobody knows its work" for name in work.omitted)]
+    return Roofline(
+        flops=flops,
+        moved_bytes=moved,
+        flops_per_second=rates.flops_per_second,
+        copied_bytes_per_second=rates.copied_bytes_per_second,
+        dtype=rates.dtype,
+        bound_s=bound_s,
+        measured_s=measured_s,
+        fraction=bound_s / measured_s,
+        limit=_limit(flops, moved, rates),
+        parts=tuple(parts[:_MAX_PARTS]),
+        omitted=tuple(omitted),
+    )
+
+
+def _parts(work: Iterable[WorkPart], rates: MachineRates) -> list[RooflinePart]:
+    """By kind of module, the one with the highest bound first."""
+    sums: dict[str, tuple[float, float]] = {}
+    for part in work:
+        flops, moved = sums.get(part.module, (0.0, 0.0))
+        sums[part.module] = (flops + part.flops, moved + part.moved_bytes)
+    parts = [
+        RooflinePart(
+            module=module,
+            flops=flops,
+            moved_bytes=moved,
+            bound_s=max(flops / rates.flops_per_second, moved / rates.copied_bytes_per_second),
+            limit=_limit(flops, moved, rates),
+        )
+        for module, (flops, moved) in sums.items()
+    ]
+    return sorted(parts, key=lambda part: -part.bound_s)
+
+
+def _limit(flops: float, moved_bytes: float, rates: MachineRates) -> str:
+    is_compute = flops / rates.flops_per_second >= moved_bytes / rates.copied_bytes_per_second
+    return "compute" if is_compute else "memory"
+
+
+def _ar_work(description: StageDescription, requests: Sequence[StageTrace], num_steps: int) -> Iterable[WorkPart]:
+    prompts = [request.num_input_tokens or 0 for request in requests]
+    made = [request.num_output_tokens or 0 for request in requests]
+    # The last token made is never read.
+    lengths = [prompt + new - 1 for prompt, new in zip(prompts, made, strict=True)]
+    for linear in description.linears:
+        rows = sum(lengths) if linear.rows == "token" else sum(made)
+        yield WorkPart(
+            linear.module, "linear", num_steps, 2.0 * linear.num_weights * rows, float(linear.weight_bytes * num_steps)
+        )
+    # Each token looks at itself and all before it; the keys and values of these are read once a step.
+    looked_at = sum(length * (length + 1) // 2 for length in lengths)
+    read_rows = sum(
+        prompt + sum(range(prompt + 1, length + 1)) for prompt, length in zip(prompts, lengths, strict=True)
+    )
+    for attention in description.attentions:
+        flops = 4.0 * attention.num_heads * attention.head_size * looked_at
+        row_bytes = 2 * attention.num_kv_heads * attention.head_size * attention.item_bytes
+        yield WorkPart(attention.module, "attention", num_steps, flops, float(row_bytes * read_rows))
