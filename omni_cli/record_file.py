@@ -77,11 +77,10 @@ def read_document(path: Path, struct: type[Struct], kind: Kind) -> tuple[dict[st
         raise InputError(f"`{label}` is not a whole {kind.name}: {_located(error)}", hint=kind.again) from error
 
 
-def read_schema(path: Path, kind: Kind) -> Any:
-    """The schema that a file names, None where it names none. Raises `InputError` as `read_document` does."""
+def read_json(path: Path, kind: Kind) -> Any:
+    """What a file holds, whatever that is. Raises `InputError`: unreadable, truncated or no JSON."""
     label = visible(str(path))
-    document = _read_json(label, _read_bytes(label, path, kind), kind)
-    return document.get("schema") if isinstance(document, dict) else None
+    return _read_json(label, _read_bytes(label, path, kind), kind)
 
 
 def digest_problem(document: dict[str, Any]) -> str | None:

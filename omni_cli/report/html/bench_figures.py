@@ -106,7 +106,7 @@ def memory_figure(name: str, record: Record) -> Figure | None:
     return Figure("Peak memory", text, drawn_amounts(f"{name}-memory", bars, unit), _memory_table(record))
 
 
-_REST = "outside of the stages"
+_REST = "everything else"
 
 
 def _spread(variant: Variant, summary: Summary, scale: float) -> Spread:

@@ -8,14 +8,15 @@ import msgspec
 
 from omni_cli.errors import InputError
 from omni_cli.record import E2E, Record, Variant, metric_names
-from omni_cli.report.bench_notes import warnings
+from omni_cli.report.bench_notes import machine_warnings, warnings
 from omni_cli.report.bench_text import Labels, shown
 from omni_cli.report.bench_units import quantity, quantity_interval, title
 from omni_cli.report.html.bench_figures import Summaries, latency_figures, memory_figure, waterfall_figure
 from omni_cli.report.html.comparison import comparison_parts, gate_table, gated_values, verdict_of
 from omni_cli.report.html.elements import Advice, Document, Table, Verdict, sections_of
-from omni_cli.report.html.machine import environment_parts, mapping, reproduce_parts
+from omni_cli.report.html.machine import device_of, environment_parts, reproduce_parts, sentence, workload_title
 from omni_cli.report.html.stored import Compared, StoredComparison, StoredGate, compared_of, gate_of
+from omni_cli.report.html.utilisation import utilisation_figure
 from omni_cli.report.units import count
 from omni_cli.stats.compare import MARGIN
 from omni_cli.stats.findings import Findings, compare_within
@@ -39,7 +40,7 @@ def bench_document(name: str, record: Record, source: str) -> Document:
     return Document(
         kind="Benchmark",
         source=source,
-        title=_title(record),
+        title=workload_title(record.workload),
         details=_details(record),
         created=record.created,
         verdict=_verdict(record, gate, compared, summaries),
@@ -51,6 +52,7 @@ def bench_document(name: str, record: Record, source: str) -> Document:
                 ("Latency", latency_figures(name, record, summaries)),
                 ("Where a request waits", [waterfall_figure(name, record)]),
                 ("Memory", [memory_figure(name, record)]),
+                ("Machine", [utilisation_figure(name, record.utilisation)]),
                 ("What ran", [_engagement_table(record)]),
                 ("Environment", environment_parts(record.environment, record.workload)),
                 ("Reproduce", reproduce_parts(record.command, record.environment)),
@@ -94,36 +96,30 @@ def _verdict(record: Record, gate: Gate | None, compared: Sequence[Compared], su
     verdict = verdict_of(gate, compared, LABELS)
     if verdict is not None:
         return verdict
-    measured = [(name, found[E2E]) for name, found in summaries.items() if E2E in found]
-    sentences = tuple(
-        f"{name}: {quantity(E2E, item.median)} {quantity_interval(E2E, item.ci95, item.median)} from end to end."
-        for name, item in measured
-    )
-    return Verdict("measured" if measured else "nothing measured", "plain" if measured else "open", sentences)
+    (name, found), *_ = summaries.items()
+    if E2E not in found:
+        return Verdict("nothing measured", "open")
+    latency = found[E2E]
+    bounds = quantity_interval(E2E, latency.ci95, latency.median)
+    reach = f", with a 95% interval of {bounds}" if latency.ci95 else ""
+    return Verdict(quantity(E2E, latency.median), "plain", (f"The median latency of {name}{reach}.",))
 
 
 def _advice(record: Record, findings: Findings | None) -> tuple[Advice, ...]:
-    notes = [] if findings is None else warnings(findings)
-    return tuple(Advice(note.message, note.hint) for note in notes)
-
-
-def _title(record: Record) -> str:
-    workload = record.workload
-    stages = workload.get("stages")
-    named = " + ".join(map(shown, stages)) if isinstance(stages, list) else shown(workload.get("stage", ""))
-    what = "end to end" if workload.get("stage") == "all" else named
-    return f"{shown(workload.get('profile', 'unknown profile'))}, {what}"
+    notes = [*([] if findings is None else warnings(findings)), *machine_warnings(record)]
+    return tuple(Advice(sentence(note.message), sentence(note.hint) if note.hint else None) for note in notes)
 
 
 def _details(record: Record) -> str:
-    machine = mapping(record.environment.get("machine"))
-    gpus = machine.get("gpus")
-    names = [shown(mapping(gpu).get("name", "GPU")) for gpu in gpus] if isinstance(gpus, list) else []
-    device = f"{len(names)} x {names[0]}" if len(names) > 1 else names[0] if names else shown(machine.get("cpu", ""))
     runs = max(len(variant.samples) for variant in record.variants)
     blocks = len({sample.block for variant in record.variants for sample in variant.samples})
-    parts = [f"batch {shown(record.workload.get('batch_size', '?'))}", device, f"{count(runs, 'run')} each"]
-    return " · ".join(part for part in (*parts, f"{count(blocks, 'block')}") if part)
+    parts = [
+        f"batch {shown(record.workload.get('batch_size', '?'))}",
+        device_of(record.environment),
+        f"{count(runs, 'run')} each" if len(record.variants) > 1 else count(runs, "run"),
+        count(blocks, "block"),
+    ]
+    return " · ".join(filter(None, parts))
 
 
 def _results_table(record: Record, summaries: Summaries) -> Table:

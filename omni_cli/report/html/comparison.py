@@ -10,6 +10,7 @@ from omni_cli.report.bench_text import Labels, change, pair_sentence, shown, wor
 from omni_cli.report.bench_units import limit, quantity, ratio, size_change, title
 from omni_cli.report.html.elements import Figure, Paragraph, Part, Table, Tone, Verdict
 from omni_cli.report.html.figures import Interval, drawn_intervals
+from omni_cli.report.html.machine import sentence
 from omni_cli.report.html.stored import Compared
 from omni_cli.report.units import count
 from omni_cli.stats.compare import Comparison
@@ -79,9 +80,9 @@ def gated_values(compared: Sequence[Compared]) -> dict[tuple[str, str, str], tup
 def _gate_sentence(gate: Gate) -> str:
     if gate.verdict != "pass":
         message = gate_failure(gate).message
-        return _sentence(message.removeprefix(f"gate {gate.verdict}: ").removeprefix("gate failed: "))
+        return sentence(message.removeprefix(f"gate {gate.verdict}: ").removeprefix("gate failed: "))
     parts = [f"{title(item.metric)} {change(item)}, limit +{limit(item.limit)}" for item in gate.metrics]
-    return _sentence("within all limits: " + "; ".join(parts))
+    return sentence("within all limits: " + "; ".join(parts))
 
 
 def _sentences(compared: Sequence[Compared], labels: Labels) -> list[str]:
@@ -159,9 +160,3 @@ def _pair_notes(pair: Pair) -> list[str]:
 
 def _metric(item: Comparison) -> str:
     return title(item.metric) + (" (more is better)" if higher_is_better(item.metric) else "")
-
-
-def _sentence(text: str) -> str:
-    """With a capital letter and a full stop."""
-    text = text[:1].upper() + text[1:]
-    return text if text.endswith((".", "!", "?")) else text + "."

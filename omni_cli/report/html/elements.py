@@ -81,10 +81,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Advice:
-    """A warning, and what to do about it."""
+    """A warning or another remark that `label` names, and what to do about it."""
 
     message: str
     hint: str | None = None
+    label: str = "Warning"
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from omni_cli.report.html.axes import row_label, rows_only, scale_ratios, scale_values, shorten
-from omni_cli.report.html.svg import ACCENT, INK, LINE, MUTED, PAPER, SOFT, Drawing, Sheet, draw
+from omni_cli.report.html.svg import ACCENT, BAD, INK, LINE, MUTED, PAPER, SOFT, Drawing, Sheet, draw
 
 MAX_DOTS = 800
 """Of more values of a variant than this, only every second, third, ... is drawn."""
@@ -51,6 +52,16 @@ class Amount:
     text: str
     heading: str = ""
     accent: bool = True
+
+
+@dataclass(frozen=True)
+class Points:
+    """A step by its number: all its values, their median, and whether it is marked."""
+
+    number: int
+    values: Sequence[float]
+    median: float
+    marked: bool = False
 
 
 def drawn_spread(name: str, rows: Sequence[Spread], unit: str) -> Drawing:
@@ -140,7 +151,33 @@ def drawn_amounts(name: str, rows: Sequence[Amount], unit: str) -> Drawing:
     return draw(name, round(50 + 46 * height), paint)
 
 
-def thinned(values: Sequence[float]) -> Sequence[float]:
+def drawn_points(name: str, rows: Sequence[Points], unit: str, label: str) -> Drawing:
+    """A line through the medians, the values as dots, a ring around what is marked."""
+    everything = [value for row in rows for value in (*row.values, row.median)]
+
+    def paint(sheet: Sheet) -> None:
+        axes = sheet.axes(_GUTTER, 30, _MARGIN, 46)
+        is_log = scale_values(axes, "y", min(everything), max(everything), count=4)
+        scale_values(axes, "x", rows[0].number, rows[-1].number, count=8 if sheet.is_wide else 4)
+        axes.grid(True, axis="y")
+        axes.grid(False, axis="x")
+        dots = [(row.number, value) for row in rows for value in row.values]
+        if dots:
+            axes.plot(*zip(*thinned(dots), strict=True), "o", color=MUTED, markersize=3.5, markeredgewidth=0)
+        axes.plot([row.number for row in rows], [row.median for row in rows], "-", color=ACCENT, linewidth=2)
+        ringed = [(row.number, row.median) for row in rows if row.marked]
+        if ringed:
+            axes.plot(
+                *zip(*ringed, strict=True), "o", color="none", markersize=13, markeredgecolor=BAD, markeredgewidth=2
+            )
+        heading = f"({unit}{', logarithmic' if is_log else ''})"
+        axes.annotate(heading, (0, 1), (-_GUTTER, 8), "axes fraction", textcoords="offset points", color=MUTED)
+        axes.set_xlabel(label)
+
+    return draw(name, 230, paint)
+
+
+def thinned(values: Sequence[Any]) -> Sequence[Any]:
     """At most `MAX_DOTS` of them, evenly."""
     return values[:: -(-len(values) // MAX_DOTS)] if values else values
 

@@ -24,6 +24,28 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def sentence(text: str) -> str:
+    """With a capital letter and a full stop."""
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
+def workload_title(workload: Mapping[str, Any]) -> str:
+    """`tiny-omni, thinker + talker`."""
+    stages = workload.get("stages")
+    named = " + ".join(map(shown, stages)) if isinstance(stages, list) else shown(workload.get("stage", ""))
+    what = "end to end" if workload.get("stage") == "all" else named
+    return f"{shown(workload.get('profile', 'unknown profile'))}, {what}"
+
+
+def device_of(environment: Mapping[str, Any]) -> str:
+    """The devices, or the processor where there is none."""
+    machine = mapping(environment.get("machine"))
+    gpus = machine.get("gpus")
+    names = [shown(mapping(gpu).get("name", "GPU")) for gpu in gpus] if isinstance(gpus, list) else []
+    return f"{len(names)} x {names[0]}" if len(names) > 1 else names[0] if names else shown(machine.get("cpu", ""))
+
+
 def environment_parts(environment: Mapping[str, Any], workload: Mapping[str, Any]) -> list[Part]:
     """Machine, versions, variables, conditions, and the workload with its settings."""
     parts: list[Part] = []

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omni_cli.report.html.axes import row_label, rows_only, scale_values
-from omni_cli.report.html.svg import ACCENT, MUTED, PAPER, SOFT, Drawing, Sheet, draw
+from matplotlib.axes import Axes
+
+from omni_cli.report.html.axes import row_label, rows_only, scale_values, shorten
+from omni_cli.report.html.svg import ACCENT, BAD, INK, MUTED, PAPER, SOFT, Drawing, Sheet, draw
 
 _MARGIN = 4
+_GUTTER = 48
+_PANEL = 150
 
 
 @dataclass(frozen=True)
@@ -43,14 +47,63 @@ def drawn_waterfall(name: str, bars: Sequence[Bar], unit: str) -> Drawing:
             if bar.heading:
                 row_label(axes, sheet, y - 0.3, bar.heading)
             row_label(axes, sheet, y + 0.28, bar.name, bar.text, strong=False)
-            axes.barh(
-                y + 0.7,
-                bar.duration,
-                left=bar.start,
-                height=0.34,
-                color=SOFT if bar.parts else ACCENT if not bar.inner else MUTED,
-            )
+            colour = MUTED if bar.inner else ACCENT
+            whole = SOFT if bar.parts else colour
+            axes.barh(y + 0.7, bar.duration, left=bar.start, height=0.34, color=whole)
             for start, duration in bar.parts:
-                axes.barh(y + 0.7, duration, left=start, height=0.34, color=ACCENT, edgecolor=PAPER, linewidth=0.6)
+                axes.barh(y + 0.7, duration, left=start, height=0.34, color=colour, edgecolor=PAPER, linewidth=0.6)
 
     return draw(name, round(50 + 44 * place), paint)
+
+
+@dataclass(frozen=True)
+class Band:
+    """Values over time; `filled` down to 0 or to the band before."""
+
+    name: str
+    values: Sequence[float]
+    colour: str
+    filled: bool = True
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Bands on one scale, from 0 to at least `top`; `marked` are stretches of time to shade with `shade`."""
+
+    name: str
+    unit: str
+    bands: tuple[Band, ...]
+    top: float
+    marked: tuple[tuple[float, float], ...] = ()
+    shade: str = BAD
+
+
+def drawn_panels(name: str, edges: Sequence[float], panels: Sequence[Panel], label: str) -> Drawing:
+    """Panels below one another with the same time axis; `edges` are where values begin, and where the last ends."""
+
+    def paint(sheet: Sheet) -> None:
+        for number, panel in enumerate(panels):
+            top = number * _PANEL + 34
+            axes = sheet.axes(_GUTTER, top, _MARGIN, sheet.height - top - _PANEL + 58)
+            _paint_panel(axes, panel, edges)
+            scale_values(axes, "x", 0, edges[-1], count=8 if sheet.is_wide else 4)
+            axes.set_xlim(0, edges[-1] or 1)
+            heading = f"{shorten(panel.name, sheet.width - 110)}  ({panel.unit})"
+            axes.annotate(
+                heading, (0, 1), (-_GUTTER, 10), "axes fraction", textcoords="offset points", color=INK, weight="bold"
+            )
+        axes.set_xlabel(label)
+
+    return draw(name, 20 + _PANEL * len(panels), paint)
+
+
+def _paint_panel(axes: Axes, panel: Panel, edges: Sequence[float]) -> None:
+    highest = max((value for band in panel.bands for value in band.values), default=0.0)
+    scale_values(axes, "y", 0, max(panel.top, highest), count=3)
+    axes.set_ylim(bottom=0)
+    axes.grid(True, axis="y")
+    axes.grid(False, axis="x")
+    for start, end in panel.marked:
+        axes.axvspan(start, end, color=panel.shade, alpha=0.35 if panel.shade == BAD else 1, linewidth=0)
+    for band in panel.bands:
+        axes.stairs(band.values, edges, fill=band.filled, color=band.colour, linewidth=1.6, baseline=0)

@@ -1,0 +1,180 @@
+"""The figures of a profile, each with the table of what it shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from omni_cli.profile_record import Profile, Span, StageProfile
+from omni_cli.record import E2E
+from omni_cli.report.bench_text import shown
+from omni_cli.report.bench_units import quantity, scale_of
+from omni_cli.report.html.elements import Figure, Table
+from omni_cli.report.html.figures import Amount, Points, drawn_amounts, drawn_points
+from omni_cli.report.html.svg import ACCENT, MUTED, SOFT
+from omni_cli.report.html.timelines import Band, Bar, Panel, drawn_panels, drawn_waterfall
+from omni_cli.report.units import count, memory
+
+MAX_PARTS = 400
+"""Of one row of the waterfall: shorter ones are left out before longer ones."""
+
+MAX_STEPS = 400
+
+
+def request_figure(name: str, profile: Profile) -> Figure | None:
+    """The request from stage to stage; the table adds up to the whole."""
+    if not profile.request:
+        return None
+    scale, unit = scale_of(E2E, profile.e2e_s)
+    bars = []
+    for track in dict.fromkeys(span.track for span in profile.request):
+        spans = [span for span in profile.request if span.track == track]
+        outer = [span for span in spans if span.depth == 0]
+        bars.append(_bar(track, outer, scale, heading=track))
+        inner = [span for span in spans if span.depth == 1]
+        for kind in dict.fromkeys(map(_base_name, inner)):
+            bars.append(_bar(kind, [span for span in inner if _base_name(span) == kind], scale))
+    rows = tuple(
+        (shown(part), quantity(E2E, seconds, profile.e2e_s), f"{_share(seconds, profile.e2e_s):.1%}")
+        for part, seconds in profile.stage_seconds.items()
+    )
+    total = ("all", quantity(E2E, profile.e2e_s), "100.0%")
+    table = Table("Time of the iteration", ("Stage", "Time", "Share"), (*rows, total), frozenset({1, 2}))
+    text = "The profiled iteration whose time is the median. Each stage's request, and below it the parts of its work."
+    return Figure("A request from stage to stage", text, drawn_waterfall(f"{name}-request", bars, unit), table)
+
+
+def steps_figures(name: str, stages: Sequence[StageProfile]) -> list[Figure]:
+    """A line a stage over its steps; outliers are marked."""
+    return [_steps_figure(f"{name}-steps{number}", stage) for number, stage in enumerate(stages) if stage.steps]
+
+
+def activity_figure(name: str, stages: Sequence[StageProfile]) -> Figure | None:
+    """Busy and idle time of each stage's device, idle time by its cause."""
+    if not stages:
+        return None
+    scale, unit = scale_of(E2E, max(stage.activity.capacity_s for stage in stages) or 1.0)
+    bars, rows = [], []
+    for stage in stages:
+        found = stage.activity
+        heading = f"{stage.name}: {_device(stage)}, busy {found.busy_fraction:.0%}"
+        parts = [("busy", found.busy_s), *((f"idle: {cause}", seconds) for cause, seconds in found.idle_s.items())]
+        for number, (label, seconds) in enumerate(parts):
+            share = _share(seconds, found.capacity_s)
+            text = f"{quantity(E2E, seconds, found.capacity_s)}  {share:.0%}"
+            bars.append(Amount(label, seconds / scale, text, "" if number else heading, accent=number == 0))
+            rows.append((shown(stage.name), shown(label), quantity(E2E, seconds, found.capacity_s), f"{share:.1%}"))
+        rows += _gap_rows(stage)
+    table = Table(
+        "Busy and idle time, an iteration", ("Stage", "What", "Time", "Share"), tuple(rows), frozenset({2, 3})
+    )
+    text = (
+        "Of the time in which a stage had a request, times its threads where the device is the processor. "
+        "Idle time is split by its cause."
+    )
+    return Figure("Busy and idle", text, drawn_amounts(f"{name}-activity", bars, unit), table)
+
+
+def memory_figures(name: str, stages: Sequence[StageProfile]) -> list[Figure]:
+    """Memory of each stage over time, the phase of its peak shaded."""
+    return [
+        _memory_figure(f"{name}-memory{number}", stage)
+        for number, stage in enumerate(stages)
+        if len(stage.memory.timeline) > 1
+    ]
+
+
+def _memory_figure(name: str, stage: StageProfile) -> Figure:
+    found = stage.memory
+    timeline = sorted(found.timeline, key=lambda sample: sample.at_s)
+    scale, unit = scale_of("_bytes", found.peak_bytes)
+    series = [("host RSS", [sample.host_rss_bytes for sample in timeline], found.measure == "host_rss")]
+    for label, key in (("reserved", "reserved_bytes"), ("allocated", "allocated_bytes")):
+        values = [getattr(sample, key) for sample in timeline]
+        if None not in values:
+            series.append((label, values, found.measure == label))
+    peak = [phase for phase in found.phases if phase.name == found.peak_phase]
+    marked = tuple((phase.start_s, phase.start_s + phase.duration_s) for phase in peak)
+    edges = [*(sample.at_s for sample in timeline), timeline[-1].at_s]
+    panels = [
+        Panel(
+            label,
+            unit,
+            (Band(label, [value / scale for value in values], ACCENT if is_peak else MUTED),),
+            0,
+            marked,
+            SOFT,
+        )
+        for label, values, is_peak in series
+    ]
+    rows = tuple((label, memory(values[0]), memory(max(values)), memory(values[-1])) for label, values, _ in series)
+    text = f"The peak, {memory(found.peak_bytes)}, is in the phase “{shown(found.peak_phase)}”, which is shaded."
+    table = Table(f"Memory of {shown(stage.name)}", ("Memory", "First", "Highest", "Last"), rows, frozenset({1, 2, 3}))
+    drawing = drawn_panels(name, edges, panels, "seconds since the stage's process began")
+    return Figure(f"Memory of {shown(stage.name)}", text, drawing, table)
+
+
+def _steps_figure(name: str, stage: StageProfile) -> Figure:
+    steps = stage.steps[:MAX_STEPS]
+    scale, unit = scale_of(E2E, max(step.median_s for step in steps) or 1.0)
+    points = [
+        Points(step.number, [value / scale for value in step.samples_s], step.median_s / scale, step.outlier)
+        for step in steps
+    ]
+    outliers = [str(step.number) for step in steps if step.outlier]
+    text = "Each dot is one iteration's step, the line their median."
+    if outliers:
+        text += f" Outliers, marked by a ring: {', '.join(outliers)}."
+    rows = tuple(
+        (
+            f"{shown(step.name)} {step.number}",
+            quantity(E2E, step.median_s),
+            quantity(E2E, step.usual_s, step.median_s),
+            "outlier" if step.outlier else "",
+        )
+        for step in steps
+    )
+    table = Table(f"Steps of {shown(stage.name)}", ("Step", "Median", "Usual here", "Remark"), rows, frozenset({1, 2}))
+    kind = shown(steps[0].name)
+    return Figure(f"{shown(stage.name)}: {kind} by {kind}", text, drawn_points(name, points, unit, kind), table)
+
+
+def _bar(label: str, spans: Sequence[Span], scale: float, heading: str = "") -> Bar:
+    start = min((span.start_s for span in spans), default=0.0)
+    end = max((span.start_s + span.duration_s for span in spans), default=0.0)
+    seconds = sum(span.duration_s for span in spans)
+    times = f"{len(spans)} times, " if len(spans) > 1 else ""
+    longest = sorted(spans, key=lambda span: -span.duration_s)[:MAX_PARTS]
+    parts = tuple((span.start_s / scale, span.duration_s / scale) for span in longest)
+    text = f"{times}{quantity(E2E, seconds, scale)}"
+    return Bar(
+        "all" if heading else label, start / scale, (end - start) / scale, text, parts, heading, inner=not heading
+    )
+
+
+def _base_name(span: Span) -> str:
+    """`denoising step 3` as `denoising step`."""
+    return re.sub(r" \d+$", "", span.name)
+
+
+def _gap_rows(stage: StageProfile) -> list[tuple[str, str, str, str]]:
+    gaps = stage.launch_gaps
+    if gaps is None:
+        return []
+    return [
+        (
+            shown(stage.name),
+            f"{count(gaps.count, 'launch gap')} within steps",
+            quantity(E2E, gaps.total_s),
+            f"{gaps.fraction_of_steps:.1%} of the steps",
+        )
+    ]
+
+
+def _device(stage: StageProfile) -> str:
+    found = stage.activity
+    return f"{count(found.num_threads, 'thread')}" if found.device == "cpu" else found.device
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

@@ -1,0 +1,70 @@
+"""How busy the machine was while a benchmark measured, as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omni_cli.record import GpuUtilisation, Utilisation
+from omni_cli.report.html.elements import Figure, Table
+from omni_cli.report.html.svg import ACCENT, LINE, MUTED
+from omni_cli.report.html.timelines import Band, Panel, drawn_panels
+from omni_cli.report.units import count
+
+
+def utilisation_figure(name: str, found: Utilisation | None) -> Figure | None:
+    """Processor and devices over time; None where nobody looked."""
+    if found is None or not found.end_s:
+        return None
+    panels = [_processor(found)]
+    if found.cpu_mhz:
+        panels.append(Panel("Processor clock", "MHz", (Band("clock", found.cpu_mhz, MUTED, filled=False),), 0))
+    for gpu in found.gpus:
+        panels += _gpu(gpu, found.end_s)
+    text = (
+        f"Means over {found.interval_s:g} s. The coloured area is the measurement, the grey one on top of it all other "
+        "programs. Where a device's clock was held down, its panel is shaded."
+    )
+    drawing = drawn_panels(f"{name}-machine", [0.0, *found.end_s], panels, "seconds since the first run")
+    return Figure("How busy the machine was", text, drawing, _table(found))
+
+
+def _processor(found: Utilisation) -> Panel:
+    total = [min(busy + stolen, 1e6) for busy, stolen in zip(found.busy_cores, found.stolen_cores, strict=True)]
+    bands = (Band("all programs", total, LINE), Band("the measurement", found.own_cores, ACCENT))
+    return Panel("Processor", f"of {count(found.usable_cores, 'core')}", bands, found.usable_cores)
+
+
+def _gpu(gpu: GpuUtilisation, ends: Sequence[float]) -> list[Panel]:
+    starts = [0.0, *ends[:-1]]
+    marked = tuple(stretch for *stretch, why in zip(starts, ends, gpu.throttled, strict=True) if why)
+    label = f"GPU {gpu.index} {gpu.name}"
+    return [
+        Panel(f"{label}, busy", "%", (Band("busy", gpu.utilisation_percent, ACCENT),), 100),
+        Panel(f"{label}, clock", "MHz", (Band("clock", gpu.sm_clock_mhz, MUTED, filled=False),), 0, marked),
+    ]
+
+
+def _table(found: Utilisation) -> Table:
+    others = [max(0.0, busy - own) for busy, own in zip(found.busy_cores, found.own_cores, strict=True)]
+    series = [
+        ("the measurement, cores", found.own_cores),
+        ("other programs, cores", others),
+        ("kept by the machine's host, cores", found.stolen_cores),
+        ("quota used up, % of periods", [100 * value for value in found.held_back]),
+        ("processor clock, MHz", found.cpu_mhz),
+    ]
+    for gpu in found.gpus:
+        series += [
+            (f"GPU {gpu.index} busy, %", gpu.utilisation_percent),
+            (f"GPU {gpu.index} clock, MHz", gpu.sm_clock_mhz),
+            (f"GPU {gpu.index} temperature, °C", gpu.temperature_c),
+            (f"GPU {gpu.index} power, W", gpu.power_w),
+            (f"GPU {gpu.index} throttled, % of the time", [100.0 * bool(why) for why in gpu.throttled]),
+        ]
+    rows = tuple(
+        (label, *(f"{value:.4g}" for value in (sum(values) / len(values), min(values), max(values))))
+        for label, values in series
+        if values
+    )
+    caption = f"{count(len(found.end_s), 'look')} in {found.end_s[-1]:.0f} s, which took {1000 * found.cost_s:.0f} ms"
+    return Table(caption, ("What", "Mean", "Lowest", "Highest"), rows, frozenset({1, 2, 3}))
