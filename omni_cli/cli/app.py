@@ -26,6 +26,7 @@ class _Commands(LazyGroup):
         ),
         "serve": LazyCommand("omni_cli.cli.serve:serve", "Serve a model over OpenAI-compatible HTTP."),
         "bench": LazyCommand("omni_cli.cli.bench:bench", "Measure latency and memory, compare variants, judge a gate."),
+        "profile": LazyCommand("omni_cli.cli.profile:profile", "Record where time and memory go in a stage or all."),
         "compare": LazyCommand("omni_cli.cli.compare:compare", "Compare two saved bench records and judge a gate."),
         "report": LazyCommand("omni_cli.cli.report:report", "Show saved records as one HTML page."),
         "profiles": LazyCommand("omni_cli.cli.profiles:profiles", "List, show and check the YAML profiles."),

@@ -1,12 +1,11 @@
-"""Progress of `omni bench` on stderr: one live line on a terminal, plain lines with `-v`, else nothing."""
+"""What `omni bench` says while it runs."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from typing import TYPE_CHECKING, TextIO
 
 from omni_cli.cli import console
+from omni_cli.cli.live_line import LiveLine
 from omni_cli.record import E2E
 from omni_cli.report.bench_units import quantity, ratio
 from omni_cli.report.units import seconds
@@ -16,26 +15,20 @@ if TYPE_CHECKING:
     from omni_cli.bench.protocol import Loading
     from omni_cli.bench.verdicts import Question
 
-_CLEAR = "\r\x1b[K"
-
 
 class BenchProgress:
     """Says what is going on, and after each block what is known by now."""
 
     def __init__(self, stream: TextIO, question: Question, *, quiet: bool, verbose: bool) -> None:
-        self._stream = stream
+        self._line = LiveLine(stream, quiet=quiet, verbose=verbose)
         self._question = question
-        # With the libraries' logs on the same terminal, a line that is written over would be torn apart.
-        self._is_live = not quiet and not verbose and stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._is_plain = not quiet and verbose
-        self._quiet = quiet
 
     def loading(self, variant: str, event: Loading) -> None:
         state = "loading" if event.load_s is None else f"ready in {seconds(event.load_s)}"
-        self._say(f"{variant}: stage {event.stage} {state}")
+        self._line.say(f"{variant}: stage {event.stage} {state}")
 
     def warming_up(self, variant: str) -> None:
-        self._say(f"{variant}: warming up")
+        self._line.say(f"{variant}: warming up")
 
     def falling_back(self, reason: str) -> None:
         self.hide()
@@ -45,16 +38,16 @@ class BenchProgress:
         )
 
     def block_done(self, state: State) -> None:
-        if not (self._is_live or self._is_plain):
+        if not self._line.is_shown:
             return
         left = max(0.0, state.planned_s - state.elapsed_s)
-        self._say(f"block {state.blocks}/{state.planned_blocks}   {self._known(state)}   {left:.0f} s left at most")
+        self._line.say(
+            f"block {state.blocks}/{state.planned_blocks}   {self._known(state)}   {left:.0f} s left at most"
+        )
 
     def hide(self) -> None:
         """Take the live line away, so that others can be written."""
-        if self._is_live:
-            self._stream.write(_CLEAR)
-            self._stream.flush()
+        self._line.hide()
 
     def _known(self, state: State) -> str:
         """The ratio of the end-to-end times with its interval, or the median of a single variant."""
@@ -70,11 +63,3 @@ class BenchProgress:
             return "   ".join(f"{item.b} / {item.a} {ratio(item.ratio, item.ci95)}" for item in comparisons[:2])
         median = next(s.median for s in summaries_of(state.record.variants[0]) if s.metric == E2E)
         return f"median {quantity(E2E, median)}"
-
-    def _say(self, text: str) -> None:
-        if self._is_live:
-            width = shutil.get_terminal_size().columns - 1
-            self._stream.write(_CLEAR + text[:width])
-            self._stream.flush()
-        elif self._is_plain:
-            console.print_note(text)

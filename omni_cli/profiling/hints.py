@@ -98,7 +98,7 @@ def _waited(stage: StageProfile) -> Iterator[Hint]:
             f"{milliseconds(activity.busy_s)}"
         )
         yield Hint(
-            stage=stage.name, message=message, advice="something else uses the processor: profile when it is done"
+            stage=stage.name, message=message, advice="other programs use the processor: profile when it is idle"
         )
 
 
