@@ -15,13 +15,30 @@ Modality = Literal["text", "audio", "image"]
 
 
 @dataclass(frozen=True)
+class Part:
+    """A piece of a message: text, or the place of the next audio or image of the request."""
+
+    type: Literal["text", "audio", "image"]
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
 class GenerateRequest:
-    """One request for the whole chain.
+    """One request for the whole chain: a prompt, or `messages` in place of one.
 
     `sampling` overrides the first AR stage's `sampling` keys; `diffusion` overrides
     call arguments of the diffusion stage (diffusers' names: `num_inference_steps`, `guidance_scale`,
     `height`, `width`, `negative_prompt`, ...). `audio` holds (samples float32 mono (num_samples,), sample rate Hz)
     pairs; `images` holds uint8 RGB arrays (height, width, 3). `modalities` None means all that the profile makes.
+    `reply` is what the first AR stage answers, word for word, where it is not to choose its words itself.
     With `stream_audio`, stages begin before the one before them has finished, and audio comes in `AudioChunk`s as it
     is made; None leaves that to the profile.
 
@@ -30,7 +47,9 @@ class GenerateRequest:
     """
 
     request_id: str
-    prompt: str
+    prompt: str = ""
+    messages: tuple[Message, ...] = ()
+    reply: str | None = None
     audio: tuple[tuple[np.ndarray, int], ...] = ()
     images: tuple[np.ndarray, ...] = ()
     seed: int = 0

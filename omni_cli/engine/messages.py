@@ -10,6 +10,7 @@ import numpy as np
 
 from omni_cli.engine.recording.messages import RecordingCommand, RecordingReport
 from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniError, OutputError, StageError
+from omni_cli.outputs import Message
 
 
 class Array(msgspec.Struct, frozen=True):
@@ -42,6 +43,8 @@ class StageRequest(msgspec.Struct, frozen=True, tag=True):
 
     request_id: str
     prompt: str = ""
+    messages: tuple[Message, ...] = ()
+    reply: str | None = None
     audio: tuple[AudioInput, ...] = ()
     images: tuple[Array, ...] = ()
     raw: bool = False

@@ -161,6 +161,8 @@ class RequestRun:
         return StageRequest(
             **common,
             prompt=request.prompt,
+            messages=request.messages,
+            reply=request.reply,
             audio=tuple(AudioInput(Array.of(samples), rate) for samples, rate in request.audio),
             images=tuple(Array.of(image) for image in request.images),
             raw=request.raw,

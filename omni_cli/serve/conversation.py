@@ -1,45 +1,64 @@
-"""A chat's messages as the engine's input."""
+"""A chat's messages as the engine takes them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from omni_cli.serve.errors import APIError
+from omni_cli.outputs import Message, Part
 from omni_cli.serve.limits import Limits
 from omni_cli.serve.media import MediaDecoder
-from omni_cli.serve.schemas.chat import AudioPart, ImagePart, Message, TextPart
+from omni_cli.serve.schemas import chat
 
 if TYPE_CHECKING:
     import numpy as np
 
+_ROLES: dict[str, Literal["system", "user", "assistant"]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+
 
 @dataclass
 class Conversation:
-    """`audio` and `images` as in `GenerateRequest`."""
+    """`messages`, `audio` and `images` as in `GenerateRequest`."""
 
-    prompt: str = ""
+    messages: list[Message] = field(default_factory=list)
     audio: list[tuple[np.ndarray, int]] = field(default_factory=list)
     images: list[np.ndarray] = field(default_factory=list)
 
+    @property
+    def num_chars(self) -> int:
+        return sum(len(part.text) for message in self.messages for part in message.parts)
 
-def read_conversation(messages: list[Message], limits: Limits) -> Conversation:
+
+def read_conversation(messages: list[chat.Message], limits: Limits) -> Conversation:
     """Decode what the messages hold; for use in a thread. Raises `APIError` (400)."""
-    if len(messages) != 1 or messages[0].role != "user":
-        raise APIError(400, "only one message, of role `user`, is supported", param="messages")
     decoder = MediaDecoder(limits)
     conversation = Conversation()
-    content = messages[0].content
-    parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content
-    texts = []
-    for number, part in enumerate(parts):
-        param = f"messages[0].content[{number}]"
-        match part:
-            case TextPart():
-                texts.append(part.text)
-            case ImagePart():
-                conversation.images.append(decoder.image(part.image_url.url, f"{param}.image_url.url"))
-            case AudioPart():
-                conversation.audio.append(decoder.audio(part.input_audio.data, f"{param}.input_audio.data"))
-    conversation.prompt = "\n".join(texts)
+    for number, message in enumerate(messages):
+        parts = tuple(_parts(message, f"messages[{number}].content", decoder, conversation))
+        conversation.messages.append(Message(_ROLES[message.role], parts))
     return conversation
+
+
+def _parts(message: chat.Message, param: str, decoder: MediaDecoder, conversation: Conversation) -> Iterator[Part]:
+    content = message.content
+    if content is None and isinstance(message, chat.AssistantMessage) and message.audio is not None:
+        content = message.audio.transcript
+    if not isinstance(content, list):
+        yield Part("text", content or "")
+        return
+    for number, part in enumerate(content):
+        match part:
+            case chat.TextPart():
+                yield Part("text", part.text)
+            case chat.ImagePart():
+                conversation.images.append(decoder.image(part.image_url.url, f"{param}[{number}].image_url.url"))
+                yield Part("image")
+            case chat.AudioPart():
+                conversation.audio.append(decoder.audio(part.input_audio.data, f"{param}[{number}].input_audio.data"))
+                yield Part("audio")

@@ -29,10 +29,14 @@ from omni_cli.engine.stages.vllm_stage import (
     ActiveRequest,
     SamplingParams,
     TextStage,
+    apply_chat_template,
+    conversation_of,
 )
+from omni_cli.errors import InputError
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
 from omni_cli.models.qwen2_5_omni.tensors import open_tensor
 from omni_cli.models.vllm_registry import talker_config
+from omni_cli.outputs import Message, Part
 from omni_cli.worker.payloads import (
     decode_additional_information,
     encode_additional_information,
@@ -75,6 +79,12 @@ class ThinkerStage(TextStage):
             media["image"] = [Image.fromarray(image.numpy()) for image in request.images]
         if media:
             prompt["multi_modal_data"] = media
+        if request.reply is not None:
+            # The answer goes in with the prompt; what one step then adds to it is of no interest.
+            prompt_ids, reply_ids = self.with_reply(prompt.pop("prompt"), request.reply)
+            active.context["reply"] = (prompt_ids, reply_ids)
+            prompt["prompt_token_ids"] = [*prompt_ids, *reply_ids[:-1]]
+            params = self.sampling_params(request, max_tokens=1, min_tokens=0)
         if request.wants_handoff:
             prompt["cache_salt"] = HIDDEN_STATES_SALT
             params.extra_args = {WANTS_HIDDEN_STATES: True}
@@ -92,14 +102,23 @@ class ThinkerStage(TextStage):
     def prompt_text(self, request: StageRequest) -> str:
         if request.raw:
             return request.prompt
-        content = [{"type": "audio", "audio": ""} for _ in request.audio]
-        content += [{"type": "image", "image": ""} for _ in request.images]
-        content.append({"type": "text", "text": request.prompt})
-        conversation = [{"role": "user", "content": content}]
+        messages = conversation_of(request)
         system_prompt = self.spec.stage.system_prompt
-        if system_prompt is not None:
-            conversation.insert(0, {"role": "system", "content": [{"type": "text", "text": system_prompt}]})
-        return self._processor.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+        if system_prompt is not None and messages[0].role != "system":
+            messages = (Message("system", (Part("text", system_prompt),)), *messages)
+        conversation = [
+            {"role": m.role, "content": [{"type": part.type, part.type: part.text} for part in m.parts]}
+            for m in messages
+        ]
+        return apply_chat_template(self._processor, conversation)
+
+    def with_reply(self, prompt: str, reply: str) -> tuple[list[int], list[int]]:
+        """Token ids of a prompt and of an answer to it that is given; the answer's last one ends it."""
+        tokenizer = self.engine.get_tokenizer()
+        words = tokenizer.encode(reply, add_special_tokens=False)
+        if not words:
+            raise InputError("the reply is empty", hint="give it something to say")
+        return tokenizer.encode(prompt, add_special_tokens=False), [*words, tokenizer.eos_token_id]
 
     def prepared(self, active: ActiveRequest, engine_input: Any) -> None:
         if not active.request.wants_handoff:
@@ -111,6 +130,14 @@ class ThinkerStage(TextStage):
                 if found:
                     stacked = torch.stack(found)
                     media[name] = stacked if "grid_thw" in name else stacked.reshape(-1)
+
+    def output(self, active: ActiveRequest, output: Any) -> list[Report]:
+        if "reply" in active.context:
+            # As if the engine had made the answer that it was given.
+            output.prompt_token_ids, reply_ids = active.context["reply"]
+            (completion,) = output.outputs
+            completion.token_ids, completion.text, completion.finish_reason = reply_ids, active.request.reply, "stop"
+        return super().output(active, output)
 
     def handoff(self, active: ActiveRequest, output: Any) -> bytes:
         rows = self.processor.take_hidden_rows(active.request.request_id)

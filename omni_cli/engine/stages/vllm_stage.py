@@ -45,6 +45,7 @@ from omni_cli.engine.stages.output_processor import OmniOutputProcessor  # noqa:
 from omni_cli.errors import InputError, StageError  # noqa: E402
 from omni_cli.execution.ranges import mark  # noqa: E402
 from omni_cli.models.vllm_registry import register_models, resolve_in_process  # noqa: E402
+from omni_cli.outputs import Message, Part  # noqa: E402
 
 PROGRESS_INTERVAL_S = 0.05
 
@@ -218,19 +219,21 @@ class TextStage(VllmStage):
         return {**super().effective, "cudagraph_mode": self._cudagraph_mode}
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
-        request = active.request
-        if not request.prompt and not request.raw and not request.audio and not request.images:
-            raise InputError("the prompt is empty", hint="give it something to answer")
-        return {"prompt": self.prompt_text(request)}, self.sampling_params(request)
+        return {"prompt": self.prompt_text(active.request)}, self.sampling_params(active.request)
 
     def prompt_text(self, request: StageRequest) -> str:
         """The prompt as the tokenizer gets it: through the chat template, where the model has one."""
-        tokenizer = self.engine.get_tokenizer()
-        if request.raw or not getattr(tokenizer, "chat_template", None):
+        if request.raw:
             return request.prompt
-        return tokenizer.apply_chat_template(
-            [{"role": "user", "content": request.prompt}], tokenize=False, add_generation_prompt=True
-        )
+        messages = conversation_of(request)
+        tokenizer = self.engine.get_tokenizer()
+        texts = ["".join(part.text for part in message.parts) for message in messages]
+        if getattr(tokenizer, "chat_template", None):
+            pairs = zip(messages, texts, strict=True)
+            return apply_chat_template(tokenizer, [{"role": m.role, "content": text} for m, text in pairs])
+        if len(messages) > 1:
+            raise InputError("this model has no chat template: it takes one message")
+        return texts[0]
 
     def sampling_params(self, request: StageRequest, **extra: Any) -> SamplingParams:
         assert isinstance(self.spec.stage, ARStageConfig)
@@ -296,6 +299,27 @@ class TextStage(VllmStage):
     def abort(self, request_id: str) -> None:
         super().abort(request_id)
         self.processor.take_hidden_rows(request_id)
+
+
+def conversation_of(request: StageRequest) -> tuple[Message, ...]:
+    """The messages of a request; a prompt is one, after its media. Raises `InputError` where nothing is said."""
+    messages = request.messages
+    if not messages:
+        media = [Part("audio") for _ in request.audio] + [Part("image") for _ in request.images]
+        messages = (Message("user", (*media, Part("text", request.prompt))),)
+    if not any(part.text or part.type != "text" for message in messages for part in message.parts):
+        raise InputError("the prompt is empty", hint="give it something to answer")
+    return messages
+
+
+def apply_chat_template(tokenizer: Any, conversation: list[dict[str, Any]]) -> str:
+    """The prompt of a conversation, up to where the answer begins; raises `InputError` where the template refuses."""
+    from jinja2 import TemplateError
+
+    try:
+        return tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+    except TemplateError as error:
+        raise InputError(f"the model's chat template refuses this conversation: {_one_line(error)}") from error
 
 
 def prepare_ranks(num_ranks: int, stage: str) -> None:

@@ -71,10 +71,10 @@ def _reply(service: Service, body: ChatCompletionRequest) -> ChatReply:
 
 def _generate_request(service: Service, body: ChatCompletionRequest, reply: ChatReply) -> GenerateRequest:
     conversation = read_conversation(body.messages, service.limits)
-    service.check_prompt_length(len(conversation.prompt))
+    service.check_prompt_length(conversation.num_chars)
     return GenerateRequest(
         request_id=reply.id,
-        prompt=conversation.prompt,
+        messages=tuple(conversation.messages),
         audio=tuple(conversation.audio),
         images=tuple(conversation.images),
         seed=service.config.seed if body.seed is None else body.seed,

@@ -22,7 +22,7 @@ from omni_cli.serve.service import Service
 from omni_cli.serve.sse import event_stream
 
 _MEDIA_TYPES = {"wav": "audio/wav", "flac": "audio/flac", "pcm": "audio/pcm"}
-# An omni model answers; it is asked to answer with the text.
+# An omni model speaks its answers. The text is put into its mouth as the answer to this.
 _INSTRUCTION = "Read the following text aloud, word for word, and say nothing else:\n\n"
 
 
@@ -31,12 +31,13 @@ def speech_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/audio/speech")
     async def audio_speech(body: SpeechRequest, request: Request) -> Response:
-        """Speak a text."""
+        """Speak a text: the first stage takes it as its own answer, and the others say it."""
         exchange = Exchange.of(request.scope)
         _check(service, body)
         generate = GenerateRequest(
             request_id=new_id("speech"),
             prompt=_INSTRUCTION + body.input,
+            reply=body.input,
             seed=service.config.seed if body.seed is None else body.seed,
             modalities=frozenset({"audio"}),
             speaker=voice_name(body.voice),
