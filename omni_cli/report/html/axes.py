@@ -29,6 +29,13 @@ def shorten(text: str, width: float) -> str:
     return text if len(text) <= fitting else text[: fitting - 1].rstrip() + "…"
 
 
+def scale_numbers(axes: Axes, low: int, high: int, *, count: int) -> None:
+    """An x axis that counts."""
+    room = (high - low or 1) * 0.03
+    axes.set_xlim(low - room, high + room)
+    axes.xaxis.set_major_locator(MaxNLocator(count, steps=[1, 2, 5, 10], integer=True))
+
+
 def scale_values(axes: Axes, axis: str, low: float, high: float, *, count: int) -> bool:
     """Set limits and at most about `count` ticks on `axis` (`x` or `y`); whether the scale is logarithmic."""
     is_log = low > 0 and high / low > WIDE_RANGE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from omni_cli.record import E2E, Record, Sample, Variant
 from omni_cli.report.bench_units import quantity, quantity_interval, scale_of, title
@@ -55,32 +55,27 @@ def waterfall_figure(name: str, record: Record) -> Figure | None:
     if not any(parts.values()):
         return None
     scale, unit = scale_of(E2E, max(sample.e2e_s for _, sample in chosen))
+    overlapping = any(sum(part.seconds for part in parts[variant.name]) > _WHOLE * run.e2e_s for variant, run in chosen)
     bars, rows = [], []
-    for variant, sample in chosen:
-        heading = f"{variant.name}: {quantity(E2E, sample.e2e_s)}" if len(chosen) > 1 else ""
-        start = 0.0
-        for number, (part, duration) in enumerate(parts[variant.name]):
-            share = duration / sample.e2e_s
-            text = f"{quantity(E2E, duration, sample.e2e_s)}  {share:.0%}"
+    for variant, run in chosen:
+        heading = f"{variant.name}: {quantity(E2E, run.e2e_s)}" if len(chosen) > 1 else ""
+        begins_s = 0.0
+        for number, part in enumerate(parts[variant.name]):
+            takes, share = quantity(E2E, part.seconds, run.e2e_s), f"{part.seconds / run.e2e_s:.0%}"
             bars.append(
-                Bar(part, start / scale, duration / scale, text, heading="" if number else heading, inner=part == _REST)
-            )
-            rows.append(
-                (
-                    variant.name,
-                    part,
-                    quantity(E2E, start, sample.e2e_s),
-                    quantity(E2E, duration, sample.e2e_s),
-                    f"{share:.0%}",
+                Bar(
+                    part.name, begins_s / scale, part.seconds / scale, f"{takes}  {share}",
+                    heading="" if number else heading, inner=part.is_rest,
                 )
-            )
-            start += duration
-    table = Table(
-        "Parts of the median run", ("Variant", "Part", "Begins at", "Takes", "Share"), tuple(rows), frozenset({2, 3, 4})
-    )
-    text = (
-        "The run whose latency is the median one. Parts follow one another; what no stage accounts for is at the end."
-    )
+            )  # fmt: skip
+            rows.append((variant.name, part.name, takes, share))
+            begins_s += 0.0 if overlapping else part.seconds
+    table = Table("Parts of the median run", ("Variant", "Part", "Takes", "Share"), tuple(rows), frozenset({2, 3}))
+    text = "The run whose latency is the median one. "
+    if overlapping:
+        text += "Its stages ran at the same time in part; when each began is not in the record, so all bars begin at 0."
+    else:
+        text += "Parts follow one another; what none of them accounts for is at the end."
     return Figure("A request from stage to stage", text, drawn_waterfall(f"{name}-stages", bars, unit), table)
 
 
@@ -106,7 +101,15 @@ def memory_figure(name: str, record: Record) -> Figure | None:
     return Figure("Peak memory", text, drawn_amounts(f"{name}-memory", bars, unit), _memory_table(record))
 
 
-_REST = "everything else"
+_WHOLE = 1.02
+"""Parts that come to more than this share of a request ran at the same time."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    name: str
+    seconds: float
+    is_rest: bool = False
 
 
 def _spread(variant: Variant, summary: Summary, scale: float) -> Spread:
@@ -163,37 +166,34 @@ def _median_run(variant: Variant) -> Sample | None:
     return ordered[(len(ordered) - 1) // 2] if ordered else None
 
 
-def _parts(sample: Sample) -> list[tuple[str, float]]:
-    """(name, seconds) of what a run consists of, in order: stages where there are several, else what the one did."""
+def _parts(sample: Sample) -> list[_Part]:
+    """What a run consists of, in order: stages where there are several, else what the one did."""
     suffix = ".latency_s"
-    found = [(name.removesuffix(suffix), value) for name, value in sample.metrics.items() if name.endswith(suffix)]
+    found = [_Part(name.removesuffix(suffix), value) for name, value in sample.metrics.items() if name.endswith(suffix)]
     if not found:
         found = _within_stage(sample)
-    rest = sample.e2e_s - sum(value for _, value in found)
-    return [*found, (_REST, rest)] if found and rest > 0 else found
+    rest = sample.e2e_s - sum(part.seconds for part in found)
+    return [*found, _Part("everything else", rest, is_rest=True)] if found and rest > 0 else found
 
 
-def _within_stage(sample: Sample) -> list[tuple[str, float]]:
+def _within_stage(sample: Sample) -> list[_Part]:
     metrics, requests = sample.metrics, sample.work.get("requests", 1.0) or 1.0
     if "ttft_s" in metrics:
-        return [("until the first token", metrics["ttft_s"])]
+        return [_Part("until the first token", metrics["ttft_s"])]
     steps = sample.work.get("denoise_steps", 0.0) / requests
-    return [
-        (label, seconds)
-        for label, seconds in (
-            ("text encode", metrics.get("text_encode_s", 0.0)),
-            (f"{steps:g} denoise steps", metrics.get("denoise_step_s", 0.0) * steps),
-            ("vae decode", metrics.get("vae_decode_s", 0.0)),
-            ("vocoder", metrics.get("vocoder_s", 0.0)),
-        )
-        if seconds
-    ]
+    parts = (
+        _Part("text encode", metrics.get("text_encode_s", 0.0)),
+        _Part(f"{steps:g} denoise steps", metrics.get("denoise_step_s", 0.0) * steps),
+        _Part("vae decode", metrics.get("vae_decode_s", 0.0)),
+        _Part("vocoder", metrics.get("vocoder_s", 0.0)),
+    )
+    return [part for part in parts if part.seconds > 0]
 
 
 def _memory_table(record: Record) -> Table:
     rows = []
     for variant in record.variants:
-        rows.append((variant.name, "all", "run", *_peaks(vars_of(variant))))
+        rows.append((variant.name, "all", "run", *_peaks(_all_peaks(variant))))
         for stage, phases in variant.memory.stages.items():
             for phase, peaks in phases.items() if isinstance(phases, Mapping) else ():
                 rows.append((variant.name, stage, phase, *_peaks(peaks if isinstance(peaks, Mapping) else {})))
@@ -201,7 +201,7 @@ def _memory_table(record: Record) -> Table:
     return Table("Peak memory by stage", columns, tuple(rows), frozenset({3, 4, 5}))
 
 
-def vars_of(variant: Variant) -> dict[str, int | None]:
+def _all_peaks(variant: Variant) -> dict[str, int | None]:
     return {metric: getattr(variant.memory, metric) for metric in REPORTED_MEMORY}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from omni_cli.report.html.axes import row_label, rows_only, scale_ratios, scale_values, shorten
+from omni_cli.report.html.axes import row_label, rows_only, scale_numbers, scale_ratios, scale_values, shorten
 from omni_cli.report.html.svg import ACCENT, BAD, INK, LINE, MUTED, PAPER, SOFT, Drawing, Sheet, draw
 
 MAX_DOTS = 800
@@ -94,7 +94,7 @@ def drawn_runs(name: str, rows: Sequence[Spread], unit: str) -> Drawing:
             top = number * _PANEL + 30
             axes = sheet.axes(_GUTTER, top, _MARGIN, sheet.height - top - _PANEL + 54)
             is_log = scale_values(axes, "y", min(finite), max(finite), count=3)
-            scale_values(axes, "x", 0, longest, count=8 if sheet.is_wide else 4)
+            scale_numbers(axes, 1, longest, count=8 if sheet.is_wide else 4)
             axes.grid(True, axis="y")
             axes.grid(False, axis="x")
             values = thinned(row.values)
@@ -158,7 +158,7 @@ def drawn_points(name: str, rows: Sequence[Points], unit: str, label: str) -> Dr
     def paint(sheet: Sheet) -> None:
         axes = sheet.axes(_GUTTER, 30, _MARGIN, 46)
         is_log = scale_values(axes, "y", min(everything), max(everything), count=4)
-        scale_values(axes, "x", rows[0].number, rows[-1].number, count=8 if sheet.is_wide else 4)
+        scale_numbers(axes, rows[0].number, rows[-1].number, count=8 if sheet.is_wide else 4)
         axes.grid(True, axis="y")
         axes.grid(False, axis="x")
         dots = [(row.number, value) for row in rows for value in row.values]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -23,8 +24,18 @@ def render_page(documents: Sequence[Document]) -> str:
         finalize=_printable,
     )
     style = files("omni_cli.report.html").joinpath("templates/page.css").read_text(encoding="utf-8")
+    environment.filters["moment"] = _moment
     template = environment.get_template("page.html")
     return template.render(documents=documents, style=Markup(style), version=__version__)
+
+
+def _moment(text: str) -> str:
+    """`2026-11-20T12:48:54Z` as `20 Nov 2026, 12:48 UTC`; anything else as it is."""
+    try:
+        moment = datetime.fromisoformat(text)
+        return f"{moment.astimezone(UTC):%d %b %Y, %H:%M} UTC" if moment.tzinfo else text
+    except (ValueError, OverflowError):
+        return text
 
 
 def _printable(value: object) -> object:

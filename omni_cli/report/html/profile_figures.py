@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from omni_cli.profile_record import Profile, Span, StageProfile
 from omni_cli.record import E2E
@@ -29,11 +30,10 @@ def request_figure(name: str, profile: Profile) -> Figure | None:
     bars = []
     for track in dict.fromkeys(span.track for span in profile.request):
         spans = [span for span in profile.request if span.track == track]
-        outer = [span for span in spans if span.depth == 0]
-        bars.append(_bar(track, outer, scale, heading=track))
+        bars.append(replace(_bar(track, [span for span in spans if span.depth == 0], scale), strong=True))
         inner = [span for span in spans if span.depth == 1]
         for kind in dict.fromkeys(map(_base_name, inner)):
-            bars.append(_bar(kind, [span for span in inner if _base_name(span) == kind], scale))
+            bars.append(replace(_bar(kind, [span for span in inner if _base_name(span) == kind], scale), inner=True))
     rows = tuple(
         (shown(part), quantity(E2E, seconds, profile.e2e_s), f"{_share(seconds, profile.e2e_s):.1%}")
         for part, seconds in profile.stage_seconds.items()
@@ -97,15 +97,9 @@ def _memory_figure(name: str, stage: StageProfile) -> Figure:
     marked = tuple((phase.start_s, phase.start_s + phase.duration_s) for phase in peak)
     edges = [*(sample.at_s for sample in timeline), timeline[-1].at_s]
     panels = [
-        Panel(
-            label,
-            unit,
-            (Band(label, [value / scale for value in values], ACCENT if is_peak else MUTED),),
-            0,
-            marked,
-            SOFT,
-        )
+        Panel(label, unit, (Band(label, [value / scale for value in values], colour, filled=False),), 0, marked, SOFT)
         for label, values, is_peak in series
+        for colour in (ACCENT if is_peak else MUTED,)
     ]
     rows = tuple((label, memory(values[0]), memory(max(values)), memory(values[-1])) for label, values, _ in series)
     text = f"The peak, {memory(found.peak_bytes)}, is in the phase “{shown(found.peak_phase)}”, which is shaded."
@@ -135,21 +129,18 @@ def _steps_figure(name: str, stage: StageProfile) -> Figure:
         for step in steps
     )
     table = Table(f"Steps of {shown(stage.name)}", ("Step", "Median", "Usual here", "Remark"), rows, frozenset({1, 2}))
-    kind = shown(steps[0].name)
-    return Figure(f"{shown(stage.name)}: {kind} by {kind}", text, drawn_points(name, points, unit, kind), table)
+    drawing = drawn_points(name, points, unit, shown(steps[0].name))
+    return Figure(f"Steps of {shown(stage.name)}", text, drawing, table)
 
 
-def _bar(label: str, spans: Sequence[Span], scale: float, heading: str = "") -> Bar:
+def _bar(name: str, spans: Sequence[Span], scale: float) -> Bar:
     start = min((span.start_s for span in spans), default=0.0)
     end = max((span.start_s + span.duration_s for span in spans), default=0.0)
-    seconds = sum(span.duration_s for span in spans)
-    times = f"{len(spans)} times, " if len(spans) > 1 else ""
     longest = sorted(spans, key=lambda span: -span.duration_s)[:MAX_PARTS]
     parts = tuple((span.start_s / scale, span.duration_s / scale) for span in longest)
-    text = f"{times}{quantity(E2E, seconds, scale)}"
-    return Bar(
-        "all" if heading else label, start / scale, (end - start) / scale, text, parts, heading, inner=not heading
-    )
+    times = f"{len(spans)} times, " if len(spans) > 1 else ""
+    text = f"{times}{quantity(E2E, sum(span.duration_s for span in spans))}"
+    return Bar(name, start / scale, (end - start) / scale, text, parts)
 
 
 def _base_name(span: Span) -> str:

@@ -17,7 +17,7 @@ _PANEL = 150
 
 @dataclass(frozen=True)
 class Bar:
-    """A stretch of time; `parts` are within it, as (start, duration). `heading` begins a group."""
+    """A stretch of time; `parts` are within it, as (start, duration). `heading` begins a group, `strong` is its sum."""
 
     name: str
     start: float
@@ -26,6 +26,7 @@ class Bar:
     parts: tuple[tuple[float, float], ...] = ()
     heading: str = ""
     inner: bool = False
+    strong: bool = False
 
 
 def drawn_waterfall(name: str, bars: Sequence[Bar], unit: str) -> Drawing:
@@ -46,7 +47,7 @@ def drawn_waterfall(name: str, bars: Sequence[Bar], unit: str) -> Drawing:
         for bar, y in zip(bars, places, strict=True):
             if bar.heading:
                 row_label(axes, sheet, y - 0.3, bar.heading)
-            row_label(axes, sheet, y + 0.28, bar.name, bar.text, strong=False)
+            row_label(axes, sheet, y + 0.28, bar.name, bar.text, strong=bar.strong)
             colour = MUTED if bar.inner else ACCENT
             whole = SOFT if bar.parts else colour
             axes.barh(y + 0.7, bar.duration, left=bar.start, height=0.34, color=whole)
