@@ -50,9 +50,7 @@ def run_profile(config: EngineConfig, workload: Workload, settings: Settings, *,
             run = _profiling_run(config, workload, settings, folder, line)
             session = asyncio.run(_record(run, settings.timeout_s))
             line.say("reading the traces")
-            about = About(
-                command, environment, workload.describe(config), run.num_iters_warmup, TRACE_NAME
-            )  # fmt: skip
+            about = About(command, environment, workload.describe(config), run.num_iters_warmup, TRACE_NAME)
             profile = _write(session, config, about, settings.output_dir)
     finally:
         line.hide()
@@ -71,9 +69,8 @@ def _profiling_run(
 ) -> ProfilingRun:
     def on_event(event: Event) -> None:
         if isinstance(event, StageLoading):
-            line.say(
-                f"stage {event.name} {'loading' if event.info is None else f'ready in {seconds(event.info.load_s)}'}"
-            )
+            state = "loading" if event.info is None else f"ready in {seconds(event.info.load_s)}"
+            line.say(f"stage {event.name} {state}")
 
     return ProfilingRun(
         config,

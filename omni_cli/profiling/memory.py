@@ -16,6 +16,7 @@ from omni_cli.profiling.tracks import Innermost
 
 _WARM_UP = "first request"
 _BETWEEN = "between steps"
+_ALL_BUT = 0.99
 _MAX_SAMPLES = 400
 _MAX_TENSORS = 12
 _DEVICE_TYPE = {"cpu": 0, "cuda": 1}
@@ -54,9 +55,12 @@ def stage_memory(
         *_stretches(request, added, kind),
     ]
     origin_ns = description.load.began_ns
-    peak, peak_stretch = max(
-        ((_measured(sample, kind), stretch) for stretch in stretches for sample in stretch.samples),
-        key=lambda item: item[0],
+    peak = max(_measured(sample, kind) for stretch in stretches for sample in stretch.samples)
+    # What a phase has taken often stays, and grows by a page or two later: the peak is where it was all but reached.
+    peak_stretch = next(
+        stretch
+        for stretch in stretches
+        if any(_measured(sample, kind) >= _ALL_BUT * peak for sample in stretch.samples)
     )
     return StageMemory(
         measure="allocated" if kind == "cuda" else "host_rss",

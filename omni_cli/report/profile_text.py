@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from omni_cli.profile_record import Hint, Profile, StageMemory, StageProfile, Step
 from omni_cli.report.bench_units import ratio
 from omni_cli.report.tables import aligned
-from omni_cli.report.units import count, memory, milliseconds, seconds
+from omni_cli.report.units import count, memory, milliseconds, seconds, size
 
 _MAX_RANGES = 8
 _MAX_OPERATORS = 8
@@ -16,6 +16,7 @@ _MAX_TENSORS = 5
 _MAX_PHASES = 6
 _MAX_PARTS = 3
 _MAX_STEPS = 12
+_MIN_ADDED_BYTES = 2**20
 
 
 def profile_text(profile: Profile) -> str:
@@ -115,13 +116,13 @@ def _copies(stage: StageProfile) -> Iterator[str]:
     copies = stage.copies
     if copies.output_copies:
         yield (
-            f"  output copies: {copies.output_copies:g} of {memory(round(copies.output_bytes))}, "
+            f"  output copies: {copies.output_copies:g}, {size(round(copies.output_bytes))} in all, "
             f"{milliseconds(copies.hidden_s)} hidden, {milliseconds(copies.exposed_s)} exposed"
         )
     if copies.places:
         yield "  copies by place"
         yield from _indented(
-            (memory(round(place.copied_bytes)), milliseconds(place.seconds), f"{place.calls:g}x",
+            (size(round(place.copied_bytes)), milliseconds(place.seconds), f"{place.calls:g}x",
              f"{place.range}: {place.operator}", _short(place.module or ""))
             for place in copies.places[:_MAX_PLACES]
         )  # fmt: skip
@@ -130,19 +131,20 @@ def _copies(stage: StageProfile) -> Iterator[str]:
 def _memory(found: StageMemory) -> Iterator[str]:
     what = "allocated on the device" if found.measure == "allocated" else "resident on the host"
     yield f"  memory: peak {memory(found.peak_bytes)} {what}, in {found.peak_phase}"
-    adding = sorted((phase for phase in found.phases if phase.added_bytes), key=lambda phase: -phase.added_bytes)
+    adding = [phase for phase in found.phases if phase.added_bytes >= _MIN_ADDED_BYTES]
+    adding.sort(key=lambda phase: -phase.added_bytes)
     if adding:
         rows = ", ".join(f"{phase.name} +{memory(phase.added_bytes)}" for phase in adding[:_MAX_PHASES])
         yield f"    added by phase: {rows}"
     if found.largest:
         yield "    largest tensors at a request's peak"
         yield from _indented(
-            ((memory(tensor.size_bytes), tensor.kind, tensor.where) for tensor in found.largest[:_MAX_TENSORS]), 4
+            ((size(tensor.size_bytes), tensor.kind, tensor.where) for tensor in found.largest[:_MAX_TENSORS]), 4
         )
     for budget in found.budgets:
         of = "" if budget.budget_bytes is None else f" of {memory(budget.budget_bytes)}"
         share = "" if budget.used_fraction is None else f" ({budget.used_fraction:.1%})"
-        yield f"    {budget.what}: {memory(budget.used_bytes)}{of} used{share}"
+        yield f"    {budget.what}: {size(budget.used_bytes)}{of} used{share}"
     if found.snapshot is not None:
         yield f"    allocations: {found.snapshot} (pytorch.org/memory_viz shows it)"
 
@@ -153,8 +155,8 @@ def _roofline(stage: StageProfile) -> Iterator[str]:
         return
     yield (
         f"  limit: {roofline.fraction:.1%} of what this machine could do: {milliseconds(roofline.bound_s)} for "
-        f"{roofline.flops / 1e9:.2f} GFLOP and {memory(round(roofline.moved_bytes))}, {milliseconds(roofline.measured_s)}"
-        " taken"
+        f"{roofline.flops / 1e9:.2f} GFLOP and {size(round(roofline.moved_bytes))}, "
+        f"{milliseconds(roofline.measured_s)} taken"
     )
     yield (
         f"    rates measured here: {roofline.flops_per_second / 1e9:.0f} GFLOP/s in {roofline.dtype}, "

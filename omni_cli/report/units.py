@@ -19,6 +19,13 @@ def memory(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 
+def size(num_bytes: int) -> str:
+    """As `memory`, for what may be small: `312 MiB`, `24 KiB`, `96 B`."""
+    if num_bytes >= 2**20:
+        return memory(num_bytes)
+    return f"{num_bytes / 2**10:.0f} KiB" if num_bytes >= 2**10 else f"{num_bytes} B"
+
+
 def sample_rate(hertz: int) -> str:
     """`24 kHz`, `22.05 kHz`."""
     return f"{hertz / 1000:g} kHz"
