@@ -15,7 +15,7 @@ from support.omni_server import CHAT, OmniServer
 
 from omni_cli.encoding import encode_pcm16, encode_wav
 from omni_cli.inputs.audio import decode_audio
-from omni_cli.outputs import AudioOutput, GenerateRequest, ImageOutput, RequestResult, TextOutput
+from omni_cli.outputs import AudioOutput, GenerateRequest, ImageOutput, Message, Part, RequestResult, TextOutput
 
 MODEL = "tiny-omni"
 BOTH: Any = ["text", "audio"]
@@ -257,8 +257,38 @@ def test_request_ids_come_back_and_are_in_the_log(omni: OmniServer) -> None:
     body = {"model": MODEL, "messages": user("hello")}
     answer = omni.request("POST", CHAT, body, x_request_id="my-own-id")
     assert answer.status == 200 and answer.headers["x-request-id"] == "my-own-id"
-    (line,) = [line for line in omni.log("request") if line["request_id"] == "my-own-id"]
+    # A request is logged once its last byte has gone out.
+    (line,) = omni.wait_until(lambda: [line for line in omni.log("request") if line["request_id"] == "my-own-id"])
     assert line["status"] == 200 and line["path"] == CHAT and line["output_tokens"] > 0
     assert line["sent_bytes"] == len(answer.body)
     without = omni.request("POST", CHAT, body)
     assert len(without.headers["x-request-id"]) == 32
+
+
+def test_a_conversation_goes_on(omni: OmniServer, omni_engine: Any) -> None:
+    """The client's own answer objects can be sent back, spoken ones included."""
+    client = omni.client()
+    first = client.chat.completions.create(
+        model=MODEL, messages=user("hello"), modalities=BOTH, audio={"voice": "Ethan", "format": "wav"}
+    )
+    reply = first.choices[0].message
+    messages: list[Any] = [{"role": "developer", "content": "Be brief."}, *user("hello"), reply, *user("bye")]
+    answer = client.chat.completions.create(model=MODEL, messages=messages, extra_body={"return_token_ids": True})
+    turns = [("system", "Be brief."), ("user", "hello"), ("assistant", reply.content), ("user", "bye")]
+    expected = omni_engine.run(
+        GenerateRequest(
+            "r",
+            messages=tuple(Message(role, (Part("text", text),)) for role, text in turns),
+            modalities=frozenset({"text"}),
+        )
+    )
+    assert answer.choices[0].token_ids == list(text_of(expected).token_ids)
+
+
+def test_speech_says_the_text(omni: OmniServer, omni_engine: Any) -> None:
+    """As the engine does when the text is given to it as its answer."""
+    data = omni.client().audio.speech.create(model=MODEL, input="Good morning.", voice="Ethan").content
+    instruction = "Read the following text aloud, word for word, and say nothing else:\n\nGood morning."
+    expected = run(omni_engine, instruction, "audio", reply="Good morning.", speaker="Ethan")
+    audio = audio_of(expected)
+    assert data == encode_wav(audio.samples, audio.sample_rate)
