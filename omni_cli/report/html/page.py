@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from omni_cli import __version__
 from omni_cli.report.html.elements import Document
@@ -24,7 +24,7 @@ def render_page(documents: Sequence[Document]) -> str:
         finalize=_printable,
     )
     style = files("omni_cli.report.html").joinpath("templates/page.css").read_text(encoding="utf-8")
-    environment.filters["moment"] = _moment
+    environment.filters |= {"moment": _moment, "code": _code}
     template = environment.get_template("page.html")
     return template.render(documents=documents, style=Markup(style), version=__version__)
 
@@ -36,6 +36,15 @@ def _moment(text: str) -> str:
         return f"{moment.astimezone(UTC):%d %b %Y, %H:%M} UTC" if moment.tzinfo else text
     except (ValueError, OverflowError):
         return text
+
+
+def _code(text: str) -> Markup:
+    """What stands between backticks as code; all of it escaped."""
+    parts = str(_printable(text)).split("`")
+    whole = [
+        Markup("<code>{}</code>").format(part) if number % 2 else escape(part) for number, part in enumerate(parts)
+    ]
+    return Markup("").join(whole) if len(parts) % 2 else escape(text)
 
 
 def _printable(value: object) -> object:

@@ -19,6 +19,11 @@ from omni_cli.report.units import count, memory
 MAX_PARTS = 400
 """Of one row of the waterfall: shorter ones are left out before longer ones."""
 
+_MAX_DEPTH = 3
+
+MIN_SHARE = 0.01
+"""Parts of a request that take less of it get no row."""
+
 MAX_STEPS = 400
 
 
@@ -31,16 +36,23 @@ def request_figure(name: str, profile: Profile) -> Figure | None:
     for track in dict.fromkeys(span.track for span in profile.request):
         spans = [span for span in profile.request if span.track == track]
         bars.append(replace(_bar(track, [span for span in spans if span.depth == 0], scale), strong=True))
-        inner = [span for span in spans if span.depth == 1]
-        for kind in dict.fromkeys(map(_base_name, inner)):
-            bars.append(replace(_bar(kind, [span for span in inner if _base_name(span) == kind], scale), inner=True))
+        inner = [span for span in spans if 1 <= span.depth <= _MAX_DEPTH]
+        kinds = {kind: [span for span in inner if _base_name(span) == kind] for kind in map(_base_name, inner)}
+        bars += [
+            replace(_bar(kind, found, scale), inner=True)
+            for kind, found in kinds.items()
+            if sum(span.duration_s for span in found) >= MIN_SHARE * profile.e2e_s
+        ]
     rows = tuple(
         (shown(part), quantity(E2E, seconds, profile.e2e_s), f"{_share(seconds, profile.e2e_s):.1%}")
         for part, seconds in profile.stage_seconds.items()
     )
     total = ("all", quantity(E2E, profile.e2e_s), "100.0%")
     table = Table("Time of the iteration", ("Stage", "Time", "Share"), (*rows, total), frozenset({1, 2}))
-    text = "The profiled iteration whose time is the median. Each stage's request, and below it the parts of its work."
+    text = (
+        "The profiled iteration whose time is the median. Each stage's request, and below it the parts of its work "
+        f"that take {MIN_SHARE:.0%} of the whole or more."
+    )
     return Figure("A request from stage to stage", text, drawn_waterfall(f"{name}-request", bars, unit), table)
 
 
@@ -93,16 +105,18 @@ def _memory_figure(name: str, stage: StageProfile) -> Figure:
         values = [getattr(sample, key) for sample in timeline]
         if None not in values:
             series.append((label, values, found.measure == label))
-    peak = [phase for phase in found.phases if phase.name == found.peak_phase]
-    marked = tuple((phase.start_s, phase.start_s + phase.duration_s) for phase in peak)
     edges = [*(sample.at_s for sample in timeline), timeline[-1].at_s]
-    panels = [
-        Panel(label, unit, (Band(label, [value / scale for value in values], colour, filled=False),), 0, marked, SOFT)
-        for label, values, is_peak in series
-        for colour in (ACCENT if is_peak else MUTED,)
-    ]
+    once = [phase for phase in found.phases if phase.name == found.peak_phase and phase.times == 1]
+    marked = tuple((phase.start_s, phase.start_s + phase.duration_s) for phase in once)
+    panels = []
+    for label, values, is_peak in series:
+        band = Band(label, [value / scale for value in values], ACCENT if is_peak else MUTED, filled=False)
+        highest = max(range(len(values)), key=values.__getitem__)
+        point = (timeline[highest].at_s, values[highest] / scale) if is_peak else None
+        panels.append(Panel(label, unit, (band,), 0, marked, SOFT, point))
     rows = tuple((label, memory(values[0]), memory(max(values)), memory(values[-1])) for label, values, _ in series)
-    text = f"The peak, {memory(found.peak_bytes)}, is in the phase “{shown(found.peak_phase)}”, which is shaded."
+    text = f"The peak, {memory(found.peak_bytes)}, is in the phase “{shown(found.peak_phase)}”."
+    text += " The phase is shaded, the highest look marked." if once else " The highest look is marked."
     table = Table(f"Memory of {shown(stage.name)}", ("Memory", "First", "Highest", "Last"), rows, frozenset({1, 2, 3}))
     drawing = drawn_panels(name, edges, panels, "seconds since the stage's process began")
     return Figure(f"Memory of {shown(stage.name)}", text, drawing, table)

@@ -36,7 +36,11 @@ def profile_document(name: str, profile: Profile, source: str) -> Document:
         created=profile.created,
         verdict=_verdict(profile),
         advice=tuple(
-            Advice(f"{hint.stage}: {hint.message}" if hint.stage else hint.message, hint.advice, label="Hint")
+            Advice(
+                f"{hint.stage}: {hint.message}." if hint.stage else sentence(hint.message),
+                sentence(hint.advice),
+                "Hint",
+            )
             for hint in profile.hints
         ),
         sections=sections_of(
@@ -76,7 +80,7 @@ def _verdict(profile: Profile) -> Verdict:
         )
     whole = next((item for item in profile.overhead if item.metric == E2E), None)
     if whole is not None:
-        times = ratio(whole.ratio, whole.ci95)
+        times = ratio(whole.ratio, whole.ci95).removesuffix(" [n/a]")
         sentences.append(f"Profiled, it is {times} times as slow as without, {quantity(E2E, whole.unprofiled_s)}.")
     sentences += [
         f"{shown(stage.name)} reaches {stage.roofline.fraction:.0%} of this machine's {stage.roofline.limit} limit."

@@ -54,15 +54,15 @@ def _unreasonable(value: Any, depth: int = 0) -> str | None:
 
 
 def _profile(name: str, path: Path) -> Document:
-    return profile_document(name, load_profile_record(path), visible(path.name))
+    return profile_document(name, load_profile_record(path), visible(str(path)))
 
 
 def _bench(name: str, path: Path) -> Document:
-    return bench_document(name, load_record(path), visible(path.name))
+    return bench_document(name, load_record(path), visible(str(path)))
 
 
 def _compare(name: str, path: Path) -> Document:
-    return compare_page_document(name, read_document(path, CompareDocument, _COMPARE)[1], visible(path.name))
+    return compare_page_document(name, read_document(path, CompareDocument, _COMPARE)[1], visible(str(path)))
 
 
 _READERS: dict[str, Callable[[str, Path], Document]] = {

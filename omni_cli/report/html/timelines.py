@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from omni_cli.report.html.axes import row_label, rows_only, scale_values, shorten
-from omni_cli.report.html.svg import ACCENT, BAD, INK, MUTED, PAPER, SOFT, Drawing, Sheet, draw
+from omni_cli.report.html.svg import ACCENT, BAD, INK, MUTED, PAPER, Drawing, Sheet, draw
 
 _MARGIN = 4
 _GUTTER = 48
 _PANEL = 150
+_ROOM_FOR_GAP = 4
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,11 @@ def drawn_waterfall(name: str, bars: Sequence[Bar], unit: str) -> Drawing:
                 row_label(axes, sheet, y - 0.3, bar.heading)
             row_label(axes, sheet, y + 0.28, bar.name, bar.text, strong=bar.strong)
             colour = MUTED if bar.inner else ACCENT
-            whole = SOFT if bar.parts else colour
-            axes.barh(y + 0.7, bar.duration, left=bar.start, height=0.34, color=whole)
-            for start, duration in bar.parts:
-                axes.barh(y + 0.7, duration, left=start, height=0.34, color=colour, edgecolor=PAPER, linewidth=0.6)
+            axes.plot((bar.start, bar.start + bar.duration), (y + 0.7,) * 2, "-", color=colour, linewidth=0.8)
+            for start, duration in bar.parts or ((bar.start, bar.duration),):
+                # A thin line between neighbours, where there is room for one.
+                gap = 0.8 if duration / end * sheet.width > _ROOM_FOR_GAP else 0
+                axes.barh(y + 0.7, duration, left=start, height=0.34, color=colour, edgecolor=PAPER, linewidth=gap)
 
     return draw(name, round(50 + 44 * place), paint)
 
@@ -69,7 +71,10 @@ class Band:
 
 @dataclass(frozen=True)
 class Panel:
-    """Bands on one scale, from 0 to at least `top`; `marked` are stretches of time to shade with `shade`."""
+    """Bands on one scale, from 0 to at least `top`.
+
+    `marked` are stretches of time to shade with `shade`; `point` is a place (time, value) to mark.
+    """
 
     name: str
     unit: str
@@ -77,6 +82,7 @@ class Panel:
     top: float
     marked: tuple[tuple[float, float], ...] = ()
     shade: str = BAD
+    point: tuple[float, float] | None = None
 
 
 def drawn_panels(name: str, edges: Sequence[float], panels: Sequence[Panel], label: str) -> Drawing:
@@ -107,4 +113,9 @@ def _paint_panel(axes: Axes, panel: Panel, edges: Sequence[float]) -> None:
     for start, end in panel.marked:
         axes.axvspan(start, end, color=panel.shade, alpha=0.35 if panel.shade == BAD else 1, linewidth=0)
     for band in panel.bands:
-        axes.stairs(band.values, edges, fill=band.filled, color=band.colour, linewidth=1.6, baseline=0)
+        if band.filled:
+            axes.stairs(band.values, edges, fill=True, color=band.colour, baseline=0)
+        else:
+            axes.step(edges, [*band.values, *band.values[-1:]], where="post", color=band.colour, linewidth=1.6)
+    if panel.point is not None:
+        axes.plot(*panel.point, "D", color=ACCENT, markersize=7, markeredgecolor=PAPER, markeredgewidth=1.2)
