@@ -108,7 +108,7 @@ class RangeTime(msgspec.Struct, frozen=True, kw_only=True):
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a request, by its number from 1; `median_s` and `samples_s` over the profiled iterations.
 
-    `usual_s` is what the steps around it take. `outlier` says that it differs from them by more than noise does.
+    `usual_s` is what the steps around it take. `outlier` says that it takes longer every time.
     `added_bytes` is how much more than at its beginning its tensors took at their peak.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,30 +48,31 @@ def stage_memory(
     """
     kind = description.device.partition(":")[0]
     added = _added_by_name(traced, _DEVICE_TYPE[kind])
-    whole = [("", warm_up.began_ns, warm_up.ended_ns)] if warm_up.samples else []
-    stretches = [
-        *_stretches(description.load, {}, kind),
-        *(_stretch(_WARM_UP, _WARM_UP, begin, end, warm_up.samples, kind) for _, begin, end in whole),
-        *_stretches(request, added, kind),
-    ]
+    load, steady = _stretches(description.load, {}, kind), _stretches(request, added, kind)
+    first = [
+        replace(stretch, place=f"{stretch.place} of the {_WARM_UP}") for stretch in _stretches(warm_up, {}, kind)
+    ]  # fmt: skip
+    whole = _stretch(_WARM_UP, _WARM_UP, warm_up.began_ns, warm_up.ended_ns, warm_up.samples, kind)
     origin_ns = description.load.began_ns
-    peak = max(_measured(sample, kind) for stretch in stretches for sample in stretch.samples)
-    # What a phase has taken often stays, and grows by a page or two later: the peak is where it was all but reached.
-    peak_stretch = next(
-        stretch
-        for stretch in stretches
-        if any(_measured(sample, kind) >= _ALL_BUT * peak for sample in stretch.samples)
-    )
+    peak, peak_place = _peak_of([*load, *first, *steady], kind)
     return StageMemory(
         measure="allocated" if kind == "cuda" else "host_rss",
         peak_bytes=peak,
-        peak_phase=peak_stretch.place,
+        peak_phase=peak_place,
         timeline=_timeline([description.load, warm_up, request], origin_ns, kind),
-        phases=_phases(stretches, origin_ns, kind),
+        phases=_phases([*load, whole, *steady], origin_ns, kind),
         largest=_largest(description, traced, _DEVICE_TYPE[kind]),
         budgets=_budgets(description, request),
         snapshot=snapshot,
     )
+
+
+def _peak_of(stretches: Sequence[_Stretch], kind: str) -> tuple[int, str]:
+    """How much, and where: what a phase has taken often stays and grows by a page or two later, so the peak is where
+    it was all but reached."""
+    highest = [max(_measured(sample, kind) for sample in stretch.samples) for stretch in stretches]
+    peak = max(highest)
+    return peak, next(s.place for s, high in zip(stretches, highest, strict=True) if high >= _ALL_BUT * peak)
 
 
 def added_by_step(operators: Operators, device: str) -> list[int]:

@@ -14,12 +14,10 @@ from omni_cli.profile_record import RangeTime, Step
 ENGINE_STEP = "engine step"
 _STEPS = ("denoising step", ENGINE_STEP)
 
-# A step is an outlier when it differs from its neighbours by a quarter of their time, by four times the scatter that
-# all steps have from one iteration to the next, and in three of four iterations: noise does the first, seldom the
-# second and hardly ever the third.
+# Noise makes a step slower now and then and hardly ever in all iterations, so each step is judged by its fastest. It
+# is an outlier when that is a quarter slower than those of its neighbours, and by four times what steps differ by.
 _MIN_EXCESS = 0.25
 _MIN_SCATTERS = 4.0
-_MIN_SHARE = 0.75
 _NEIGHBOURS = 5
 _MAD_TO_SIGMA = 1.4826
 
@@ -97,12 +95,11 @@ def step_times(recordings: Sequence[Recording], added_bytes: Sequence[Sequence[i
     name = base_name(per_iteration[0][0].name)
     seconds = np.array([[(s.ended_ns - s.began_ns) / 1e9 for s in steps[:count]] for steps in per_iteration])
     medians = np.median(seconds, axis=0)
-    usual = np.array([_usual(medians, index) for index in range(count)])
-    scatter = _MAD_TO_SIGMA * float(np.median(np.abs(seconds - medians)))
-    far = np.abs(seconds - usual) > np.maximum(_MIN_EXCESS * usual, _MIN_SCATTERS * scatter)
-    # The first step of an autoregressive model reads the prompt: it is no step like the others.
-    is_prefill = np.arange(count) == 0 if name == ENGINE_STEP else np.zeros(count, bool)
-    outliers = (far.mean(axis=0) >= _MIN_SHARE) & ~is_prefill & (count > 2)
+    usual = _usual(medians)
+    outliers = _outliers(seconds.min(axis=0))
+    if name == ENGINE_STEP:
+        # The first step of an autoregressive model reads the prompt: it is no step like the others.
+        outliers[0] = False
     return tuple(
         Step(
             name=name,
@@ -117,7 +114,18 @@ def step_times(recordings: Sequence[Recording], added_bytes: Sequence[Sequence[i
     )
 
 
-def _usual(medians: np.ndarray, index: int) -> float:
-    """What the steps around one take; times drift along a sequence, so not all of them."""
-    around = np.r_[medians[max(0, index - _NEIGHBOURS) : index], medians[index + 1 : index + 1 + _NEIGHBOURS]]
-    return float(np.median(around)) if len(around) else float(medians[index])
+def _outliers(fastest: np.ndarray) -> np.ndarray:
+    """bool (n,) for the fastest time of each step, float64 (n,)."""
+    usual = _usual(fastest)
+    scatter = _MAD_TO_SIGMA * float(np.median(np.abs(fastest - usual)))
+    return (fastest - usual > np.maximum(_MIN_EXCESS * usual, _MIN_SCATTERS * scatter)) & (len(fastest) > 2)
+
+
+def _usual(times: np.ndarray) -> np.ndarray:
+    """What the steps around each one take; times drift along a sequence, so not all of them."""
+    found = np.array(times)
+    for index in range(len(times)):
+        around = np.r_[times[max(0, index - _NEIGHBOURS) : index], times[index + 1 : index + 1 + _NEIGHBOURS]]
+        if len(around):
+            found[index] = np.median(around)
+    return found

@@ -1,0 +1,291 @@
+"""`omni profile` on the built-in models: its trace, its record, costs that were planted, and how it ends otherwise."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+import resource
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.omni_process import ROOT, Ended, OmniProcess, run_omni
+
+from omni_cli.profile_record import Profile, StageProfile, load_profile_record
+
+pytestmark = pytest.mark.slow
+
+OK, USAGE, INTERRUPTED = 0, 2, 130
+NUM_ITERS = 4
+PLANTED = Path(__file__).parents[2] / "support" / "planted_costs"
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run and what it wrote; `events` are the trace's."""
+
+    ended: Ended
+    record: Profile
+    document: dict[str, Any]
+    events: list[dict[str, Any]]
+
+    def stage(self, name: str) -> StageProfile:
+        return {stage.name: stage for stage in self.record.stages}[name]
+
+    def track(self, name: str) -> list[dict[str, Any]]:
+        """The events on one of omni's own tracks, in order."""
+        tids = [
+            (event["pid"], event["tid"])
+            for event in self.events
+            if event["ph"] == "M" and event["name"] == "thread_name" and event["args"]["name"] == name
+        ]
+        found = [e for e in self.events if e["ph"] == "X" and e["cat"] == "omni" and (e["pid"], e["tid"]) in tids]
+        return sorted(found, key=lambda event: (event["ts"], -event["dur"]))
+
+
+def profile(folder: Path, name: str, *arguments: str, **options: Any) -> Run:
+    ended = run_omni(folder, "profile", "-p", name, "--num-iters", str(NUM_ITERS), *arguments, **options)
+    ended.check_clean()
+    assert ended.code == OK, ended.err
+    written = folder / "out" / "profile"
+    trace = json.loads(gzip.decompress((written / "trace.json.gz").read_bytes()))
+    record = load_profile_record(written / "profile.json")
+    document = json.loads((written / "profile.json").read_text())
+    return Run(ended, record, document, trace["traceEvents"])
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """tiny-image, with a busy wait, held memory and a copy in three places."""
+    environment = {
+        "PYTHONPATH": f"{PLANTED}{os.pathsep}{ROOT}",
+        "PLANTED_COSTS": "wait=denoising step 3;hold=vae decode;copy=text encode",
+    }
+    return profile(tmp_path_factory.mktemp("image"), "tiny-image", environment=environment)
+
+
+@pytest.fixture(scope="module")
+def omni(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return profile(tmp_path_factory.mktemp("omni"), "tiny-omni", "--output-len", "12", "--json")
+
+
+@pytest.fixture(params=["image", "omni"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return request.getfixturevalue(request.param)
+
+
+def test_every_stage_and_step_is_in_the_trace(image: Run, omni: Run) -> None:
+    assert count(image.track("image"), "engine step") == NUM_ITERS
+    for number in range(1, 5):
+        assert count(image.track("image"), f"denoising step {number}") == NUM_ITERS
+    for name in ("text encode", "vae decode", "output copy"):
+        assert count(image.track("image"), name) == NUM_ITERS
+    for stage in ("thinker", "talker"):
+        for name in ("engine step", "model forward", "sampling"):
+            assert count(omni.track(stage), name) == 12 * NUM_ITERS
+    assert count(omni.track("thinker"), "output copy") == 12 * NUM_ITERS, "hidden states for the talker"
+    for number in range(1, 10):
+        assert count(omni.track("token2wav"), f"denoising step {number}") == NUM_ITERS
+    assert count(omni.track("token2wav"), "vocoder") == NUM_ITERS
+    assert count(omni.track("connectors"), "thinker -> talker") == NUM_ITERS
+    assert count(omni.track("connectors"), "talker -> token2wav") == NUM_ITERS
+
+
+def count(events: list[dict[str, Any]], name: str) -> int:
+    return sum(event["name"] == name for event in events)
+
+
+def test_ranges_are_nested(run: Run) -> None:
+    """On each track an event ends before the one around it does, and steps lie in their stage's request."""
+    for stage in run.record.stages:
+        for track in (stage.name, f"{stage.name}: requests", "iterations", "connectors"):
+            check_nested(run.track(track))
+        requests = run.track(f"{stage.name}: requests")
+        assert len(requests) == NUM_ITERS
+        for event in run.track(stage.name):
+            if event["name"] == "engine step":
+                middle = event["ts"] + event["dur"] / 2
+                assert any(r["ts"] <= middle <= r["ts"] + r["dur"] for r in requests), event
+
+
+def check_nested(events: list[dict[str, Any]]) -> None:
+    opened: list[float] = []
+    for event in events:
+        while opened and opened[-1] <= event["ts"]:
+            opened.pop()
+        end = event["ts"] + event["dur"]
+        assert not opened or end <= opened[-1] + 0.001, event
+        opened.append(end)
+
+
+def test_times_in_the_trace_are_those_of_the_record(run: Run) -> None:
+    """Divided by the overhead that the record states, they are the unprofiled ones, up to 2 %."""
+    for stage in run.record.stages:
+        stated = next(row for row in run.record.overhead if row.metric == f"{stage.name}.latency_s")
+        traced_s = statistics.median(event["dur"] for event in run.track(f"{stage.name}: requests")) / 1e6
+        overhead = stated.profiled_s / stated.unprofiled_s
+        assert traced_s / overhead == pytest.approx(stated.unprofiled_s, rel=0.02)
+    iterations = [event["dur"] / 1e6 for event in run.track("iterations")]
+    e2e = next(row for row in run.record.overhead if row.metric == "e2e_s")
+    assert statistics.median(iterations) == pytest.approx(e2e.profiled_s, rel=0.02)
+
+
+def test_stage_times_add_up(run: Run) -> None:
+    seconds = run.record.stage_seconds
+    assert sum(seconds.values()) == pytest.approx(run.record.e2e_s, rel=1e-6)
+    assert {stage.name for stage in run.record.stages} <= seconds.keys()
+    assert seconds["other"] < 0.2 * run.record.e2e_s
+    for stage in run.record.stages:
+        spans = [span for span in run.record.request if span.track == stage.name]
+        (request,) = (span for span in spans if span.depth == 0)
+        end_s = request.start_s + request.duration_s
+        # What happens in it, one after the other, makes up a request's time; the last is after its end.
+        parts_s = sum(span.duration_s for span in spans if span.depth == 1 and span.start_s < end_s)
+        assert parts_s == pytest.approx(request.duration_s, rel=0.05, abs=0.005), stage.name
+
+
+def test_operators_have_modules_and_lie_on_the_common_axis(run: Run) -> None:
+    end_us = max(event["ts"] + event["dur"] for event in run.track("iterations"))
+    operators = [event for event in run.events if event.get("cat") == "cpu_op"]
+    assert len(operators) > 1000
+    assert all(-1 <= event["ts"] <= end_us for event in operators)
+    for stage in run.record.stages:
+        modules = {row.module for row in stage.operators}
+        assert any("*" in module for module in modules), "modules that repeat are one kind"
+        assert sum(row.fraction for row in stage.operators) <= 1.0001
+
+
+def test_activity_and_limits_are_plausible(run: Run) -> None:
+    for stage in run.record.stages:
+        activity = stage.activity
+        assert 0.05 < activity.busy_fraction <= 1
+        assert activity.busy_fraction + activity.idle_fraction == pytest.approx(1)
+        idle_s = max(0.0, activity.capacity_s - activity.busy_s)
+        assert sum(activity.idle_s.values()) == pytest.approx(idle_s, rel=0.2, abs=0.02)
+        assert stage.launch_gaps is not None and 0 < stage.launch_gaps.fraction_of_steps < 1
+        assert stage.roofline is not None
+        assert 0 < stage.roofline.fraction < 1, "nothing is faster than the machine"
+        assert stage.roofline.flops > 1e6 and stage.roofline.moved_bytes > 1e5
+
+
+def test_memory_phases_from_loading_to_a_request(run: Run) -> None:
+    for stage in run.record.stages:
+        memory = stage.memory
+        names = [phase.name for phase in memory.phases]
+        assert {"load", "load weights", "first request"} <= set(names)
+        assert any(name.startswith(("denoising step", "model forward")) for name in names)
+        assert all(earlier.at_s <= later.at_s for earlier, later in itertools.pairwise(memory.timeline))
+        assert memory.peak_bytes == max(phase.peak_host_rss_bytes for phase in memory.phases)
+        assert {tensor.kind for tensor in memory.largest} <= {"weight", "cache", "activation"}
+
+
+def test_budget_of_the_kv_cache(omni: Run) -> None:
+    for name in ("thinker", "talker"):
+        (budget,) = omni.stage(name).memory.budgets
+        assert budget.what == "KV cache" and budget.budget_bytes == 64 * MIB
+        assert 0 < budget.used_bytes < MIB
+
+
+def test_work_of_an_ar_stage_by_its_formula(omni: Run) -> None:
+    """Twice a matrix's weights for every token that goes through it, written down here once more by hand."""
+    roofline = omni.stage("thinker").roofline
+    tokens, layers, hidden, heads, kv_heads, head_size = 32 + 11, 2, 128, 4, 2, 32
+    part = next(part for part in roofline.parts if part.module.endswith("self_attn.qkv_proj"))
+    rows = (heads + 2 * kv_heads) * head_size
+    assert part.flops == 2 * layers * hidden * rows * tokens
+    assert part.moved_bytes == 4 * layers * hidden * rows * 12, "weights once a step"
+
+
+def test_a_wait_in_one_step_is_found(image: Run) -> None:
+    steps = image.stage("image").steps
+    assert [step.number for step in steps if step.outlier] == [3]
+    assert steps[2].median_s - steps[2].usual_s > 0.015
+    assert any("denoising step 3 takes" in hint.message for hint in image.record.hints)
+    assert "outlier: denoising step 3" in image.ended.out
+
+
+def test_memory_held_in_one_phase_is_found(image: Run) -> None:
+    memory = image.stage("image").memory
+    assert memory.peak_phase.startswith("vae decode")
+    most = max((phase for phase in memory.phases if phase.name != "first request"), key=lambda one: one.added_bytes)
+    assert most.name == "vae decode" and 200 * MIB <= most.added_bytes < 260 * MIB
+    largest = memory.largest[0]
+    assert largest.size_bytes == 200 * MIB and largest.where.startswith("vae decode")
+    assert any(hint.message.startswith("vae decode holds 2") for hint in image.record.hints)
+    assert "in vae decode" in image.ended.out
+
+
+def test_a_copy_too_many_is_found(image: Run) -> None:
+    place = image.stage("image").copies.places[0]
+    assert (place.range, place.operator) == ("text encode", "aten::clone")
+    assert 32 * MIB <= place.copied_bytes < 33 * MIB
+    assert "text encode: aten::clone" in image.ended.out
+
+
+def test_no_step_is_an_outlier_where_nothing_was_planted(omni: Run) -> None:
+    assert [step for step in omni.stage("token2wav").steps[1:] if step.outlier] == []
+
+
+def test_json_prints_the_record(omni: Run) -> None:
+    assert omni.ended.document == omni.document
+    assert omni.document["schema"] == "omni.profile/1"
+    assert omni.ended.err == ""
+
+
+def test_what_a_stage_in_the_middle_gets_is_recorded_first(tmp_path: Path) -> None:
+    ended = run_omni(tmp_path, "profile", "--stage", "talker", "--num-iters", "1", "--output-len", "4", "--json")
+    ended.check_clean()
+    assert ended.code == OK, ended.err
+    assert [stage["name"] for stage in ended.document["stages"]] == ["talker"]
+    (overhead, _) = ended.document["overhead"]
+    assert overhead["ratio"] > 0 and overhead["ci95"] is None, "one iteration has no interval"
+
+
+def test_interrupt_while_recording(tmp_path: Path) -> None:
+    process = OmniProcess(tmp_path, "profile", "-p", "tiny-image", "--num-iters", "1000")
+    working = process.output / "profile"
+    # Its stage has left a trace: it is in the middle of profiling.
+    process.wait_for(lambda: list(working.glob(".omni-profile-*/image-0.json")) if working.is_dir() else None)
+    process.interrupt()
+    ended = process.end()
+    ended.check_clean()
+    ended.check_error(INTERRUPTED, "interrupted")
+    assert ended.output_files == ()
+
+
+def test_a_disk_that_fills_up(tmp_path: Path) -> None:
+    """Files may have 64 KiB: enough to begin with, not for a trace."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, 64 << 10))
+
+    ended = run_omni(tmp_path, "profile", "-p", "tiny-image", "--num-iters", "1", preexec_fn=limit)
+    ended.check_clean()
+    ended.check_error(USAGE, "the trace of stage `image` could not be kept", "--output-dir")
+    assert ended.output_files == ()
+
+
+@pytest.fixture
+def unwritable(tmp_path: Path) -> Path:
+    place = tmp_path / "file"
+    place.write_text("not a folder")
+    return place
+
+
+def test_refusals_come_before_anything_starts(tmp_path: Path, unwritable: Path) -> None:
+    ended = run_omni(make(tmp_path / "a"), "profile", "--stage", "tinker")
+    ended.check_error(USAGE, "unknown stage `tinker`", "thinker")
+    assert not ended.started_others
+    ended = run_omni(make(tmp_path / "b"), "profile", "--output-dir", str(unwritable))
+    ended.check_error(USAGE, "cannot write", "--output-dir")
+    assert not ended.started_others
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
