@@ -1,0 +1,89 @@
+"""A talker whose rows come late makes the tokens that it makes of all rows at once, and holds nobody up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+REQUESTS = [
+    {"id": name, "num_prompt": num_prompt, "num_reply": num_reply, "max_tokens": max_tokens}
+    for name, num_prompt, num_reply, max_tokens in [
+        ("first", 20, 40, 60),
+        ("long prompt", 90, 12, 40),
+        ("one token", 15, 1, 40),
+        ("two tokens", 15, 2, 40),
+        ("talker ends first", 30, 60, 20),
+        ("long reply", 10, 70, 90),
+        ("even", 25, 50, 51),
+        ("more", 33, 33, 70),
+    ]
+]
+STAGE = {"max_model_len": 256, "max_num_seqs": 8, "block_size": 32, "sampling": {"temperature": 0.0}}
+
+
+def run(model: Path, tmp_path: Path, **stage: Any) -> dict[str, Any]:
+    task = {"model": str(model), "stage": {**STAGE, **stage}, "requests": REQUESTS}
+    answer = tmp_path / "answer.json"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/support/talker_rows.py"), str(answer)],
+        input=json.dumps(task), capture_output=True, text=True, timeout=280, env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(answer.read_text())
+
+
+@pytest.fixture(scope="module")
+def roomy(tiny_omni_path, tmp_path_factory) -> dict[str, Any]:
+    return run(tiny_omni_path, tmp_path_factory.mktemp("roomy"), kv_cache_memory_bytes=64 << 20)
+
+
+@pytest.fixture(scope="module")
+def pressed(tiny_omni_path, tmp_path_factory) -> dict[str, Any]:
+    """Memory for a request and a half of full length, and prompts in pieces."""
+    return run(
+        tiny_omni_path, tmp_path_factory.mktemp("pressed"), kv_cache_memory_bytes=400_000, max_num_batched_tokens=24
+    )
+
+
+def test_late_rows_change_no_token(roomy):
+    whole = roomy["whole"]
+    assert [len(whole["tokens"][request["id"]]) for request in REQUESTS] == [r["max_tokens"] for r in REQUESTS]
+    assert len({tuple(tokens) for tokens in whole["tokens"].values()}) == len(REQUESTS), "answers that tell them apart"
+    assert roomy["random"]["tokens"] == whole["tokens"]
+    assert roomy["random"]["num_stalls"] > 10, "rows were late"
+    assert roomy["random"]["preemptions"] == 0
+
+
+def test_nor_do_they_under_pressure(roomy, pressed):
+    """Requests that lose their memory while they wait for a row are computed again, up to that row and no further."""
+    assert pressed["whole"]["tokens"] == roomy["whole"]["tokens"]
+    assert pressed["random"]["tokens"] == roomy["whole"]["tokens"]
+    assert pressed["random"]["preemptions"] > 0
+    assert pressed["one starved"]["tokens"] == roomy["whole"]["tokens"]
+
+
+def test_one_that_waits_holds_nobody_up(roomy):
+    starved = roomy["one starved"]
+    assert starved["order"][-1] == "first" and len(starved["order"]) == len(REQUESTS)
+    assert starved["tokens"] == roomy["whole"]["tokens"]
+    assert starved["preemptions"] == 0, "it keeps its memory"
+    assert starved["num_stalls"] <= 2, "the others never waited"
+
+
+@pytest.mark.parametrize("memory", ["roomy", "pressed"])
+def test_an_abort_of_one_that_waits_ends_it_alone_and_leaves_nothing(request, memory):
+    results = request.getfixturevalue(memory)
+    others = {name: tokens for name, tokens in results["whole"]["tokens"].items() if name != "first"}
+    assert results["aborted"]["tokens"] == others
+    blocks = {name: result["left"].pop("blocks") for name, result in results.items()}
+    assert len(set(blocks.values())) == 1, blocks
+    for result in results.values():
+        assert result["left"] == {"stage": [], "scheduler": [], "supplies": 0, "worker": []}

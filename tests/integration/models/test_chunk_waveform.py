@@ -1,0 +1,136 @@
+"""Audio made in chunks against audio made as a whole, by token2wav alone and on random weights of its own builders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
+
+from omni_cli.models.builders import build_omni
+from omni_cli.models.builders.sizes import OmniSizes, VocoderSizes
+from omni_cli.models.checkpoints import resolve_model
+from omni_cli.models.qwen2_5_omni.chunk_waveform import chunk_waveform, codes_per_block, denoise
+from omni_cli.models.qwen2_5_omni.chunks import Chunker, ChunkSizes
+
+SEED = 3
+# What `ChunkSizes` promises, of samples in [-1, 1].
+BOUND = 1e-3
+
+
+def load(folder: str | Path) -> tuple[Qwen2_5OmniToken2WavModel, dict[str, torch.Tensor]]:
+    """token2wav with a checkpoint's weights, and one of its speakers."""
+    model = Qwen2_5OmniToken2WavModel(AutoConfig.from_pretrained(folder).token2wav_config).eval()
+    prefix = "token2wav."
+    weights = [load_file(shard) for shard in Path(folder).glob("*.safetensors")]
+    model.load_state_dict(
+        {name.removeprefix(prefix): w for part in weights for name, w in part.items() if name.startswith(prefix)}
+    )
+    return model, torch.load(Path(folder) / "spk_dict.pt", weights_only=True)["Chelsie"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """The model is too small for more, which would only wait for one another on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return load(resolve_model("builtin:tiny-omni"))
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """More layers between those that look ahead and back, and different weights."""
+    folder = tmp_path_factory.mktemp("deep")
+    build_omni(folder, OmniSizes(token2wav=VocoderSizes(64, 10, 2, 32, 32, 64)), seed=1)
+    return load(folder)
+
+
+def codes_of(num_codes: int) -> torch.Tensor:
+    return torch.randint(0, 250, (1, num_codes), generator=torch.Generator().manual_seed(num_codes))
+
+
+SAMPLING = {"num_steps": 10, "guidance_scale": 0.5, "sway_coefficient": -1.0}
+
+
+@torch.inference_mode()
+def whole(model, speaker, codes: torch.Tensor, **sampling: float) -> torch.Tensor:
+    torch.manual_seed(SEED)
+    mel = speaker["ref_mel"].float()
+    return model(codes, conditioning=speaker["cond"].float(), reference_mel=mel, **{**SAMPLING, **sampling})
+
+
+@torch.inference_mode()
+def joined(model, speaker, codes: torch.Tensor, sizes: ChunkSizes, **sampling: float) -> torch.Tensor:
+    chunks = Chunker(sizes).add(codes[0].tolist(), is_last=True)
+    return torch.cat(
+        [
+            chunk_waveform(
+                model,
+                torch.tensor([chunk.codes]),
+                codes_start=chunk.codes_start,
+                start=chunk.start,
+                end=chunk.end,
+                seed=SEED,
+                speaker=speaker["cond"].float(),
+                reference_mel=speaker["ref_mel"].float(),
+                **{**SAMPLING, **sampling},
+            )
+            for chunk in chunks
+        ]
+    )
+
+
+@pytest.mark.parametrize("guidance_scale", [0.5, 0.0])
+@torch.inference_mode()
+def test_denoising_is_that_of_the_model_bit_for_bit(tiny, guidance_scale):
+    model, speaker = tiny
+    dit, codes = model.code2wav_dit_model, codes_of(30)
+    voice, reference = speaker["cond"].float(), speaker["ref_mel"].float()
+    torch.manual_seed(SEED)
+    own = dit.sample(voice, reference, codes, num_steps=4, guidance_scale=guidance_scale, sway_coefficient=-1.0)
+    noise = torch.randn((1, 60, dit.mel_dim), generator=torch.Generator().manual_seed(SEED))
+    ours = denoise(dit, noise, codes, voice, reference, 4, guidance_scale, -1.0)
+    assert torch.equal(ours.permute(0, 2, 1), own)
+
+
+@pytest.mark.parametrize(("name", "num_codes"), [("tiny", 170), ("deep", 97)])
+def test_joined_chunks_are_within_the_bound_of_the_whole(request, name, num_codes):
+    model, speaker = request.getfixturevalue(name)
+    codes = codes_of(num_codes)
+    expected = whole(model, speaker, codes)
+    made = joined(model, speaker, codes, ChunkSizes())
+    assert made.shape == expected.shape
+    difference = (made - expected).abs().max()
+    assert difference < BOUND
+    assert expected.abs().max() > 100 * BOUND, "silence would be within any bound"
+
+
+def test_more_context_brings_them_closer_and_none_is_far_off(tiny):
+    """The bound is that of the context: without it, chunks are something else."""
+    model, speaker = tiny
+    codes = codes_of(120)
+    expected = whole(model, speaker, codes)
+    differences = [
+        float((joined(model, speaker, codes, ChunkSizes(24, 24, context, ahead)) - expected).abs().max())
+        for context, ahead in [(0, 12), (12, 12), (24, 24), (48, 48)]
+    ]
+    assert differences == sorted(differences, reverse=True)
+    assert differences[0] > 10 * BOUND and differences[-1] < BOUND / 100
+
+
+def test_one_chunk_of_all_codes_is_the_whole(tiny):
+    model, speaker = tiny
+    codes = codes_of(20)
+    assert codes_per_block(model) == 12
+    torch.testing.assert_close(
+        joined(model, speaker, codes, ChunkSizes()), whole(model, speaker, codes), rtol=0, atol=1e-6
+    )

@@ -1,0 +1,177 @@
+"""Runs a talker on vLLM in this process, with the thinker's rows at once or late; a script, since vLLM binds its process.
+
+Reads a JSON task from stdin: `model`, `stage` (fields of `ARStageConfig`), `requests` (`id`, `num_prompt`, `num_reply`,
+`max_tokens`). Writes JSON to the path in argv: for each way of feeding the same requests, their tokens and what
+happened.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+NUM_TEXT_TOKENS = 256
+MOST_STEPS = 20_000
+
+
+def main() -> None:
+    task = json.loads(sys.stdin.read())
+    from omni_cli.compat.torchvision import ensure_torchvision_importable
+
+    ensure_torchvision_importable()
+    from omni_cli.config.engine_config import ARStageConfig
+    from omni_cli.engine.stages.base import StageSpec, load_stage
+
+    config = ARStageConfig("talker", input="thinker", **task["stage"])
+    stage = load_stage(StageSpec(config, task["model"], "Qwen2_5OmniModel", "float32", 0, False), lambda report: None)
+    runs = Runs(stage, task["requests"])
+    results = {
+        "whole": runs.run(lambda feeds: None, whole=True),
+        "random": runs.run(feed_at_random),
+        "one starved": runs.run(starve_first),
+        "aborted": runs.run(abort_first),
+    }
+    stage.close()
+    Path(sys.argv[1]).write_text(json.dumps(results))
+
+
+class Feed:
+    """One request's rows: those that are still to come, in order."""
+
+    def __init__(self, stage: Any, request: dict[str, Any], *, whole: bool) -> None:
+        from omni_cli.engine.messages import StageRequest
+        from omni_cli.worker.payloads import encode_additional_information
+
+        self.stage, self.id, self.is_done = stage, request["id"], False
+        parts = [encode_additional_information(part) for part in handoff_parts(stage, request, whole=whole)]
+        self.parts = deque(parts[1:])
+        stage.add(
+            StageRequest(
+                self.id,
+                handoff=parts[0],
+                more_follows=bool(self.parts),
+                sampling={"max_tokens": request["max_tokens"], "ignore_eos": True},
+            )
+        )
+
+    def more(self) -> None:
+        from omni_cli.engine.messages import AppendInput
+
+        self.stage.append(AppendInput(self.id, self.parts.popleft(), is_last=not self.parts))
+
+
+def handoff_parts(stage: Any, request: dict[str, Any], *, whole: bool) -> list[dict[str, Any]]:
+    """What a thinker that makes a token a step would hand over."""
+    import torch
+
+    from omni_cli.engine.connectors.partial_handoff import PartialHandoff
+
+    draw = torch.Generator().manual_seed(sum(request["id"].encode()))
+    num_prompt, num_reply = request["num_prompt"], request["num_reply"]
+    ids = torch.randint(0, NUM_TEXT_TOKENS, (num_prompt + num_reply,), generator=draw).tolist()
+    hidden = torch.randn(num_prompt + num_reply - 1, stage.config.embedding_size, generator=draw)
+    partial, parts = PartialHandoff(), []
+    partial.add_rows(hidden[:num_prompt])
+    for num_tokens in range(1, num_reply + 1):
+        if num_tokens > 1:
+            partial.add_rows(hidden[num_prompt + num_tokens - 2 : num_prompt + num_tokens - 1])
+        if whole and num_tokens < num_reply:
+            continue
+        reply = ids[num_prompt : num_prompt + num_tokens]
+        parts.append(partial.take(ids[:num_prompt], reply, {}, is_last=num_tokens == num_reply))
+    return [part for part in parts if part is not None]
+
+
+class Runs:
+    def __init__(self, stage: Any, requests: list[dict[str, Any]]) -> None:
+        self.stage, self.requests = stage, requests
+        self.preemptions = 0
+        preempt = stage.scheduler._preempt_request
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.preemptions += 1
+            return preempt(*args, **kwargs)
+
+        stage.scheduler._preempt_request = counted
+
+    def run(self, feed: Any, *, whole: bool = False) -> dict[str, Any]:
+        """All requests at once. `feed(feeds)` is called between steps, and must give rows where nothing can run."""
+        from omni_cli.engine.messages import RequestDone
+
+        before, tokens, order, num_stalls = self.preemptions, {}, [], 0
+        feeds = {request["id"]: Feed(self.stage, request, whole=whole) for request in self.requests}
+        for _ in range(MOST_STEPS):
+            if not self.stage.engine.has_unfinished_requests():
+                break
+            if self.stage.has_work():
+                for report in self.stage.step():
+                    if isinstance(report, RequestDone):
+                        tokens[report.request_id] = report.trace["output_token_ids"]
+                        order.append(report.request_id)
+                        feeds[report.request_id].is_done = True
+            else:
+                num_stalls += 1
+            feed(feeds)
+        for waiting in feeds.values():
+            while waiting.parts:  # for requests that have ended: nothing may come of it
+                waiting.more()
+        scheduler = self.stage.scheduler
+        # What has ended leaves the workers with the next request that runs.
+        (last,) = self.drain(feeds)
+        return {
+            "tokens": tokens,
+            "order": order,
+            "num_stalls": num_stalls,
+            "preemptions": self.preemptions - before,
+            "left": {
+                "stage": list(self.stage.active),
+                "scheduler": list(scheduler.requests),
+                "supplies": len(scheduler._supplies),
+                "worker": [name for name in last if not name.startswith("drain")],
+                "blocks": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+            },
+        }
+
+    def drain(self, feeds: Any) -> list[list[str]]:
+        request = {"id": "drain", "num_prompt": 3, "num_reply": 1, "max_tokens": 2}
+        Feed(self.stage, request, whole=True)
+        while self.stage.has_work():
+            self.stage.step()
+        feeds.clear()
+        return self.stage.engine.collective_rpc(lambda worker: list(worker.model_runner.request_payloads))
+
+
+def feed_at_random(feeds: dict[str, Feed], draw: random.Random = random.Random(0)) -> None:
+    hungry = [feed for feed in feeds.values() if feed.parts]
+    if hungry and draw.random() < 0.4:
+        draw.choice(hungry).more()
+
+
+def starve_first(feeds: dict[str, Feed]) -> None:
+    """The first gets nothing before all others have ended, which get theirs at once."""
+    first, *others = feeds.values()
+    for other in others:
+        while other.parts:
+            other.more()
+    if all(other.is_done for other in others):
+        while first.parts:
+            first.more()
+
+
+def abort_first(feeds: dict[str, Feed], counter: Any = itertools.count()) -> None:
+    """The first is aborted while it waits for rows."""
+    first, *others = feeds.values()
+    for other in others:
+        while other.parts:
+            other.more()
+    if next(counter) == 6:
+        first.stage.abort(first.id)
+
+
+if __name__ == "__main__":
+    main()

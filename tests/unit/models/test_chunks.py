@@ -1,0 +1,61 @@
+"""Chunks of codes: each code is heard once, with all the context that it is to be computed with."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_cli.models.qwen2_5_omni.chunks import Chunk, Chunker, ChunkSizes
+
+BLOCK = 12
+
+
+@st.composite
+def speeches(draw: st.DrawFn) -> tuple[ChunkSizes, list[list[int]]]:
+    """Sizes in whole blocks, and codes in parts as they may come."""
+    first, chunk, look_ahead = (draw(st.integers(1, 4)) * BLOCK for _ in range(3))
+    sizes = ChunkSizes(first, chunk, draw(st.integers(0, 3)) * BLOCK, look_ahead)
+    lengths = draw(st.lists(st.integers(0, 40), min_size=1, max_size=12))
+    numbers = iter(range(sum(lengths)))
+    return sizes, [[next(numbers) for _ in range(length)] for length in lengths]
+
+
+def chunks_of(sizes: ChunkSizes, parts: list[list[int]]) -> list[Chunk]:
+    chunker = Chunker(sizes)
+    made = [chunk for part in parts[:-1] for chunk in chunker.add(part, is_last=False)]
+    return made + chunker.add(parts[-1], is_last=True)
+
+
+@given(speeches())
+def test_every_code_is_heard_once_and_in_order(speech: tuple[ChunkSizes, list[list[int]]]) -> None:
+    sizes, parts = speech
+    num_codes = sum(map(len, parts))
+    chunks = chunks_of(sizes, parts)
+    assert [place for chunk in chunks for place in range(chunk.start, chunk.end)] == list(range(num_codes))
+
+
+@given(speeches())
+def test_a_chunk_has_its_context_on_both_sides(speech: tuple[ChunkSizes, list[list[int]]]) -> None:
+    sizes, parts = speech
+    num_codes = sum(map(len, parts))
+    for chunk in chunks_of(sizes, parts):
+        assert chunk.codes == tuple(range(chunk.codes_start, chunk.codes_start + len(chunk.codes)))
+        assert chunk.codes_start == max(0, chunk.start - sizes.context)
+        assert chunk.codes_start % BLOCK == 0, "blocks of attention begin where they do in the whole"
+        assert chunk.codes[-1] + 1 == min(num_codes, chunk.end + sizes.look_ahead)
+
+
+@given(speeches())
+def test_how_codes_come_does_not_matter(speech: tuple[ChunkSizes, list[list[int]]]) -> None:
+    """So a request gets the same audio, bit for bit, alone and under load."""
+    sizes, parts = speech
+    together = [code for part in parts for code in part]
+    one_by_one = [[code] for code in together] + [[]]
+    assert chunks_of(sizes, parts) == chunks_of(sizes, one_by_one) == chunks_of(sizes, [together])
+
+
+def test_the_first_chunk_waits_for_its_own_codes_and_those_after_it_alone() -> None:
+    chunker = Chunker(ChunkSizes(first=24, chunk=48, context=24, look_ahead=12))
+    assert chunker.add(range(35), is_last=False) == []
+    (chunk,) = chunker.add([35], is_last=False)
+    assert (chunk.start, chunk.end, len(chunk.codes)) == (0, 24, 36)
