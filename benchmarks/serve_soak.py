@@ -189,7 +189,7 @@ class Soak:
     def _hang_up(self, kind: Kind, number: int, after_s: float) -> None:
         ready = self.servers[kind.server].ready
         content = json.dumps(kind.make(number)).encode()
-        head = f"POST {kind.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+        head = f"POST {kind.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
         with socket.create_connection((ready["host"], ready["port"])) as connection:
             connection.sendall(f"{head}{len(content)}\r\n\r\n".encode() + content)
             time.sleep(after_s)

@@ -80,7 +80,7 @@ def serve(
     if api_key is not None and not api_key.strip():
         raise UsageError("the API key is empty", hint="leave `--api-key` and `OMNI_API_KEY` out to serve without one")
     config = load_profile(profile, overrides=set_ or [], model=model, trust_remote_code=trust_remote_code, seed=seed)
-    from omni_cli.serve.server import Settings, bind
+    from omni_cli.serve.server import Settings, bind, is_loopback
 
     limits = Limits(
         max_requests=max_requests,
@@ -91,8 +91,11 @@ def serve(
         max_n=max_n,
         timeout_s=timeout,
     )
-    settings = Settings(api_key, drain_timeout, hang_timeout, limits)
     listener = bind(host, port)
+    is_local = is_loopback(listener)
+    if not is_local and api_key is None:
+        console.print_warning(f"anybody who can reach {host} may use this server", hint="set a key: `--api-key`")
+    settings = Settings(api_key, is_local and api_key is None, drain_timeout, hang_timeout, limits)
     asyncio.run(_run(config, settings, listener, as_json=as_json, verbose=verbose, quiet=quiet))
     return ExitCode.OK
 

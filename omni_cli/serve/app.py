@@ -30,8 +30,11 @@ _KNOWN_FIELDS = {
 }
 
 
-def create_app(service: Service, *, api_key: str | None = None) -> Gate:
-    """The ASGI application of a server; with `api_key` only those who send it are served."""
+def create_app(service: Service, *, api_key: str | None = None, local_only: bool = False) -> Gate:
+    """The ASGI application of a server; with `api_key` only those who send it are served.
+
+    `local_only` is for one that listens on a loopback address: see `Gate`.
+    """
     api = FastAPI(title="omni serve", version=__version__, docs_url=None, redoc_url=None)
     for routes in (chat_routes, speech_routes, image_routes, operation_routes):
         api.include_router(routes(service))
@@ -40,7 +43,7 @@ def create_app(service: Service, *, api_key: str | None = None) -> Gate:
     api.add_exception_handler(APIError, _on_api_error)
     api.add_exception_handler(OmniError, _on_omni_error)
     api.add_exception_handler(Exception, _on_fault)
-    return Gate(api, service=service, api_key=api_key)
+    return Gate(api, service=service, api_key=api_key, local_only=local_only)
 
 
 def _answer(request: Request, error: APIError) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import secrets
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -25,7 +26,13 @@ class Gate:
     Every body has been read when a route runs, and a route whose client leaves is cancelled there and then.
     """
 
-    def __init__(self, routes: ASGIApp, *, service: Service, api_key: str | None) -> None:
+    def __init__(self, routes: ASGIApp, *, service: Service, api_key: str | None, local_only: bool) -> None:
+        """With `local_only`, requests must name this machine as their host.
+
+        A page of any site can make its own name mean this machine, and its visitor's browser then sends requests
+        here that the browser takes for requests to that site.
+        """
+        self._local_only = local_only
         self._routes = routes
         self._service = service
         self._limits = service.limits
@@ -83,6 +90,12 @@ class Gate:
 
     def _refusal(self, scope: Scope, headers: Headers) -> APIError | None:
         """Why this request does not even get its body read."""
+        if self._local_only and not _is_local(headers.get("host", "")):
+            return APIError(
+                403,
+                "this server is for its own machine: address it as localhost or 127.0.0.1, or start it with an API key",
+                code="wrong_host",
+            )
         if self._key is not None and scope["path"] not in _OPEN_PATHS:
             scheme, _, given = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not secrets.compare_digest(given.strip().encode(), self._key):
@@ -131,6 +144,17 @@ class _Reply:
         elif message["type"] == "http.response.body":
             self._exchange.sent_bytes += len(message.get("body", b""))
         await self._send(message)
+
+
+def _is_local(host: str) -> bool:
+    """Whether a `Host` header names this machine: `localhost`, `127.0.0.1:8000`, `[::1]:8000`."""
+    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _shutting_down() -> APIError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -29,13 +30,14 @@ _LOGGERS = ("uvicorn.error", "asyncio")
 
 @dataclass(frozen=True)
 class Settings:
-    """Whom to serve and how much, and seconds.
+    """Whom to serve, and how much.
 
-    `drain_timeout_s` is how long requests may take to end after a stop signal, `hang_timeout_s` how long a stage may
-    be silent about its requests.
+    `local_only` is as of `Gate`. `drain_timeout_s` is how long requests may take to end after a stop signal,
+    `hang_timeout_s` how long a stage may be silent about its requests.
     """
 
     api_key: str | None
+    local_only: bool
     drain_timeout_s: float
     hang_timeout_s: float
     limits: Limits
@@ -75,6 +77,11 @@ def address_of(listener: socket.socket) -> tuple[str, int, str]:
     return host, port, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def is_loopback(listener: socket.socket) -> bool:
+    """Whether only this machine can reach it."""
+    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+
+
 class Server:
     """Serves one profile; use it once."""
 
@@ -94,7 +101,7 @@ class Server:
         metrics.watch_stages(lambda: self.supervisor.stages)
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
-                create_app(self.service, api_key=settings.api_key),
+                create_app(self.service, api_key=settings.api_key, local_only=settings.local_only),
                 http="h11",
                 ws="none",
                 loop="asyncio",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -30,12 +31,16 @@ def chat_routes(service: Service) -> APIRouter:
         exchange = Exchange.of(request.scope)
         _check(service, body)
         reply = _reply(service, body)
-        generate = await asyncio.to_thread(_generate_request, service, body, reply)
+        # Decoding takes its time, and a thread costs some as well.
+        decodes = any(isinstance(message.content, list) for message in body.messages)
+        build = functools.partial(_generate_request, service, body, reply)
+        generate = await asyncio.to_thread(build) if decodes else build()
         if body.stream:
             documents = _stream(service, generate, reply, exchange, with_usage=_wants_usage(body))
             return await event_stream(documents, exchange, service.log, end=DONE)
         result = await service.result(generate, exchange)
-        return JSONResponse(await asyncio.to_thread(reply.completion, result))
+        encodes = reply.wants_audio
+        return JSONResponse(await asyncio.to_thread(reply.completion, result) if encodes else reply.completion(result))
 
     return router
 

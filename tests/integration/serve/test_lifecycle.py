@@ -148,3 +148,9 @@ def test_mistakes_end_before_anything_starts(folder: Path, arguments: tuple[str,
     ended = run_omni(folder, "serve", "--port", "0", *arguments)
     ended.check_error(2, part)
     assert not ended.started_others
+
+
+def test_who_serves_everybody_without_a_key_is_warned(folder: Path) -> None:
+    server = OmniServer(folder, "--profile", "tiny-image", "--host", "0.0.0.0")
+    server.stop()
+    assert server.raw_log.startswith("warning: anybody who can reach 0.0.0.0 may use this server\n\nhint: set a key")

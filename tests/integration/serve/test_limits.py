@@ -124,3 +124,20 @@ def test_a_slow_answer_does_not_hold_up_the_others(limited: OmniServer) -> None:
     assert limited.request("GET", "/health").status == 200
     assert time.monotonic() - began < 1
     slow.join()
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1234", "[::1]:80", "LocalHost:9"])
+def test_a_server_without_a_key_is_addressed_as_this_machine(pictures: OmniServer, host: str) -> None:
+    assert pictures.request("GET", "/v1/models", host=host).status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "8.8.8.8", "[::2]", ""]
+)
+def test_a_page_whose_name_was_made_to_mean_this_machine_gets_nothing(pictures: OmniServer, host: str) -> None:
+    answer = pictures.request("POST", IMAGES, {"prompt": "x"}, host=host)
+    assert answer.status == 403 and answer.error["code"] == "wrong_host"
+
+
+def test_with_a_key_any_name_will_do(limited: OmniServer) -> None:
+    assert limited.request("GET", "/v1/models", host="gpu.example", authorization=f"Bearer {KEY}").status == 200

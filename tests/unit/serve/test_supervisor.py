@@ -1,0 +1,185 @@
+"""When a failed stage is started again, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
+
+import pytest
+
+from omni_cli.errors import StageError
+from omni_cli.outputs import Event, GenerateRequest, RequestResult, StageFailed, StageInfo
+from omni_cli.serve import supervisor as module
+from omni_cli.serve.errors import APIError
+from omni_cli.serve.metrics import Metrics
+from omni_cli.serve.supervisor import State, Supervisor
+
+
+class ScriptedEngine:
+    """Two stages that fail when the test says so; `fails_to_start` is how often a restart fails."""
+
+    def __init__(self) -> None:
+        self.failed: dict[str, StageError] = {}
+        self.silences: dict[str, float] = {}
+        self.restarted: list[tuple[str, float]] = []
+        self.fails_to_start = 0
+        self.closed = False
+        self.on_event: Callable[[Event], None] = lambda event: None
+
+    async def start(self, on_event: Callable[[Event], None] | None = None) -> None:
+        assert on_event is not None
+        self.on_event = on_event
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        yield RequestResult(request.request_id, (), ())
+
+    def fail(self, name: str) -> None:
+        self.failed[name] = StageError(f"stage `{name}`: gone", stage=name)
+        self.on_event(StageFailed(name, self.failed[name]))
+
+    def give_up(self, name: str, reason: str) -> None:
+        self.silences.pop(name)
+        self.fail(name)
+
+    async def restart(self, name: str) -> None:
+        self.restarted.append((name, asyncio.get_running_loop().time()))
+        await asyncio.sleep(0)
+        if self.fails_to_start:
+            self.fails_to_start -= 1
+            raise StageError(f"stage `{name}`: no memory", stage=name)
+        del self.failed[name]
+
+    async def close(self) -> None:
+        self.closed = True
+
+    @property
+    def stages(self) -> tuple[StageInfo, ...]:
+        return tuple(StageInfo(name, "ar", 1.0, {}) for name in ("a", "b"))
+
+    @property
+    def failed_stages(self) -> Mapping[str, StageError]:
+        return dict(self.failed)
+
+    @property
+    def silent_s(self) -> Mapping[str, float]:
+        return dict(self.silences)
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+def run(test: Callable[[ScriptedEngine, Supervisor], Any], told: list[str]) -> None:
+    async def with_supervisor() -> None:
+        engine = ScriptedEngine()
+        supervisor = Supervisor(
+            engine, hang_timeout_s=10, tell=lambda event, **fields: told.append(event), metrics=Metrics(1)
+        )
+        await supervisor.start(lambda event: None)
+        try:
+            await test(engine, supervisor)
+        finally:
+            await supervisor.close()
+            assert engine.closed and supervisor.state is State.STOPPED
+
+    asyncio.run(with_supervisor())
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def collect(supervisor: Supervisor) -> list[Event]:
+    return [event async for event in supervisor.generate(GenerateRequest("r"))]
+
+
+def test_a_lost_stage_comes_back_at_once(told: list[str]) -> None:
+    async def test(engine: ScriptedEngine, supervisor: Supervisor) -> None:
+        assert supervisor.state is State.READY
+        engine.fail("b")
+        assert (supervisor.state, supervisor.failed_stages) == (State.RESTARTING, ("b",))
+        # What does not need it is still run.
+        assert len(await collect(supervisor)) == 1
+        await until(lambda: supervisor.state is State.READY)
+        assert [name for name, _ in engine.restarted] == ["b"]
+
+    run(test, told)
+    assert told == ["engine_ready", "stage_lost", "stage_ready"]
+
+
+def test_each_further_try_waits_longer(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    real_sleep = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        if seconds != module._WATCH_INTERVAL_S:
+            waits.append(seconds)
+        await real_sleep(0.001)
+
+    async def test(engine: ScriptedEngine, supervisor: Supervisor) -> None:
+        engine.fails_to_start = 9
+        monkeypatch.setattr(module.asyncio, "sleep", sleep)
+        engine.fail("a")
+        await until(lambda: supervisor.state is State.READY)
+
+    run(test, told)
+    tries = [seconds for seconds in waits if seconds not in (0.001,)]
+    assert [seconds for seconds in tries if seconds >= 1] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert told.count("stage_not_started") == 9 and told[-1] == "stage_ready"
+
+
+def test_a_stage_that_dies_as_soon_as_it_is_back_is_not_forgotten(told: list[str]) -> None:
+    async def test(engine: ScriptedEngine, supervisor: Supervisor) -> None:
+        real = engine.restart
+        deaths = iter([True, False])
+
+        async def restart(name: str) -> None:
+            await real(name)
+            if next(deaths):
+                engine.fail(name)  # before anybody has seen that it was back
+
+        engine.restart = restart  # type: ignore[method-assign]
+        engine.fail("a")
+        await until(lambda: len(engine.restarted) == 2)
+        await until(lambda: supervisor.state is State.READY)
+
+    run(test, told)
+
+
+def test_two_stages_take_turns(told: list[str]) -> None:
+    async def test(engine: ScriptedEngine, supervisor: Supervisor) -> None:
+        engine.fail("a")
+        engine.fail("b")
+        await until(lambda: supervisor.state is State.READY)
+        assert sorted(name for name, _ in engine.restarted) == ["a", "b"]
+
+    run(test, told)
+
+
+def test_only_a_stage_that_is_silent_for_too_long_is_given_up(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_WATCH_INTERVAL_S", 0.001)
+
+    async def test(engine: ScriptedEngine, supervisor: Supervisor) -> None:
+        engine.silences = {"a": 9.0, "b": 11.0}
+        await until(lambda: engine.restarted)
+        await until(lambda: supervisor.state is State.READY)
+        await asyncio.sleep(0.05)
+        assert [name for name, _ in engine.restarted] == ["b"]
+
+    run(test, told)
+
+
+def test_nothing_is_run_before_the_start_and_after_the_end() -> None:
+    async def test() -> None:
+        supervisor = Supervisor(ScriptedEngine(), hang_timeout_s=10, tell=lambda *_, **__: None, metrics=Metrics(1))
+        for state in ("starting", "stopped"):
+            with pytest.raises(APIError, match=f"the engine is {state}") as caught:
+                await collect(supervisor)
+            assert caught.value.status == 503 and caught.value.retry_after_s
+            await supervisor.close()
+
+    asyncio.run(test())
