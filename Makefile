@@ -39,8 +39,8 @@ format: dev ## rewrite the code in the project's style
 unit: dev ## fast tests, without torch
 	@$(BIN)/python -m pytest -q tests/unit
 
-integration: dev ## tests on real vLLM and diffusers
-	@$(BIN)/python -m pytest -q tests/integration
+integration: dev ## tests on real vLLM and diffusers, and on a CUDA device where there is one
+	@$(BIN)/python -m pytest -q tests/integration tests/gpu
 
 install: python ## the environment for running
 	@$(INSTALL)
