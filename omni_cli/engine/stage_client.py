@@ -132,6 +132,8 @@ class StageClient:
                 await self._end_process()
             self._connection.close()
         shutil.rmtree(self._scratch, ignore_errors=True)  # never made, where the process was not started
+        # On a busy machine a killed process's end may be noticed later; nobody is left to be told.
+        self._on_report = lambda client, report: None
         self._log.close()
 
     async def _end_process(self) -> None:

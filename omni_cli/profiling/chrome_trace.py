@@ -7,17 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from omni_cli.engine.recording.messages import RequestSpan
 from omni_cli.profiling.session import Profiled
-from omni_cli.profiling.trace_file import TraceFile
+from omni_cli.profiling.trace_file import Event, TraceFile
 from omni_cli.profiling.waterfall import CONNECTORS, connectors
 
 RANGES_PID = 1
 _STAGE_PIDS = 100
 _GZIP_LEVEL = 5
-# Of use to torch's own tools only, and half of a trace's size.
-_DROPPED_ARGS = ("Input Strides", "Concrete Inputs", "Record function id", "Ev Idx", "finished")
 
 
 def merged_trace(profiled: Sequence[Profiled], traces: Mapping[int, Mapping[str, TraceFile]]) -> bytes:
@@ -27,7 +26,7 @@ def merged_trace(profiled: Sequence[Profiled], traces: Mapping[int, Mapping[str,
     """
     base_ns = profiled[0].began_ns
     tracks = _Tracks(RANGES_PID)
-    events = list(_range_events(profiled, base_ns, tracks))
+    events: list[Event | dict[str, Any]] = list(_range_events(profiled, base_ns, tracks))
     stages = list(profiled[0].recordings)
     for index, stage in enumerate(stages, start=1):
         renumbered = _Renumbered(stage, index * _STAGE_PIDS)
@@ -90,33 +89,37 @@ class _Renumbered:
         self._first_pid = first_pid
         self._pids: dict[int | str, int] = {}
         self._labels: dict[int, str] = {}
+        self._threads: dict[tuple[int, int | str], str] = {}
 
-    def events(self, trace: TraceFile, base_ns: int) -> Iterator[dict[str, Any]]:
+    def events(self, trace: TraceFile, base_ns: int) -> Iterator[Event]:
         shift_us = (trace.base_ns - base_ns) / 1000
-        decode = msgspec.json.Decoder(dict[str, Any]).decode
-        for raw in trace.raw:
-            event = decode(raw)
-            pid = self._pids.setdefault(event.get("pid", 0), self._first_pid + len(self._pids))
-            if event["ph"] == "M":
-                if event["name"] == "process_labels":
-                    self._labels[pid] = str(event["args"].get("labels", ""))
-                if event["name"] != "thread_name":
-                    continue
-            event["pid"] = pid
-            if "ts" in event:
-                event["ts"] += shift_us
-            if "id" in event:
-                event["id"] = f"{self._stage}-{event['id']}"
-            for name in _DROPPED_ARGS:
-                event.get("args", {}).pop(name, None)
-            yield event
+        for event in trace.events:
+            if isinstance(event.pid, str):
+                continue  # the profiler's own tracks, which say when it was on
+            pid = self._pids.setdefault(event.pid, self._first_pid + len(self._pids))
+            if event.ph == "M":
+                self._note_name(event, pid)
+                continue
+            yield replace(
+                event,
+                pid=pid,
+                ts=None if event.ts is None else event.ts + shift_us,
+                id=None if event.id is None else f"{self._stage}-{event.id}",
+            )
+
+    def _note_name(self, event: Event, pid: int) -> None:
+        if event.name == "process_labels":
+            self._labels[pid] = event.args.labels or ""
+        elif event.name == "thread_name":
+            self._threads[pid, event.tid] = event.args.name or ""
 
     def names(self) -> list[dict[str, Any]]:
-        return [
+        processes = [
             _name_event("process_name", pid, 0, f"{self._stage}: {self._labels.get(pid) or given}")
             for given, pid in self._pids.items()
         ]
+        return processes + [_name_event("thread_name", *place, name) for place, name in self._threads.items()]
 
 
-def _name_event(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+def _name_event(kind: str, pid: int, tid: int | str, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}

@@ -92,7 +92,7 @@ def _copy_calls(operators: Operators) -> Iterator[tuple[str, str, str | None, in
             launcher = work.operator
             where = _OUTSIDE_RANGES if launcher is None else base_name(place(launcher.range_index))
             module = None if launcher is None else launcher.module
-            yield where, work.event.name, module, work.event.args.copied_bytes, work.end_ns - work.begin_ns
+            yield where, work.event.name, module, work.event.args.copied_bytes or 0, work.end_ns - work.begin_ns
 
 
 def _add(row: list[float], num_bytes: int, ns: int) -> None:

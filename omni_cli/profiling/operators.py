@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from omni_cli.engine.recording.messages import MODULE_PREFIX, Recording
@@ -15,8 +16,7 @@ _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _MEMORY = "[memory]"
 
 
-@dataclass(frozen=True)
-class Operator:
+class Operator(msgspec.Struct, frozen=True, gc=False):
     """One call. `self_ns` leaves out the operators that it called; `outermost` is the one that began them all.
 
     `range_index` points into the recording's ranges, -1 for none. `is_outermost` and `begin_ns`, `end_ns` say when
@@ -33,8 +33,7 @@ class Operator:
     range_index: int
 
 
-@dataclass(frozen=True)
-class Allocation:
+class Allocation(msgspec.Struct, frozen=True, gc=False):
     """A tensor's memory taken (`num_bytes` > 0) or given back, in the order of time. `operator` is the outermost."""
 
     at_ns: int
@@ -74,14 +73,14 @@ class Operators:
         return merged((work.begin_ns, work.end_ns) for work in self.device_work)
 
 
-@dataclass
-class _Frame:
+class _Frame(msgspec.Struct):
     event: Event
     begin_ns: int
     end_ns: int
     is_module: bool
-    # The nearest operator around it, past any modules in between.
+    # The nearest operator around it, past any modules in between, and the first of them all.
     parent: _Frame | None
+    top: _Frame | None
     module: str | None
     inside_ns: int = 0
 
@@ -94,7 +93,7 @@ def read_operators(trace: TraceFile, recording: Recording) -> Operators:
         for event in trace.events
         if event.tid == thread and (event.cat == "cpu_op" or (event.ph == "i" and event.name == _MEMORY))
     ]
-    events.sort(key=lambda event: (event.ts, -event.dur))
+    events.sort(key=lambda event: (event.ts, -(event.dur or 0)))
     frames, allocations = _nested(trace, events)
     innermost = Innermost(recording.ranges)
     middles = np.array([(frame.begin_ns + frame.end_ns) // 2 for frame in frames], np.int64)
@@ -133,7 +132,8 @@ def _nested(trace: TraceFile, events: Sequence[Event]) -> tuple[list[_Frame], li
         is_module = event.name.startswith(MODULE_PREFIX)
         parent = around.parent if around is not None and around.is_module else around
         module = event.name.removeprefix(MODULE_PREFIX) if is_module else (around.module if around else None)
-        frame = _Frame(event, begin_ns, trace.ns(event.ts + event.dur), is_module, parent, module)
+        top = None if parent is None else parent.top or parent
+        frame = _Frame(event, begin_ns, trace.ns(event.ts + event.dur), is_module, parent, top, module)
         opened.append(frame)
         if not is_module:
             operators.append(frame)
@@ -143,29 +143,23 @@ def _nested(trace: TraceFile, events: Sequence[Event]) -> tuple[list[_Frame], li
 
 
 def _operator(frame: _Frame, range_index: int) -> Operator:
-    top = _outermost(frame)
+    top = frame.top or frame
     self_ns = max(0, frame.end_ns - frame.begin_ns - frame.inside_ns)
     return Operator(
         frame.event, frame.begin_ns, frame.end_ns, self_ns, frame.module, top.event.name, top is frame, range_index
     )
 
 
-def _outermost(frame: _Frame) -> _Frame:
-    while frame.parent is not None:
-        frame = frame.parent
-    return frame
-
-
 def _allocation(trace: TraceFile, event: Event, around: _Frame | None, range_index: int) -> Allocation:
     operator = None
     if around is not None:
         inside = around.parent if around.is_module else around
-        operator = None if inside is None else _outermost(inside).event.name
+        operator = None if inside is None else (inside.top or inside).event.name
     return Allocation(
         trace.ns(event.ts),
-        event.args.allocated_bytes,
-        event.args.address,
-        event.args.device_type,
+        event.args.allocated_bytes or 0,
+        event.args.address or 0,
+        event.args.device_type or 0,
         None if around is None else around.module,
         operator,
         range_index,

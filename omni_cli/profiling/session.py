@@ -30,7 +30,7 @@ MIN_WARMUP = 2
 """A plain iteration and a profiled one: the first of these waits for the profiler to set itself up."""
 
 
-MAX_TRACES = 3
+MAX_TRACES = 2
 """Of so many profiled iterations the operators are kept: they are hundreds of thousands, and much alike."""
 
 

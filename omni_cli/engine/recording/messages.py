@@ -5,6 +5,7 @@ A stage is told to record while it has no request, and again to stop when it has
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Literal
 
@@ -166,6 +167,7 @@ class MachineRates(msgspec.Struct, frozen=True, tag=True):
 RecordingReport = Started | Recording | StageDescription | MachineRates
 
 
+@functools.cache
 def module_kind(path: str) -> str:
     """Repeated modules are of one kind: `blocks.3.attn` is `blocks.*.attn`."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)

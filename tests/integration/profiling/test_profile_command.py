@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import gzip
 import itertools
 import json
@@ -25,7 +27,7 @@ PLANTED = Path(__file__).parents[2] / "support" / "planted_costs"
 MIB = 2**20
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Run:
     """A finished run and what it wrote; `events` are the trace's."""
 
@@ -37,15 +39,22 @@ class Run:
     def stage(self, name: str) -> StageProfile:
         return {stage.name: stage for stage in self.record.stages}[name]
 
+    @functools.cached_property
+    def _tracks(self) -> dict[str, list[dict[str, Any]]]:
+        names = {
+            (event["pid"], event["tid"]): event["args"]["name"]
+            for event in self.events
+            if event["ph"] == "M" and event["name"] == "thread_name"
+        }
+        tracks: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+        for event in self.events:
+            if event["ph"] == "X" and event["cat"] == "omni":
+                tracks[names[event["pid"], event["tid"]]].append(event)
+        return tracks
+
     def track(self, name: str) -> list[dict[str, Any]]:
         """The events on one of omni's own tracks, in order."""
-        tids = [
-            (event["pid"], event["tid"])
-            for event in self.events
-            if event["ph"] == "M" and event["name"] == "thread_name" and event["args"]["name"] == name
-        ]
-        found = [e for e in self.events if e["ph"] == "X" and e["cat"] == "omni" and (e["pid"], e["tid"]) in tids]
-        return sorted(found, key=lambda event: (event["ts"], -event["dur"]))
+        return sorted(self._tracks[name], key=lambda event: (event["ts"], -event["dur"]))
 
 
 def profile(folder: Path, name: str, *arguments: str, **options: Any) -> Run:
