@@ -20,7 +20,7 @@ def quantity(metric: str, value: float | None, like: float | None = None) -> str
     """`100.1 ms`, `15.8 GiB`, `3.21/s`, `0.82`; the unit is the one that suits `like`."""
     if value is None or not math.isfinite(value):
         return "-"
-    like = value if like is None else like
+    like = value if like is None or not math.isfinite(like) else like
     if metric.endswith("_bytes"):
         return memory(int(value))
     if metric.endswith("_per_second"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -22,6 +22,7 @@ from omni_cli.stats.gate import Gate, GateMetric, GateVerdict, MemoryPeak, Outpu
 from omni_cli.stats.payback import Payback
 
 Bounds = tuple[float, float]
+Ratio = Annotated[float, msgspec.Meta(ge=1e-30, le=1e30)]
 
 
 class StoredOutputs(msgspec.Struct, frozen=True):
@@ -47,10 +48,10 @@ class StoredComparison(msgspec.Struct, frozen=True, kw_only=True):
     b: str
     a_median: float | None = None
     b_median: float | None = None
-    ratio: float | msgspec.UnsetType | None = msgspec.UNSET
-    ci95: Bounds | None = None
+    ratio: Ratio | msgspec.UnsetType | None = msgspec.UNSET
+    ci95: tuple[Ratio, Ratio] | None = None
     verdict: Verdict = "inconclusive"
-    margin: float = 0.0
+    margin: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0.0
     blocks: int = 0
     interleaved: bool = False
     blocks_needed: int | None = None

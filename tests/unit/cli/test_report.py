@@ -1,0 +1,160 @@
+"""`omni report` as a command: what it writes, what it refuses, and that nothing else pays for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.bench_records import pair, record
+from support.profile_records import small_profile
+
+from omni_cli.cli.app import run
+from omni_cli.profile_record import save_profile
+from omni_cli.record import save_record, to_document
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Path:
+    path = tmp_path / "bench.json"
+    save_record(record(*pair(blocks=8)), path)
+    return path
+
+
+def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What stderr says when the command ends with a usage error and prints nothing."""
+    assert run(["report", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("error:") == 1 and "Traceback" not in captured.err
+    return captured.err
+
+
+def test_one_page_of_several_records(bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile, page = tmp_path / "profile.json", tmp_path / "out.html"
+    save_profile(small_profile(), profile)
+    assert run(["report", str(bench), str(profile), "-o", str(page)]) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == (f"{page}\n", "")
+    text = page.read_text(encoding="utf-8")
+    assert text.lstrip().startswith("<!doctype html>") and "Benchmark" in text and "Profile" in text
+    assert not list(tmp_path.glob(".omni-*"))
+
+
+def test_the_same_records_make_the_same_page(bench: Path, tmp_path: Path) -> None:
+    pages = [tmp_path / "1.html", tmp_path / "2.html"]
+    for page in pages:
+        assert run(["report", str(bench), "-o", str(page)]) == 0
+    assert pages[0].read_bytes() == pages[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "is empty"),
+        (b"{\"schema\": \"omni.bench/1\", \"vari", "is cut off"),
+        (b"<html>", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"[1, 2]", "has no `schema`"),
+        (b"{}", "has no `schema`"),
+        (b'{"schema": 5}', "has no `schema`"),
+        (b'{"schema": "omni.generate/1"}', "has the schema `omni.generate/1`"),
+        (b'{"schema": "omni.bench/1"}', "is not a whole bench record"),
+        (b'{"schema": "omni.compare/1", "a": 1}', "is not a whole comparison"),
+        (b'{"schema": "omni.profile/1"}', "is not a whole profile record"),
+        (b'{"schema": "omni.compare/1", "x": 1e300}', "holds numbers beyond"),
+        (b'{"schema": "omni.compare/1", "x": ' + b"[" * 60 + b"]" * 60 + b"}", "is nested more than"),
+        (b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "is nested too deeply"),
+    ],
+)  # fmt: skip
+def test_what_is_no_record(
+    content: bytes, expected: str, bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, page = tmp_path / "bad.json", tmp_path / "page.html"
+    bad.write_bytes(content)
+    page.write_text("the page of yesterday")
+    message = failure(capsys, str(bench), str(bad), "-o", str(page))
+    assert expected in message and "bad.json" in message
+    assert page.read_text() == "the page of yesterday"
+
+
+def test_a_record_that_was_changed(bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(bench.read_text())
+    document["variants"][0]["samples"][0]["e2e_s"] *= 0.5
+    bench.write_text(json.dumps(document))
+    assert "was changed after it was written" in failure(capsys, str(bench), "-o", str(tmp_path / "page.html"))
+
+
+def test_verdicts_that_no_omni_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = to_document(record(*pair(blocks=8)))
+    del document["digest"]
+    document["gate"] = {"verdict": "excellent"}
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(document))
+    assert "its verdicts are none of omni's" in failure(capsys, str(path), "-o", str(tmp_path / "page.html"))
+
+
+def test_files_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = str(tmp_path / "page.html")
+    assert "No such file" in failure(capsys, str(tmp_path / "none.json"), "-o", page)
+    assert "Is a directory" in failure(capsys, str(tmp_path), "-o", page)
+    assert "RECORD..." in failure(capsys)
+
+
+def test_targets_that_cannot_be_written(bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is a folder" in failure(capsys, str(bench), "-o", str(tmp_path))
+    assert "there is no folder" in failure(capsys, str(bench), "-o", str(tmp_path / "no/page.html"))
+    content = bench.read_bytes()
+    assert "would overwrite the record" in failure(capsys, str(bench), "-o", str(bench))
+    assert bench.read_bytes() == content
+    assert "cannot write `/proc/page.html`" in failure(capsys, str(bench), "-o", "/proc/page.html")
+
+
+def test_a_disk_that_is_full_leaves_nothing(bench: Path, tmp_path: Path) -> None:
+    """A file of limited size stands for a full disk: the write fails in the middle."""
+    page = tmp_path / "page.html"
+    page.write_text("the page of yesterday")
+    program = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000));"
+    program += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+    program += "from omni_cli.cli.app import run; sys.exit(run(sys.argv[1:]))"
+    result = subprocess.run(
+        [sys.executable, "-c", program, "report", str(bench), "-o", str(page)], capture_output=True, text=True
+    )
+    assert result.returncode == 2, result.stderr
+    assert f"cannot write `{page}`: File too large" in result.stderr
+    assert page.read_text() == "the page of yesterday"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.json", "page.html"]
+
+
+BLOCKED = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == sys.argv[1]:
+            raise ImportError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+from omni_cli.cli.app import run
+sys.exit(run(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("library", ["matplotlib", "jinja2", "numpy"])
+def test_a_library_that_is_missing(library: str, bench: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BLOCKED, library, "report", str(bench), "-o", str(tmp_path / "page.html")]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 6 and result.stdout == ""
+    assert f"error: a report needs {library}, which is not installed" in result.stderr
+    assert 'hint: install it with `pip install "omni-cli[report]"`' in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["report", "--help"], ["profiles", "list"]])
+def test_nothing_but_a_page_loads_the_plotting_library(arguments: list[str]) -> None:
+    program = (
+        "import sys; from omni_cli.cli.app import run; run(sys.argv[1:]); sys.stdout.flush();"
+        "sys.exit(any(name in sys.modules for name in ('matplotlib.figure', 'omni_cli.report.html.svg', 'torch')))"
+    )
+    result = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

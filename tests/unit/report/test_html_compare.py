@@ -1,0 +1,139 @@
+"""The pages of `omni compare --json` and of a profile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.bench_records import pair, record
+from support.html_pages import Element, figure, parse, table
+from support.profile_records import PEAK_STEP, small_profile
+
+from omni_cli.config.gate_file import GateLimits
+from omni_cli.profile_record import save_profile
+from omni_cli.record import save_record
+from omni_cli.report.bench_json import compare_document
+from omni_cli.report.bench_units import ratio
+from omni_cli.report.html.page import render_page
+from omni_cli.report.html.records import load_document
+from omni_cli.stats.findings import compare_records, compare_within
+
+SOURCES = ({"path": "before.json", "created": ""}, {"path": "after.json", "created": ""})
+
+
+def compare_page(document: dict, folder: Path) -> Element:
+    path = folder / "compare.json"
+    path.write_text(json.dumps(document))
+    return parse(render_page([load_document("r0", path)]))
+
+
+def test_a_comparison_shows_what_compare_found(tmp_path: Path) -> None:
+    findings = compare_within(record(*pair(slowdown=1.3)), limits=GateLimits({"e2e_s": 0.05}))
+    document = compare_document(findings, *SOURCES)
+    page = compare_page(document, tmp_path)
+    assert page.one("p", class_="word").text == "gate: regression"
+    rows = {row["Metric"]: row for row in table(page, "b (B) against a (A)")}
+    for entry in document["comparisons"]:
+        row = rows[entry["metric"].removesuffix("_s")]
+        assert row["B / A [95% CI]"] == ratio(entry["ratio"], tuple(entry["ci95"]))
+        assert row["Verdict"] == entry["verdict"]
+    assert rows["peak allocated"]["b"] == "1.0 GiB"
+    assert [row["Verdict"] for row in table(page, "The gate, limit by limit")] == ["regression"]
+
+
+def test_a_gate_that_passes_says_within_what(tmp_path: Path) -> None:
+    findings = compare_within(record(*pair(slowdown=0.8)), limits=GateLimits({"e2e_s": 0.05}))
+    page = compare_page(compare_document(findings, *SOURCES), tmp_path)
+    verdict = page.one("div", class_="verdict good")
+    assert "Within all limits: e2e -2" in verdict.text and "limit +5%" in verdict.text
+
+
+def test_records_that_must_not_be_compared_show_why(tmp_path: Path) -> None:
+    before, after = record(pair()[0], batch_size=1), record(pair()[0], batch_size=8)
+    page = compare_page(compare_document(compare_records(before, after), *SOURCES), tmp_path)
+    assert page.one("p", class_="word").text == "not comparable"
+    assert {"Field": "workload.batch_size", "before.json": "1", "after.json": "8"} in table(
+        page, "What must not differ, and does"
+    )
+    assert not page.all("figure")
+
+
+@pytest.fixture(scope="module")
+def profile_page(tmp_path_factory: pytest.TempPathFactory) -> Element:
+    path = tmp_path_factory.mktemp("profile") / "profile.json"
+    save_profile(small_profile(), path)
+    return parse(render_page([load_document("r0", path)]))
+
+
+def test_a_profile_begins_with_its_time_and_its_hints(profile_page: Element) -> None:
+    verdict = profile_page.one("div", class_="verdict plain")
+    assert verdict.one("p", class_="word").text == "310.0 ms an iteration"
+    assert "image takes 65% of it, 200.0 ms." in verdict.text
+    assert "Profiled, it is 1.070 [1.050, 1.090] times as slow as without, 290.0 ms." in verdict.text
+    advice = profile_page.one("ul", class_="advice")
+    assert "Hint: image: idle is mostly launch gaps." in advice.text
+    assert advice.one("code").text == "execution=cudagraph"
+
+
+def test_stage_times_add_up(profile_page: Element) -> None:
+    rows = table(profile_page, "Time of the iteration")
+    times = [float(row["Time"].removesuffix(" ms")) for row in rows]
+    assert rows[-1]["Stage"] == "all" and sum(times[:-1]) == pytest.approx(times[-1])
+
+
+def test_the_waterfall_has_a_row_for_each_kind_of_part(profile_page: Element) -> None:
+    drawing = figure(profile_page, "A request from stage to stage").one("div", class_="wide")
+    assert "denoising step" in drawing.text and "8 times, 116.0 ms" in drawing.text
+    assert "vae decode" in drawing.text and "50.00 ms" in drawing.text
+
+
+def test_outliers_are_ringed_and_named(profile_page: Element) -> None:
+    steps = figure(profile_page, "Steps of image")
+    assert f"Outliers, marked by a ring: {PEAK_STEP}." in steps.text
+    rings = [
+        item for item in steps.one("div", class_="wide").all("use") if "var(--bad)" in (item.attributes["style"] or "")
+    ]
+    dots = [
+        item
+        for item in steps.one("div", class_="wide").all("use")
+        if "var(--muted)" in (item.attributes["style"] or "")
+    ]
+    assert len(rings) == 1 and len(dots) == 24
+    rows = table(profile_page, "Steps of image")
+    assert [row["Step"] for row in rows if row["Remark"] == "outlier"] == [f"denoising step {PEAK_STEP}"]
+
+
+def test_the_peak_of_memory_is_marked_in_its_phase(profile_page: Element) -> None:
+    memory = figure(profile_page, "Memory of image")
+    assert "The peak, 700 MiB, is in the phase “vae decode”. The phase is shaded" in memory.text
+    (marker,) = [
+        item
+        for item in memory.one("div", class_="wide").all("use")
+        if "var(--accent)" in (item.attributes["style"] or "")
+    ]
+    # 3.0 of 3.9 s, between a gutter of 48 and a margin of 4 pixels.
+    assert float(marker.attributes["x"] or 0) == pytest.approx(48 + (880 - 52) * 3.0 / 3.9, abs=0.5)
+
+
+def test_tables_of_a_profile(profile_page: Element) -> None:
+    (limits, _) = table(profile_page, "How near the machine's limits")
+    assert (limits["At best"], limits["Takes"], limits["Reached"]) == ("40.00 ms", "80.00 ms", "50%")
+    (phase,) = table(profile_page, "Memory of thinker by phase")
+    assert (phase["Peak host RSS"], phase["Added"]) == ("700 MiB", "+200 MiB")
+    (tensor,) = table(profile_page, "Largest tensors of thinker at its peak")
+    assert (tensor["Tensor"], tensor["Shape"], tensor["Size"]) == ("lm_head.weight", "1000 x 64", "40 MiB")
+    (budget,) = table(profile_page, "Budgets of image")
+    assert budget["Share"] == "25%"
+
+
+def test_several_records_have_an_overview_and_ids_of_their_own(tmp_path: Path) -> None:
+    save_profile(small_profile(), tmp_path / "profile.json")
+    save_record(record(*pair(slowdown=1.5)), tmp_path / "bench.json")
+    documents = [load_document(f"r{n}", tmp_path / name) for n, name in enumerate(("profile.json", "bench.json"))]
+    page = parse(render_page(documents))
+    links = page.one("nav").all("a")
+    assert [link.text for link in links] == ["310.0 ms an iteration tiny, end to end", "slower tiny-omni, thinker"]
+    targets = {article.attributes["id"] for article in page.all("article")}
+    assert {str(link.attributes["href"]).removeprefix("#") for link in links} == targets
+    assert len(page.all("h1")) == 1 and len(page.all("h2")) == 2
