@@ -1,4 +1,4 @@
-"""Runs a talker on vLLM in this process, with the thinker's rows at once or late; a script, since vLLM binds its process.
+"""Runs a talker on vLLM in this process, with the thinker's rows at once or late; a script: vLLM binds its process.
 
 Reads a JSON task from stdin: `model`, `stage` (fields of `ARStageConfig`), `requests` (`id`, `num_prompt`, `num_reply`,
 `max_tokens`). Writes JSON to the path in argv: for each way of feeding the same requests, their tokens and what
@@ -12,6 +12,7 @@ import json
 import random
 import sys
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,10 @@ def main() -> None:
     runs = Runs(stage, task["requests"])
     results = {
         "whole": runs.run(lambda feeds: None, whole=True),
-        "random": runs.run(feed_at_random),
-        "one starved": runs.run(starve_first),
-        "aborted": runs.run(abort_first),
+        "random": runs.run(feeding_at_random()),
+        "first starved": runs.run(starving("first")),
+        "later one starved": runs.run(starving("talker ends first")),
+        "aborted": runs.run(aborting_first()),
     }
     stage.close()
     Path(sys.argv[1]).write_text(json.dumps(results))
@@ -64,6 +66,13 @@ class Feed:
 
         self.stage.append(AppendInput(self.id, self.parts.popleft(), is_last=not self.parts))
 
+    def all(self) -> None:
+        while self.parts:
+            self.more()
+
+
+Feeding = Callable[[dict[str, Feed]], None]
+
 
 def handoff_parts(stage: Any, request: dict[str, Any], *, whole: bool) -> list[dict[str, Any]]:
     """What a thinker that makes a token a step would hand over."""
@@ -90,20 +99,20 @@ def handoff_parts(stage: Any, request: dict[str, Any], *, whole: bool) -> list[d
 class Runs:
     def __init__(self, stage: Any, requests: list[dict[str, Any]]) -> None:
         self.stage, self.requests = stage, requests
-        self.preemptions = 0
+        self.preempted: list[str] = []
         preempt = stage.scheduler._preempt_request
 
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self.preemptions += 1
-            return preempt(*args, **kwargs)
+        def noted(request: Any, *args: Any, **kwargs: Any) -> Any:
+            self.preempted.append(request.request_id.rpartition("-")[0])
+            return preempt(request, *args, **kwargs)
 
-        stage.scheduler._preempt_request = counted
+        stage.scheduler._preempt_request = noted
 
-    def run(self, feed: Any, *, whole: bool = False) -> dict[str, Any]:
+    def run(self, feed: Feeding, *, whole: bool = False) -> dict[str, Any]:
         """All requests at once. `feed(feeds)` is called between steps, and must give rows where nothing can run."""
         from omni_cli.engine.messages import RequestDone
 
-        before, tokens, order, num_stalls = self.preemptions, {}, [], 0
+        self.preempted, tokens, order, num_stalls = [], {}, [], 0
         feeds = {request["id"]: Feed(self.stage, request, whole=whole) for request in self.requests}
         for _ in range(MOST_STEPS):
             if not self.stage.engine.has_unfinished_requests():
@@ -118,8 +127,7 @@ class Runs:
                 num_stalls += 1
             feed(feeds)
         for waiting in feeds.values():
-            while waiting.parts:  # for requests that have ended: nothing may come of it
-                waiting.more()
+            waiting.all()  # of requests that have ended: nothing may come of it
         scheduler = self.stage.scheduler
         # What has ended leaves the workers with the next request that runs.
         (last,) = self.drain(feeds)
@@ -127,7 +135,7 @@ class Runs:
             "tokens": tokens,
             "order": order,
             "num_stalls": num_stalls,
-            "preemptions": self.preemptions - before,
+            "preempted": self.preempted,
             "left": {
                 "stage": list(self.stage.active),
                 "scheduler": list(scheduler.requests),
@@ -146,31 +154,42 @@ class Runs:
         return self.stage.engine.collective_rpc(lambda worker: list(worker.model_runner.request_payloads))
 
 
-def feed_at_random(feeds: dict[str, Feed], draw: random.Random = random.Random(0)) -> None:
-    hungry = [feed for feed in feeds.values() if feed.parts]
-    if hungry and draw.random() < 0.4:
-        draw.choice(hungry).more()
+def feeding_at_random() -> Feeding:
+    draw = random.Random(0)
+
+    def feed(feeds: dict[str, Feed]) -> None:
+        hungry = [feed for feed in feeds.values() if feed.parts]
+        if hungry and draw.random() < 0.4:
+            draw.choice(hungry).more()
+
+    return feed
 
 
-def starve_first(feeds: dict[str, Feed]) -> None:
-    """The first gets nothing before all others have ended, which get theirs at once."""
-    first, *others = feeds.values()
-    for other in others:
-        while other.parts:
-            other.more()
-    if all(other.is_done for other in others):
-        while first.parts:
-            first.more()
+def starving(name: str) -> Feeding:
+    """The request of that name gets nothing before all others have ended, which get theirs at once."""
+
+    def feed(feeds: dict[str, Feed]) -> None:
+        others = [feed for feed in feeds.values() if feed.id != name]
+        for other in others:
+            other.all()
+        if all(other.is_done for other in others):
+            feeds[name].all()
+
+    return feed
 
 
-def abort_first(feeds: dict[str, Feed], counter: Any = itertools.count()) -> None:
+def aborting_first() -> Feeding:
     """The first is aborted while it waits for rows."""
-    first, *others = feeds.values()
-    for other in others:
-        while other.parts:
-            other.more()
-    if next(counter) == 6:
-        first.stage.abort(first.id)
+    turns = itertools.count()
+
+    def feed(feeds: dict[str, Feed]) -> None:
+        first, *others = feeds.values()
+        for other in others:
+            other.all()
+        if next(turns) == 6:
+            first.stage.abort(first.id)
+
+    return feed
 
 
 if __name__ == "__main__":
