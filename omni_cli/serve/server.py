@@ -25,6 +25,8 @@ from omni_cli.serve.service import Service
 from omni_cli.serve.supervisor import State, Supervisor
 
 _BACKLOG = 512
+# Longer than clients keep an idle connection: one that is closed under a request on its way is an error to them.
+_KEEP_ALIVE_S = 75
 _LOGGERS = ("uvicorn.error", "asyncio")
 
 
@@ -109,6 +111,7 @@ class Server:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=settings.drain_timeout_s,
             )
         )
