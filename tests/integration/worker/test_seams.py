@@ -45,6 +45,19 @@ CALLABLES = [
         [],
         "says in the log why it settles on another mode",
     ),
+    ("vllm.v1.core.sched.scheduler:Scheduler.schedule", [], "is overridden to leave requests without rows out"),
+    (
+        "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
+        ["scheduler_output"],
+        "is overridden to know of steps under way",
+    ),
+    ("vllm.v1.core.sched.request_queue:RequestQueue.remove_requests", ["requests"], "is called on waiting requests"),
+    ("vllm.v1.core.sched.request_queue:RequestQueue.prepend_request", ["request"], "is called on waiting requests"),
+    (
+        "vllm.config.scheduler:SchedulerConfig.get_scheduler_cls",
+        [],
+        "returns our `make_scheduler`, which is called with `vllm_config=...` like a class",
+    ),
     ("vllm.renderers.base:BaseRenderer.render_cmpl", ["prompts"], "is called to tokenize and preprocess a prompt"),
     ("vllm.renderers.base:BaseRenderer.get_mm_processor", [], "is called for the chat template"),
     (
@@ -61,6 +74,21 @@ CALLABLES = [
         "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni:Qwen2_5OmniToken2WavModel.forward",
         ["code", "conditioning", "reference_mel", "num_steps", "guidance_scale", "sway_coefficient"],
         "is token2wav",
+    ),
+    (
+        "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni:Qwen2_5OmniToken2WavDiTModel.forward",
+        ["hidden_states", "condition_vector", "speaker_embedding", "quantized_code", "time_step", "apply_cfg"],
+        "denoises the frames of a chunk",
+    ),
+    (
+        "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni:RungeKutta4ODESolver.integrate",
+        ["time_points"],
+        "integrates a chunk's frames",
+    ),
+    (
+        "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni:Qwen2_5OmniToken2WavBigVGANModel.forward",
+        ["mel_spectrogram"],
+        "makes a chunk's samples",
     ),
     (
         "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni:Qwen2_5OmniTalkerForConditionalGeneration.get_rope_index",
@@ -100,6 +128,8 @@ FIELDS = [
     ("vllm.distributed.parallel_state:GroupCoordinator", ["is_first_rank", "is_last_rank"], "are read"),
     ("vllm.config:ParallelConfig", ["distributed_executor_backend"], "is read"),
     ("vllm.v1.core.sched.output:NewRequestData", ["req_id", "sampling_params", "pooling_params"], "are read"),
+    ("vllm.v1.core.sched.output:SchedulerOutput", ["total_num_scheduled_tokens"], "is read, and rows are attached"),
+    ("vllm.v1.request:Request", ["num_tokens_with_spec"], "is read"),
     ("vllm.v1.engine:EngineCoreOutput", ["request_id", "pooling_output"], "are read and written"),
     ("vllm.sampling_params:SamplingParams", ["extra_args"], "carries our payloads"),
     ("vllm.pooling_params:PoolingParams", ["extra_kwargs"], "carries our payloads"),
@@ -129,6 +159,21 @@ ATTRIBUTES = [
     ("vllm.v1.worker.gpu_input_batch:InputBatch.__init__", ["self.num_computed_tokens_cpu", "self.req_id_to_index"]),
     ("vllm.v1.engine.llm_engine:LLMEngine.__init__", ["self.renderer", "self.output_processor", "self.engine_core"]),
     ("vllm.v1.engine.output_processor:OutputProcessor.__init__", ["self.request_states"]),
+    ("vllm.v1.engine.core_client:InprocClient.__init__", ["self.engine_core"]),
+    ("vllm.v1.engine.core:EngineCore.__init__", ["self.scheduler", "scheduler_config.get_scheduler_cls()"]),
+    (
+        "vllm.v1.core.sched.scheduler:Scheduler.__init__",
+        ["self.requests", "self.waiting", "self.skipped_waiting", "self.current_step"],
+    ),
+    ("vllm.v1.request:Request.__init__", ["self.next_decode_eligible_step", "self.num_output_placeholders"]),
+    (
+        "vllm.v1.core.sched.scheduler:Scheduler.schedule",
+        ["self.current_step += 1", "self.current_step < request.next_decode_eligible_step"],
+    ),
+    (
+        "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni:Qwen2_5OmniToken2WavDiTModel.__init__",
+        ["self.block_size", "self.repeats", "self.mel_dim"],
+    ),
     ("vllm.v1.engine.input_processor:InputProcessor.__init__", ["self.generation_config_fields"]),
     ("vllm.model_executor.models.qwen2:Qwen2Model", ["decoder_layer_type", "self.embed_tokens"]),
 ]
@@ -137,6 +182,11 @@ OVERRIDES = [
     ("omni_cli.worker.runner_mixins", "vllm.v1.worker.gpu_model_runner"),
     ("omni_cli.worker.workers", "vllm.v1.worker.gpu_worker"),
     ("omni_cli.engine.stages.output_processor", "vllm.v1.engine.output_processor"),
+    ("omni_cli.engine.scheduling", "vllm.v1.core.sched.scheduler"),
+    (
+        "omni_cli.models.qwen2_5_omni.chunk_waveform",
+        "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
+    ),
     ("omni_cli.models.qwen2_5_omni.talker", "vllm.model_executor.models.qwen2"),
     ("omni_cli.models.qwen2_5_omni.token2wav", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
 ]
