@@ -90,6 +90,8 @@ class _Renumbered:
         self._pids: dict[int | str, int] = {}
         self._labels: dict[int, str] = {}
         self._threads: dict[tuple[int, int | str], str] = {}
+        # A trace also names the devices that nothing ran on.
+        self._used: set[int] = set()
 
     def events(self, trace: TraceFile, base_ns: int) -> Iterator[Event]:
         shift_us = (trace.base_ns - base_ns) / 1000
@@ -100,6 +102,7 @@ class _Renumbered:
             if event.ph == "M":
                 self._note_name(event, pid)
                 continue
+            self._used.add(pid)
             yield replace(
                 event,
                 pid=pid,
@@ -117,8 +120,12 @@ class _Renumbered:
         processes = [
             _name_event("process_name", pid, 0, f"{self._stage}: {self._labels.get(pid) or given}")
             for given, pid in self._pids.items()
+            if pid in self._used
         ]
-        return processes + [_name_event("thread_name", *place, name) for place, name in self._threads.items()]
+        threads = [
+            _name_event("thread_name", *place, name) for place, name in self._threads.items() if place[0] in self._used
+        ]
+        return processes + threads
 
 
 def _name_event(kind: str, pid: int, tid: int | str, name: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,12 +55,18 @@ def copies_of(traced: Sequence[Operators], engagement: Sequence[Mapping[str, flo
     )  # fmt: skip
 
 
+def kernel_name(name: str) -> str:
+    """`void at::native::vectorized_kernel<4, ...>(int, ...)` as `at::native::vectorized_kernel`."""
+    plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    return re.split(r"[<(]", plain, maxsplit=1)[0] or name
+
+
 def _by_module(operators: Operators) -> _Rows:
     rows: _Rows = defaultdict(lambda: [0.0, 0.0, 0.0])
     if operators.device_work:
         for work in operators.device_work:
             module = None if work.operator is None else work.operator.module
-            name = work.event.name if work.operator is None else work.operator.event.name
+            name = kernel_name(work.event.name) if work.operator is None else work.operator.event.name
             _add(rows[module_kind(module or _OUTSIDE), name], 0, work.end_ns - work.begin_ns)
         return rows
     for call in operators.calls:

@@ -74,7 +74,7 @@ def _activity(stage: StageProfile) -> Iterator[str]:
     if gaps is not None:
         yield (
             f"  launch gaps: {gaps.fraction_of_steps:.0%} of its steps' time, {count(gaps.count, 'gap')}, median "
-            f"{gaps.median_s * 1e6:.0f} us, largest {milliseconds(gaps.largest_s)}"
+            f"{gaps.median_s * 1e6:.1f} us, largest {milliseconds(gaps.largest_s)}"
         )
 
 

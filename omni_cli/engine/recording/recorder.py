@@ -155,9 +155,9 @@ class Recorder:
         return "diffusion" if "execution" in self._stage.effective else "ar"
 
     def _marks_modules(self) -> bool:
-        """Hooks would break a compiled model apart, and a graph's replay passes by them."""
+        """Hooks would break a compiled model apart. A graph's replay just passes by them."""
         effective: dict[str, Any] = self._stage.effective
-        return effective.get("execution", "eager") == "eager" and effective.get("cudagraph_mode", "none") == "none"
+        return effective.get("execution") != "compile" and effective.get("cudagraph_mode", "none") == "none"
 
 
 def _write(path: Path, write: Any) -> None:
