@@ -86,7 +86,8 @@ class OmniServer:
     def send_and_hang_up(self, path: str, body: dict[str, Any], after_s: float) -> None:
         """Send a request and break the connection after a while, as a client does that is killed."""
         content = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+        length = len(content)
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}"
         with socket.create_connection((self.ready["host"], self.ready["port"])) as connection:
             connection.sendall(head.encode() + b"\r\n\r\n" + content)
             time.sleep(after_s)
