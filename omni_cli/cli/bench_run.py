@@ -26,7 +26,7 @@ from omni_cli.bench.verdicts import Answer, Question
 from omni_cli.cli import console
 from omni_cli.cli.bench_progress import BenchProgress
 from omni_cli.cli.bench_report import check_writable, failure_of, show_answer, show_self_check
-from omni_cli.cli.stop_signals import stop_signals
+from omni_cli.cli.stop_signals import Interrupted, stop_signals
 from omni_cli.errors import DeadlineError, ExitCode, OmniError
 from omni_cli.record import Record, metric_names, save_record
 from omni_cli.report.bench_notes import not_comparable
@@ -35,10 +35,6 @@ from omni_cli.stats.findings import check_limits, check_metrics
 if TYPE_CHECKING:
     from omni_cli.bench.workload import Workload
     from omni_cli.cli.bench import Settings, Source
-
-
-class Interrupted(OmniError):
-    exit_code = ExitCode.INTERRUPTED
 
 
 class NotComparableError(OmniError):

@@ -12,7 +12,7 @@ from typing import Protocol
 from omni_cli.cli.artifacts import ArtifactWriter
 from omni_cli.cli.printers import Printer
 from omni_cli.cli.progress import Progress
-from omni_cli.cli.stop_signals import stop_signals
+from omni_cli.cli.stop_signals import Interrupted, stop_signals
 from omni_cli.errors import DeadlineError, ExitCode, OmniError, OutputError, UsageError
 from omni_cli.inputs.request_spec import BadRequest
 from omni_cli.outputs import (
@@ -45,10 +45,6 @@ class Engine(Protocol):
 
     @property
     def stages(self) -> tuple[StageInfo, ...]: ...
-
-
-class Interrupted(OmniError):
-    exit_code = ExitCode.INTERRUPTED
 
 
 @dataclass(frozen=True)

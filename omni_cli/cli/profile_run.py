@@ -16,7 +16,7 @@ from omni_cli.bench.environment import read_environment
 from omni_cli.cli import console
 from omni_cli.cli.artifacts import ArtifactWriter, write_whole
 from omni_cli.cli.live_line import LiveLine
-from omni_cli.cli.stop_signals import stop_signals
+from omni_cli.cli.stop_signals import Interrupted, stop_signals
 from omni_cli.errors import DeadlineError, ExitCode, OmniError, OutputError
 from omni_cli.outputs import Event, StageLoading
 from omni_cli.profile_record import Profile, profile_document, save_profile
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 
 TRACE_NAME = "trace.json.gz"
 RECORD_NAME = "profile.json"
-
-
-class Interrupted(OmniError):
-    exit_code = ExitCode.INTERRUPTED
 
 
 def run_profile(config: EngineConfig, workload: Workload, settings: Settings, *, command: tuple[str, ...]) -> ExitCode:

@@ -14,11 +14,17 @@ from types import FrameType
 import psutil
 
 from omni_cli.cli.interrupts import STOP_SIGNALS
-from omni_cli.errors import ExitCode
+from omni_cli.errors import ExitCode, OmniError
 
 # `timeout` and some shells send one signal both to the process and to its group: that is not a second wish.
 _SAME_SIGNAL_S = 0.5
 _SHOW_CURSOR = b"\x1b[?25h\n"
+
+
+class Interrupted(OmniError):
+    """The run was asked to stop, and has stopped in good order."""
+
+    exit_code = ExitCode.INTERRUPTED
 
 
 @contextmanager

@@ -91,7 +91,7 @@ class VllmTarget:
         return {self._stage.spec.stage.name: model}
 
     def eagerly(self) -> AbstractContextManager[None]:
-        denoiser = getattr(self._stage, "_denoiser", None)
+        denoiser = getattr(self._stage, "denoiser", None)
         return nullcontext() if denoiser is None else denoiser.eagerly()
 
     def caches(self) -> Iterator[Resident]:

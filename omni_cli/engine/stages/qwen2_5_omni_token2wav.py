@@ -87,7 +87,7 @@ class Token2WavStage(VllmStage):
         self._streams: dict[str, SpeechStream] = {}
         (model,) = self.engine.collective_rpc("get_model")
         self._chunk_sizes = chunk_sizes(spec.stage, model.codes_per_block)
-        self._denoiser = model.prepare(execution, stage=spec.stage.name)
+        self.denoiser = model.prepare(execution, stage=spec.stage.name)
         if execution != "eager":
             model.warm_up()
         model.listener = self
@@ -111,13 +111,13 @@ class Token2WavStage(VllmStage):
     def effective(self) -> dict[str, Any]:
         stage = self.spec.stage
         assert isinstance(stage, DiffusionStageConfig)
-        return {**super().effective, "execution": self._denoiser.execution, "stream": bool(stage.stream)}
+        return {**super().effective, "execution": self.denoiser.execution, "stream": bool(stage.stream)}
 
     @property
     def settings(self) -> dict[str, Any]:
         return {
             **super().settings,
-            "execution": self._denoiser.execution,
+            "execution": self.denoiser.execution,
             "stream_first_chunk_codes": self._chunk_sizes.first,
             "stream_chunk_codes": self._chunk_sizes.chunk,
             "stream_context_codes": self._chunk_sizes.context,
@@ -126,7 +126,7 @@ class Token2WavStage(VllmStage):
 
     @property
     def engagement(self) -> dict[str, float]:
-        return {**super().engagement, **self._denoiser.counters.as_dict()}
+        return {**super().engagement, **self.denoiser.counters.as_dict()}
 
     def _setting(self, request: StageRequest, name: str, default: float) -> float:
         stage = self.spec.stage

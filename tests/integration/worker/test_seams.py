@@ -29,6 +29,10 @@ CALLABLES = [
     (f"{RUNNER}.load_model", [], "is overridden to find the diffusion's entry point and who fills conditions"),
     (f"{RUNNER}.capture_model", [], "is overridden to note which graphs there are and what they took"),
     (f"{RUNNER}.get_model", [], "is called for the loaded model"),
+    ("vllm.v1.worker.gpu_worker:Worker.load_model", [], "is overridden to mark what loading does"),
+    ("vllm.v1.worker.gpu_worker:Worker.determine_available_memory", [], "is overridden to mark what loading does"),
+    ("vllm.v1.worker.gpu_worker:Worker.initialize_from_config", [], "is overridden to mark what loading does"),
+    ("vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model", [], "is overridden to mark what loading does"),
     ("vllm.v1.worker.gpu_worker:Worker.init_device", [], "is overridden to change the runner's class"),
     ("vllm.v1.worker.cpu_worker:CPUWorker.init_device", [], "is overridden to change the runner's class"),
     (
@@ -133,6 +137,10 @@ FIELDS = [
     ("vllm.v1.engine:EngineCoreOutput", ["request_id", "pooling_output"], "are read and written"),
     ("vllm.sampling_params:SamplingParams", ["extra_args"], "carries our payloads"),
     ("vllm.pooling_params:PoolingParams", ["extra_kwargs"], "carries our payloads"),
+    ("vllm.v1.core.kv_cache_manager:KVCacheManager", ["usage"], "is read for a profile"),
+    ("vllm.config.compilation:CompilationConfig", ["static_forward_context"], "names attention layers and caches"),
+    ("vllm.config:CacheConfig", ["kv_cache_memory_bytes", "gpu_memory_utilization"], "are a stage's budget"),
+    ("torch._C._profiler:_RecordFunctionFast", ["__enter__", "__exit__"], "marks modules in traces"),
 ]
 
 # Set in the bodies of vLLM's own methods, so that only their source can tell.
@@ -175,6 +183,16 @@ ATTRIBUTES = [
         ["self.block_size", "self.repeats", "self.mel_dim"],
     ),
     ("vllm.v1.engine.input_processor:InputProcessor.__init__", ["self.generation_config_fields"]),
+    ("vllm.v1.core.sched.scheduler:Scheduler.__init__", ["self.kv_cache_manager"]),
+    (
+        "vllm.model_executor.layers.attention.attention:Attention.__init__",
+        ["self.num_heads", "self.num_kv_heads", "self.head_size", "self.layer_name"],
+    ),
+    ("vllm.model_executor.layers.linear:LinearBase.__init__", ["self.input_size", "self.output_size"]),
+    (
+        "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding.__init__",
+        ["self.num_embeddings", "self.embedding_dim"],
+    ),
     ("vllm.model_executor.models.qwen2:Qwen2Model", ["decoder_layer_type", "self.embed_tokens"]),
 ]
 
