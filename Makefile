@@ -15,7 +15,7 @@ INSTALL = $(PYTHON) scripts/install.py --venv $(VENV) --extra $(EXTRA) --torch-i
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint format unit integration install dev clean python
+.PHONY: help demo test lint format unit integration browser install dev clean python
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ unit: dev ## fast tests, without torch
 
 integration: dev ## tests on real vLLM and diffusers, and on a CUDA device where there is one
 	@$(BIN)/python -m pytest -q tests/integration tests/gpu
+
+browser: ## Chromium for the tests of the report's page, where that can be installed
+	@scripts/install_browser.sh
 
 install: python ## the environment for running
 	@$(INSTALL)

@@ -9,6 +9,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,15 @@ _FLAGS = (
     "--remote-debugging-pipe",
 )  # fmt: skip
 
+# Becomes the browser, which expects its ends of the pipes as the descriptors 3 and 4.
+_START = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+for descriptor, end in enumerate(ends, start=3):
+    os.dup2(end, descriptor)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
 
 def find_chromium() -> str | None:
     """The browser's program, None where there is none."""
@@ -32,12 +42,10 @@ class Chromium:
 
     def __init__(self, program: str, folder: Path) -> None:
         from_browser, to_us = os.pipe()
-        to_browser, from_us = os.pipe()[::-1]
+        from_us, to_browser = os.pipe()
         self._write, self._read = to_browser, from_browser
         self._process = subprocess.Popen(
-            # The pipe's ends have to be the descriptors 3 and 4.
-            ["sh", "-c", 'exec "$@" 3<&"$IN" 4>&"$OUT"', "sh", program, *_FLAGS, f"--user-data-dir={folder}"],
-            env={**os.environ, "IN": str(from_us), "OUT": str(to_us)},
+            [sys.executable, "-c", _START, str(from_us), str(to_us), program, *_FLAGS, f"--user-data-dir={folder}"],
             pass_fds=(from_us, to_us),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -92,7 +92,7 @@ def _summaries(variant: Variant) -> dict[str, Summary]:
 def _verdict(record: Record, gate: Gate | None, compared: Sequence[Compared], summaries: Summaries) -> Verdict:
     broken = tuple(f"{variant.name}: {shown(variant.error)}." for variant in record.variants if variant.error)
     if broken:
-        return Verdict("failed", "bad", broken)
+        return Verdict("failed" if gate is None else f"gate: {gate.verdict}", "bad", broken)
     verdict = verdict_of(gate, compared, LABELS)
     if verdict is not None:
         return verdict

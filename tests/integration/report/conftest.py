@@ -1,0 +1,67 @@
+"""One real measurement and one real profile, made once for all tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.chromium import Chromium, find_chromium
+
+import omni_cli
+
+ROOT = Path(omni_cli.__file__).parents[1]
+TIMEOUT_S = 240
+
+
+@dataclass(frozen=True)
+class Made:
+    """A command's files and what it said on stderr."""
+
+    path: Path
+    stderr: str
+
+
+def omni(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "omni_cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S)
+
+
+@pytest.fixture(scope="session")
+def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A benchmark on one thread, beside another program that is busy all the time."""
+    path = tmp_path_factory.mktemp("bench") / "bench.json"
+    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        result = omni(
+            "bench", "-p", "tiny-image", "--vary", "num_inference_steps=2,2", "--num-iters", "16",
+            "--time-budget", "6", "--max-regression", "20%", "--output-json", str(path),
+        )  # fmt: skip
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+    assert path.exists(), result.stderr
+    return Made(path, result.stderr)
+
+
+@pytest.fixture(scope="session")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("profile")
+    result = omni("profile", "-p", "tiny-image", "--num-iters", "2", "--output-dir", str(folder))
+    assert result.returncode == 0, result.stderr
+    return Made(folder / "profile.json", result.stderr)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    program = find_chromium()
+    if program is None:
+        pytest.skip("there is no Chromium; `make browser` installs it on Debian and Ubuntu")
+    chromium = Chromium(program, tmp_path_factory.mktemp("chromium"))
+    yield chromium
+    chromium.close()
