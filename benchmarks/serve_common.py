@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -33,18 +34,20 @@ class Holdings:
 class Server:
     """`omni serve` on a free port; a context manager that stops it and looks at how it ended."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self.log = tempfile.NamedTemporaryFile("w+", prefix="omni-serve-", suffix=".log")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "omni_cli", "serve", "--port", "0", "--json", *arguments],
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,
+            env={**os.environ, **(environment or {})},
             start_new_session=True,
         )
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"the server did not start:\n{Path(self.log.name).read_text()}")
+            code = self._process.wait()
+            raise SystemExit(f"the server did not start, exit code {code}:\n{Path(self.log.name).read_text()}")
         self.ready: dict[str, Any] = json.loads(line)
 
     def __enter__(self) -> Server:
