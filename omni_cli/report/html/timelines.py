@@ -111,7 +111,7 @@ def _paint_panel(axes: Axes, panel: Panel, edges: Sequence[float]) -> None:
     axes.grid(True, axis="y")
     axes.grid(False, axis="x")
     for start, end in panel.marked:
-        axes.axvspan(start, end, color=panel.shade, alpha=0.35 if panel.shade == BAD else 1, linewidth=0)
+        axes.axvspan(start, end, color=panel.shade, alpha=0.2 if panel.shade == BAD else 1, linewidth=0)
     for band in panel.bands:
         if band.filled:
             axes.stairs(band.values, edges, fill=True, color=band.colour, baseline=0)

@@ -35,12 +35,16 @@ def _processor(found: Utilisation) -> Panel:
 
 
 def _gpu(gpu: GpuUtilisation, ends: Sequence[float]) -> list[Panel]:
-    starts = [0.0, *ends[:-1]]
-    marked = tuple(stretch for *stretch, why in zip(starts, ends, gpu.throttled, strict=True) if why)
+    marked: list[tuple[float, float]] = []
+    for start, end, why in zip([0.0, *ends[:-1]], ends, gpu.throttled, strict=True):
+        if why and marked and marked[-1][1] == start:
+            marked[-1] = (marked[-1][0], end)
+        elif why:
+            marked.append((start, end))
     label = f"GPU {gpu.index} {gpu.name}"
     return [
         Panel(f"{label}, busy", "%", (Band("busy", gpu.utilisation_percent, ACCENT),), 100),
-        Panel(f"{label}, clock", "MHz", (Band("clock", gpu.sm_clock_mhz, MUTED, filled=False),), 0, marked),
+        Panel(f"{label}, clock", "MHz", (Band("clock", gpu.sm_clock_mhz, MUTED, filled=False),), 0, tuple(marked)),
     ]
 
 
