@@ -1,0 +1,218 @@
+"""Streaming through the chain: the same tokens, nearly the same audio, and the first of it long before the last."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import aclosing
+
+import numpy as np
+import pytest
+
+from omni_cli.errors import InputError, StageError
+from omni_cli.outputs import (
+    AudioChunk,
+    AudioOutput,
+    Event,
+    GenerateRequest,
+    OutputReady,
+    RequestResult,
+    TextDelta,
+    TextOutput,
+)
+
+# What `ChunkSizes` promises, of samples in [-1, 1].
+BOUND = 1e-3
+
+
+def spoken(name: str, prompt: str = "Tell me about the rain.", max_tokens: int = 40, **fields) -> GenerateRequest:
+    sampling = {"max_tokens": max_tokens, "ignore_eos": True}
+    return GenerateRequest(name, prompt, sampling=sampling, **fields)
+
+
+def requests(prefix: str, *, stream: bool) -> list[GenerateRequest]:
+    """Answers shorter and longer than their speech, prompts with a picture and a sound, and an answer that is given."""
+    noise = np.random.default_rng(0)
+    sound = (noise.standard_normal(8_000).astype(np.float32) * 0.1, 16_000)
+    picture = noise.integers(0, 255, (56, 84, 3), dtype=np.uint8)
+    made = [
+        spoken("one", max_tokens=1),
+        spoken("two", max_tokens=2),
+        spoken("short", "Good morning.", max_tokens=9),
+        spoken("long", "Tell me a story about a tin roof, and then another one.", max_tokens=300),
+        spoken("sound", "What is it?", audio=(sound,)),
+        spoken("picture", "What is it?", images=(picture,)),
+        spoken("both", "And now?", audio=(sound,), images=(picture,), max_tokens=20),
+        spoken("given", reply="It rained all night.", seed=5),
+    ]
+    return [
+        GenerateRequest(**{**vars(each), "request_id": f"{prefix} {each.request_id}", "stream_audio": stream})
+        for each in made
+    ]
+
+
+def audio_of(result: RequestResult) -> np.ndarray:
+    (audio,) = [output for output in result.outputs if isinstance(output, AudioOutput)]
+    return audio.samples
+
+
+def tokens_of(result: RequestResult) -> list:
+    return [trace.output_token_ids for trace in result.stages]
+
+
+def assert_alike(streamed: list[RequestResult], whole: list[RequestResult]) -> None:
+    for one, other in zip(streamed, whole, strict=True):
+        assert one.error is None and other.error is None, (one.error, other.error)
+        assert tokens_of(one) == tokens_of(other), one.request_id
+        assert [type(output) for output in one.outputs] == [type(output) for output in other.outputs]
+        assert audio_of(one).shape == audio_of(other).shape
+        assert np.abs(audio_of(one) - audio_of(other)).max() < BOUND
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_omni) -> list[RequestResult]:
+    return tiny_omni.run_all(requests("whole", stream=False))
+
+
+@pytest.fixture(scope="module")
+def slow_thinker(start_engine):
+    """Two requests and sixteen tokens at a time; streams, in small chunks, unless it is told not to."""
+    return start_engine(
+        "tiny-omni",
+        "thinker.max_num_batched_tokens=16",
+        "thinker.max_num_seqs=2",
+        "talker.talker_prompt=full",
+        "token2wav.stream=true",
+        "token2wav.stream_chunk_codes=24",
+    )
+
+
+@pytest.fixture(scope="module")
+def slow_talker(start_engine):
+    return start_engine(
+        "tiny-omni", "talker.max_num_batched_tokens=16", "talker.max_num_seqs=2", "talker.talker_prompt=full"
+    )
+
+
+def test_eight_at_once_are_what_they_are_without_streaming(tiny_omni, whole):
+    assert_alike(tiny_omni.run_all(requests("at once", stream=True)), whole)
+
+
+def test_one_after_another_are_the_same_bit_for_bit_as_at_once(tiny_omni, whole):
+    alone = [tiny_omni.run(each) for each in requests("alone", stream=True)[2:5]]
+    assert_alike(alone, whole[2:5])
+    together = tiny_omni.run_all(requests("together", stream=True))[2:5]
+    for one, other in zip(alone, together, strict=True):
+        assert np.array_equal(audio_of(one), audio_of(other)), "chunks do not depend on when codes come"
+
+
+@pytest.mark.parametrize("name", ["slow_thinker", "slow_talker"])
+def test_a_slow_stage_changes_nothing(request, name):
+    """`full` talker prompts, in which pictures and sounds have positions of their own."""
+    engine = request.getfixturevalue(name)
+    expected = engine.run_all(requests("whole", stream=False)[1:])
+    assert_alike(engine.run_all(requests("streamed", stream=True)[1:]), expected)
+
+
+def test_audio_begins_before_the_text_has_ended(tiny_omni):
+    (events,) = tiny_omni.events([spoken("early", max_tokens=600, stream_audio=True)])
+    kinds = [type(event) for event in events]
+    last_text = max(place for place, kind in enumerate(kinds) if kind is TextDelta)
+    assert kinds.index(AudioChunk) < last_text
+    result = events[-1]
+    chunks = [event.samples for event in events if isinstance(event, AudioChunk)]
+    assert len(chunks) == result.stages[-1].num_chunks > 3
+    assert np.array_equal(np.concatenate(chunks), audio_of(result))
+    assert [type(event.output) for event in events if isinstance(event, OutputReady)].count(AudioOutput) == 1
+    assert [type(output) for output in result.outputs] == [TextOutput, AudioOutput]
+    assert [trace.name for trace in result.stages] == ["thinker", "talker", "token2wav"]
+
+
+def test_each_request_says_when_it_was_first_heard_and_how_fast_it_was(tiny_omni):
+    began_s = time.perf_counter()
+    streamed, whole = (tiny_omni.run(spoken(f"times {on}", stream_audio=on)) for on in (True, False))
+    took_s = time.perf_counter() - began_s
+    assert 0 < streamed.ttfp_s < whole.ttfp_s < took_s
+    seconds = len(audio_of(whole)) / 24_000
+    assert whole.rtf * seconds == pytest.approx(whole.ttfp_s, rel=0.05), "all of it comes at once"
+    assert streamed.ttfp_s < 0.6 * streamed.rtf * seconds
+    text = tiny_omni.run(spoken("text", modalities=frozenset({"text"}), stream_audio=True))
+    assert text.ttfp_s is None and text.rtf is None and len(text.stages) == 1
+
+
+def test_bad_requests_fail_alone(tiny_omni):
+    bad = [
+        spoken("speaker", speaker="Nobody", stream_audio=True),
+        spoken("steps", diffusion={"num_inference_steps": 1}, stream_audio=True),
+    ]
+    good, *failed = tiny_omni.run_all([spoken("good", stream_audio=True), *bad])
+    assert good.error is None
+    assert [type(result.error) for result in failed] == [InputError, InputError]
+    assert tiny_omni.run(spoken("after", stream_audio=True)).error is None
+
+
+def test_a_profile_may_ask_for_it(slow_thinker):
+    stage = slow_thinker.llm.stages[-1]
+    assert stage.effective["stream"] is True and stage.settings["stream_chunk_codes"] == 24
+    asked, not_asked = slow_thinker.events([spoken("asked"), spoken("not", stream_audio=False)])
+    assert 24 * 480 in {len(event.samples) for event in asked if isinstance(event, AudioChunk)}
+    assert not [event for event in not_asked if isinstance(event, AudioChunk)]
+
+
+def test_chunks_that_are_no_whole_blocks_are_refused(start_engine):
+    with pytest.raises(StageError, match="`stream_chunk_codes` is 50, and token2wav attends to blocks of 12") as caught:
+        start_engine("tiny-omni", "token2wav.stream_chunk_codes=50")
+    assert caught.value.hint == "--set token2wav.stream_chunk_codes=48"
+
+
+# --- Ends ---
+
+
+def test_leaving_in_the_middle_frees_every_stage(tiny_omni):
+    """What is left of a request shows in what comes after it: slots, memory and rows are there for eight others."""
+
+    async def leave(name: str) -> int:
+        seen = 0
+        async with aclosing(tiny_omni.llm.generate(spoken(name, max_tokens=1500, stream_audio=True))) as events:
+            async for event in events:
+                seen += isinstance(event, AudioChunk)
+                if seen == 2:
+                    break
+        return seen
+
+    async def leave_all() -> list[int]:
+        return await asyncio.gather(*(leave(f"left {number}") for number in range(8)))
+
+    assert tiny_omni._call(leave_all()) == [2] * 8
+    began_s = time.perf_counter()
+    alone = tiny_omni.run(spoken("alone again", stream_audio=True))
+    assert alone.error is None
+    # A thinker that still made 8 times 1500 tokens, or a talker that spoke them, would be busy for much longer.
+    assert time.perf_counter() - began_s < 20
+    assert tiny_omni.llm.silent_s == {}, "no stage has a request"
+    results = tiny_omni.run_all(requests("after", stream=True))
+    assert [result.error for result in results] == [None] * 8
+
+
+@pytest.mark.parametrize("stage", ["thinker", "talker", "token2wav"])
+def test_a_stage_that_dies_ends_its_requests_with_one_error_and_the_others_let_go(slow_talker, stage):
+    engine = slow_talker
+
+    async def run() -> list[Event]:
+        seen: list[Event] = []
+        async for event in engine.llm.generate(spoken("dying", max_tokens=1500, stream_audio=True)):
+            if isinstance(event, AudioChunk) and not any(isinstance(before, AudioChunk) for before in seen):
+                os.kill(engine.llm._clients[stage]._process.pid, signal.SIGKILL)
+            seen.append(event)
+        return seen
+
+    events = engine._call(run())
+    result = events[-1]
+    assert isinstance(result, RequestResult) and isinstance(result.error, StageError)
+    assert f"stage `{stage}`" in result.error.message and "SIGKILL" in result.error.message
+    assert [type(event) for event in events].count(RequestResult) == 1
+    engine._call(engine.llm.restart(stage))
+    assert engine.llm.silent_s == {}, "the others have let go of it"
+    assert engine.run(spoken("after", stream_audio=True)).error is None
