@@ -27,7 +27,7 @@ def latency_figures(name: str, record: Record, summaries: Summaries) -> list[Par
     scale, unit = scale_of(E2E, summaries[measured[0].name][E2E].median)
     rows = [_spread(variant, summaries[variant.name][E2E], scale) for variant in measured]
     most = max(len(row.values) for row in rows)
-    thinned = f" Of {most} runs, every {-(-most // MAX_DOTS)}th is drawn." if most > MAX_DOTS else ""
+    thinned = f" One run in {-(-most // MAX_DOTS)} is drawn." if most > MAX_DOTS else ""
     return [
         Figure(
             "How the latency spreads",

@@ -211,9 +211,9 @@ def test_utilisation_is_drawn_and_named_in_a_warning(tmp_path: Path) -> None:
 
 def test_many_variants_and_many_runs_stay_a_page(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
-    several = [variant(f"v{n}", rng.uniform(0.1, 0.2, (2000, 2)), slots=(2 * n, 2 * n + 1)) for n in range(3)]
+    several = [variant(f"v{n}", rng.uniform(0.1, 0.2, (500, 2)), slots=(2 * n, 2 * n + 1)) for n in range(3)]
     path = tmp_path / "record.json"
     save_record(record(*several), path)
     page = render_page([load_document("r0", path)])
     assert len(page) < 3_000_000
-    assert "every 5th is drawn" in page and "1800 more are in the record" in page
+    assert "One run in 2 is drawn." in page and "300 more are in the record" in page

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from support.bench_records import pair, record
 
-from omni_cli.record import GpuUtilisation, Utilisation
+from omni_cli.cli.app import run
+from omni_cli.record import GpuUtilisation, Utilisation, save_record
 from omni_cli.report.bench_notes import machine_warnings
 from omni_cli.stats.disturbance import disturbances
 
@@ -124,3 +126,17 @@ def test_that_looking_failed_is_said() -> None:
     failed = looked(error="OSError: no more files")
     (note,) = machine_warnings(msgspec.structs.replace(record(*pair(blocks=8)), utilisation=failed))
     assert "OSError: no more files" in note.message
+
+
+def test_compare_and_the_markdown_name_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = pair(blocks=8)
+    disturbed = looked(busy_cores=(2.0,) * LOOKS)
+    for name, utilisation in (("quiet.json", looked()), ("noisy.json", disturbed)):
+        only = msgspec.structs.replace(a if name == "quiet.json" else b, name="v")
+        save_record(msgspec.structs.replace(record(only), utilisation=utilisation), tmp_path / name)
+    report = tmp_path / "report.md"
+    run(["compare", str(tmp_path / "quiet.json"), str(tmp_path / "noisy.json"), "--markdown", str(report)])
+    said = capsys.readouterr().err
+    assert "warning: noisy.json: a noisy neighbour: other programs used 1.0 of 4 cores" in said
+    assert "quiet.json: a noisy" not in said
+    assert "> **Warning:** noisy.json: a noisy neighbour" in report.read_text()
