@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import logging
@@ -49,8 +50,10 @@ class AccessLog:
     def _write(self, event: str, **fields: Any) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         stream = self._stream or sys.stderr
-        stream.write(json.dumps({"time": now, "event": event, **fields}) + "\n")
-        stream.flush()
+        # Where nobody reads the log any more, the server goes on.
+        with contextlib.suppress(BrokenPipeError):
+            stream.write(json.dumps({"time": now, "event": event, **fields}) + "\n")
+            stream.flush()
 
 
 class LibraryMessages(logging.Handler):
