@@ -188,11 +188,15 @@ def _added(operators: Operators, device_type: int) -> list[int]:
 
 
 def _added_by_name(traced: Sequence[Operators], device_type: int) -> dict[str, int]:
-    """Of all ranges of a name, in all iterations, the most."""
+    """Of all ranges of a name, in all iterations, the most; what happens in a range within counts there."""
     most: dict[str, int] = {}
     for operators in traced:
-        for item, num_bytes in zip(operators.recording.ranges, _added(operators, device_type), strict=True):
-            most[item.name] = max(most.get(item.name, 0), num_bytes)
+        own: dict[int, int] = {}
+        for allocation in _of_device(operators, device_type):
+            if allocation.range_index >= 0:
+                own[allocation.range_index] = own.get(allocation.range_index, 0) + allocation.num_bytes
+                name = operators.recording.ranges[allocation.range_index].name
+                most[name] = max(most.get(name, 0), own[allocation.range_index])
     return most
 
 

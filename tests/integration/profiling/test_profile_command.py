@@ -22,19 +22,22 @@ from omni_cli.profile_record import Profile, StageProfile, load_profile_record
 pytestmark = pytest.mark.slow
 
 OK, USAGE, INTERRUPTED = 0, 2, 130
-NUM_ITERS = 4
+# For steps that are slow every time, enough that noise does not hit another one in all of them.
+IMAGE_ITERS, OMNI_ITERS = 5, 2
 PLANTED = Path(__file__).parents[2] / "support" / "planted_costs"
 MIB = 2**20
 
 
 @dataclass(eq=False)
 class Run:
-    """A finished run and what it wrote; `events` are the trace's."""
+    """A finished run and what it wrote: `events` are omni's own in the trace, `operator_times_us` (begin, end) of all
+    operators in it, which are too many to be kept."""
 
     ended: Ended
     record: Profile
     document: dict[str, Any]
     events: list[dict[str, Any]]
+    operator_times_us: list[tuple[float, float]]
 
     def stage(self, name: str) -> StageProfile:
         return {stage.name: stage for stage in self.record.stages}[name]
@@ -48,7 +51,7 @@ class Run:
         }
         tracks: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
         for event in self.events:
-            if event["ph"] == "X" and event["cat"] == "omni":
+            if event["ph"] == "X":
                 tracks[names[event["pid"], event["tid"]]].append(event)
         return tracks
 
@@ -58,14 +61,21 @@ class Run:
 
 
 def profile(folder: Path, name: str, *arguments: str, **options: Any) -> Run:
-    ended = run_omni(folder, "profile", "-p", name, "--num-iters", str(NUM_ITERS), *arguments, **options)
+    ended = run_omni(folder, "profile", "-p", name, *arguments, **options)
     ended.check_clean()
     assert ended.code == OK, ended.err
     written = folder / "out" / "profile"
     trace = json.loads(gzip.decompress((written / "trace.json.gz").read_bytes()))
     record = load_profile_record(written / "profile.json")
     document = json.loads((written / "profile.json").read_text())
-    return Run(ended, record, document, trace["traceEvents"])
+    events = trace["traceEvents"]
+    return Run(
+        ended,
+        record,
+        document,
+        [event for event in events if event["ph"] == "M" or event.get("cat") == "omni"],
+        [(event["ts"], event["ts"] + event["dur"]) for event in events if event.get("cat") == "cpu_op"],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +85,14 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Run:
         "PYTHONPATH": f"{PLANTED}{os.pathsep}{ROOT}",
         "PLANTED_COSTS": "wait=denoising step 3;hold=vae decode;copy=text encode",
     }
-    return profile(tmp_path_factory.mktemp("image"), "tiny-image", environment=environment)
+    arguments = ("--num-iters", str(IMAGE_ITERS))
+    return profile(tmp_path_factory.mktemp("image"), "tiny-image", *arguments, environment=environment)
 
 
 @pytest.fixture(scope="module")
 def omni(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return profile(tmp_path_factory.mktemp("omni"), "tiny-omni", "--output-len", "12", "--json")
+    arguments = ("--num-iters", str(OMNI_ITERS), "--output-len", "12", "--json")
+    return profile(tmp_path_factory.mktemp("omni"), "tiny-omni", *arguments)
 
 
 @pytest.fixture(params=["image", "omni"])
@@ -89,20 +101,20 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 def test_every_stage_and_step_is_in_the_trace(image: Run, omni: Run) -> None:
-    assert count(image.track("image"), "engine step") == NUM_ITERS
+    assert count(image.track("image"), "engine step") == IMAGE_ITERS
     for number in range(1, 5):
-        assert count(image.track("image"), f"denoising step {number}") == NUM_ITERS
+        assert count(image.track("image"), f"denoising step {number}") == IMAGE_ITERS
     for name in ("text encode", "vae decode", "output copy"):
-        assert count(image.track("image"), name) == NUM_ITERS
+        assert count(image.track("image"), name) == IMAGE_ITERS
     for stage in ("thinker", "talker"):
         for name in ("engine step", "model forward", "sampling"):
-            assert count(omni.track(stage), name) == 12 * NUM_ITERS
-    assert count(omni.track("thinker"), "output copy") == 12 * NUM_ITERS, "hidden states for the talker"
+            assert count(omni.track(stage), name) == 12 * OMNI_ITERS
+    assert count(omni.track("thinker"), "output copy") == 12 * OMNI_ITERS, "hidden states for the talker"
     for number in range(1, 10):
-        assert count(omni.track("token2wav"), f"denoising step {number}") == NUM_ITERS
-    assert count(omni.track("token2wav"), "vocoder") == NUM_ITERS
-    assert count(omni.track("connectors"), "thinker -> talker") == NUM_ITERS
-    assert count(omni.track("connectors"), "talker -> token2wav") == NUM_ITERS
+        assert count(omni.track("token2wav"), f"denoising step {number}") == OMNI_ITERS
+    assert count(omni.track("token2wav"), "vocoder") == OMNI_ITERS
+    assert count(omni.track("connectors"), "thinker -> talker") == OMNI_ITERS
+    assert count(omni.track("connectors"), "talker -> token2wav") == OMNI_ITERS
 
 
 def count(events: list[dict[str, Any]], name: str) -> int:
@@ -115,7 +127,7 @@ def test_ranges_are_nested(run: Run) -> None:
         for track in (stage.name, f"{stage.name}: requests", "iterations", "connectors"):
             check_nested(run.track(track))
         requests = run.track(f"{stage.name}: requests")
-        assert len(requests) == NUM_ITERS
+        assert len(requests) == run.record.num_iters
         for event in run.track(stage.name):
             if event["name"] == "engine step":
                 middle = event["ts"] + event["dur"] / 2
@@ -160,9 +172,8 @@ def test_stage_times_add_up(run: Run) -> None:
 
 def test_operators_have_modules_and_lie_on_the_common_axis(run: Run) -> None:
     end_us = max(event["ts"] + event["dur"] for event in run.track("iterations"))
-    operators = [event for event in run.events if event.get("cat") == "cpu_op"]
-    assert len(operators) > 1000
-    assert all(-1 <= event["ts"] <= end_us for event in operators)
+    assert len(run.operator_times_us) > 1000
+    assert all(begin >= -1 and end <= end_us for begin, end in run.operator_times_us)
     for stage in run.record.stages:
         modules = {row.module for row in stage.operators}
         assert any("*" in module for module in modules), "modules that repeat are one kind"
@@ -234,10 +245,6 @@ def test_a_copy_too_many_is_found(image: Run) -> None:
     assert (place.range, place.operator) == ("text encode", "aten::clone")
     assert 32 * MIB <= place.copied_bytes < 33 * MIB
     assert "text encode: aten::clone" in image.ended.out
-
-
-def test_no_step_is_an_outlier_where_nothing_was_planted(omni: Run) -> None:
-    assert [step for step in omni.stage("token2wav").steps[1:] if step.outlier] == []
 
 
 def test_json_prints_the_record(omni: Run) -> None:

@@ -146,6 +146,7 @@ def test_memory_at_the_peak_and_by_phase(operators) -> None:
     assert (memory.peak_bytes, memory.peak_phase) == (300 * MIB, "vae decode")
     phases = {phase.name: phase for phase in memory.phases}
     assert phases["vae decode"].added_bytes == 200 * MIB
+    assert phases["engine step"].added_bytes == 4 * MIB, "without what is added in the range within"
     assert phases["first request"].peak_host_rss_bytes == 90 * MIB
     largest, other = memory.largest
     assert (largest.size_bytes, largest.where) == (200 * MIB, "vae decode: vae.blocks.3.conv (aten::conv2d)")
