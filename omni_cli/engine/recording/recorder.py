@@ -17,6 +17,7 @@ from omni_cli.engine.recording.messages import (
     RecordingCommand,
     RecordingReport,
     StageDescription,
+    Started,
     StartRecording,
     StopRecording,
 )
@@ -73,8 +74,6 @@ class Recorder:
                 return self._rates()
 
     def _start(self, command: StartRecording) -> RecordingReport:
-        from omni_cli.engine.recording.messages import Started
-
         cuda = initialized_cuda()
         self._kv_cache_usage = None
         if command.snapshot and cuda is not None:
