@@ -12,12 +12,13 @@ sides use the same prompts and seeds, and the pictures are compared. Two compari
 * `runs`: whole short runs in turns, `omni bench --num-iters N` as a user types it against a process with the bare
   loop, each with stages of its own. Contains everything, and the differences from process to process, too.
 
-For a machine that is too busy for these, `empty` times requests that are answered at once, so that nothing but the
-code around a request is left: microseconds that a request gets longer, hardly any of it noise. It knows of no effect
-that bench has on the stages.
+For a machine that is too busy for these, `fixed` puts the same code around a piece of work that varies little, and
+`empty` times requests that are answered at once, so that nothing but the
+code around a request is left: microseconds that a request gets longer, hardly any of it noise. These two know of no
+effect that bench has on the stages.
 
-The figure is the ratio bench / bare of the medians, with a 95 % bootstrap interval over pairs, or over rounds of
-medians of a run. The goal is within 1 %.
+The figure is the ratio bench / bare, estimated as `omni bench` compares variants: from the ratios of neighbours, with a
+95 % bootstrap interval over pairs, or over rounds of medians of a run. The goal is within 1 %.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -34,7 +36,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common import Ratio, in_turns, machine, machine_line, ratio_of_medians
+import numpy as np
+from common import Ratio, in_turns, machine, machine_line
 
 from omni_cli.bench.loaded_workload import run_all
 from omni_cli.bench.outputs import hash_arrays, output_arrays
@@ -46,14 +49,24 @@ from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.models.checkpoints import resolve_model
 from omni_cli.outputs import GenerateRequest, RequestResult
 from omni_cli.record import load_record
+from omni_cli.stats.blocks import independent_units
+from omni_cli.stats.estimate import centre_of
 
 PROFILE, STAGE = "tiny-image", "diffusion"
 INPUT_LEN = 32
 WARMUP = 3
 EMPTY_PAIRS = 5000
+FIXED_PAIRS = 600
 MIN_COUNT = 8
 TOLERANCE = 0.01
 SIDES = ("bare", "bench")
+
+
+def _paired_ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
+    """As `omni bench` compares variants: the trimmed mean of the log ratios of neighbours, and its interval."""
+    units = independent_units(np.log(above) - np.log(below))
+    estimate = centre_of(units.values, units.inflation)
+    return Ratio(*(math.exp(value) for value in (estimate.centre, *estimate.interval(0.05))))
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ class Result:
     @classmethod
     def of(cls, comparison: str, seconds: dict[str, list[float]], unit: str) -> Result:
         bare, bench = (seconds[side] for side in SIDES)
-        ratio = ratio_of_medians(bench, bare)
+        ratio = _paired_ratio(bench, bare)
         return cls(comparison, statistics.median(bare), statistics.median(bench), ratio, len(bare), unit)
 
     @property
@@ -125,14 +138,31 @@ class Empty:
         yield RequestResult(request.request_id, (), ())
 
 
-async def added_s(pairs: int) -> float:
-    """Seconds that bench's code adds to a request; of `pairs` pairs the difference of the medians."""
+class Fixed(Empty):
+    """No stages either: answers after a fixed piece of work, about 20 ms of one core, without giving up the thread."""
+
+    def __init__(self) -> None:
+        self._data = [float(number) for number in range(1000)]
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[RequestResult]:
+        for _ in range(600):
+            sum(value * value for value in self._data)
+        yield RequestResult(request.request_id, (), ())
+
+
+async def around(llm: Empty, pairs: int) -> dict[str, list[float]]:
+    """Seconds of `pairs` pairs of requests, with bench's code around them and without, in turns."""
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-    llm = Empty()
     for number, (_, side) in enumerate(in_turns(SIDES, pairs)):
         request = GenerateRequest(request_id=str(number), prompt="")
         taken = (await bare_request(llm, request))[0] if side == "bare" else (await run_all(llm, [request])).e2e_s
         seconds[side].append(taken)
+    return seconds
+
+
+async def added_s(pairs: int) -> float:
+    """Seconds that bench's code adds to a request; of `pairs` pairs the difference of the medians."""
+    seconds = await around(Empty(), pairs)
     return statistics.median(seconds["bench"]) - statistics.median(seconds["bare"])
 
 
@@ -252,7 +282,9 @@ def main() -> int:
         return 0
     before = machine_line()
     empty_s = asyncio.run(added_s(EMPTY_PAIRS))
-    results = [asyncio.run(iterations(options.pairs))] if options.pairs else []
+    fixed = asyncio.run(around(Fixed(), FIXED_PAIRS))
+    results = [Result.of("fixed", fixed, "pairs")]
+    results += [asyncio.run(iterations(options.pairs))] if options.pairs else []
     results += [whole_runs(options.rounds, options.num_iters)] if options.rounds else []
     if options.json:
         documents = [{**asdict(result), "goal": result.goal} for result in results]
