@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from omni_cli.engine.diffusers.pixels import BadPixelsError
 from omni_cli.engine.diffusers.requests import DiffusionRequest
-from omni_cli.errors import StageError
+from omni_cli.errors import InputError, OmniError, StageError
 
 
-def describe_failure(raised: Exception, stage: str, requests: Sequence[DiffusionRequest]) -> StageError:
+def describe_failure(raised: Exception, stage: str, requests: Sequence[DiffusionRequest]) -> OmniError:
     """The error of all requests that shared the pipeline call which raised, its traceback in `details`.
 
     The frames of the call are cleared: they hold its tensors, which would live as long as the error does.
@@ -24,6 +24,9 @@ def describe_failure(raised: Exception, stage: str, requests: Sequence[Diffusion
     if out_of_memory:
         message = f"not enough memory for {len(requests)} of {requests[0].width}x{requests[0].height}"
         hint = "use a smaller `height` and `width`"
+    elif isinstance(raised, BadPixelsError) and all(request.num_inference_steps == 1 for request in requests):
+        # Schedules that end at a given noise level divide by zero when the first step is the last.
+        return InputError(f"{raised}: this model needs more than one step", hint="use 2 `num_inference_steps` or more")
     elif isinstance(raised, BadPixelsError):
         message, hint = str(raised), "try more `num_inference_steps`, other guidance, or `dtype: float32`"
     else:

@@ -657,3 +657,13 @@ print(output.outputs[0].pixels.shape, any(name.startswith("vllm") for name in sy
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "(64, 64, 3) False"
     assert "it/s" not in done.stderr, "no progress bar of any library"
+
+
+def test_a_single_step_that_a_schedule_cannot_make_is_the_requests_fault(folders):
+    executor = start(folders["qwen_image"], DiffusionStageConfig(name="image"))
+    try:
+        request = DiffusionRequest("a", "a boat", num_inference_steps=1)
+        (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
+        assert isinstance(output.error, InputError) and "more than one step" in output.error.message
+    finally:
+        executor.shutdown()
