@@ -133,6 +133,8 @@ class ThinkerStage(TextStage):
 
     def output(self, active: ActiveRequest, output: Any) -> list[Report]:
         if "reply" in active.context:
+            if not output.finished:
+                return []  # a prompt that is read in parts; its rows are kept until all of it has been
             # As if the engine had made the answer that it was given.
             output.prompt_token_ids, reply_ids = active.context["reply"]
             (completion,) = output.outputs
