@@ -155,13 +155,7 @@ def bench(
     config = source.load()
     workload = Workload(stage, batch_size, input_len, output_len)
     workload.measured(config)
-    if self_check and (vary or against or baseline):
-        message = "`--self-check` measures one variant against itself"
-        raise UsageError(message, hint="leave `--vary`, `--against` and `--baseline` out")
-    if vary and against:
-        raise UsageError(
-            "`--vary` and `--against` cannot be combined", hint="one question at a time: choose one of them"
-        )
+    _check_one_question(self_check=self_check, vary=vary, against=against, baseline=baseline)
     variants = _variants(tuple(vary or ()), config, workload, source)
     given = [*source.overrides, *(text for variant in variants for text in variant.overrides)]
     workload = replace(workload, given_lengths=lengths_given_by(given))
@@ -178,6 +172,19 @@ def bench(
 
     command = ("omni", *sys.argv[1:])
     return run_bench(source, workload, variants, question, settings, against=against, command=command)
+
+
+def _check_one_question(
+    *, self_check: bool, vary: list[str] | None, against: str | None, baseline: Path | None
+) -> None:
+    """Raise `UsageError` for options that ask two things at once."""
+    if self_check and (vary or against or baseline):
+        message = "`--self-check` measures one variant against itself"
+        raise UsageError(message, hint="leave `--vary`, `--against` and `--baseline` out")
+    if vary and against:
+        raise UsageError(
+            "`--vary` and `--against` cannot be combined", hint="one question at a time: choose one of them"
+        )
 
 
 def _variants(vary: tuple[str, ...], config: EngineConfig, workload: Workload, source: Source) -> tuple[Variant, ...]:

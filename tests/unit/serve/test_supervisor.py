@@ -146,8 +146,10 @@ def test_a_stage_that_dies_as_soon_as_it_is_back_is_not_forgotten(told: list[str
         engine.fail("a")
         await until(lambda: len(engine.restarted) == 2)
         await until(lambda: supervisor.state is State.READY)
+        assert [name for name, _ in engine.restarted] == ["a", "a"]
 
     run(test, told)
+    assert told.count("stage_lost") == 2 and told[-1] == "stage_ready"
 
 
 def test_two_stages_take_turns(told: list[str]) -> None:
