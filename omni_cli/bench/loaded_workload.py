@@ -110,17 +110,20 @@ class LoadedWorkload:
 
 async def run_all(llm: OmniLLM, requests: list[GenerateRequest]) -> Iteration:
     """All requests at once. Raises what the first one that failed has failed with."""
-    started_s = time.perf_counter()
-    finished = await asyncio.gather(*(_follow(llm, request) for request in requests))
-    e2e_s = time.perf_counter() - started_s
-    return Iteration(e2e_s, tuple(finished), tuple((info.name, info.kind) for info in llm.stages))
+    followed = await asyncio.gather(*(_follow(llm, request) for request in requests))
+    # By the requests' own clocks: when this task gets its turn again is not theirs.
+    e2e_s = max(ended_s for _, ended_s, _ in followed) - min(started_s for started_s, _, _ in followed)
+    finished = tuple(Finished(result, ended_s - started_s) for started_s, ended_s, result in followed)
+    return Iteration(e2e_s, finished, tuple((info.name, info.kind) for info in llm.stages))
 
 
-async def _follow(llm: OmniLLM, request: GenerateRequest) -> Finished:
+async def _follow(llm: OmniLLM, request: GenerateRequest) -> tuple[float, float, RequestResult]:
+    """When it was sent and when its result was there, by `time.perf_counter`, and the result."""
     started_s = time.perf_counter()
     async for event in llm.generate(request):
         if isinstance(event, RequestResult):
+            ended_s = time.perf_counter()
             if event.error is not None:
                 raise event.error
-            return Finished(event, time.perf_counter() - started_s)
+            return started_s, ended_s, event
     raise StageError("a request ended without a result", stage=llm.stages[-1].name)

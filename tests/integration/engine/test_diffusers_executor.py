@@ -389,7 +389,7 @@ def test_a_failure_inside_the_pipeline_is_that_request_s_error(executors, plain)
 def test_a_picture_that_is_none_is_refused(executors):
     """One step divides by zero in this schedule; the plain call gives a black picture and a warning."""
     (output,) = run(executors["qwen_image"], DiffusionRequest("0", "a cat", num_inference_steps=1))
-    assert isinstance(output.error, StageError) and output.pixels is None
+    assert isinstance(output.error, InputError) and output.pixels is None
     assert "not numbers" in output.error.message and "`num_inference_steps`" in output.error.hint
 
 
