@@ -35,15 +35,23 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     `position` counts the iterations of all variants within the block, in the order in which they ran: two
     variants that took turns never share one. `work` is what was done (tokens, steps, pixels, seconds of audio).
-    `engagement` counts, by stage, what ran how: graphs replayed, calls made eagerly, bytes copied, seconds hidden.
+    `number` is the iteration's: equal ones mean equal prompts and seeds. `engagement` counts, by stage, what ran how:
+    graphs replayed, calls made eagerly, bytes copied, seconds hidden.
+
+    Of a window of requests to a server, `e2e_s` and the times among the metrics are medians over the requests that were
+    answered. `requests` has all of them, a column a value (`start_s`, `e2e_s`, `ttft_s`, ...), null where a request
+    lacks it; one without an `e2e_s` failed. `failures` counts those by kind.
     """
 
     block: int
     position: int
+    number: int | None = None
     e2e_s: float
     metrics: dict[str, float] = {}
     work: dict[str, float] = {}
     engagement: dict[str, dict[str, float]] = {}
+    requests: dict[str, tuple[float | None, ...]] = {}
+    failures: dict[str, int] = {}
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +166,12 @@ def values_of(variant: Variant, metric: str) -> list[tuple[int, float]]:
     return [(sample.block, sample.metrics[metric]) for sample in variant.samples if metric in sample.metrics]
 
 
+def request_values(variant: Variant, metric: str) -> list[float]:
+    """The metric of every single request to a server; empty for all other variants."""
+    columns = (sample.requests.get(metric, ()) for sample in variant.samples)
+    return [value for column in columns for value in column if value is not None]
+
+
 def to_document(record: Record) -> dict[str, Any]:
     """The record as plain JSON types, with the digest of everything else in it."""
     return with_digest(record)
@@ -231,6 +245,18 @@ def _sample_problem(sample: Sample) -> str | None:
     for name, value in (*sample.metrics.items(), *sample.work.items()):
         if value != 0 and not _MIN_VALUE <= value <= _MAX_VALUE:
             return f"`{visible(name, 80)}` is {value}, which is no amount"
+    return _requests_problem(sample)
+
+
+def _requests_problem(sample: Sample) -> str | None:
+    if len({len(column) for column in sample.requests.values()}) > 1:
+        return "the columns of its `requests` are of different lengths"
+    for name, column in sample.requests.items():
+        if not all(value is None or 0 <= value <= _MAX_VALUE for value in column):
+            return f"`{visible(name, 80)}` of its `requests` has a value that is no amount"
+    failed = sum(value is None for value in sample.requests.get(E2E, ()))
+    if failed != sum(sample.failures.values()) or any(count < 1 for count in sample.failures.values()):
+        return f"its `failures` are not the {failed} requests that have no `{E2E}`"
     return None
 
 

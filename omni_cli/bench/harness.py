@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 from omni_cli.bench.checks import treatment_failure
@@ -16,7 +17,7 @@ from omni_cli.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.bench.schedule import Schedule, schedule_for_count, schedule_for_time
 from omni_cli.bench.session import Session
 from omni_cli.bench.utilisation import UtilisationSampler
-from omni_cli.bench.variant_process import VariantError, VariantProcess
+from omni_cli.bench.variant_process import VariantError
 from omni_cli.record import Record, Sample, Sampling
 from omni_cli.stats.sequential import plan_looks
 
@@ -50,6 +51,26 @@ class State:
     record: Record
 
 
+class Runner(Protocol):
+    """What measures a variant: a process of its own (`VariantProcess`), or a connection to a server."""
+
+    name: str
+
+    @property
+    def pid(self) -> int | None:
+        """None where the variant takes no memory of this machine."""
+
+    async def start(self) -> None: ...
+
+    async def load(self, request: Load | None, on_loading: Callable[[Loading], None]) -> Loaded: ...
+
+    async def run(
+        self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None
+    ) -> Ran: ...
+
+    async def close(self) -> None: ...
+
+
 class Watcher(Protocol):
     """Is told what goes on."""
 
@@ -64,14 +85,14 @@ class Watcher(Protocol):
 
 
 class Harness:
-    """One measurement. `decided(record)` is asked at planned looks only; `launch(index)` makes a variant's process."""
+    """One measurement. `launch(index)` makes what runs a variant; `decided(record)` is asked at planned looks only."""
 
     def __init__(
         self,
         session: Session,
         *,
-        launch: Callable[[int], VariantProcess],
-        load: Callable[[int], Load],
+        launch: Callable[[int], Runner],
+        load: Callable[[int], Load | None],
         limits: Limits,
         decided: Callable[[Record], bool],
         watcher: Watcher,
@@ -87,7 +108,7 @@ class Harness:
         self._sampler = sampler
         self._read_free = read_free
         self._count = len(session.measured)
-        self._processes: dict[int, VariantProcess] = {}
+        self._processes: dict[int, Runner] = {}
         self._next_number = [0] * self._count
         # Seconds of an iteration, by variant, as its warm-up shows; and of the longest that any variant had so far.
         self._typical_s: dict[int, float] = {}
@@ -154,10 +175,11 @@ class Harness:
 
     async def _why_not_together(self, before: Free) -> str | None:
         """Why the other variants cannot be loaded beside the first one; None if they can."""
-        if self._count == 1:
+        pid = self._processes[0].pid
+        if self._count == 1 or pid is None:
             return None
         after = self._read_free()
-        host = await asyncio.to_thread(private_bytes, self._processes[0].pid)
+        host = await asyncio.to_thread(private_bytes, pid)
         devices = tuple(max(0, b - a) for b, a in zip(before.devices, after.devices, strict=False))
         return lacking(Free(host, devices), after, self._count - 1)
 
@@ -215,6 +237,7 @@ class Harness:
     def _check_treatment(self, variant: int, loaded: Loaded) -> None:
         measured = self._session.measured[variant]
         measured.loaded(loaded.stages)
+        measured.server = loaded.server
         reason = treatment_failure(measured.variant, loaded.stages)
         if reason is not None:
             name = measured.variant.name
@@ -243,7 +266,7 @@ class Harness:
         for number in range(max(self._limits.num_iters_warmup, 1)):
             ran = await self._one(variant, number, "warming up", None)
             self._session.warmed_up(variant, number, ran)
-            times.append(ran.e2e_s)
+            times.append(_seconds(ran))
         self._next_number[variant] = max(self._next_number[variant], len(times))
         # The first is no guide; of two, the second.
         self._typical_s[variant] = statistics.median(times[1:] or times)
@@ -254,7 +277,7 @@ class Harness:
         limit_s = max(MIN_HANG_S, HANG_FACTOR * self._longest_s)
         ran = await self._one(variant, number, f"block {block}", limit_s)
         self._next_number[variant] = number + 1
-        self._longest_s = max(self._longest_s, ran.e2e_s)
+        self._longest_s = max(self._longest_s, _seconds(ran))
         sample = self._session.sampled(variant, number, ran, block=block, position=position)
         self._check_engagement(variant, sample)
 
@@ -265,3 +288,8 @@ class Harness:
         except VariantError as error:
             self._session.measured[variant].error = error.message
             raise
+
+
+def _seconds(ran: Ran) -> float:
+    """How long the iteration kept the machine."""
+    return ran.e2e_s if ran.lasted_s is None else ran.lasted_s

@@ -23,19 +23,21 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer/tokenizer.json")
 class Prompts:
     """Draws prompts for the tokenizer of the checkpoint in the folder `model`; `input_len` is in tokens.
 
-    A checkpoint without a `tokenizer.json` gets as many words instead; the record says how many tokens these were.
+    A checkpoint without a `tokenizer.json`, or None for it, gets as many words instead; the record says how many tokens
+    these were. Other seeds mean other prompts.
     """
 
-    def __init__(self, model: str, input_len: int) -> None:
+    def __init__(self, model: str | None, input_len: int, *, seed: int | None = None) -> None:
         self._input_len = input_len
-        self._tokenizer = _load_tokenizer(Path(model))
+        self._tokenizer = None if model is None else _load_tokenizer(Path(model))
+        self._salt = "" if seed is None else f"{seed}/"
 
     def draw(self, number: int, index: int) -> str:
         """The prompt of request `index` of iteration `number`.
 
         Raises `CheckpointError` where the tokenizer makes it impossible.
         """
-        source = random.Random(f"{number}/{index}")
+        source = random.Random(f"{self._salt}{number}/{index}")
         for _ in range(_ATTEMPTS):
             words = " ".join(source.choices(_WORDS, k=self._input_len))
             if self._tokenizer is None:

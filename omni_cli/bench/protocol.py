@@ -83,22 +83,29 @@ class LoadedStage(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """`server` is what a server says of itself, of which no stages are known."""
+
     stages: tuple[LoadedStage, ...]
+    server: dict[str, object] = {}
 
 
 class Ran(msgspec.Struct, frozen=True, tag=True):
     """One iteration. `accounted` is the share of a time that its parts make up; 1 is all of it.
 
-    `engagement` counts, by stage, what has happened since the stage began to load.
+    `engagement` counts, by stage, what has happened since the stage began to load. A window of requests to a server
+    lasts longer than `e2e_s`, which then is one request's; see `Sample` for `requests` and `failures`.
     """
 
     e2e_s: float
     metrics: dict[str, float]
     work: dict[str, float]
-    output_sha256: str
+    output_sha256: str | None
     accounted: dict[str, float]
     memory: dict[str, StageMemory]
     engagement: dict[str, dict[str, float]] = {}
+    lasted_s: float | None = None
+    requests: dict[str, tuple[float | None, ...]] = {}
+    failures: dict[str, int] = {}
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from omni_cli.bench.checks import ineffective, unaccounted
+from omni_cli.bench.checks import failed_requests, ineffective, unaccounted
 from omni_cli.bench.engagement import since
 from omni_cli.bench.memory import memory_of
 from omni_cli.bench.outputs import max_abs_difference
@@ -33,6 +33,7 @@ class Measured:
     accounted: dict[str, list[float]] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
     engagement: dict[str, dict[str, float]] = field(default_factory=dict)
+    server: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
 
     def loaded(self, stages: tuple[LoadedStage, ...]) -> None:
@@ -49,7 +50,7 @@ class Measured:
         """What really ran: settings as the engines have them, where these are not what was asked for, and which
         share of the times their parts make up; the counters since the last loading."""
         if not self.stages:
-            return {}
+            return {"server": self.server} if self.server else {}
         differing = [
             {"stage": item.stage, "key": item.key, "requested": item.requested, "effective": item.effective}
             for item in ineffective(self.stages)
@@ -108,8 +109,8 @@ class Session:
         self._keep(variant, number, ran)
         measured = self.measured[variant]
         sample = Sample(
-            block=block, position=position, e2e_s=ran.e2e_s, metrics=ran.metrics, work=ran.work,
-            engagement=measured.ran(ran),
+            block=block, position=position, number=number, e2e_s=ran.e2e_s, metrics=ran.metrics, work=ran.work,
+            engagement=measured.ran(ran), requests=ran.requests, failures=ran.failures,
         )  # fmt: skip
         measured.samples.append(sample)
         for kind, share in ran.accounted.items():
@@ -118,12 +119,14 @@ class Session:
         return sample
 
     def _keep(self, variant: int, number: int, ran: Ran) -> None:
-        self.measured[variant].hashes.setdefault(number, ran.output_sha256)
+        if ran.output_sha256 is not None:
+            self.measured[variant].hashes.setdefault(number, ran.output_sha256)
 
-    def check_times(self) -> None:
-        """Let a variant count as failed whose times are not made up by their parts."""
+    def check(self) -> None:
+        """Let a variant count as failed whose requests failed, or whose times are not made up by their parts."""
         for measured in self.measured:
-            reason = unaccounted(measured.accounted, [sample.e2e_s for sample in measured.samples])
+            reason = failed_requests(measured.samples)
+            reason = reason or unaccounted(measured.accounted, [sample.e2e_s for sample in measured.samples])
             if reason is not None and measured.error is None:
                 measured.error = reason
 

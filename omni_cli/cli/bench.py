@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from omni_cli.cli.bench_options import (
     AgainstOption,
     BaselineOption,
@@ -48,6 +50,23 @@ from omni_cli.cli.options import (
     TimeoutOption,
     TrustRemoteCodeOption,
     VerboseOption,
+)
+from omni_cli.cli.server_options import (
+    BenchApiKeyOption,
+    ConcurrencyOption,
+    EndpointOption,
+    ExtraBodyOption,
+    IgnoreEosOption,
+    ModalitiesOption,
+    NumRequestsOption,
+    RequestRateOption,
+    RequestTimeoutOption,
+    ServerOptions,
+    SloOption,
+    TokenizerOption,
+    UrlOption,
+    check_given,
+    without_key,
 )
 from omni_cli.errors import StageError, UsageError
 
@@ -110,6 +129,7 @@ class Settings:
 
 
 def bench(
+    context: typer.Context,
     stage: StageOption = "all",
     vary: VaryOption = None,
     against: AgainstOption = None,
@@ -141,13 +161,55 @@ def bench(
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
     trust_remote_code: TrustRemoteCodeOption = False,
+    url: UrlOption = None,
+    endpoint: EndpointOption = "chat",
+    modalities: ModalitiesOption = "text",
+    concurrency: ConcurrencyOption = None,
+    request_rate: RequestRateOption = None,
+    num_requests: NumRequestsOption = None,
+    slo: SloOption = None,
+    api_key: BenchApiKeyOption = None,
+    request_timeout: RequestTimeoutOption = 600.0,
+    tokenizer: TokenizerOption = None,
+    ignore_eos: IgnoreEosOption = True,
+    extra_body: ExtraBodyOption = None,
 ) -> int:
-    """Measure latency and memory of a model or a stage, compare variants, judge a gate.
+    """Measure latency and memory of a model, a stage or a running server, compare variants, judge a gate.
 
     Variants run in processes of their own and take turns, iteration by iteration, until the interval of their ratio
-    decides or the time is up. Exits with 0 (done, or the gate passed), 1 (regression), 3 (inconclusive), 4 (not
-    comparable), 5 (outputs differ where they had to be equal) or 6 (a variant broke off).
+    decides or the time is up; servers do so window by window of requests. Exits with 0 (done, or the gate passed), 1
+    (regression), 3 (inconclusive), 4 (not comparable), 5 (outputs differ where they had to be equal) or 6 (a variant
+    broke off, or requests failed).
     """
+    check_given(context, has_url=bool(url))
+    _check_one_question(self_check=self_check, vary=vary, against=against, baseline=baseline)
+    files = Files(output_json, junit, markdown, smaller_is_better)
+
+    def settings(num_variants: int) -> Settings:
+        budget_s = _budget(time_budget, num_iters, num_variants)
+        return Settings(
+            num_iters, num_iters_warmup, budget_s, timeout, files, self_check, as_json, verbose, quiet
+        )  # fmt: skip
+
+    def question(num_variants: int) -> Question:
+        limits = read_limits(gate, max_regression, max_memory_regression, metric, require_identical_outputs)
+        if limits is not None and not (num_variants > 1 or baseline or self_check):
+            hint = f"add {'a second `--url`, ' if url else '`--against`, '}`--baseline` or `--vary`"
+            raise UsageError("a limit needs something to compare with", hint=hint)
+        need_numpy("measuring")
+        return _question(limits, metric, margin, baseline, allow_difference)
+
+    command = ("omni", *without_key(sys.argv[1:]))
+    if url:
+        from omni_cli.cli.bench_server import run_server_bench
+
+        server = ServerOptions(
+            urls=tuple(url), endpoint=endpoint, modalities=modalities, model=model, concurrency=concurrency,
+            request_rate=request_rate, num_requests=num_requests, slos=tuple(slo or ()), api_key=api_key,
+            request_timeout_s=request_timeout, tokenizer=tokenizer, ignore_eos=ignore_eos, extra_body=extra_body,
+            input_len=input_len, output_len=output_len, seed=seed or 0, vary=tuple(vary or ()),
+        )  # fmt: skip
+        return run_server_bench(server, question, settings, command=command)
     from omni_cli.bench.workload import Workload, lengths_given_by
     from omni_cli.config.bundled import find_profile
 
@@ -155,23 +217,14 @@ def bench(
     config = source.load()
     workload = Workload(stage, batch_size, input_len, output_len)
     workload.measured(config)
-    _check_one_question(self_check=self_check, vary=vary, against=against, baseline=baseline)
     variants = _variants(tuple(vary or ()), config, workload, source)
     given = [*source.overrides, *(text for variant in variants for text in variant.overrides)]
     workload = replace(workload, given_lengths=lengths_given_by(given))
-    limits = read_limits(gate, max_regression, max_memory_regression, metric, require_identical_outputs)
-    if limits is not None and not (len(variants) > 1 or against or baseline or self_check):
-        raise UsageError("a limit needs something to compare with", hint="add `--against`, `--baseline` or `--vary`")
-    need_numpy("measuring")
-    question = _question(limits, metric, margin, baseline, allow_difference)
-    settings = Settings(
-        num_iters, num_iters_warmup, _budget(time_budget, num_iters, variants, against), timeout,
-        Files(output_json, junit, markdown, smaller_is_better), self_check, as_json, verbose, quiet,
-    )  # fmt: skip
+    count = len(variants) + bool(against)
+    asked, limited = question(count), settings(count)
     from omni_cli.cli.bench_run import run_bench
 
-    command = ("omni", *sys.argv[1:])
-    return run_bench(source, workload, variants, question, settings, against=against, command=command)
+    return run_bench(source, workload, variants, asked, limited, against=against, command=command)
 
 
 def _check_one_question(
@@ -243,9 +296,7 @@ def _question(
     )
 
 
-def _budget(
-    given: float | None, num_iters: int | None, variants: tuple[Variant, ...], against: str | None
-) -> float | None:
+def _budget(given: float | None, num_iters: int | None, num_variants: int) -> float | None:
     """Seconds for measuring; None where a number of iterations was asked for and no time."""
     if given is not None:
         if not (math.isfinite(given) and given > 0):
@@ -253,5 +304,4 @@ def _budget(
         return given
     if num_iters is not None:
         return None
-    comparisons = 1 if against else max(len(variants) - 1, 1)
-    return DEFAULT_BUDGET_S * comparisons
+    return DEFAULT_BUDGET_S * max(num_variants - 1, 1)

@@ -15,7 +15,7 @@ from omni_cli.report.bench_json import smaller_is_better_json
 from omni_cli.report.bench_junit import findings_junit
 from omni_cli.report.bench_markdown import findings_markdown
 from omni_cli.report.bench_notes import gate_failure, machine_warnings, not_comparable, warnings
-from omni_cli.report.bench_run import heading, self_check_json, self_check_text, variant_text
+from omni_cli.report.bench_run import heading, self_check_json, self_check_text, short_title, variant_text
 from omni_cli.report.bench_text import Labels, findings_text
 from omni_cli.stats.power import refuse_limits_below, self_check
 
@@ -93,7 +93,7 @@ def _text(answer: Answer, settings: Settings) -> str:
 
 def _write_files(answer: Answer, settings: Settings) -> None:
     files, findings = settings.files, answer.findings
-    name = f"omni bench {answer.record.workload['profile']} {answer.record.workload['stage']}"
+    name = f"omni bench {short_title(answer.record.workload)}"
     if files.markdown is not None:
         notes = machine_warnings(answer.record)
         texts = [findings_markdown(item, LABELS, notes) for item in findings] or [

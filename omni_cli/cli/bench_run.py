@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from omni_cli.bench.against import checked_out, find_commit
 from omni_cli.bench.checks import warnings as check_warnings
 from omni_cli.bench.environment import read_environment
-from omni_cli.bench.harness import Harness, Limits, State
+from omni_cli.bench.harness import Harness, Limits, Runner, State
 from omni_cli.bench.memory import Free, read_free
 from omni_cli.bench.protocol import Load, Loading
 from omni_cli.bench.session import Session
@@ -68,10 +68,57 @@ def run_bench(
             workload=workload.describe(source.load()),
             folder=folder,
         )
-        _check_baseline(question, session)
-        run = BenchRun(session, source, workload, question, settings, folder, read_free)
-        stopped = run.run()
+        local = _LocalVariants(session, source, workload, folder, settings.verbose)
+        return measure(session, question, settings, launch=local.launch, load=local.load, read_free=read_free)
+
+
+def measure(
+    session: Session,
+    question: Question,
+    settings: Settings,
+    *,
+    launch: Callable[[int], Runner],
+    load: Callable[[int], Load | None],
+    read_free: Callable[[], Free] = read_free,
+) -> ExitCode:
+    """Fill the session and report. Raises `OmniError` where nothing at all was measured."""
+    _check_baseline(question, session)
+    run = BenchRun(session, question, settings, launch, load, read_free)
+    stopped = run.run()
     return _report(session, question, settings, stopped, run.progress)
+
+
+@dataclass
+class _LocalVariants:
+    """The processes of a profile's variants, and what they load."""
+
+    session: Session
+    source: Source
+    workload: Workload
+    folder: Path
+    verbose: bool
+
+    def launch(self, index: int) -> VariantProcess:
+        variant = self.session.measured[index].variant
+        return VariantProcess(Launch(variant.name, variant.environment, variant.code), verbose=self.verbose)
+
+    def load(self, index: int) -> Load:
+        inputs = self.folder / "inputs"
+        return Load(
+            profile=self.source.profile,
+            overrides=(*self.source.overrides, *self.session.measured[index].variant.overrides),
+            model=self.source.model,
+            seed=self.source.seed,
+            trust_remote_code=self.source.trust_remote_code,
+            stage=self.workload.stage,
+            batch_size=self.workload.batch_size,
+            input_len=self.workload.input_len,
+            output_len=self.workload.output_len,
+            given_lengths=self.workload.given_lengths,
+            inputs=str(inputs),
+            records_inputs=not inputs.exists(),
+            verbose=self.verbose,
+        )
 
 
 class BenchRun:
@@ -80,20 +127,18 @@ class BenchRun:
     def __init__(
         self,
         session: Session,
-        source: Source,
-        workload: Workload,
         question: Question,
         settings: Settings,
-        folder: Path,
+        launch: Callable[[int], Runner],
+        load: Callable[[int], Load | None],
         read_free: Callable[[], Free],
     ) -> None:
         self.progress = BenchProgress(sys.stderr, question, quiet=settings.quiet, verbose=settings.verbose)
         self._session = session
-        self._source = source
-        self._workload = workload
         self._question = question
         self._settings = settings
-        self._folder = folder
+        self._launch = launch
+        self._load = load
         self._read_free = read_free
         self._keeper = _RecordKeeper(settings.files.record)
 
@@ -136,29 +181,6 @@ class BenchRun:
         if failure is not None and not isinstance(failure, VariantError):
             raise failure
         return failure
-
-    def _launch(self, index: int) -> VariantProcess:
-        variant = self._session.measured[index].variant
-        launch = Launch(variant.name, variant.environment, variant.code)
-        return VariantProcess(launch, verbose=self._settings.verbose)
-
-    def _load(self, index: int) -> Load:
-        inputs = self._folder / "inputs"
-        return Load(
-            profile=self._source.profile,
-            overrides=(*self._source.overrides, *self._session.measured[index].variant.overrides),
-            model=self._source.model,
-            seed=self._source.seed,
-            trust_remote_code=self._source.trust_remote_code,
-            stage=self._workload.stage,
-            batch_size=self._workload.batch_size,
-            input_len=self._workload.input_len,
-            output_len=self._workload.output_len,
-            given_lengths=self._workload.given_lengths,
-            inputs=str(inputs),
-            records_inputs=not inputs.exists(),
-            verbose=self._settings.verbose,
-        )
 
     def loading(self, variant: str, event: Loading) -> None:
         self.progress.loading(variant, event)
@@ -227,7 +249,7 @@ def _report(
     """Save, show, and say how it ended."""
     progress.hide()
     if stopped is None:
-        session.check_times()
+        session.check()
     answer = question.answer(session.record())
     if settings.files.record is not None:
         save_record(answer.complete_record(), settings.files.record)

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
 from omni_cli.cli.usage import did_you_mean
@@ -47,6 +47,22 @@ class LazyGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+class _Command(TyperCommand):
+    """Its help lists options under their `rich_help_panel`, which Typer does with Rich only."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            line = param.get_help_record(ctx)
+            if line is not None:
+                default = "Arguments" if param.param_type_name == "argument" else "Options"
+                sections.setdefault(getattr(param, "rich_help_panel", None) or default, []).append(line)
+        for title, lines in sections.items():
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
+
+
 def _load(name: str, command: LazyCommand) -> Any:
     """The parser of one command, in plain text: Rich's help costs more time than all the rest of `--help`."""
     module, attribute = command.target.split(":")
@@ -56,7 +72,7 @@ def _load(name: str, command: LazyCommand) -> Any:
         parser = get_group(target)
     else:
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name)(target)
+        single.command(name, cls=_Command)(target)
         parser = get_command(single)
     parser.name = name
     return parser

@@ -24,6 +24,7 @@ VERIFIED = {
     "fastapi": "0.136.3",
     "uvicorn": "0.54.0",
     "prometheus_client": "0.26.0",
+    "aiohttp": "3.14.5",
     "jinja2": "3.1.6",
     "matplotlib": "3.11.2",
 }

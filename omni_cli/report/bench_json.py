@@ -84,6 +84,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "min": summary.minimum,
         "max": summary.maximum,
         **{f"p{percentile}": value for percentile, value in summary.percentiles.items()},
+        **({} if summary.requests is None else {"requests": summary.requests}),
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from omni_cli.errors import ExitCode
 from omni_cli.record import Record
+from omni_cli.report.bench_server import is_server, server_warnings
 from omni_cli.report.bench_text import change, open_end, shown
 from omni_cli.report.bench_units import limit, percent, title
 from omni_cli.report.units import count
@@ -40,14 +41,17 @@ def warnings(findings: Findings) -> list[Note]:
 
 
 def machine_warnings(record: Record) -> list[Note]:
-    """What the machine did beside the measurement, with what to do about it."""
+    """What the machine, or a client, did beside the measurement, with what to do about it."""
+    of_client = [Note(*entry) for entry in server_warnings(record)] if is_server(record) else []
     found = record.utilisation
     if found is None:
-        return []
-    notes = [_disturbance(item, found.usable_cores) for item in disturbances(found)]
+        return of_client
+    # A server on the same machine is no stranger.
+    kept = [item for item in disturbances(found) if item.kind != "neighbour" or not is_server(record)]
+    notes = [_disturbance(item, found.usable_cores) for item in kept]
     if found.error is not None:
         notes.append(Note(f"how busy the machine was is known in part only: {shown(found.error)}"))
-    return notes
+    return [*of_client, *notes]
 
 
 def _disturbance(item: Disturbance, cores: int) -> Note:

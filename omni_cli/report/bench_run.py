@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omni_cli.record import Record, Variant
+from omni_cli.report.bench_server import is_server, num_requests, server_heading, server_note, server_title
 from omni_cli.report.bench_text import summary_lines
 from omni_cli.report.bench_units import percent, ratio
 from omni_cli.report.units import count
@@ -20,19 +21,29 @@ _INTERLEAVING = {
 }
 
 
+def short_title(workload: Mapping[str, Any]) -> str:
+    """What was measured, in a few words."""
+    if workload.get("kind") == "server":
+        return server_title(workload)
+    return f"{workload['profile']} {workload['stage']}"
+
+
 def heading(record: Record, warmup: int) -> str:
     """`token2wav of tiny-omni, batch 1, 32 tokens in, 32 out, AMD EPYC 7B13, 3 warm-up + 30 runs in 15 blocks`."""
+    how = _INTERLEAVING.get(record.environment.get("conditions", {}).get("interleaving", ""), "")
+    turns, device = f" {how}" if how else "", _device(record.environment.get("machine", {}))
+    if is_server(record):
+        return server_heading(record, warmup, device, turns)
     workload = record.workload
     stages = " + ".join(workload["stages"]) if workload["stage"] != "all" else "end to end"
     runs = max((len(variant.samples) for variant in record.variants), default=0)
     blocks = len({sample.block for variant in record.variants for sample in variant.samples})
-    how = _INTERLEAVING.get(record.environment.get("conditions", {}).get("interleaving", ""), "")
     parts = [
         f"{workload['profile']}: {stages}",
         f"batch {workload['batch_size']}",
         _lengths(workload),
-        _device(record.environment.get("machine", {})),
-        f"{warmup} warm-up + {count(runs, 'run')} each in {count(blocks, 'block')}" + (f" {how}" if how else ""),
+        device,
+        f"{warmup} warm-up + {count(runs, 'run')} each in {count(blocks, 'block')}{turns}",
     ]
     return ", ".join(parts)
 
@@ -41,9 +52,11 @@ def variant_text(number: int, variant: Variant, summaries: Sequence[Summary]) ->
     """Latency, range, further metrics and memory of one variant."""
     if not variant.samples:
         return f"Benchmark {number}: {variant.name}\n  no runs"
-    return "\n".join(
-        summary_lines(number, variant, summaries, ", ".join(filter(None, (_work(variant), _engaged(variant)))))
-    )
+    if num_requests(variant):
+        note = server_note(variant)
+    else:
+        note = ", ".join(filter(None, (_work(variant), _engaged(variant))))
+    return "\n".join(summary_lines(number, variant, summaries, note))
 
 
 def self_check_text(check: SelfCheck) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,9 +52,12 @@ def settings_differences(a: Variant, b: Variant) -> tuple[Difference, ...]:
 def work_mismatches(a: Variant, b: Variant) -> tuple[Difference, ...]:
     """Kinds of work of which the two did different amounts in a run.
 
-    Runs of one variant may differ from each other (other prompts), but both variants must have had the same ones.
+    Runs of one variant may differ from each other (other prompts), but both variants must have had the same ones: only
+    runs of equal numbers are compared, where both say which had which.
     """
-    amounts_a, amounts_b = _amounts(a), _amounts(b)
+    numbers = {sample.number for sample in a.samples} & {sample.number for sample in b.samples}
+    numbers = numbers or {sample.number for sample in (*a.samples, *b.samples)}
+    amounts_a, amounts_b = _amounts(a, numbers), _amounts(b, numbers)
     found = []
     for name in sorted(amounts_a.keys() | amounts_b.keys()):
         left, right = amounts_a.get(name, ()), amounts_b.get(name, ())
@@ -90,9 +93,9 @@ def _without(part: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {key: value for key, value in part.items() if key not in left_out}
 
 
-def _amounts(variant: Variant) -> dict[str, tuple[float, ...]]:
+def _amounts(variant: Variant, numbers: Collection[int | None]) -> dict[str, tuple[float, ...]]:
     amounts: dict[str, set[float]] = {}
-    for sample in variant.samples:
+    for sample in (item for item in variant.samples if item.number in numbers):
         for name, value in sample.work.items():
             amounts.setdefault(name, set()).add(value)
     return {name: tuple(sorted(values)) for name, values in amounts.items()}

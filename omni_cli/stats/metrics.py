@@ -7,5 +7,6 @@ REPORTED_MEMORY = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss
 
 
 def higher_is_better(metric: str) -> bool:
-    """Rates and `rtfx` (seconds of audio a second); everything else is a time or a ratio to time."""
-    return metric.endswith("_per_second") or metric.rpartition(".")[2] == "rtfx"
+    """Rates, `rtfx` (seconds of audio a second) and the share of requests that keep their limits (`slo_attainment`);
+    everything else is a time or a ratio to time."""
+    return metric.endswith("_per_second") or metric.rpartition(".")[2] in ("rtfx", "slo_attainment")

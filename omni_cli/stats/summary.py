@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from omni_cli.record import Variant, values_of
+from omni_cli.record import Variant, request_values, values_of
 from omni_cli.stats.blocks import block_medians, independent_units
 from omni_cli.stats.estimate import MIN_BLOCKS
 
@@ -21,7 +21,8 @@ _RESAMPLES = 2000
 class Summary:
     """Of all samples of one metric, in the metric's unit. `ci95` is None below `MIN_BLOCKS` blocks.
 
-    `percentiles` maps 90 and 99 to the value, or to None where there are fewer than `samples_for` samples.
+    `percentiles` maps 90 and 99 to the value, or to None where there are fewer than `samples_for` samples. They are
+    of single requests where a sample is a window of requests to a server; `requests` is how many.
     """
 
     metric: str
@@ -32,6 +33,7 @@ class Summary:
     minimum: float
     maximum: float
     percentiles: dict[int, float | None]
+    requests: int | None = None
 
 
 def samples_for(percentile: int) -> int:
@@ -45,17 +47,22 @@ def summarise(variant: Variant, metric: str) -> Summary | None:
     if not pairs:
         return None
     values = np.array([value for _, value in pairs])
-    count = len(values)
+    of_requests = request_values(variant, metric)
     return Summary(
         metric,
-        n=count,
+        n=len(values),
         blocks=len({block for block, _ in pairs}),
         median=float(np.median(values)),
         ci95=_median_interval(variant, metric, pairs),
         minimum=float(values.min()),
         maximum=float(values.max()),
-        percentiles={p: float(np.percentile(values, p)) if count >= samples_for(p) else None for p in PERCENTILES},
+        percentiles=_percentiles(np.array(of_requests) if of_requests else values),
+        requests=len(of_requests) if of_requests else None,
     )
+
+
+def _percentiles(values: np.ndarray) -> dict[int, float | None]:
+    return {p: float(np.percentile(values, p)) if len(values) >= samples_for(p) else None for p in PERCENTILES}
 
 
 def _median_interval(variant: Variant, metric: str, pairs: list[tuple[int, float]]) -> tuple[float, float] | None:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from omni_cli.report.bench_server import server_title
 from omni_cli.report.bench_text import shown
 from omni_cli.report.html.elements import Code, Facts, Paragraph, Part
 
@@ -31,7 +32,9 @@ def sentence(text: str) -> str:
 
 
 def workload_title(workload: Mapping[str, Any]) -> str:
-    """`tiny-omni, thinker + talker`."""
+    """`tiny-omni, thinker + talker`, or `chat of a server`."""
+    if workload.get("kind") == "server":
+        return server_title(workload)
     stages = workload.get("stages")
     named = " + ".join(map(shown, stages)) if isinstance(stages, list) else shown(workload.get("stage", ""))
     what = "end to end" if workload.get("stage") == "all" else named

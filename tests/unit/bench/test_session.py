@@ -86,7 +86,7 @@ def test_a_variant_whose_times_do_not_add_up_has_failed(session: Session) -> Non
     for number in range(4):
         session.sampled(0, number, ran(share=0.05), block=number, position=0)
         session.sampled(1, number, ran(), block=number, position=1)
-    session.check_times()
+    session.check()
     assert "make up 5% of the end-to-end time" in session.measured[0].error
     assert session.measured[1].error is None
     assert Question().answer(session.record()).exit_code == ExitCode.RUN_FAILED

@@ -1,0 +1,65 @@
+"""`--slo ttft:200ms`: what a request has to keep to count as good."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from omni_cli.config.diagnostics import suggest, visible
+from omni_cli.errors import UsageError
+
+# As the option names it -> what holds it of each request. A gap that lasts too long is what a reader notices, so
+# that `itl` is about the longest one.
+COLUMNS = {
+    "ttft": "ttft_s", "tpot": "tpot_s", "itl": "itl_max_s", "e2e": "e2e_s", "ttfp": "ttfp_s", "rtf": "rtf",
+}  # fmt: skip
+_LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|)")
+_SCALES = {"ms": 1e-3, "s": 1.0, "": 1.0}
+
+
+@dataclass(frozen=True)
+class SLO:
+    """`metric` as the option names it; `limit` in seconds, of `rtf` a plain number."""
+
+    metric: str
+    limit: float
+
+    def is_met(self, request: Mapping[str, float | None]) -> bool:
+        """By a request's values; one that lacks the value has not met it."""
+        value = request.get(COLUMNS[self.metric])
+        return value is not None and value <= self.limit
+
+
+def parse_slos(texts: Sequence[str], metrics: Sequence[str]) -> tuple[SLO, ...]:
+    """Read `METRIC:LIMIT` texts; `metrics` are those that the measured requests have. Raises `UsageError`."""
+    found: dict[str, SLO] = {}
+    for text in texts:
+        slo = _parse(text, metrics)
+        if slo.metric in found:
+            raise UsageError(f"`--slo {slo.metric}:...` is given twice", hint="write one limit a metric")
+        found[slo.metric] = slo
+    return tuple(found.values())
+
+
+def _parse(text: str, metrics: Sequence[str]) -> SLO:
+    metric, colon, limit = text.partition(":")
+    shown = visible(text, 80)
+    if not colon:
+        raise UsageError(f"`--slo {shown}` is not METRIC:LIMIT", hint="for example `--slo ttft:200ms` or `--slo rtf:1`")
+    if metric not in COLUMNS:
+        hint = suggest(metric, list(COLUMNS)) or f"there are {', '.join(COLUMNS)}"
+        raise UsageError(f"`--slo {shown}`: unknown metric `{visible(metric, 80)}`", hint=hint)
+    if metric not in metrics:
+        hint = f"they have {', '.join(metrics)}"
+        raise UsageError(f"`--slo {shown}`: these requests have no {metric}", hint=hint)
+    read = _LIMIT.fullmatch(limit)
+    if read is None or (read[2] == "") != (metric == "rtf"):
+        wanted = "a number without a unit" if metric == "rtf" else "a number with `ms` or `s`"
+        example = "rtf:0.9" if metric == "rtf" else f"{metric}:200ms"
+        raise UsageError(f"`--slo {shown}`: the limit is not {wanted}", hint=f"for example `--slo {example}`")
+    value = float(read[1]) * _SCALES[read[2]]
+    if not (math.isfinite(value) and value > 0):
+        raise UsageError(f"`--slo {shown}`: nothing can keep a limit of {limit}")
+    return SLO(metric, value)
