@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,13 @@ _MIN_VALUE, _MAX_VALUE = 1e-30, 1e30
 _MIN_ALPHA = 1e-4
 
 _TOLERANCE = 1e-9  # relative; what printing a float and reading it back can never reach
+
+
+class Failures(msgspec.Struct, frozen=True, kw_only=True):
+    """How many requests failed in the same way, and what the first of them said."""
+
+    count: int
+    first: str
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +59,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     work: dict[str, float] = {}
     engagement: dict[str, dict[str, float]] = {}
     requests: dict[str, tuple[float | None, ...]] = {}
-    failures: dict[str, int] = {}
+    failures: dict[str, Failures] = {}
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,6 +180,16 @@ def request_values(variant: Variant, metric: str) -> list[float]:
     return [value for column in columns for value in column if value is not None]
 
 
+def failures_of(samples: Iterable[Sample]) -> dict[str, Failures]:
+    """The requests to a server that failed, by kind, the most frequent first."""
+    total: dict[str, Failures] = {}
+    for sample in samples:
+        for kind, found in sample.failures.items():
+            before = total.get(kind, Failures(count=0, first=found.first))
+            total[kind] = Failures(count=before.count + found.count, first=before.first)
+    return dict(sorted(total.items(), key=lambda item: -item[1].count))
+
+
 def to_document(record: Record) -> dict[str, Any]:
     """The record as plain JSON types, with the digest of everything else in it."""
     return with_digest(record)
@@ -255,7 +273,8 @@ def _requests_problem(sample: Sample) -> str | None:
         if not all(value is None or 0 <= value <= _MAX_VALUE for value in column):
             return f"`{visible(name, 80)}` of its `requests` has a value that is no amount"
     failed = sum(value is None for value in sample.requests.get(E2E, ()))
-    if failed != sum(sample.failures.values()) or any(count < 1 for count in sample.failures.values()):
+    counts = [found.count for found in sample.failures.values()]
+    if failed != sum(counts) or any(count < 1 for count in counts):
         return f"its `failures` are not the {failed} requests that have no `{E2E}`"
     return None
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from omni_cli.bench.http.failures import sentence
 from omni_cli.bench.protocol import LoadedStage
 from omni_cli.bench.variants import ENVIRONMENT, Variant
 from omni_cli.engine.devices import has_cuda_device
-from omni_cli.record import Sample
+from omni_cli.record import Sample, failures_of
 
 TOLERANCE = 0.1
 """By how much the parts of a time may miss it or exceed it, as a share of it; the median over a variant's runs."""
@@ -71,14 +71,12 @@ def unaccounted(shares: Mapping[str, Sequence[float]], seconds: Sequence[float])
 
 def failed_requests(samples: Sequence[Sample]) -> str | None:
     """A sentence where a server did not answer all requests: the times are those of the others."""
-    kinds: Counter[str] = Counter()
-    for sample in samples:
-        kinds.update(sample.failures)
-    if not kinds:
+    failures = failures_of(samples)
+    if not failures:
         return None
     count = sum(len(next(iter(sample.requests.values()), ())) for sample in samples)
-    listed = ", ".join(f"{number} x {kind}" for kind, number in kinds.most_common())
-    return f"{kinds.total()} of {count} requests failed: {listed}"
+    failed = sum(found.count for found in failures.values())
+    return f"{failed} of {count} requests failed: {sentence(failures)}"
 
 
 def warnings(variant: Variant, stages: Sequence[LoadedStage]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from omni_cli.engine.messages import Failure
+from omni_cli.record import Failures
 
 PROTOCOL = 1
 """Raised when messages change: `--against` may meet the process of another commit."""
@@ -105,7 +106,7 @@ class Ran(msgspec.Struct, frozen=True, tag=True):
     engagement: dict[str, dict[str, float]] = {}
     lasted_s: float | None = None
     requests: dict[str, tuple[float | None, ...]] = {}
-    failures: dict[str, int] = {}
+    failures: dict[str, Failures] = {}
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -6,11 +6,12 @@ import json
 import os
 from typing import TYPE_CHECKING
 
+from omni_cli.bench.http.failures import hint_on
 from omni_cli.bench.verdicts import Answer, Question, summaries_of
 from omni_cli.cli import console
 from omni_cli.cli.gate_options import write_report
 from omni_cli.errors import ExitCode, OmniError, OutputError
-from omni_cli.record import to_document
+from omni_cli.record import failures_of, to_document
 from omni_cli.report.bench_json import smaller_is_better_json
 from omni_cli.report.bench_junit import findings_junit
 from omni_cli.report.bench_markdown import findings_markdown
@@ -68,7 +69,8 @@ def failure_of(answer: Answer, code: ExitCode) -> OmniError | None:
     broken = [f"variant `{v.name}`: {v.error}" for v in answer.record.variants if v.error is not None]
     gates = [findings.gate for findings in answer.findings if findings.gate is not None]
     if broken:
-        return OmniError("the measurement cannot be trusted: " + "; ".join(broken))
+        failures = failures_of(sample for variant in answer.record.variants for sample in variant.samples)
+        return OmniError("the measurement cannot be trusted: " + "; ".join(broken), hint=hint_on(failures))
     if gates:
         note = gate_failure(gates[0])
         return OmniError(note.message, hint=note.hint)

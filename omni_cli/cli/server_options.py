@@ -67,7 +67,7 @@ NumRequestsOption = Annotated[
     _option(
         "--num-requests",
         "N",
-        "Requests of a window, which is one iteration; 4 a client, or those of 4 s, and at least 16 if absent.",
+        "Requests of a window, which is one iteration; 4 a client, or those of 4 s, and at least 8 if absent.",
         min=1,
         max=MAX_REQUESTS,
     ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omni_cli.record import Record, Variant
-from omni_cli.report.bench_server import is_server, num_requests, server_heading, server_note, server_title
+from omni_cli.report.bench_server import is_server, num_requests, server_heading, server_lines, server_title
 from omni_cli.report.bench_text import summary_lines
 from omni_cli.report.bench_units import percent, ratio
 from omni_cli.report.units import count
@@ -53,10 +53,10 @@ def variant_text(number: int, variant: Variant, summaries: Sequence[Summary]) ->
     if not variant.samples:
         return f"Benchmark {number}: {variant.name}\n  no runs"
     if num_requests(variant):
-        note = server_note(variant)
-    else:
-        note = ", ".join(filter(None, (_work(variant), _engaged(variant))))
-    return "\n".join(summary_lines(number, variant, summaries, note))
+        return "\n".join(server_lines(number, variant, summaries))
+    return "\n".join(
+        summary_lines(number, variant, summaries, ", ".join(filter(None, (_work(variant), _engaged(variant)))))
+    )
 
 
 def self_check_text(check: SelfCheck) -> str:

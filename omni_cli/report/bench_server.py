@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omni_cli.record import E2E, Record, Variant, request_values
+from omni_cli.record import E2E, Record, Variant, failures_of, request_values
 from omni_cli.report.bench_text import shown
-from omni_cli.report.bench_units import percent, quantity
+from omni_cli.report.bench_units import percent, quantity, quantity_interval, title
+from omni_cli.report.tables import aligned
 from omni_cli.report.units import count
+from omni_cli.stats.summary import PERCENTILES, Summary, samples_for
+
+_TAIL = re.compile(r"_p\d+_s$")
 
 LATE_S = 0.005
 """A request that is sent so much after its time was held up by the client."""
@@ -28,11 +33,12 @@ def server_title(workload: Mapping[str, Any]) -> str:
     return f"{shown(workload.get('endpoint', '?'))} of a server"
 
 
-def load_text(load: Mapping[str, Any]) -> str:
+def load_text(workload: Mapping[str, Any]) -> str:
     """`concurrency 8`, `4 requests a second`; nothing where the variants differ in it."""
-    if "concurrency" in load:
+    load = workload.get("load")
+    if isinstance(load, Mapping) and "concurrency" in load:
         return f"concurrency {shown(load['concurrency'])}"
-    rate = load.get("request_rate")
+    rate = _rate(load)
     if rate is None:
         return ""
     return "all at once" if rate == "inf" else f"{shown(rate)} requests a second"
@@ -53,7 +59,7 @@ def server_heading(record: Record, warmup: int, device: str, turns: str) -> str:
     size = count(workload["num_requests"], "request")
     parts = [
         server_title(workload),
-        load_text(workload["load"]),
+        load_text(workload),
         request_text(workload),
         f"client: {device}",
         f"{warmup} warm-up + {count(windows, 'window')} of {size} each in {count(blocks, 'block')}" + turns,
@@ -61,12 +67,33 @@ def server_heading(record: Record, warmup: int, device: str, turns: str) -> str:
     return ", ".join(filter(None, parts))
 
 
+def server_lines(number: int, variant: Variant, summaries: Sequence[Summary]) -> list[str]:
+    """What is said of one server: its requests, then a line a metric; percentiles are those of single requests."""
+    rows = [("", "median [95% CI]", *(f"p{percentile}" for percentile in PERCENTILES))]
+    for summary in summaries:
+        if _TAIL.search(summary.metric) and not summary.metric.startswith("itl"):
+            continue  # of a window; the percentiles beside the median are of all requests
+        median = quantity(summary.metric, summary.median)
+        bounds = quantity_interval(summary.metric, summary.ci95, summary.median)
+        rows.append((title(summary.metric), f"{median} {bounds}", *_percentiles(summary)))
+    return [f"Benchmark {number}: {variant.name}", f"  {server_note(variant)}", *aligned(rows)]
+
+
+def _percentiles(summary: Summary) -> list[str]:
+    """Nothing for what only a whole window has."""
+    if summary.requests is None:
+        return ["" for _ in PERCENTILES]
+    return [
+        f"n < {samples_for(p)}" if summary.percentiles[p] is None else quantity(summary.metric, summary.percentiles[p])
+        for p in PERCENTILES
+    ]
+
+
 def server_note(variant: Variant) -> str:
     """`tiny-omni, 640 requests, 2 failed, 61 tokens in, 32 out, 1.28 s audio`: of one request the means."""
     parts = [shown(variant.settings.get("model", "unknown model")), count(num_requests(variant), "request")]
-    failed = sum(sum(sample.failures.values()) for sample in variant.samples)
-    if failed:
-        parts.append(f"{failed} failed")
+    failed = sum(found.count for found in failures_of(variant.samples).values())
+    parts.append(f"{failed} failed" if failed else "none failed")
     words = {"input_tokens": "tokens in", "output_tokens": "tokens out", "audio_s": "s audio", "pixels": "pixels"}
     answered = sum(sample.work.get("requests", 0) for sample in variant.samples)
     for name, word in words.items():
@@ -92,7 +119,8 @@ def server_warnings(record: Record) -> list[tuple[str, str | None]]:
     found: list[tuple[str, str | None]] = []
     for variant in record.variants:
         share, longest_s = late_requests(variant)
-        if share > _LATE_SHARE:
+        # Nobody can send all at once.
+        if "inf" not in (_rate(record.workload.get("load")), _rate(variant.settings)) and share > _LATE_SHARE:
             message = (
                 f"{variant.name}: the client was late with {percent(share).lstrip('+')} of the requests, by up to "
                 f"{quantity('lag_s', longest_s)}, which is in their times"
@@ -106,6 +134,10 @@ def server_warnings(record: Record) -> list[tuple[str, str | None]]:
         message = f"the client itself used a whole core in {busy:.0%} of the time: the times may be its own"
         found.append((message, "send less at once, or measure from several machines"))
     return found
+
+
+def _rate(load: Any) -> Any:
+    return load.get("request_rate") if isinstance(load, Mapping) else None
 
 
 def _lacks_usage(variant: Variant) -> bool:

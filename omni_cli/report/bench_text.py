@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from omni_cli.record import E2E, Variant
-from omni_cli.report.bench_units import limit, percent, percent_interval, quantity, ratio, size_change, title
+from omni_cli.report.bench_units import (
+    limit,
+    percent,
+    percent_interval,
+    quantity,
+    quantity_interval,
+    ratio,
+    size_change,
+    title,
+)
 from omni_cli.report.tables import aligned
 from omni_cli.report.units import count
 from omni_cli.stats.comparable import Difference
@@ -235,8 +244,7 @@ def _median(summary: Summary) -> str:
     median = quantity(summary.metric, summary.median)
     if summary.ci95 is None:
         return f"{median}  [n/a]"
-    low, high = (quantity(summary.metric, bound, summary.median).split(" ")[0] for bound in summary.ci95)
-    return f"{median}  [{low}, {high}]"
+    return f"{median}  {quantity_interval(summary.metric, summary.ci95, summary.median)}"
 
 
 def _percentile(summary: Summary, percentile: int) -> str:

@@ -46,7 +46,7 @@ def quantity_interval(metric: str, bounds: tuple[float, float] | None, like: flo
     """`[99.8, 100.4]` in the unit of `quantity(metric, like)`; `n/a` where there is none."""
     if bounds is None:
         return "n/a"
-    low, high = (quantity(metric, bound, like).split(" ")[0] for bound in bounds)
+    low, high = (quantity(metric, bound, like).split(" ")[0].removesuffix("/s") for bound in bounds)
     return f"[{low}, {high}]"
 
 

@@ -78,8 +78,9 @@ async def _find(client: Client, model: str | None) -> Target:
     name = str(models[0]["id"]) if model is None else model
     said = next((item for item in models if item["id"] == name), {})
     kept = {key: value for key, value in said.items() if isinstance(value, str | int | float | bool | list)}
-    # The time at which a server began to serve is different every time.
+    # The time at which a server began to serve is another one every time.
     kept.pop("created", None)
+    kept.pop("object", None)
     return Target(client.url, name, {**kept, **{key: headers[key] for key in _HEADERS if key in headers}})
 
 

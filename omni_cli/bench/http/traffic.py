@@ -18,7 +18,7 @@ Send = Callable[[int, float], Awaitable[Outcome]]
 _TIMER_S = 0.0015
 """The event loop wakes up to a millisecond late; what is left is spent looking at the clock."""
 
-MIN_REQUESTS = 16
+MIN_REQUESTS = 8
 
 
 @dataclass(frozen=True)

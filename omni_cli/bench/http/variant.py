@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 from omni_cli.bench.http.client import Client, Outcome
+from omni_cli.bench.http.failures import hint_on, sentence
 from omni_cli.bench.http.outputs import answer_arrays
 from omni_cli.bench.http.target import Target
 from omni_cli.bench.http.traffic import OpenLoop, Traffic
@@ -91,14 +91,8 @@ class ServerVariant:
         )
 
     def _no_answer(self, window: Window, when: str) -> VariantError:
-        (kind, count), *others = sorted(window.failures.items(), key=lambda item: -item[1])
-        message = next(o.failure.message for o in window.outcomes if o.failure is not None and o.failure.kind == kind)
-        also = "".join(f", {number} x {other}" for other, number in others)
+        failures = window.failures
         return VariantError(
-            f"`{self.name}` answered none of {len(window.outcomes)} requests ({when}): {count} x {kind}{also}; "
-            f"the first says: {message}",
-            hint=_HINTS.get(kind.partition(" ")[0] if not kind.startswith("HTTP") else kind[:8]),
+            f"`{self.name}` answered none of {len(window.outcomes)} requests ({when}): {sentence(failures)}",
+            hint=hint_on(failures),
         )
-
-
-_HINTS: dict[str, Any] = {}

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from omni_cli.bench.http.answers import Answer
 from omni_cli.bench.http.client import Outcome
 from omni_cli.bench.http.slo import SLO
-from omni_cli.record import E2E
+from omni_cli.record import E2E, Failures
 from omni_cli.stats.summary import PERCENTILES, samples_for
 
 Row = dict[str, float | None]
 """What is known of one request. Times in seconds, from when it was due; None where there is nothing to know."""
 
-TIMES = ("ttft_s", "tpot_s", "ttfp_s", "rtf")
-"""Beside `e2e_s`: values of a request whose median over the window is a metric of the same name."""
+TIMES = (E2E, "ttft_s", "tpot_s", "ttfp_s", "rtf")
+"""Values of a request whose median over the window is the metric of the same name."""
 
-TAILS = (E2E, "ttft_s", "ttfp_s")
+TAILS = (E2E, "ttft_s", "itl_s", "ttfp_s")
 """Of which high percentiles of a window are metrics, too, where it has enough requests."""
 
 _DIGITS = 7
@@ -45,9 +45,12 @@ class Window:
         return [outcome.answer for outcome in self.outcomes if outcome.answer is not None]
 
     @property
-    def failures(self) -> dict[str, int]:
-        """How many requests failed, by kind."""
-        return dict(Counter(outcome.failure.kind for outcome in self.outcomes if outcome.failure is not None))
+    def failures(self) -> dict[str, Failures]:
+        """The requests that failed, by kind, the most frequent first."""
+        failed = [outcome.failure for outcome in self.outcomes if outcome.failure is not None]
+        first = {failure.kind: failure.message for failure in reversed(failed)}
+        counts = Counter(failure.kind for failure in failed)
+        return {kind: Failures(count=count, first=first[kind]) for kind, count in counts.most_common()}
 
     def rows(self) -> list[Row]:
         return [_row(outcome, self.began_s, is_open=self.is_open) for outcome in self.outcomes]
@@ -62,17 +65,14 @@ def columns(rows: Sequence[Row]) -> dict[str, tuple[float | None, ...]]:
 def metrics_of(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
     """Medians over the requests that were answered, and what the whole window did a second."""
     rows = window.rows()
+    values = {name: [row[name] for row in rows if row.get(name) is not None] for name in TIMES}
+    values["itl_s"] = [gap for answer in window.answers for gap in _gaps(answer)]
     found: dict[str, float] = {}
-    for name in (E2E, *TIMES):
-        values = [row[name] for row in rows if row.get(name) is not None]
-        if values and name != E2E:
-            found[name] = statistics.median(values)
+    for name in (*TIMES[:3], "itl_s", *TIMES[3:]):
+        if values[name] and name != E2E:
+            found[name] = statistics.median(values[name])
         if name in TAILS:
-            found |= _tails(name, values)
-    gaps = [gap for answer in window.answers for gap in _gaps(answer)]
-    if gaps:
-        found["itl_s"] = statistics.median(gaps)
-        found |= _tails("itl_s", gaps)
+            found |= _tails(name, values[name])
     return found | _rates(window, slos)
 
 

@@ -9,6 +9,7 @@ import msgspec
 from omni_cli.errors import InputError
 from omni_cli.record import E2E, Record, Variant, metric_names
 from omni_cli.report.bench_notes import machine_warnings, warnings
+from omni_cli.report.bench_server import is_server, load_text
 from omni_cli.report.bench_text import Labels, shown
 from omni_cli.report.bench_units import quantity, quantity_interval, title
 from omni_cli.report.html.bench_figures import Summaries, latency_figures, memory_figure, waterfall_figure
@@ -111,12 +112,13 @@ def _advice(record: Record, findings: Findings | None) -> tuple[Advice, ...]:
 
 
 def _details(record: Record) -> str:
+    is_of_server = is_server(record)
     runs = max(len(variant.samples) for variant in record.variants)
     blocks = len({sample.block for variant in record.variants for sample in variant.samples})
     parts = [
-        f"batch {shown(record.workload.get('batch_size', '?'))}",
+        load_text(record.workload) if is_of_server else f"batch {shown(record.workload.get('batch_size', '?'))}",
         device_of(record.environment),
-        f"{count(runs, 'run')} each" if len(record.variants) > 1 else count(runs, "run"),
+        count(runs, "window" if is_of_server else "run") + (" each" if len(record.variants) > 1 else ""),
         count(blocks, "block"),
     ]
     return " · ".join(filter(None, parts))
