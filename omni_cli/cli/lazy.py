@@ -69,7 +69,7 @@ def _load(name: str, command: LazyCommand) -> Any:
     target = getattr(import_module(module), attribute)
     if isinstance(target, typer.Typer):
         target.rich_markup_mode = None
-        parser = get_group(target)
+        parser: Any = get_group(target)
     else:
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(name, cls=_Command)(target)
