@@ -7,7 +7,7 @@ loads and that the diffusion runner calls with a batch of requests.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -61,6 +61,9 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         self.pooler = DispatchPooler({"plugin": IdentityPooler()})
         self.listener: WaveformListener | None = None
         self.codes_per_block = codes_per_block(self.token2wav)
+        # The process is this stage's own. By default cuDNN picks the vocoder's kernels anew in every call, and a
+        # waveform differs by 2e-4 from the one before. What this costs: benchmarks/gpu/vocoder_repeats.py.
+        torch.backends.cudnn.deterministic = True
 
     def prepare(self, execution: Execution, *, stage: str) -> Denoiser:
         """Make the DiT run as `execution` says, once the weights are loaded; raises `StageError`.
@@ -137,7 +140,7 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         codes = request.token_ids.unsqueeze(0).long()
         speaker = self.speakers[name]["cond"].to(device).float()
         reference_mel = self.speakers[name]["ref_mel"].to(device).float()
-        sampling = {
+        sampling: dict[str, Any] = {
             "num_steps": int(information["num_inference_steps"][0]),
             "guidance_scale": float(information["guidance_scale"][0]),
             "sway_coefficient": float(information["sway_coefficient"][0]),
@@ -154,4 +157,5 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
             return self.token2wav(codes, conditioning=speaker, reference_mel=reference_mel, **sampling).reshape(-1)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
+        return loaded

@@ -1,0 +1,83 @@
+"""What it costs to have token2wav's waveform bit for bit the same each time: cuDNN deterministic against its default.
+
+    PYTHONPATH=. python benchmarks/gpu/vocoder_repeats.py -o DIR [--time-budget 60]
+
+cuDNN may pick another kernel for the same convolution from call to call, so the same mel spectrogram gives waveforms
+that differ by about 2e-4. Both sides are transformers' token2wav at the 7B model's size on the same weights, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from omni_cli.compat.torchvision import ensure_torchvision_importable
+
+ensure_torchvision_importable()
+
+import torch  # noqa: E402
+from diffusion_modes import _record, _variant, _work, _workload  # noqa: E402
+from goals import compared  # noqa: E402
+from measure import note_repeats, start, take_turns  # noqa: E402
+from models import models  # noqa: E402
+from sides import PLAIN, Call, Token2Wav  # noqa: E402
+
+from omni_cli.record import save_record  # noqa: E402
+
+SIDES = {"cudnn=default": False, "cudnn=deterministic": True}
+METRICS = ("e2e_s", "vocoder_s", "denoise_loop_s")
+
+
+class Repeating:
+    """A side that runs with cuDNN's flag as it says."""
+
+    def __init__(self, side: Token2Wav, deterministic: bool) -> None:
+        self._side = side
+        self._deterministic = deterministic
+        self.denoiser, self.effective = side.denoiser, side.effective
+
+    def run(self, seed: int) -> Call:
+        with torch.backends.cudnn.flags(enabled=True, deterministic=self._deterministic):
+            return self._side.run(seed)
+
+    def counters(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        """The other side uses the same model."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--output-dir", type=Path, required=True)
+    parser.add_argument("--time-budget", type=float, default=60.0)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    model = models(tiny=options.tiny)["token2wav"]
+    plain = start(PLAIN, lambda: Token2Wav(model, model.make(device), options.device, None))
+    if plain.error is not None:
+        raise SystemExit(plain.error)
+    note_repeats(plain)
+    sides = [start(name, lambda flag=flag: Repeating(plain.side, flag)) for name, flag in SIDES.items()]
+    until = time.perf_counter() + options.time_budget
+    take_turns(sides, lambda side, seed: side.run(seed), _work(model), blocks=model.blocks * 4, until=until)
+    record = _record("token2wav-cudnn", _workload(model), [_variant(each) for each in sides], device)
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    save_record(record, options.output_dir / "token2wav-cudnn.json")
+    for name, value in plain.notes.items():
+        sys.stdout.write(f"{name} {value:.3g}\n")
+    for metric in METRICS:
+        found = compared(record, *SIDES, metric)
+        low, high = found.ci95 or (float("nan"),) * 2
+        sys.stdout.write(
+            f"{metric:16} deterministic to default {found.ratio:.4f} [{low:.4f}, {high:.4f}] {found.verdict}\n"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
