@@ -19,7 +19,10 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True)
 class ARStageConfig:
-    """One autoregressive stage; `sampling` holds vLLM `SamplingParams` fields."""
+    """One autoregressive stage; `sampling` holds vLLM `SamplingParams` fields.
+
+    The `max_payload` keys bound what a request brings from the stage before; their defaults are `PayloadLimits`'.
+    """
 
     name: str
     backend: Literal["vllm"] = "vllm"
@@ -37,6 +40,10 @@ class ARStageConfig:
     distributed_executor_backend: Literal["mp", "ray", "external_launcher"] | None = None
     cudagraph_mode: CudagraphMode = "none"
     output_copy: OutputCopy = "async"
+    max_payload_bytes: int | None = None
+    max_payload_tensor_bytes: int | None = None
+    max_payload_entries: int | None = None
+    max_payload_items: int | None = None
     devices: str | None = None
     system_prompt: str | None = None
     talker_prompt: TalkerPrompt = "full"
@@ -50,7 +57,7 @@ class DiffusionStageConfig:
 
     `call` holds further arguments of the pipeline call by diffusers' names (`true_cfg_scale`);
     `max_num_seqs` bounds how many compatible requests share a batch. The `stream` keys are token2wav's; their defaults
-    are `ChunkSizes`'.
+    are `ChunkSizes`'. Those of the `max_payload` keys, which are vLLM's alone, are `PayloadLimits`'.
     """
 
     name: str
@@ -74,6 +81,10 @@ class DiffusionStageConfig:
     stream_context_codes: int | None = None
     stream_look_ahead_codes: int | None = None
     output_copy: OutputCopy = "async"
+    max_payload_bytes: int | None = None
+    max_payload_tensor_bytes: int | None = None
+    max_payload_entries: int | None = None
+    max_payload_items: int | None = None
     devices: str | None = None
     call: Mapping[str, Any] = field(default_factory=dict)
     kind: Literal["diffusion"] = "diffusion"

@@ -22,6 +22,7 @@ STAGE_NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
 _MAX_TOKENS = 2**24  # far beyond any model's context; catches a slip of the keyboard
 _MAX_BYTES = 2**50
 _MAX_RANKS = 1024
+_MAX_ENTRIES = 65_536
 
 Text = Annotated[str, StringConstraints(max_length=10_000)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
@@ -32,6 +33,7 @@ Scalar = bool | int | float | Text
 Tokens = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
 Codes = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
 Ranks = Annotated[int, Field(ge=1, le=_MAX_RANKS)]
+PayloadBytes = Annotated[int, Field(ge=1, le=_MAX_BYTES)]
 Pixels = Annotated[int, Field(ge=1, le=16_384)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Devices = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/:._-]+(,[A-Za-z0-9/:._-]+)*$", max_length=1000)]
@@ -87,6 +89,18 @@ class _Stage(_Strict):
     pipeline_parallel_size: Ranks = Field(1, description="Devices that share the layers one after another.")
     output_copy: OutputCopy = Field(
         "async", description="Copy outputs to the host while the next step runs, or before it starts."
+    )
+    max_payload_bytes: PayloadBytes | None = Field(
+        None, description="Bytes of one request's hand-off from the stage before, in its encoded form: 2 GiB if absent."
+    )
+    max_payload_tensor_bytes: PayloadBytes | None = Field(
+        None, description="Bytes of each tensor in it: 1 GiB if absent."
+    )
+    max_payload_entries: int | None = Field(
+        None, ge=1, le=_MAX_ENTRIES, description="Named tensors and lists in it: 64 if absent."
+    )
+    max_payload_items: int | None = Field(
+        None, ge=1, le=_MAX_TOKENS, description="Items of all its lists together, such as token ids: 1048576 if absent."
     )
     devices: Devices | None = Field(
         None, description="Visible devices of this stage, as in CUDA_VISIBLE_DEVICES, quoted: '0,1'."

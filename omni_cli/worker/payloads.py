@@ -3,21 +3,26 @@
 Two msgspec structs cross process boundaries: between stages (what one stage hands to the next) and inside a vLLM
 request (`SamplingParams.extra_args`, `PoolingParams.extra_kwargs`), where vLLM carries bytes untouched. No pickle.
 
-Decoding trusts nothing: dtype names come from a fixed table, every dimension is checked, and the byte count must
-be exactly what shape and dtype say. A decoded tensor is a read-only view of the received bytes.
+Decoding trusts nothing: how much there is of anything is read from its header and held against `PayloadLimits` first,
+dtype names come from a fixed table, and the byte count must be exactly what shape and dtype say. What a decoded tensor
+takes is one copy of its own bytes; nothing else grows with the payload but lists, by tens of bytes an item.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from omni_cli.config.diagnostics import visible
+
 if TYPE_CHECKING:
     import torch
+
+    from omni_cli.config.engine_config import StageConfig
 
 _ITEMSIZE = {
     "float32": 4,
@@ -28,20 +33,47 @@ _ITEMSIZE = {
     "uint8": 1,
     "bool": 1,
 }
+_MAX_DIMS = 8
+# msgpack's headers of collections: the first byte of one with up to 15 items, of one with a count in 2 or 4 bytes.
+_LIST, _MAP = (0x90, 0xDC, 0xDD), (0x80, 0xDE, 0xDF)
+
+Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=_MAX_DIMS)]
 
 
 class PayloadError(ValueError):
-    """A payload that must not be decoded; the message names the entry and what is wrong with it."""
+    """A payload that must not be decoded; the message names the entry and what is wrong with it.
+
+    `limit` is the profile key that would have to be larger, None where none is in the way.
+    """
+
+    def __init__(self, message: str, *, limit: str | None = None) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 @dataclass(frozen=True)
 class PayloadLimits:
-    """Upper bounds on one decoded payload."""
+    """Upper bounds on one payload, by the names of the profile keys that set them.
 
-    max_tensor_bytes: int = 1 << 30
-    max_entries: int = 64
-    max_dims: int = 8
-    max_list_items: int = 1 << 20
+    Bytes of a whole payload as it arrives and of one tensor; entries of one payload; list items of all its entries.
+    """
+
+    max_payload_bytes: int = 2 << 30
+    max_payload_tensor_bytes: int = 1 << 30
+    max_payload_entries: int = 64
+    max_payload_items: int = 1 << 20
+
+    @classmethod
+    def of(cls, stage: StageConfig) -> PayloadLimits:
+        """A stage's, with the defaults where its profile says nothing."""
+        given = {item.name: getattr(stage, item.name) for item in fields(cls)}
+        return cls(**{name: limit for name, limit in given.items() if limit is not None})
+
+    def check(self, key: str, found: int, what: str) -> None:
+        """Raises `PayloadError` where `found` is more than the limit called `key`; `what` is counted."""
+        allowed = getattr(self, key)
+        if found > allowed:
+            raise PayloadError(f"{found} {what}, at most {allowed} are allowed", limit=key)
 
 
 DEFAULT_LIMITS = PayloadLimits()
@@ -50,111 +82,192 @@ DEFAULT_LIMITS = PayloadLimits()
 class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One embedding row a prompt position: `shape` is (num_prompt_tokens, embedding_size), row-major."""
 
-    data: bytes
-    shape: tuple[int, ...]
+    data: memoryview
+    shape: Shape
     dtype: str
 
 
 class AdditionalInformationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Either a tensor (`data`, `shape`, `dtype`) or a list of numbers or strings (`items`)."""
+    """Either a tensor (`data`, `shape`, `dtype`) or a list of numbers or strings (`items`, not decoded yet)."""
 
-    data: bytes | None = None
-    shape: tuple[int, ...] | None = None
+    data: memoryview | None = None
+    shape: Shape | None = None
     dtype: str | None = None
-    items: list[int | float | str] | None = None
+    items: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Named tensors and lists that belong to one request."""
+    """Named tensors and lists that belong to one request: `entries` maps names to entries, not decoded yet."""
 
-    entries: dict[str, AdditionalInformationEntry]
+    entries: msgspec.Raw
 
 
-def encode_prompt_embeds(embeds: torch.Tensor) -> bytes:
-    """`embeds` (num_prompt_tokens, embedding_size), any device -> msgpack bytes of a `PromptEmbedsPayload`."""
-    data, shape, dtype = _tensor_parts(embeds)
-    return msgspec.msgpack.encode(PromptEmbedsPayload(data, shape, dtype))
+def encode_prompt_embeds(embeds: torch.Tensor, limits: PayloadLimits | None = None) -> bytes:
+    """`embeds` (num_prompt_tokens, embedding_size), any device -> msgpack bytes of a `PromptEmbedsPayload`.
+
+    With `limits`, raises `PayloadError` for what decoding with them would refuse.
+    """
+    payload = PromptEmbedsPayload(*_tensor_parts("prompt_embeds", embeds, limits))
+    return _encode(payload, limits)
 
 
 def decode_prompt_embeds(raw: bytes, limits: PayloadLimits = DEFAULT_LIMITS) -> torch.Tensor:
     """The inverse; raises `PayloadError` unless the payload is a two-dimensional, non-empty float tensor."""
-    payload = _decode(raw, PromptEmbedsPayload)
+    payload = _decode(raw, PromptEmbedsPayload, limits)
     if len(payload.shape) != 2 or 0 in payload.shape:
         raise PayloadError(f"prompt_embeds: shape must be (num_tokens, size), both at least 1; got {payload.shape}")
     if "float" not in payload.dtype:
-        raise PayloadError(f"prompt_embeds: dtype must be a float type, got {payload.dtype!r}")
+        raise PayloadError(f"prompt_embeds: dtype must be a float type, got `{visible(payload.dtype)}`")
     return _tensor("prompt_embeds", payload.data, payload.shape, payload.dtype, limits)
 
 
-def encode_additional_information(values: Mapping[str, torch.Tensor | Sequence[int | float | str]]) -> bytes:
-    """Named tensors (any device) and sequences -> msgpack bytes of an `AdditionalInformationPayload`."""
-    return msgspec.msgpack.encode(AdditionalInformationPayload({k: _entry(v) for k, v in values.items()}))
+def encode_additional_information(
+    values: Mapping[str, torch.Tensor | Sequence[int | float | str]], limits: PayloadLimits | None = None
+) -> bytes:
+    """Named tensors (any device) and sequences -> msgpack bytes of an `AdditionalInformationPayload`.
+
+    With `limits`, raises `PayloadError` for what decoding with them would refuse.
+    """
+    if limits is not None:
+        limits.check("max_payload_entries", len(values), "entries")
+        limits.check("max_payload_items", sum(len(v) for v in values.values() if not hasattr(v, "dtype")), "list items")
+    return _encode({"entries": {name: _entry(name, value, limits) for name, value in values.items()}}, limits)
 
 
 def decode_additional_information(raw: bytes, limits: PayloadLimits = DEFAULT_LIMITS) -> dict[str, Any]:
-    """The inverse: tensors (read-only views) and lists by name; raises `PayloadError`."""
-    payload = _decode(raw, AdditionalInformationPayload)
-    if len(payload.entries) > limits.max_entries:
-        raise PayloadError(f"{len(payload.entries)} entries, at most {limits.max_entries} are allowed")
-    return {name: _value(name, entry, limits) for name, entry in payload.entries.items()}
+    """The inverse: tensors (on the host) and lists by name; raises `PayloadError`."""
+    payload = _decode(raw, AdditionalInformationPayload, limits)
+    num_entries = _count("entries", payload.entries, _MAP)
+    limits.check("max_payload_entries", num_entries, "entries")
+    entries = _parse("entries", payload.entries, dict[str, AdditionalInformationEntry])
+    if len(entries) != num_entries:
+        raise PayloadError("two entries have the same name")
+    num_items = sum(_count(name, entry.items, _LIST) for name, entry in entries.items() if entry.items)
+    limits.check("max_payload_items", num_items, "list items")
+    return {name: _value(name, entry, limits) for name, entry in entries.items()}
 
 
-def _decode(raw: bytes, kind: type[Any]) -> Any:
+def tensor_of(information: Mapping[str, Any], name: str, *, num_dims: int) -> torch.Tensor:
+    """An entry of decoded information that has to be a tensor; raises `PayloadError`."""
+    import torch
+
+    value = information.get(name)
+    if not isinstance(value, torch.Tensor) or value.ndim != num_dims:
+        raise PayloadError(f"{name}: a tensor of {num_dims} dimensions has to be there, not {_kind(value)}")
+    return value
+
+
+def integers_of(information: Mapping[str, Any], name: str) -> list[int]:
+    """An entry of decoded information that has to be a list of integers, none negative; raises `PayloadError`."""
+    value = information.get(name)
+    if not isinstance(value, list) or not all(isinstance(item, int) and item >= 0 for item in value):
+        raise PayloadError(f"{name}: a list of integers from 0 has to be there, not {_kind(value)}")
+    return value
+
+
+def integer_of(information: Mapping[str, Any], name: str, default: int) -> int:
+    """A list of a single integer from 0, as that integer; `default` where there is none; raises `PayloadError`."""
+    values = integers_of({name: [default], **information}, name)
+    if len(values) != 1:
+        raise PayloadError(f"{name}: one integer has to be there, not {len(values)}")
+    return values[0]
+
+
+def _kind(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return f"a tensor of shape {tuple(shape)}"
+    return "nothing" if value is None else "another list"
+
+
+def _encode(payload: Any, limits: PayloadLimits | None) -> bytes:
+    raw = msgspec.msgpack.encode(payload)
+    if limits is not None:
+        limits.check("max_payload_bytes", len(raw), "bytes")
+    return raw
+
+
+def _decode(raw: bytes, kind: type[Any], limits: PayloadLimits) -> Any:
+    if not isinstance(raw, (bytes, bytearray, memoryview)):
+        raise PayloadError(f"not a {kind.__name__}: {type(raw).__name__} instead of bytes")
+    limits.check("max_payload_bytes", len(raw), "bytes")
+    return _parse(f"not a {kind.__name__}", raw, kind)
+
+
+def _parse(what: str, raw: Any, kind: Any) -> Any:
     try:
         return msgspec.msgpack.decode(raw, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PayloadError(f"not a {kind.__name__}: {error}") from error
+        raise PayloadError(f"{what}: {visible(str(error))}") from error
 
 
-def _tensor_parts(tensor: torch.Tensor) -> tuple[bytes, tuple[int, ...], str]:
+def _count(name: str, raw: msgspec.Raw, headers: tuple[int, int, int]) -> int:
+    """How many items a list or a map says that it has, from its header alone."""
+    header = bytes(memoryview(raw)[:5])
+    small, count_in_2_bytes, count_in_4_bytes = headers
+    if header[0] & 0xF0 == small:
+        return header[0] & 0x0F
+    if header[0] in (count_in_2_bytes, count_in_4_bytes):
+        return int.from_bytes(header[1:3] if header[0] == count_in_2_bytes else header[1:5], "big")
+    raise PayloadError(f"{visible(name)}: not a {'list' if headers is _LIST else 'map'}")
+
+
+def _tensor_parts(
+    name: str, tensor: torch.Tensor, limits: PayloadLimits | None
+) -> tuple[memoryview, tuple[int, ...], str]:
     import torch
 
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in _ITEMSIZE:
-        raise PayloadError(f"dtype {dtype} cannot be sent; one of {', '.join(_ITEMSIZE)} can")
+        raise PayloadError(f"{name}: dtype {dtype} cannot be sent; one of {', '.join(_ITEMSIZE)} can")
+    if limits is not None:
+        _check_size(name, tuple(tensor.shape), dtype, limits)
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes(), tuple(tensor.shape), dtype
+    return memoryview(flat.view(torch.uint8).numpy()), tuple(tensor.shape), dtype
 
 
-def _entry(value: Any) -> AdditionalInformationEntry:
+def _entry(name: str, value: Any, limits: PayloadLimits | None) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
-        data, shape, dtype = _tensor_parts(value)
+        data, shape, dtype = _tensor_parts(name, value, limits)
         return AdditionalInformationEntry(data=data, shape=shape, dtype=dtype)
-    return AdditionalInformationEntry(items=list(value))
+    return {"items": list(value)}
 
 
 def _value(name: str, entry: AdditionalInformationEntry, limits: PayloadLimits) -> Any:
-    tensor_fields = (entry.data, entry.shape, entry.dtype)
-    if entry.items is not None:
-        if any(field is not None for field in tensor_fields):
-            raise PayloadError(f"{name}: both a list and a tensor")
-        if len(entry.items) > limits.max_list_items:
-            raise PayloadError(f"{name}: {len(entry.items)} items, at most {limits.max_list_items} are allowed")
-        return entry.items
+    shown = visible(name)
+    if entry.items:
+        if any(part is not None for part in (entry.data, entry.shape, entry.dtype)):
+            raise PayloadError(f"{shown}: both a list and a tensor")
+        return _parse(shown, entry.items, list[int | float | str])
     if entry.data is None or entry.shape is None or entry.dtype is None:
-        raise PayloadError(f"{name}: neither a list nor a whole tensor")
-    return _tensor(name, entry.data, entry.shape, entry.dtype, limits)
+        raise PayloadError(f"{shown}: neither a list nor a whole tensor")
+    return _tensor(shown, entry.data, entry.shape, entry.dtype, limits)
 
 
-def _tensor(name: str, data: bytes, shape: tuple[int, ...], dtype: str, limits: PayloadLimits) -> torch.Tensor:
-    if dtype not in _ITEMSIZE:
-        raise PayloadError(f"{name}: unknown dtype {dtype!r}; one of {', '.join(_ITEMSIZE)}")
-    if len(shape) > limits.max_dims:
-        raise PayloadError(f"{name}: {len(shape)} dimensions, at most {limits.max_dims} are allowed")
+def _check_size(name: str, shape: tuple[int, ...], dtype: str, limits: PayloadLimits) -> int:
+    """The bytes of a tensor. Raises `PayloadError` where they are too many, or the shape is none."""
     if any(size < 0 for size in shape):
         raise PayloadError(f"{name}: negative size in shape {shape}")
-    # Python integers do not overflow, so a lying shape cannot wrap around to a small byte count.
-    expected = math.prod(shape) * _ITEMSIZE[dtype]
-    if expected > limits.max_tensor_bytes:
-        raise PayloadError(f"{name}: {expected} bytes, at most {limits.max_tensor_bytes} are allowed")
+    # Python integers do not overflow, so a lying shape cannot wrap around to a small byte count. Strides do, in torch,
+    # even where the tensor is empty: hence the sizes beside a 0 count as well.
+    extent = math.prod(size or 1 for size in shape) * _ITEMSIZE[dtype]
+    limits.check("max_payload_tensor_bytes", extent, f"bytes in {name} {shape}")
+    return 0 if 0 in shape else extent
+
+
+def _tensor(name: str, data: memoryview, shape: tuple[int, ...], dtype: str, limits: PayloadLimits) -> torch.Tensor:
+    if dtype not in _ITEMSIZE:
+        raise PayloadError(f"{name}: unknown dtype `{visible(dtype)}`; one of {', '.join(_ITEMSIZE)}")
+    expected = _check_size(name, shape, dtype, limits)
     if expected != len(data):
         raise PayloadError(f"{name}: shape {shape} of {dtype} is {expected} bytes, got {len(data)}")
     import torch
 
     if not expected:
         return torch.empty(shape, dtype=getattr(torch, dtype))
-    if dtype == "bool" and not set(data) <= {0, 1}:
+    own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    if dtype == "bool" and own.max() > 1:
         raise PayloadError(f"{name}: bytes other than 0 and 1 in a bool tensor")
-    return torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).reshape(shape)
+    return own.view(getattr(torch, dtype)).reshape(shape)

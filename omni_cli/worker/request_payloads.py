@@ -8,9 +8,13 @@ from typing import Any
 import torch
 
 from omni_cli.worker.payloads import (
+    DEFAULT_LIMITS,
     PayloadError,
+    PayloadLimits,
     decode_additional_information,
     decode_prompt_embeds,
+    integer_of,
+    tensor_of,
 )
 
 WANTS_HIDDEN_STATES = "omni_wants_hidden_states"
@@ -24,7 +28,7 @@ MORE_CONDITIONS_FOLLOW = "more_conditions_follow"
 class RequestPayload:
     """`prompt_embeds` (num_prompt_tokens, embedding_size) or None; `information` tensors and lists by name.
 
-    Rows that conditions begin with are on the host until they are first asked for, and on the device from then on.
+    Raises `PayloadError` for information that is not what it has to be or does not fit the embeddings. Rows that conditions begin with are on the host until they are first asked for, and on the device from then on.
     """
 
     wants_hidden_states: bool = False
@@ -34,19 +38,24 @@ class RequestPayload:
     _conditions: torch.Tensor | None = None
     _num_conditions: int = 0
     _is_whole: bool = True
+    _num_bare_tokens: int = 0
 
     def __post_init__(self) -> None:
+        self._num_bare_tokens = integer_of(self.information, "num_bare_tokens", 0)
+        if "mrope_positions" in self.information:
+            _check_positions(self.information)
         if self.prompt_embeds is None:
             return
         size = self.prompt_embeds.shape[1:]
-        tail = self.information.get("decode_conditions", self.prompt_embeds[:0])
+        tail = tensor_of(
+            {"decode_conditions": self.prompt_embeds[:0], **self.information}, "decode_conditions", num_dims=2
+        )
         if tail.shape[1:] != size:
             raise PayloadError(
                 f"decode_conditions {tuple(tail.shape)} do not fit prompt_embeds {tuple(self.prompt_embeds.shape)}"
             )
         self._arrived = [self.prompt_embeds, tail]
-        (more_follow,) = self.information.get(MORE_CONDITIONS_FOLLOW, (0,))
-        self._is_whole = not more_follow
+        self._is_whole = not integer_of(self.information, MORE_CONDITIONS_FOLLOW, 0)
 
     def append_conditions(self, rows: torch.Tensor, *, is_last: bool) -> None:
         """More `decode_conditions` rows (num_rows, embedding_size) on the host."""
@@ -55,8 +64,7 @@ class RequestPayload:
 
     def num_bare(self, start: int, length: int) -> int:
         """How many of positions [start, start + length) are prompt tokens that go in without their own embedding."""
-        (num_bare_tokens,) = self.information.get("num_bare_tokens", (0,))
-        return max(0, min(length, num_bare_tokens - start))
+        return max(0, min(length, self._num_bare_tokens - start))
 
     def conditions(
         self, start: int, length: int, device: torch.device, dtype: torch.dtype | None = None
@@ -98,13 +106,24 @@ class RequestPayload:
         self._num_conditions = end
 
 
-def read_request_payload(sampling_params: Any, pooling_params: Any) -> RequestPayload:
+def _check_positions(information: dict[str, Any]) -> None:
+    positions = tensor_of(information, "mrope_positions", num_dims=2)
+    if positions.dtype != torch.int64 or positions.shape[0] != 3 or not positions.shape[1]:
+        raise PayloadError(
+            f"mrope_positions: (3, num_prompt_tokens) of int64 has to be there, not {tuple(positions.shape)} of "
+            f"{str(positions.dtype).removeprefix('torch.')}"
+        )
+
+
+def read_request_payload(
+    sampling_params: Any, pooling_params: Any, limits: PayloadLimits = DEFAULT_LIMITS
+) -> RequestPayload:
     """The payload of a new request; empty where the request carries none. Raises `PayloadError`."""
     extra = getattr(sampling_params, "extra_args", None) or getattr(pooling_params, "extra_kwargs", None) or {}
     embeds = extra.get(PROMPT_EMBEDS)
     information = extra.get(ADDITIONAL_INFORMATION)
     return RequestPayload(
         wants_hidden_states=bool(extra.get(WANTS_HIDDEN_STATES)),
-        prompt_embeds=None if embeds is None else decode_prompt_embeds(embeds),
-        information={} if information is None else decode_additional_information(information),
+        prompt_embeds=None if embeds is None else decode_prompt_embeds(embeds, limits),
+        information={} if information is None else decode_additional_information(information, limits),
     )

@@ -29,20 +29,25 @@ from omni_cli.worker.diffusion_entry import (
 )
 from omni_cli.worker.graph_counters import GraphCounters
 from omni_cli.worker.outputs import AsyncOmniModelRunnerOutput, OmniModelRunnerOutput
+from omni_cli.worker.payloads import DEFAULT_LIMITS
 from omni_cli.worker.request_payloads import RequestPayload, read_request_payload
 from omni_cli.worker.row_ledger import ComputedSpan, RowLedger
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as VllmRunner
 
     from omni_cli.config.engine_config import OutputCopy
+else:
+    VllmRunner = object  # which of vLLM's runners is behind the mixins is said where they are used
 
 
-class OmniRunnerMixin:
+class OmniRunnerMixin(VllmRunner):
     """Request payloads and the way of outputs to the host, for every kind of stage."""
 
     def init_omni(self) -> None:
         self.request_payloads: dict[str, RequestPayload] = {}
+        self.payload_limits = DEFAULT_LIMITS
         self._step_spans: list[ComputedSpan] = []
         # vLLM's executor takes the outputs of one rank; the others copy nothing. With an external launcher every
         # rank has an executor of its own.
@@ -72,7 +77,7 @@ class OmniRunnerMixin:
             self._forget_request(request_id)
         for request in scheduler_output.scheduled_new_reqs:
             self.request_payloads[request.req_id] = read_request_payload(
-                request.sampling_params, request.pooling_params
+                request.sampling_params, request.pooling_params, self.payload_limits
             )
         for request_id, arrived in arrived_with(scheduler_output).items():
             self.request_payloads[request_id].append_conditions(arrived.rows, is_last=arrived.is_last)
@@ -143,7 +148,7 @@ class ARRunnerMixin(OmniRunnerMixin):
     def capture_model(self) -> int:
         began_s = time.perf_counter()
         with mark("capture"):
-            num_bytes = super().capture_model()
+            num_bytes: int = super().capture_model()
         self.graph_counters.captured(num_bytes, time.perf_counter() - began_s)
         return num_bytes
 
@@ -173,9 +178,10 @@ class ARRunnerMixin(OmniRunnerMixin):
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._fill_conditions is not None:
             spans = [(self.request_payloads[s.request_id], s.start, s.length) for s in self._step_spans]
+            dtype = self.model_config.dtype
             self._fill_conditions(
-                [payload.conditions(*span, self.device, self.model_config.dtype) for payload, *span in spans],
-                [payload.num_bare(*span) for payload, *span in spans],
+                [payload.conditions(first, count, self.device, dtype) for payload, first, count in spans],
+                [payload.num_bare(first, count) for payload, first, count in spans],
             )
         self._step_replays = self.graph_counters.count_step()
         with mark("model forward"):
@@ -263,6 +269,7 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
         inputs_embeds: torch.Tensor | None = None,
         **model_kwargs: Any,
     ) -> Any:
+        assert input_ids is not None
         inputs = [
             DiffusionInput(
                 request_id=span.request_id,

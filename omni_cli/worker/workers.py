@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omni_cli.execution.ranges import mark
 
 if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_worker import Worker as VllmWorker
+
     from omni_cli.config.engine_config import OutputCopy
+else:
+    VllmWorker = object  # which of vLLM's workers is behind the mixin is said where it is used
+    from omni_cli.worker.payloads import PayloadLimits
 
 
-class OmniWorkerMixin:
+class OmniWorkerMixin(VllmWorker):
     """`runner_cls` derives from the V1 runner that the vLLM worker builds."""
 
     runner_cls: ClassVar[type]
@@ -37,7 +42,7 @@ class OmniWorkerMixin:
 
     def determine_available_memory(self) -> int:
         with mark("memory profiling"):
-            return super().determine_available_memory()
+            return int(super().determine_available_memory())
 
     def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
         with mark("KV cache"):
@@ -49,7 +54,12 @@ class OmniWorkerMixin:
 
     def use_output_copy(self, mode: OutputCopy) -> OutputCopy:
         """Called on every rank by `collective_rpc`: how outputs travel from now on; returns what really holds."""
-        return self.model_runner.use_output_copy(mode)
+        used: OutputCopy = self.model_runner.use_output_copy(mode)
+        return used
+
+    def use_payload_limits(self, limits: PayloadLimits) -> None:
+        """Called on every rank by `collective_rpc`: what the payloads of requests from now on may measure."""
+        self.model_runner.payload_limits = limits
 
     def engagement(self) -> dict[str, float] | None:
         """Called on every rank: counters of what has really happened; None on ranks that hand no outputs out."""
@@ -57,4 +67,4 @@ class OmniWorkerMixin:
 
     def cudagraph_mode(self) -> str:
         """Called on every rank: the mode by which vLLM runs this one's steps, by the profile's name for it."""
-        return self.model_runner.cudagraph_dispatcher.cudagraph_mode.name.lower()
+        return str(self.model_runner.cudagraph_dispatcher.cudagraph_mode.name).lower()

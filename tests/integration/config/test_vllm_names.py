@@ -23,6 +23,10 @@ OURS = {
     "cudagraph_mode",
     "system_prompt",
     "talker_prompt",
+    "max_payload_bytes",
+    "max_payload_tensor_bytes",
+    "max_payload_entries",
+    "max_payload_items",
 }
 
 

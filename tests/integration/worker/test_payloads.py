@@ -57,7 +57,7 @@ def raw_embeds(**fields):
         ({"dtype": "float128"}, "unknown dtype"),
         ({"dtype": "int32"}, "float type"),
         ({"data": b"\0" * 23}, "got 23"),
-        ({"data": "text"}, "Expected `bytes`"),
+        ({"data": "text"}, r"at `\$.data`"),
         ({"extra": 1}, "unknown field"),
     ],
 )
@@ -68,13 +68,14 @@ def test_malformed_prompt_embeds_are_refused(fields, message):
 
 def test_limits_hold_before_decoding():
     embeds = encode_prompt_embeds(torch.zeros(4, 4))
-    with pytest.raises(PayloadError, match="64 bytes, at most 63"):
-        decode_prompt_embeds(embeds, PayloadLimits(max_tensor_bytes=63))
+    with pytest.raises(PayloadError, match=r"64 bytes in prompt_embeds .* at most 63"):
+        decode_prompt_embeds(embeds, PayloadLimits(max_payload_tensor_bytes=63))
     entries = encode_additional_information({str(i): [i] for i in range(3)})
     with pytest.raises(PayloadError, match="3 entries, at most 2"):
-        decode_additional_information(entries, PayloadLimits(max_entries=2))
-    with pytest.raises(PayloadError, match="5 items, at most 4"):
-        decode_additional_information(encode_additional_information({"x": range(5)}), PayloadLimits(max_list_items=4))
+        decode_additional_information(entries, PayloadLimits(max_payload_entries=2))
+    with pytest.raises(PayloadError, match="5 list items, at most 4"):
+        limits = PayloadLimits(max_payload_items=4)
+        decode_additional_information(encode_additional_information({"x": range(3), "y": range(2)}), limits)
 
 
 @settings(max_examples=300, deadline=None)
