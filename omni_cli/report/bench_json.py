@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from omni_cli.record import E2E
 from omni_cli.report.bench_units import title
@@ -15,7 +15,7 @@ from omni_cli.stats.metrics import higher_is_better
 from omni_cli.stats.payback import Payback
 from omni_cli.stats.summary import Summary
 
-COMPARE_SCHEMA = "omni.compare/1"
+COMPARE_SCHEMA: Final = "omni.compare/1"
 
 
 def compare_document(findings: Findings, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from omni_cli.errors import ExitCode
 from omni_cli.record import Record
-from omni_cli.report.bench_server import is_server, server_warnings
+from omni_cli.report.bench_server import is_server, num_requests, server_warnings
 from omni_cli.report.bench_text import change, open_end, shown
 from omni_cli.report.bench_units import limit, percent, title
 from omni_cli.report.units import count
@@ -36,7 +36,8 @@ def warnings(findings: Findings) -> list[Note]:
         notes.append(Note(f"only in one of the records, so not compared: {names}"))
     if findings.comparisons and not findings.interleaved and findings.is_comparable:
         message = "measured one after the other: what the machine did in between is in the ratio, not in its interval"
-        notes.append(Note(message, "to rule that out, measure both in turns: `omni bench --against GIT_REF`"))
+        turns = "--url A --url B" if num_requests(findings.pairs[0].a) else "--against GIT_REF"
+        notes.append(Note(message, f"to rule that out, measure both in turns: `omni bench {turns}`"))
     return notes
 
 
@@ -105,8 +106,8 @@ def gate_failure(gate: Gate) -> Note:
         return Note("gate failed: " + "; ".join(parts))
     parts = [f"{title(metric.metric)} {_open(metric)}" for metric in bad] + list(gate.reasons)
     needed = gate.blocks_needed
-    hint = f"measure about {count(needed, 'more block')}: raise `--time-budget` or `--num-iters`" if needed else None
-    return Note("gate inconclusive: " + "; ".join(parts), hint)
+    more = f"measure about {count(needed, 'more block')}: raise `--time-budget` or `--num-iters`" if needed else None
+    return Note("gate inconclusive: " + "; ".join(parts), more)
 
 
 def not_comparable(mismatches: Sequence[Difference]) -> Note:

@@ -97,8 +97,8 @@ def server_note(variant: Variant) -> str:
     words = {"input_tokens": "tokens in", "output_tokens": "tokens out", "audio_s": "s audio", "pixels": "pixels"}
     answered = sum(sample.work.get("requests", 0) for sample in variant.samples)
     for name, word in words.items():
-        amounts = [sample.work.get(name) for sample in variant.samples]
-        if answered and None not in amounts and any(amounts):
+        amounts = [sample.work[name] for sample in variant.samples if name in sample.work]
+        if answered and len(amounts) == len(variant.samples) and any(amounts):
             parts.append(f"{round(sum(amounts) / answered, 2):g} {word}")
     return ", ".join(parts)
 

@@ -77,7 +77,7 @@ def findings_text(findings: Findings, labels: Labels) -> str:
 def pair_table(pair: Pair, labels: Labels) -> list[str]:
     """One aligned line a metric: both medians, ratio with interval, verdict; then memory."""
     name_a, name_b = labels.of(pair)
-    rows = [("Metric", name_a, name_b, "B / A [95% CI]", "Verdict")]
+    rows: list[tuple[str, ...]] = [("Metric", name_a, name_b, "B / A [95% CI]", "Verdict")]
     rows += [_comparison_row(item) for item in pair.comparisons]
     rows += [row for peak in pair.memory if (row := _memory_row(peak))]
     if pair.outputs.identical is not None:

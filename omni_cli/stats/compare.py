@@ -107,7 +107,7 @@ def _compare(
         return None
     blocks = min(len(medians_a), len(medians_b))
     level = min((level_at(plan.looks, blocks, plan.alpha) for plan in sampling), default=Sampling().alpha)
-    common = {
+    common: dict[str, Any] = {
         "metric": metric, "a": a.name, "b": b.name, "margin": margin, "blocks": blocks, "paired": paired,
         "a_median": _median(a, metric), "b_median": _median(b, metric), "level": level,
     }  # fmt: skip

@@ -52,7 +52,7 @@ def payback(a: Variant, b: Variant, comparison: Comparison) -> Payback | None:
         mode, other, more_s, gained_s = other, mode, -more_s, -gained_s
         interval = None if interval is None else (-interval[1], -interval[0])
         bytes_more = None if bytes_more is None else -bytes_more
-        verdict = {"faster": "slower", "slower": "faster"}.get(verdict, verdict)
+        verdict = reversed_verdict(verdict)
     requests = math.ceil(more_s / gained_s) if verdict == "faster" else None
     return Payback(mode, other, verdict, gained_s, interval, bytes_more, more_s, requests)
 
@@ -87,5 +87,5 @@ def _bytes_more(a: Variant, b: Variant) -> int | None:
     for name in ("peak_reserved_bytes", "peak_allocated_bytes", "peak_host_rss_bytes"):
         in_a, in_b = getattr(a.memory, name), getattr(b.memory, name)
         if in_a and in_b:
-            return in_b - in_a
+            return int(in_b - in_a)
     return None
