@@ -1,0 +1,200 @@
+"""`omni bench --url` against the real server: chats, speech, pictures, both kinds of load, overload, and its end."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.omni_process import Ended, OmniProcess, run_omni
+from support.omni_server import OmniServer
+
+from omni_cli.record import Record, Sample, load_record
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Any:
+    """`bench(url, ..., words)` -> how the command ended; its record is at `tmp_path / "r.json"`."""
+
+    def call(*arguments: str) -> Ended:
+        folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        ended = run_omni(folder, "bench", "--output-json", str(tmp_path / "r.json"), *arguments)
+        ended.check_clean()
+        assert not ended.started_others, "the command measures by itself"
+        return ended
+
+    return call
+
+
+def record_of(tmp_path: Path) -> Record:
+    return load_record(tmp_path / "r.json")
+
+
+def samples_of(tmp_path: Path) -> tuple[Sample, ...]:
+    (variant,) = record_of(tmp_path).variants
+    return variant.samples
+
+
+FEW = ("--num-iters", "2", "--num-iters-warmup", "1", "--num-requests", "4")
+
+
+def test_chats_in_a_closed_loop(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
+    before = omni.metric("omni_generation_tokens_total", stage="thinker")
+    slos = ("--slo", "ttft:60s", "--slo", "e2e:120s")
+    ended = bench("--url", omni.url, "--concurrency", "2", "--output-len", "12", "--json", *FEW, *slos)
+    assert ended.code == 0, ended.err
+    # Warm-up and two windows of four requests, with exactly as many tokens as asked for.
+    assert omni.metric("omni_generation_tokens_total", stage="thinker") - before == 3 * 4 * 12
+    (variant,) = ended.document["variants"]
+    assert variant["settings"] == {"url": omni.url, "model": "tiny-omni"}
+    assert variant["effective"]["server"]["owned_by"] == "omni-cli"
+    for sample in variant["samples"]:
+        metrics, work = sample["metrics"], sample["work"]
+        assert {"ttft_s", "tpot_s", "itl_s", "requests_per_second", "output_tokens_per_second"} <= set(metrics)
+        assert work["requests"] == 4 and work["output_tokens"] == 48 and work["input_tokens"] > 4 * 32
+        assert metrics["slo_attainment"] == 1
+        assert metrics["goodput_per_second"] == metrics["requests_per_second"]
+        assert 0 < metrics["ttft_s"] < sample["e2e_s"]
+        # First token and all others are the whole, but for the end of the stream.
+        assert metrics["ttft_s"] + 11 * metrics["tpot_s"] == pytest.approx(sample["e2e_s"], rel=0.5)
+
+
+def test_nobody_keeps_an_impossible_limit(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
+    ended = bench("--url", omni.url, "--output-len", "4", *FEW, "--slo", "ttft:1ms")
+    assert ended.code == 0, ended.err
+    for sample in samples_of(tmp_path):
+        assert sample.metrics["slo_attainment"] == sample.metrics["goodput_per_second"] == 0
+
+
+def test_chats_in_an_open_loop(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
+    ended = bench("--url", omni.url, "--request-rate", "8", "--output-len", "4", *FEW, "--num-requests", "8")
+    assert ended.code == 0, ended.err
+    for sample in samples_of(tmp_path):
+        starts = sample.requests["start_s"]
+        assert len(starts) == 8 == len(sample.requests["lag_s"]) and 0 < starts[0] < starts[-1] < 1.01
+    first, second = samples_of(tmp_path)
+    assert first.requests["start_s"] != second.requests["start_s"]
+
+
+def test_spoken_chats(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
+    limits = ("--slo", "ttfp:120s", "--slo", "rtf:1000")
+    ended = bench("--url", omni.url, "--modalities", "text,audio", "--output-len", "8", *FEW, *limits)
+    assert ended.code == 0, ended.err
+    for sample in samples_of(tmp_path):
+        # The talker stops at its 40 tokens of 20 ms, which count as output tokens, too.
+        assert 0 < sample.work["audio_s"] <= 4 * 0.8 + 0.001
+        assert sample.work["output_tokens"] == pytest.approx(4 * 8 + 50 * sample.work["audio_s"])
+        assert sample.metrics["ttft_s"] < sample.metrics["ttfp_s"] <= sample.e2e_s
+        assert sample.metrics["slo_attainment"] == 1
+        for e2e_s, audio_s, rtf in zip(*(sample.requests[name] for name in ("e2e_s", "audio_s", "rtf")), strict=True):
+            assert rtf == pytest.approx(e2e_s / audio_s, rel=1e-4)
+
+
+def test_speech(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
+    # With this seed; of random weights some say nothing, which is an error of its own.
+    ended = bench("--url", omni.url, "--endpoint", "speech", "--input-len", "12", "--seed", "2", *FEW)
+    assert ended.code == 0, ended.err
+    for sample in samples_of(tmp_path):
+        assert sample.work["audio_s"] > 0 and 0 < sample.metrics["ttfp_s"] <= sample.e2e_s
+        assert {"ttft_s", "tpot_s"}.isdisjoint(sample.metrics)
+
+
+def test_pictures(pictures: OmniServer, bench: Any, tmp_path: Path) -> None:
+    body = '{"size": "64x32", "num_inference_steps": 2}'
+    ended = bench("--url", pictures.url, "--endpoint", "images", "--extra-body", body, *FEW)
+    assert ended.code == 0, ended.err
+    for sample in samples_of(tmp_path):
+        assert sample.work == {"requests": 4, "pixels": 4 * 64 * 32}
+        assert sample.metrics["images_per_second"] == pytest.approx(sample.metrics["requests_per_second"])
+
+
+def test_an_endpoint_that_it_lacks(omni: OmniServer, bench: Any) -> None:
+    ended = bench("--url", omni.url, "--endpoint", "images", *FEW)
+    ended.check_error(6, "answered none of 4 requests", "HTTP 404 unsupported_endpoint", "makes text and audio")
+
+
+def test_the_same_server_twice(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
+    few = ("--num-iters", "4", "--num-iters-warmup", "1", "--num-requests", "4", "--output-len", "8")
+    ended = bench("--url", omni.url, "--url", f"{omni.url}/v1/", *few)
+    assert ended.code == 3, ended.err
+    record = record_of(tmp_path)
+    assert [variant.name for variant in record.variants] == [omni.url, f"{omni.url} (2)"]
+    comparison = next(entry for entry in record.comparisons if entry["metric"] == "e2e_s")
+    # Temperature 0 and a seed: the same words. Times are within what a busy machine does to them.
+    assert comparison["outputs"]["identical"] is True and comparison["interleaved"]
+    assert 0.2 < comparison["ratio"] < 5
+    assert record.environment["conditions"]["interleaving"] == "iterations"
+
+
+def test_more_clients_wait_longer(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
+    few = ("--num-iters", "2", "--num-iters-warmup", "1", "--output-len", "8", "--num-requests", "16")
+    ended = bench("--url", omni.url, "--vary", "concurrency=1,16", *few)
+    assert ended.code == 3, ended.err
+    one, many = record_of(tmp_path).variants
+    assert (one.settings["concurrency"], many.settings["concurrency"]) == (1, 16)
+    rates = [variant.summary["requests_per_second"]["median"] for variant in (one, many)]
+    assert rates[1] > rates[0], "it batches"
+
+
+def test_overload_is_counted_and_no_success(start_server: Any, bench: Any, tmp_path: Path) -> None:
+    small = start_server("--profile", "tiny-image", "--max-requests", "2")
+    ended = bench("--url", small.url, "--endpoint", "images", "--request-rate", "inf", *FEW, "--num-requests", "12")
+    assert ended.code == 6
+    assert "x HTTP 429 queue_full" in ended.err and "hint: send less at once" in ended.err
+    for sample in samples_of(tmp_path):
+        (failed,) = sample.failures.values()
+        assert sample.work["requests"] + failed.count == 12 and failed.count > 0
+
+
+def test_a_key(start_server: Any, bench: Any, tmp_path: Path) -> None:
+    key = "sk-hunter2-0123456789"
+    secret = start_server("--profile", "tiny-image", environment={"OMNI_API_KEY": key})
+    images = ("--url", secret.url, "--endpoint", "images", *FEW)
+    bench(*images).check_error(6, "HTTP 401", "OPENAI_API_KEY")
+    ended = bench(*images, "--api-key", key)
+    assert ended.code == 0, ended.err
+    assert key not in ended.out + ended.err + (tmp_path / "r.json").read_text() + secret.raw_log
+    assert "***" in record_of(tmp_path).command
+
+
+@pytest.fixture
+def mortal(start_server: Any) -> OmniServer:
+    return start_server("--profile", "tiny-image")
+
+
+def start_long(server: OmniServer, folder: Path) -> OmniProcess:
+    """Measuring for a long time; its first window is on the disk."""
+    path = folder / "r.json"
+    body = '{"num_inference_steps": 2}'
+    words = ("--url", server.url, "--endpoint", "images", "--extra-body", body, "--num-iters", "100000")
+    process = OmniProcess(folder, "bench", *words, "--num-requests", "4", "--output-json", str(path))
+    process.wait_for(path.exists)
+    return process
+
+
+def test_a_server_that_is_killed(mortal: OmniServer, tmp_path: Path) -> None:
+    process = start_long(mortal, tmp_path)
+    mortal.process.popen.send_signal(signal.SIGINT)
+    time.sleep(0.6)  # two signals at once count as one
+    mortal.process.popen.send_signal(signal.SIGINT)
+    ended = process.end()
+    ended.check_clean()
+    assert ended.code == 6 and ended.err.count("error: ") == 1
+    assert "answered none of 4 requests (block" in ended.err
+    (variant,) = record_of(tmp_path).variants
+    assert variant.samples and "answered none" in variant.error
+
+
+def test_an_interrupt_keeps_what_was_measured(pictures: OmniServer, tmp_path: Path) -> None:
+    process = start_long(pictures, tmp_path)
+    process.interrupt()
+    ended = process.end()
+    ended.check_clean()
+    assert ended.code == 130 and "error: interrupted" in ended.err
+    assert "Benchmark 1" in ended.out and samples_of(tmp_path)
+    pictures.wait_until(lambda: pictures.metric("omni_requests_inside") == 0, timeout_s=10)
