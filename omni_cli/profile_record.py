@@ -7,7 +7,7 @@ and sizes bytes, as their names say; where a number is "an iteration's", it is t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -15,7 +15,8 @@ from omni_cli.config.diagnostics import visible
 from omni_cli.errors import InputError
 from omni_cli.record_file import Kind, digest_problem, read_document, with_digest, write_document
 
-SCHEMA = "omni.profile/1"
+SCHEMA: Final = "omni.profile/1"
+Limit = Literal["compute", "memory"]
 _AGAIN = "profile again with `omni profile --output-dir DIR`; a record is not meant to be changed by hand"
 _KIND = Kind("profile record", SCHEMA, "omni profile --output-dir DIR", _AGAIN)
 
@@ -200,7 +201,7 @@ class RooflinePart(msgspec.Struct, frozen=True, kw_only=True):
     flops: float
     moved_bytes: float
     bound_s: float
-    limit: Literal["compute", "memory"]
+    limit: Limit
 
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,7 +219,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     bound_s: float
     measured_s: float
     fraction: float
-    limit: Literal["compute", "memory"]
+    limit: Limit
     parts: tuple[RooflinePart, ...] = ()
     omitted: tuple[str, ...] = ()
 

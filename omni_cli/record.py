@@ -10,7 +10,7 @@ import itertools
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -18,7 +18,7 @@ from omni_cli.config.diagnostics import visible
 from omni_cli.errors import InputError
 from omni_cli.record_file import Kind, digest_of, digest_problem, read_document, with_digest, write_document
 
-SCHEMA = "omni.bench/1"
+SCHEMA: Final = "omni.bench/1"
 E2E = "e2e_s"
 
 # What no measurement exceeds, and what arithmetic on it can take: a century in picoseconds, an exabyte of bytes.

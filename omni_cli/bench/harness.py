@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -28,6 +28,7 @@ MIN_HANG_S = 60.0
 MIN_PER_LOAD, MAX_PER_LOAD = 4, 32
 
 Interleaving = Literal["iterations", "loads", "none"]
+_Block = Callable[[int, Schedule], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class Harness:
         finally:
             self._session.utilisation = self._sampler.utilisation()
 
-    async def _sample(self, run_block: Callable, schedule: Schedule) -> None:
+    async def _sample(self, run_block: _Block, schedule: Schedule) -> None:
         """Block after block."""
         started_s = time.monotonic()
         budget_s = self._limits.time_budget_s
@@ -183,7 +184,7 @@ class Harness:
         devices = tuple(max(0, b - a) for b, a in zip(before.devices, after.devices, strict=False))
         return lacking(Free(host, devices), after, self._count - 1)
 
-    def _turns(self) -> tuple[Callable, Schedule]:
+    def _turns(self) -> tuple[_Block, Schedule]:
         """All variants stay loaded and take turns, iteration by iteration."""
         round_s = sum(self._typical_s.values())
         limits = self._limits
@@ -196,7 +197,7 @@ class Harness:
         for position, variant in enumerate(schedule.block(block, self._count)):
             await self._iterate(variant, block, position)
 
-    def _loads(self) -> tuple[Callable, Schedule]:
+    def _loads(self) -> tuple[_Block, Schedule]:
         """One variant is loaded at a time, for several iterations; the order is turned round from block to block."""
         limits = self._limits
         load_s = max(sum(stage.load_s for stage in self._session.measured[0].stages), 0.1)

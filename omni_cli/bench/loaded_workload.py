@@ -34,7 +34,7 @@ class LoadedWorkload:
     ) -> None:
         self.config = with_fixed_work(config, workload.output_len, workload.given_lengths)
         self.measured = measured_stages(self.config, workload.stage)
-        self.llm: OmniLLM | None = None
+        self._llm: OmniLLM | None = None
         self._workload = workload
         self._verbose = verbose
         self._records = records
@@ -58,12 +58,18 @@ class LoadedWorkload:
             self._handoffs = msgspec.msgpack.decode(inputs.read_bytes(), type=list[bytes])
         await self._start(self.measured, on_event)
 
+    @property
+    def llm(self) -> OmniLLM:
+        """The engine, which `load` makes."""
+        assert self._llm is not None, "nothing has been loaded"
+        return self._llm
+
     async def close(self) -> None:
         """End the stages."""
         # First: an engine that still loads would wait for imports that nobody wants any more.
         self._fork_server.stop()
-        if self.llm is not None:
-            await self.llm.close()
+        if self._llm is not None:
+            await self._llm.close()
 
     async def run(self, number: int) -> Iteration:
         """Run the workload once; equal numbers mean equal prompts and seeds."""
@@ -71,8 +77,8 @@ class LoadedWorkload:
 
     async def _start(self, stages: tuple[StageConfig, ...], on_event: Callable[[Event], None]) -> None:
         config = dataclasses.replace(self.config, stages=stages)
-        self.llm = OmniLLM(config, verbose=self._verbose, records=self._records)
-        await self.llm.start(on_event)
+        self._llm = OmniLLM(config, verbose=self._verbose, records=self._records)
+        await self._llm.start(on_event)
 
     async def _make_inputs(self, before: tuple[StageConfig, ...], on_event: Callable[[Event], None]) -> list[bytes]:
         """Run the stages before the measured ones once, keep what they leave behind, and let them go."""
@@ -82,8 +88,8 @@ class LoadedWorkload:
         ]
         iteration = await run_all(self.llm, requests)
         await self.llm.close()
-        handoffs = [finished.result.handoff for finished in iteration.requests]
-        if not all(handoffs):
+        handoffs = [finished.result.handoff for finished in iteration.requests if finished.result.handoff]
+        if len(handoffs) < len(requests):
             raise StageError(f"stage `{before[-1].name}` left nothing for the next one", stage=before[-1].name)
         return handoffs
 

@@ -78,7 +78,7 @@ def _ar_metrics(traces: Sequence[StageTrace]) -> dict[str, float]:
     tpot = [
         (trace.latency_s - trace.ttft_s) / (trace.num_output_tokens - 1)
         for trace in traces
-        if trace.ttft_s is not None and (trace.num_output_tokens or 0) > 1
+        if trace.ttft_s is not None and trace.num_output_tokens is not None and trace.num_output_tokens > 1
     ]
     if tpot:
         found["tpot_s"] = statistics.median(tpot)

@@ -48,7 +48,7 @@ def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     import numpy as np
 
     with path.open("wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def max_abs_difference(first: Path, second: Path) -> float | None:

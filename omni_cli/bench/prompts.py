@@ -29,7 +29,7 @@ class Prompts:
 
     def __init__(self, model: str | None, input_len: int, *, seed: int | None = None) -> None:
         self._input_len = input_len
-        self._tokenizer = None if model is None else _load_tokenizer(Path(model))
+        self._tokenizer: Any = None if model is None else _load_tokenizer(Path(model))
         self._salt = "" if seed is None else f"{seed}/"
 
     def draw(self, number: int, index: int) -> str:
@@ -43,7 +43,7 @@ class Prompts:
             if self._tokenizer is None:
                 return words
             # A word is a token or more; what is cut off may change how the rest is split, hence the attempts.
-            text = self._tokenizer.decode(self._encode(words)[: self._input_len], skip_special_tokens=False)
+            text: str = self._tokenizer.decode(self._encode(words)[: self._input_len], skip_special_tokens=False)
             if len(self._encode(text)) == self._input_len:
                 return text
         raise CheckpointError(
@@ -52,7 +52,7 @@ class Prompts:
 
     def _encode(self, text: str) -> list[int]:
         # With the special tokens that the engine's tokenizer adds as well.
-        return self._tokenizer.encode(text).ids
+        return list(self._tokenizer.encode(text).ids)
 
 
 def _load_tokenizer(folder: Path) -> Any | None:

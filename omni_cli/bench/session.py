@@ -161,8 +161,9 @@ class Session:
 
     def _difference(self, variant: int, number: int) -> float | None:
         if (variant, number) not in self._differences:
-            files = self.output_file(0, number), self.output_file(variant, number)
-            self._differences[variant, number] = max_abs_difference(*files)
+            mine, other = self.output_file(0, number), self.output_file(variant, number)
+            assert mine is not None and other is not None
+            self._differences[variant, number] = max_abs_difference(mine, other)
         return self._differences[variant, number]
 
 

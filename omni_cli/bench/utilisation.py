@@ -134,7 +134,8 @@ def _stretch(before: Counters, after: Counters, started_s: float) -> Stretch:
 
     def rate(name: str) -> float:
         # A process that was reparented takes its time with it: the sum over ours may then be smaller than before.
-        return max(0.0, (getattr(after, name) - getattr(before, name)) / seconds)
+        taken: float = getattr(after, name) - getattr(before, name)
+        return max(0.0, taken / seconds)
 
     return Stretch(
         end_s=after.at_s - started_s,

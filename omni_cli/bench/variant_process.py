@@ -74,16 +74,26 @@ class VariantProcess:
         self.launch = launch
         self.name = launch.name
         self._log = StageLog(passed_on=verbose)
-        self._process: asyncio.subprocess.Process | None = None
+        self._started: asyncio.subprocess.Process | None = None
         self._closed = False
 
     @property
     def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+        return None if self._started is None else self._started.pid
+
+    @property
+    def _process(self) -> asyncio.subprocess.Process:
+        assert self._started is not None, "not started"
+        return self._started
+
+    @property
+    def _stdin(self) -> asyncio.StreamWriter:
+        assert self._process.stdin is not None  # it is a pipe
+        return self._process.stdin
 
     async def start(self) -> None:
         """Start Python with the variant's environment. Raises `VariantError`."""
-        self._process = await asyncio.create_subprocess_exec(
+        self._started = await asyncio.create_subprocess_exec(
             sys.executable,
             # Not the working directory's `omni_cli`, if there is one: PYTHONPATH decides.
             "-P",
@@ -104,7 +114,8 @@ class VariantProcess:
                 hint="compare with a commit that is closer to this one",
             )
 
-    async def load(self, request: Load, on_loading: Callable[[Loading], None]) -> Loaded:
+    async def load(self, request: Load | None, on_loading: Callable[[Loading], None]) -> Loaded:
+        assert request is not None  # only a server that runs needs none
         await self._send(request, "loading")
         while True:
             reply = await self._receive("loading", None)
@@ -126,11 +137,11 @@ class VariantProcess:
         if self._closed:
             return
         self._closed = True
-        if self._process is not None:
+        if self._started is not None:
             with contextlib.suppress(OSError):
-                self._process.stdin.write(encode(Close()) + b"\n")
+                self._stdin.write(encode(Close()) + b"\n")
                 # Its end tells a process that is busy loading or running the same.
-                self._process.stdin.close()
+                self._stdin.close()
             try:
                 await asyncio.wait_for(self._process.wait(), CLOSE_GRACE_S)
             except TimeoutError:
@@ -140,18 +151,19 @@ class VariantProcess:
 
     def kill(self) -> None:
         """End it now; its stages notice and end themselves."""
-        if self._process is not None and self._process.returncode is None:
+        if self._started is not None and self._started.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.killpg(self._started.pid, signal.SIGKILL)
 
     async def _send(self, request: Request, when: str) -> None:
         try:
-            self._process.stdin.write(encode(request) + b"\n")
-            await self._process.stdin.drain()
+            self._stdin.write(encode(request) + b"\n")
+            await self._stdin.drain()
         except OSError as error:
             raise await self._ended(when) from error
 
     async def _receive(self, when: str, timeout_s: float | None) -> Reply:
+        assert self._process.stdout is not None  # it is a pipe
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), timeout_s)
         except TimeoutError:
@@ -162,7 +174,7 @@ class VariantProcess:
             ) from None
         if not line.endswith(b"\n"):
             raise await self._ended(when)
-        reply = decode_reply(line)
+        reply: Reply = decode_reply(line)
         if isinstance(reply, Failed):
             failure = reply.failure
             raise VariantError(

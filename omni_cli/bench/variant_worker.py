@@ -38,21 +38,22 @@ from omni_cli.bench.protocol import (
 from omni_cli.bench.workload import Workload
 from omni_cli.config.loader import load_profile
 from omni_cli.engine.messages import Failure
-from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.errors import OmniError
 from omni_cli.outputs import Event, StageInfo, StageLoading
 
 
 class VariantWorker:
-    """Answers the command's requests, one after another. `llm` is what it has loaded, None before."""
+    """Answers the command's requests, one after another."""
 
     def __init__(self, send: Any) -> None:
         self._send = send
-        self._workload: LoadedWorkload | None = None
+        self._loaded: LoadedWorkload | None = None
 
     @property
-    def llm(self) -> OmniLLM | None:
-        return None if self._workload is None else self._workload.llm
+    def _workload(self) -> LoadedWorkload:
+        """What the first request, a `Load`, has asked for."""
+        assert self._loaded is not None, "nothing has been loaded"
+        return self._loaded
 
     async def serve(self, requests: asyncio.Queue[Request | None]) -> None:
         """Until `Close`, the end of stdin (None), or a failure, which is reported."""
@@ -74,8 +75,8 @@ class VariantWorker:
 
     async def close(self) -> None:
         """End the stages."""
-        if self._workload is not None:
-            await self._workload.close()
+        if self._loaded is not None:
+            await self._loaded.close()
 
     async def _load(self, request: Load) -> Loaded:
         config = load_profile(
@@ -88,9 +89,9 @@ class VariantWorker:
         workload = Workload(
             request.stage, request.batch_size, request.input_len, request.output_len, request.given_lengths
         )
-        self._workload = LoadedWorkload(config, workload, verbose=request.verbose)
-        await self._workload.load(self._on_event, inputs=Path(request.inputs), makes_inputs=request.records_inputs)
-        return Loaded(tuple(self._loaded_stage(info) for info in self.llm.stages))
+        self._loaded = LoadedWorkload(config, workload, verbose=request.verbose)
+        await self._loaded.load(self._on_event, inputs=Path(request.inputs), makes_inputs=request.records_inputs)
+        return Loaded(tuple(self._loaded_stage(info) for info in self._workload.llm.stages))
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, StageLoading):
@@ -119,14 +120,14 @@ class VariantWorker:
             accounted=dict(accounted_of(iteration)),
             memory={
                 info.name: StageMemory(dict(info.load_memory_bytes), dict(info.run_memory_bytes))
-                for info in self.llm.stages
+                for info in self._workload.llm.stages
             },
-            engagement={info.name: dict(info.engagement) for info in self.llm.stages},
+            engagement={info.name: dict(info.engagement) for info in self._workload.llm.stages},
         )
 
 
 def _read_requests(
-    descriptor: int, loop: asyncio.AbstractEventLoop, requests: asyncio.Queue, gone: asyncio.Event
+    descriptor: int, loop: asyncio.AbstractEventLoop, requests: asyncio.Queue[Request | None], gone: asyncio.Event
 ) -> None:
     # Not a file object: one whose lock this thread holds cannot be taken down when Python ends.
     rest = b""

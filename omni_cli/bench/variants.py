@@ -112,7 +112,8 @@ def _full_keys(key: str, config: EngineConfig, stage: str) -> list[str]:
 
 def split_values(text: str) -> list[str]:
     """At commas outside of brackets and quotation marks; blanks around a value do not count."""
-    values, closing = [""], []
+    values = [""]
+    closing: list[str] = []
     for character in text:
         if closing and character == closing[-1]:
             closing.pop()

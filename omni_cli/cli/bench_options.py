@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,8 +11,9 @@ MAX_BATCH_SIZE = 4096
 MAX_TOKENS = 2**20
 
 
-def _option(name: str, metavar: str, help_text: str, **limits: int) -> typer.models.OptionInfo:
-    return typer.Option(name, metavar=metavar, help=help_text, **limits)
+def _option(name: str, metavar: str, help_text: str, **limits: Any) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(name, metavar=metavar, help=help_text, **limits)
+    return option
 
 
 StageOption = Annotated[

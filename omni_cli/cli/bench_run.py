@@ -6,11 +6,11 @@ import asyncio
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omni_cli.bench.against import checked_out, find_commit
 from omni_cli.bench.checks import warnings as check_warnings
@@ -165,7 +165,8 @@ class BenchRun:
         )
         with stop_signals() as stop_requested:
             work = asyncio.create_task(harness.run())
-            await asyncio.wait({work, stop_requested}, timeout=settings.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {work, stop_requested}
+            await asyncio.wait(either, timeout=settings.timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 stopped: OmniError = (
                     Interrupted("interrupted")
@@ -225,7 +226,7 @@ class _RecordKeeper:
             self._stopped = True
 
 
-def _two_commits(ref: str, commit: str, code: dict, variant: Variant) -> tuple[Variant, Variant]:
+def _two_commits(ref: str, commit: str, code: Mapping[str, Any], variant: Variant) -> tuple[Variant, Variant]:
     """The other commit, which is compared with, and this code."""
     mine = code.get("commit", "")[:12] + (" + changes" if code.get("dirty") else "")
     name = "this code" if mine.startswith(ref) else mine or "this code"

@@ -73,9 +73,9 @@ def compare(
     for note in (*warnings(findings), *machine):
         console.print_warning(note.message, hint=note.hint)
     code = exit_code(findings)
-    note = _failure(findings, code)
-    if note is not None:
-        console.print_error(OmniError(note.message, hint=note.hint), verbose=False)
+    failure = _failure(findings, code)
+    if failure is not None:
+        console.print_error(OmniError(failure.message, hint=failure.hint), verbose=False)
     return code
 
 
@@ -111,8 +111,9 @@ def _findings(
     if edit is not None and findings.is_comparable:
         raise InputError(edit, hint=_EDITED_HINT)
     names = (path_a.name, path_b.name) if path_a.name != path_b.name else (str(path_a), str(path_b))
-    sources = tuple(
-        {"path": str(path), "created": record.created} for path, record in ((path_a, record_a), (path_b, record_b))
+    sources = (
+        {"path": str(path_a), "created": record_a.created},
+        {"path": str(path_b), "created": record_b.created},
     )
     disturbed = ((names[0], record_a), *([(names[1], record_b)] if record_b is not record_a else []))
     machine = tuple(

@@ -112,8 +112,8 @@ def generate(
 
     config = load_profile(profile, overrides=set_ or [], model=model, trust_remote_code=trust_remote_code, seed=seed)
     given = {name: value for name, value in fields.items() if value is not None}
-    requests = decode_specs(read_specs(given, requests, config), config)
-    return run(requests, config, RunSettings(output_dir, timeout, as_json, verbose, quiet))
+    pending = decode_specs(read_specs(given, requests, config), config)
+    return run(pending, config, RunSettings(output_dir, timeout, as_json, verbose, quiet))
 
 
 def make_engine(config: EngineConfig, *, verbose: bool) -> Engine:

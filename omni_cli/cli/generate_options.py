@@ -9,7 +9,8 @@ import typer
 
 
 def _option(name: str, metavar: str, help_text: str) -> typer.models.OptionInfo:
-    return typer.Option(name, metavar=metavar, help=help_text)
+    option: typer.models.OptionInfo = typer.Option(name, metavar=metavar, help=help_text)
+    return option
 
 
 PromptArgument = Annotated[

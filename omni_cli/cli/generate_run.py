@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from omni_cli.cli.artifacts import ArtifactWriter
 from omni_cli.cli.printers import Printer
@@ -109,7 +110,8 @@ class GenerateRun:
             work = asyncio.create_task(self._work())
             try:
                 self._progress.show()
-                await asyncio.wait({work, stop_requested}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                either: set[asyncio.Future[Any]] = {work, stop_requested}
+                await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 stopped = None if work.done() else _why_stopped(stop_requested, timeout_s)
             finally:
                 await self._end_run(work)
@@ -120,7 +122,7 @@ class GenerateRun:
             raise failure
         return Outcome(self._all_records(stopped), self._stages, time.monotonic() - began, stopped)
 
-    async def _end_run(self, work: asyncio.Task) -> None:
+    async def _end_run(self, work: asyncio.Task[None]) -> None:
         await _cancel({work})
         try:
             self._printer.close()  # may fail: the terminal or the pipe can be gone
@@ -214,7 +216,7 @@ class GenerateRun:
         )
 
 
-def _why_stopped(stop_requested: asyncio.Future, timeout_s: float | None) -> OmniError:
+def _why_stopped(stop_requested: asyncio.Future[signal.Signals], timeout_s: float | None) -> OmniError:
     if stop_requested.done():
         return Interrupted("interrupted")
     return DeadlineError(f"the run was not done within {timeout_s:g} s", hint="give it more time with `--timeout`")
@@ -226,7 +228,7 @@ def _modality(output: Output) -> Modality:
     return "audio" if isinstance(output, AudioOutput) else "image"
 
 
-async def _cancel(tasks: Collection[asyncio.Task]) -> None:
+async def _cancel(tasks: Collection[asyncio.Task[None]]) -> None:
     """Cancel what still runs and wait for its clean-up; results and failures stay in the tasks."""
     for task in tasks:
         task.cancel()

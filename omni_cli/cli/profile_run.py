@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omni_cli.bench.environment import read_environment
 from omni_cli.cli import console
@@ -84,7 +84,8 @@ async def _record(run: ProfilingRun, timeout_s: float | None) -> Session:
     """Raises what it fails with, is interrupted by, or has no time left for; the stages have ended by then."""
     with stop_signals() as stop_requested:
         work = asyncio.create_task(run.run())
-        await asyncio.wait({work, stop_requested}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {work, stop_requested}
+        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             return work.result()
         stopped: OmniError = (

@@ -152,7 +152,9 @@ class StageBoard:
     def cells(self) -> list[tuple[str, ...]]:
         """One row a stage: name, kind, state, work done, rate; then how many of several requests have ended."""
         now = self._clock()
-        cells = [(row.name, row.kind, row.state(now), row.work(), row.rate()) for row in self.rows.values()]
+        cells: list[tuple[str, ...]] = [
+            (row.name, row.kind, row.state(now), row.work(), row.rate()) for row in self.rows.values()
+        ]
         if self._num_requests > 1:
             cells.append(("requests", "", f"{self._num_ended}/{self._num_requests} done", "", ""))
         return cells

@@ -12,7 +12,7 @@ import typer
 from omni_cli.errors import UsageError
 
 # What all of Typer's complaints derive from; the class itself is in a private module.
-TYPER_ERROR = typer.BadParameter.__mro__[2]
+TYPER_ERROR: Any = typer.BadParameter.__mro__[2]
 
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
@@ -29,9 +29,8 @@ def is_missing_command(error: Exception) -> bool:
 def usage_error(error: Any) -> UsageError:
     """One of Typer's exceptions as ours, with the nearest option or the place to look as its hint."""
     context = getattr(error, "ctx", None)
-    option = getattr(error, "option_name", None)
     if type(error).__name__ == "NoSuchOption":
-        return UsageError(f"unknown option `{option}`", hint=_option_hint(option, context))
+        return UsageError(f"unknown option `{error.option_name}`", hint=_option_hint(error.option_name, context))
     return UsageError(_message(error), hint=_help_hint(context))
 
 
@@ -52,8 +51,8 @@ def _message(error: Any) -> str:
 def _name(param: Any) -> str:
     """An option as it is typed (the long form), an argument by its placeholder."""
     if param.param_type_name == "option":
-        return max(param.opts, key=len)
-    return (param.metavar or param.name).upper()
+        return str(max(param.opts, key=len))
+    return str(param.metavar or param.name).upper()
 
 
 def _option_hint(option: str, context: Any) -> str | None:

@@ -137,7 +137,8 @@ class ARStage(_Stage):
     )
     cudagraph_mode: CudagraphMode = Field("none", description="What vLLM replays from CUDA graphs.")
     sampling: Sampling = Field(
-        default_factory=lambda: Sampling(), description="Defaults for requests: vLLM SamplingParams fields."
+        default_factory=lambda: Sampling.model_validate({}),
+        description="Defaults for requests: vLLM SamplingParams fields.",
     )
 
 

@@ -127,12 +127,12 @@ class _Checker:
         elif path[2:] == ("backend",):
             self._report_backend(path)
         elif detail["loc"][-1] == "[key]" and len(path) == 2:
-            self._add_stage_name(path[1], *describe(detail, path, self.tree))
+            self._add_stage_name(str(path[1]), *describe(detail, path, self.tree))
         else:
             self._add(path, *describe(detail, path, self.tree), at_key=detail["loc"][-1] == "[key]")
 
     def _report_backend(self, path: Path) -> None:
-        stage = self.stages[path[1]]
+        stage = self.stages[str(path[1])]
         backend = stage["backend"]
         if stage["kind"] == "ar" and backend == "diffusers":
             self._add(path, "backend `diffusers` cannot run a stage of kind `ar`", "write `backend: vllm`")

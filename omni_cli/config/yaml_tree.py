@@ -212,7 +212,8 @@ class _Reader:
     def _refuse_value(self, path: Path | None, event: Any, what: str, hint: str) -> None:
         mark = event.start_mark
         line = self.source.lines[mark.line] if mark.line < len(self.source.lines) else ""
-        token = _TOKEN.match(line, mark.column)[0]
+        found = _TOKEN.match(line, mark.column)
+        token = "" if found is None else found[0]
         place = self._at(mark, len(token))
         self.refuse(place, f"{what} (`{visible(token, 40)}`) is not allowed in a profile", hint)
         if path is not None:

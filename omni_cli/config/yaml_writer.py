@@ -40,4 +40,4 @@ _Dumper.add_representer(float, _represent_float)
 
 def to_yaml(data: Any) -> str:
     """`data` of mappings, lists and scalars as block-style YAML in its own order."""
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))

@@ -64,7 +64,8 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     quota = _cpu_quota(root)
     usable = allowed if quota is None else max(1, min(allowed, int(quota)))
-    model, flags = "", set()
+    model = ""
+    flags: set[str] = set()
     for line in _lines(root / "proc/cpuinfo"):
         key, _, value = line.partition(":")
         if key.strip() == "model name" and not model:

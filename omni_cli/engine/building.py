@@ -56,9 +56,10 @@ async def provide_in_child(model: str, fork_server: ForkServer) -> str:
 
 def _receive(connection: Connection) -> str | Failure | None:
     try:
-        return connection.recv()
+        outcome: str | Failure = connection.recv()
     except EOFError:
         return None
+    return outcome
 
 
 def _provide(model: str, connection: Connection) -> None:
@@ -69,9 +70,8 @@ def _provide(model: str, connection: Connection) -> None:
     os.dup2(null, 2)
     threading.Thread(target=_end_with_the_command, args=(connection,), daemon=True).start()
     try:
-        outcome: str | Failure = resolve_model(model)
-        if not Path(outcome).is_dir():
-            outcome = download(outcome)
+        folder = resolve_model(model)
+        outcome: str | Failure = folder if Path(folder).is_dir() else download(folder)
     except OmniError as error:
         outcome = Failure.of(error)
     except Exception as error:  # noqa: BLE001 - whatever a library raises while building must reach the user

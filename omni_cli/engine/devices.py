@@ -20,6 +20,8 @@ def check_devices(config: EngineConfig) -> None:
     """`StageError` for a stage that needs a device that this machine lacks."""
     if has_cuda_device():
         return
+    key: str
+    value: str
     for stage in config.stages:
         if isinstance(stage, ARStageConfig):
             key, value, without = "cudagraph_mode", stage.cudagraph_mode, "none"

@@ -101,7 +101,8 @@ class StageReady(msgspec.Struct, frozen=True, tag=True):
     engagement: dict[str, float] = {}
 
 
-_KINDS: Mapping[str, type[OmniError]] = {
+FailureKind = Literal["input", "checkpoint", "output", "deadline", "stage"]
+_KINDS: Mapping[FailureKind, type[OmniError]] = {
     "input": InputError,
     "checkpoint": CheckpointError,
     "output": OutputError,
@@ -112,7 +113,7 @@ _KINDS: Mapping[str, type[OmniError]] = {
 class Failure(msgspec.Struct, frozen=True, tag=True):
     """A stage (`request_id` None) or one request failed; `details` is a traceback."""
 
-    kind: Literal["input", "checkpoint", "output", "deadline", "stage"]
+    kind: FailureKind
     message: str
     hint: str | None = None
     details: str | None = None
@@ -120,7 +121,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
 
     @classmethod
     def of(cls, error: OmniError, *, request_id: str | None = None, details: str | None = None) -> Failure:
-        kind = next((name for name, cls_ in _KINDS.items() if isinstance(error, cls_)), "stage")
+        kind: FailureKind = next((name for name, cls_ in _KINDS.items() if isinstance(error, cls_)), "stage")
         return cls(kind, error.message, error.hint, details, request_id)
 
     def error(self, stage: str) -> OmniError:

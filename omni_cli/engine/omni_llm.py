@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from multiprocessing.context import BaseContext
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -129,14 +129,14 @@ class OmniLLM:
             await self._start_client(group[0], context)
         await asyncio.gather(*(self._load_in_turn(group, context) for group in groups))
 
-    async def _load_in_turn(self, group: list[StageClient], context: BaseContext) -> None:
+    async def _load_in_turn(self, group: list[StageClient], context: ForkServerContext) -> None:
         """The first of the group has been started; each of the others is when the one before it has loaded."""
         await self._loaded[group[0].name]
         for client in group[1:]:
             await self._start_client(client, context)
             await self._loaded[client.name]
 
-    async def _start_client(self, client: StageClient, context: BaseContext) -> None:
+    async def _start_client(self, client: StageClient, context: ForkServerContext) -> None:
         self._on_event(StageLoading(client.name, client.kind))
         await client.start(context)
 
@@ -179,7 +179,7 @@ class OmniLLM:
         await self._loaded[name]
         del self._dead[name]
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """Run one request; the last event is its `RequestResult`, which carries the error if it failed.
 
         Leaving the iterator early (`aclose`) aborts the request in the stages that it is in.
@@ -205,7 +205,8 @@ class OmniLLM:
     async def record(self, command: RecordingCommand, stage: str) -> RecordingReport:
         """Ask a stage that has no request at the moment; one question to it at a time. Raises what it fails with."""
         client = self._running(stage)
-        answer = self._recordings[stage] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[RecordingReport] = asyncio.get_running_loop().create_future()
+        self._recordings[stage] = answer
         client.send(command)
         return await answer
 
@@ -248,6 +249,7 @@ class OmniLLM:
             case Failure(request_id=None):
                 self._stage_ended(client, report)
             case _:
+                assert report.request_id is not None  # the case above took those
                 queue = self._requests.get(report.request_id)
                 # A request that was aborted may still be in a report that was on its way.
                 if queue is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -137,7 +138,7 @@ class RequestRun:
     def _send_on(self, position: int, handoff: bytes | None, *, is_last: bool) -> None:
         """To the stage at `position`: into it, or more input where it is in there already."""
         name = self._chain[position]
-        if name in self._inside:
+        if name in self._inside and handoff is not None:
             self._inside[name].send(AppendInput(self._request.request_id, handoff, is_last))
         elif name not in self._traces:  # one that is done needs no more of it
             client = self._enter(name)
@@ -147,7 +148,7 @@ class RequestRun:
     def _stage_request(self, position: int, handoff: bytes | None, *, more_follows: bool) -> StageRequest:
         request = self._request
         has_next = position + 1 < len(self._chain)
-        common = {
+        common: dict[str, Any] = {
             "request_id": request.request_id,
             "seed": request.seed,
             "speaker": request.speaker,

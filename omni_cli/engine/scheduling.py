@@ -20,8 +20,11 @@ from omni_cli.worker.arriving_conditions import Arrived, attach_arrived
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.request import Request
+else:
+    VllmScheduler = object  # which of vLLM's schedulers is behind the mixin is said where it is used
 
 
 @dataclass
@@ -38,7 +41,7 @@ class Supply:
         return arrived
 
 
-class ConditionedSchedulerMixin:
+class ConditionedSchedulerMixin(VllmScheduler):
     """Over vLLM's V1 scheduler. Requests that `expect_conditions` was not called for are vLLM's alone."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -121,4 +124,5 @@ def make_scheduler(*, vllm_config: VllmConfig, **kwargs: Any) -> ConditionedSche
 
 def scheduler_of(engine: LLMEngine) -> ConditionedSchedulerMixin:
     """The scheduler of an engine whose core runs in this process and was made with `make_scheduler`."""
-    return engine.engine_core.engine_core.scheduler
+    scheduler: ConditionedSchedulerMixin = engine.engine_core.engine_core.scheduler
+    return scheduler

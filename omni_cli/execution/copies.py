@@ -247,7 +247,7 @@ class CudaBackend:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        return tensor.is_pinned()
+        return bool(tensor.is_pinned())
 
     def copy(self, source: torch.Tensor, destination: torch.Tensor) -> Transfer:
         import torch
@@ -265,13 +265,13 @@ class _CudaTransfer:
         self._began, self._ended, self._makes_source = began, ended, makes_source
 
     def done(self) -> bool:
-        return self._ended.query()
+        return bool(self._ended.query())
 
     def wait(self) -> None:
         self._ended.synchronize()
 
     def seconds(self) -> float:
-        return self._began.elapsed_time(self._ended) / 1e3
+        return float(self._began.elapsed_time(self._ended)) / 1e3
 
     def has_company(self) -> bool:
         return not self._makes_source.query()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class CudaGraphBackend:
         self._graphs_in: Counter[tuple[int, int]] = Counter()
 
     @contextlib.contextmanager
-    def _on_own_stream(self):
+    def _on_own_stream(self) -> Iterator[None]:
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         try:

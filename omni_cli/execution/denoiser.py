@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -250,12 +251,11 @@ def _compile_error(error: Exception, module: torch.nn.Module, stage: str) -> Sta
     where = ""
     if "from user code:" in lines:
         # A frame takes two lines, the innermost is the last before a blank or another heading.
-        code = [line for line in lines[lines.index("from user code:") + 1 :]]
-        frames = [index for index, line in enumerate(code) if re.match(r'File ".*", line \d+, in ', line)]
-        if frames:
-            file, number = re.match(r'File ".*?([^/"]+)", line (\d+)', code[frames[-1]]).groups()
-            source = code[frames[-1] + 1] if len(code) > frames[-1] + 1 else ""
-            where = f" ({file}:{number}: `{source}`)"
+        code = lines[lines.index("from user code:") + 1 :]
+        for line, source in itertools.pairwise([*code, ""]):
+            frame = re.match(r'File ".*?([^/"]+)", line (\d+), in ', line)
+            if frame is not None:
+                where = f" ({frame[1]}:{frame[2]}: `{source}`)"
     return StageError(
         f"stage `{stage}`: `execution: compile` cannot compile {type(module).__name__}: {what}{where}",
         stage=stage,

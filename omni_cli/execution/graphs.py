@@ -254,8 +254,8 @@ class GraphManager:
         )
 
 
-def _autocast(device_type: str) -> Hashable:
-    return torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type)
+def _autocast(device_type: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
 
 
 def _first_line(error: Exception) -> str:

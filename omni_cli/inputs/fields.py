@@ -28,19 +28,21 @@ def _text(value: Any) -> str:
 
 
 def _prompt(value: Any) -> str:
-    if not _text(value).strip():
+    text = _text(value)
+    if not text.strip():
         raise ValueError("is empty")
-    return value
+    return text
 
 
 def _name(value: Any) -> str:
-    if not _text(value).strip():
+    name = _text(value)
+    if not name.strip():
         raise ValueError("is empty")
-    if len(value) > MAX_REQUEST_ID_LENGTH:
+    if len(name) > MAX_REQUEST_ID_LENGTH:
         raise ValueError(f"must have at most {MAX_REQUEST_ID_LENGTH} characters")
-    if not value.isprintable():
+    if not name.isprintable():
         raise ValueError("must have no control characters")
-    return value
+    return name
 
 
 def _flag(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from omni_cli.engine.recording.messages import Recording, StageDescription
 from omni_cli.profile_record import Activity, LaunchGaps
@@ -33,7 +34,7 @@ def activity_of(traced: Sequence[Operators], description: StageDescription) -> A
     names = list(dict.fromkeys(name for one in found for name in one["idle"]))
     window_s, capacity_s, busy_s = (statistics.median(one[key] for one in found) for key in ("window", "full", "busy"))
     busy = min(busy_s / capacity_s, 1.0) if capacity_s else 0.0
-    waited = [operators.recording.waited_ns for operators in traced]
+    waited = [o.recording.waited_ns for o in traced if o.recording.waited_ns is not None]
     return Activity(
         device=description.device,
         num_threads=description.num_threads,
@@ -43,11 +44,11 @@ def activity_of(traced: Sequence[Operators], description: StageDescription) -> A
         busy_fraction=busy,
         idle_fraction=1 - busy,
         idle_s={name: statistics.median(one["idle"].get(name, 0.0) for one in found) for name in names},
-        waited_for_core_s=None if None in waited else statistics.median(waited) / 1e9,
+        waited_for_core_s=statistics.median(waited) / 1e9 if len(waited) == len(traced) else None,
     )
 
 
-def _cpu(operators: Operators, num_threads: int) -> dict:
+def _cpu(operators: Operators, num_threads: int) -> dict[str, Any]:
     """CPU time of all threads; while one prepares an operator the others have nothing to do."""
     recording = operators.recording
     window_ns = length(windows(recording))
@@ -60,7 +61,7 @@ def _cpu(operators: Operators, num_threads: int) -> dict:
     return _seconds(window_ns, window_ns * num_threads, recording.cpu_ns, idle)
 
 
-def _cuda(operators: Operators) -> dict:
+def _cuda(operators: Operators) -> dict[str, Any]:
     """Time with a kernel or copy running; what is idle inside a step waits for the host to launch something."""
     recording = operators.recording
     had_request, steps, busy = windows(recording), step_windows(recording), operators.device_intervals()
@@ -71,7 +72,7 @@ def _cuda(operators: Operators) -> dict:
     return _seconds(window_ns, window_ns, length(within(busy, had_request)), parts)
 
 
-def _seconds(window_ns: int, full_ns: int, busy_ns: int, idle_ns: dict[str, int]) -> dict:
+def _seconds(window_ns: int, full_ns: int, busy_ns: int, idle_ns: dict[str, int]) -> dict[str, Any]:
     return {
         "window": window_ns / 1e9,
         "full": full_ns / 1e9,

@@ -104,8 +104,11 @@ def _waited(stage: StageProfile) -> Iterator[Hint]:
 
 def _unused(stage: StageProfile) -> Iterator[Hint]:
     for budget in stage.memory.budgets:
-        if budget.what == "KV cache" and budget.budget_bytes >= _MIN_BUDGET_BYTES and budget.used_fraction < _UNUSED:
-            message = f"it used {budget.used_fraction:.1%} of its KV cache of {memory(budget.budget_bytes)}"
+        size, used = budget.budget_bytes, budget.used_fraction
+        if budget.what != "KV cache" or size is None or used is None:
+            continue
+        if size >= _MIN_BUDGET_BYTES and used < _UNUSED:
+            message = f"it used {used:.1%} of its KV cache of {memory(size)}"
             advice = f"for requests like these less will do: `--set {stage.name}.kv_cache_memory_bytes=BYTES`"
             yield Hint(stage=stage.name, message=message, advice=advice)
 

@@ -111,10 +111,11 @@ def _add(row: list[float], num_bytes: int, ns: int) -> None:
 def _medians(iterations: Sequence[_Rows]) -> dict[tuple[str, ...], tuple[float, float, float]]:
     keys = dict.fromkeys(key for rows in iterations for key in rows)
     nothing = [0.0, 0.0, 0.0]
-    return {
-        key: tuple(statistics.median(rows.get(key, nothing)[column] for rows in iterations) for column in range(3))
-        for key in keys
-    }
+
+    def median(key: tuple[str, ...], column: int) -> float:
+        return statistics.median(rows.get(key, nothing)[column] for rows in iterations)
+
+    return {key: (median(key, 0), median(key, 1), median(key, 2)) for key in keys}
 
 
 def _counted(engagement: Sequence[Mapping[str, float]], name: str) -> float:

@@ -99,7 +99,7 @@ def read_operators(trace: TraceFile, recording: Recording) -> Operators:
     middles = np.array([(frame.begin_ns + frame.end_ns) // 2 for frame in frames], np.int64)
     held_by = innermost.at(middles)
     calls = [_operator(frame, int(index)) for frame, index in zip(frames, held_by, strict=True)]
-    moments = np.array([trace.ns(event.ts) for event, _ in allocations], np.int64)
+    moments = np.array([trace.begin_ns(event) for event, _ in allocations], np.int64)
     found = [
         _allocation(trace, event, frame, int(index))
         for (event, frame), index in zip(allocations, innermost.at(moments), strict=True)
@@ -122,7 +122,7 @@ def _nested(trace: TraceFile, events: Sequence[Event]) -> tuple[list[_Frame], li
     operators: list[_Frame] = []
     allocations: list[tuple[Event, _Frame | None]] = []
     for event in events:
-        begin_ns = trace.ns(event.ts)
+        begin_ns = trace.begin_ns(event)
         while opened and opened[-1].end_ns <= begin_ns:
             opened.pop()
         around = opened[-1] if opened else None
@@ -133,7 +133,7 @@ def _nested(trace: TraceFile, events: Sequence[Event]) -> tuple[list[_Frame], li
         parent = around.parent if around is not None and around.is_module else around
         module = event.name.removeprefix(MODULE_PREFIX) if is_module else (around.module if around else None)
         top = None if parent is None else parent.top or parent
-        frame = _Frame(event, begin_ns, trace.ns(event.ts + event.dur), is_module, parent, top, module)
+        frame = _Frame(event, begin_ns, trace.end_ns(event), is_module, parent, top, module)
         opened.append(frame)
         if not is_module:
             operators.append(frame)
@@ -156,7 +156,7 @@ def _allocation(trace: TraceFile, event: Event, around: _Frame | None, range_ind
         inside = around.parent if around.is_module else around
         operator = None if inside is None else (inside.top or inside).event.name
     return Allocation(
-        trace.ns(event.ts),
+        trace.begin_ns(event),
         event.args.allocated_bytes or 0,
         event.args.address or 0,
         event.args.device_type or 0,
@@ -167,9 +167,10 @@ def _allocation(trace: TraceFile, event: Event, around: _Frame | None, range_ind
 
 
 def _device_work(trace: TraceFile, calls: Sequence[Operator]) -> list[DeviceWork]:
-    by_id = {call.event.args.external_id: call for call in calls if call.event.args.external_id is not None}
+    by_id: dict[int | None, Operator] = {call.event.args.external_id: call for call in calls}
+    by_id.pop(None, None)
     return [
-        DeviceWork(event, trace.ns(event.ts), trace.ns(event.ts + event.dur), by_id.get(event.args.external_id))
+        DeviceWork(event, trace.begin_ns(event), trace.end_ns(event), by_id.get(event.args.external_id))
         for event in trace.events
         if event.cat in _DEVICE_CATEGORIES
     ]

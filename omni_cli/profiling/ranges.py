@@ -118,7 +118,10 @@ def _outliers(fastest: np.ndarray) -> np.ndarray:
     """bool (n,) for the fastest time of each step, float64 (n,)."""
     usual = _usual(fastest)
     scatter = _MAD_TO_SIGMA * float(np.median(np.abs(fastest - usual)))
-    return (fastest - usual > np.maximum(_MIN_EXCESS * usual, _MIN_SCATTERS * scatter)) & (len(fastest) > 2)
+    is_slow: np.ndarray = (fastest - usual > np.maximum(_MIN_EXCESS * usual, _MIN_SCATTERS * scatter)) & (
+        len(fastest) > 2
+    )
+    return is_slow
 
 
 def _usual(times: np.ndarray) -> np.ndarray:

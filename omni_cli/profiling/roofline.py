@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from omni_cli.engine.recording.messages import MachineRates, Recording, StageDescription, WorkPart
 from omni_cli.outputs import StageTrace
-from omni_cli.profile_record import Roofline, RooflinePart
+from omni_cli.profile_record import Limit, Roofline, RooflinePart
 
 _MAX_PARTS = 12
 _NOT_MATRICES = "norms, activations, embeddings and sampling: taken as fused into the products next to them"
@@ -66,7 +66,7 @@ def _parts(work: Iterable[WorkPart], rates: MachineRates) -> list[RooflinePart]:
     return sorted(parts, key=lambda part: -part.bound_s)
 
 
-def _limit(flops: float, moved_bytes: float, rates: MachineRates) -> str:
+def _limit(flops: float, moved_bytes: float, rates: MachineRates) -> Limit:
     is_compute = flops / rates.flops_per_second >= moved_bytes / rates.copied_bytes_per_second
     return "compute" if is_compute else "memory"
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from omni_cli.bench.loaded_workload import LoadedWorkload
 from omni_cli.bench.metrics import Iteration
@@ -153,7 +154,7 @@ class ProfilingRun:
         await self._ask_all(StartRecording(what, snapshot=snapshots))
         await self._iterate()
         files = {info.name: self._folder / f"{info.name}.pickle" for info in self.session.stages} if snapshots else {}
-        stops = {
+        stops: dict[str, RecordingCommand] = {
             info.name: StopRecording(snapshot_file=str(files[info.name]) if snapshots else None)
             for info in self.session.stages
         }
@@ -169,15 +170,15 @@ class ProfilingRun:
         self.session.descriptions = await self._ask_all(DescribeStage())
         # One stage after another: each is to have the machine for itself.
         for info in self.session.stages:
-            self.session.rates[info.name] = await self._loaded.llm.record(MeasureRates(), info.name)
+            self.session.rates |= await self._ask({info.name: MeasureRates()})
 
     def _engagement(self) -> dict[str, dict[str, float]]:
         return {info.name: dict(info.engagement) for info in self._loaded.llm.stages}
 
-    async def _ask_all(self, command: RecordingCommand) -> dict:
+    async def _ask_all(self, command: RecordingCommand) -> dict[str, Any]:
         return await self._ask({info.name: command for info in self.session.stages})
 
-    async def _ask(self, commands: dict[str, RecordingCommand]) -> dict:
+    async def _ask(self, commands: dict[str, RecordingCommand]) -> dict[str, Any]:
         """Each stage's answer. Raises what the first one fails with, when all have answered."""
         llm = self._loaded.llm
         answers = await asyncio.gather(

@@ -48,7 +48,7 @@ class EventArgs(msgspec.Struct, frozen=True, omit_defaults=True):
         dims = self.input_dims[0]
         if not all(isinstance(size, int) for size in dims):
             return 0
-        return math.prod(dims) * _TYPE_BYTES.get(self.input_types[0], 0)
+        return int(math.prod(dims)) * _TYPE_BYTES.get(self.input_types[0], 0)
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -82,6 +82,14 @@ class TraceFile:
     def ns(self, ts: float) -> int:
         """A time of the trace on the wall clock."""
         return self.base_ns + round(ts * 1000)
+
+    def begin_ns(self, event: Event) -> int:
+        assert event.ts is not None, f"{event.ph} {event.name} has no time"
+        return self.ns(event.ts)
+
+    def end_ns(self, event: Event) -> int:
+        assert event.ts is not None and event.dur is not None, f"{event.ph} {event.name} has no duration"
+        return self.ns(event.ts + event.dur)
 
 
 _decode = msgspec.json.Decoder(_File).decode

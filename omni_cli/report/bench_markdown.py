@@ -53,7 +53,7 @@ def _gate_table(gate: Gate) -> str:
 
 def _pair(pair: Pair, labels: Labels, differences: Sequence[Difference]) -> str:
     name_a, name_b = map(_cell, labels.of(pair))
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             title(item.metric),
             quantity(item.metric, item.a_median),

@@ -122,7 +122,7 @@ def worth_sentence(item: Payback) -> str:
     if item.preparation_s:
         cost.append(f"{quantity(E2E, item.preparation_s)} to compile or capture")
     for_what = f" for {' and '.join(cost)}" if cost else ""
-    if item.verdict != "faster":
+    if item.requests is None:
         word = "Undecided" if item.verdict == "inconclusive" else "Not worth it"
         return f"{word}: {item.mode} gains {_gain(item)} a request{for_what}"
     after = f"; pays for itself after {count(item.requests, 'request')}" if item.preparation_s else ""

@@ -56,7 +56,8 @@ class Exchange:
 
     @staticmethod
     def of(scope: Scope) -> Exchange:
-        return scope[_SCOPE_KEY]
+        exchange: Exchange = scope[_SCOPE_KEY]
+        return exchange
 
     def shorten(self, wanted: str | None) -> None:
         """Take a client's own, earlier deadline, in seconds. Raises `APIError` for what is none."""

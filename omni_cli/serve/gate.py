@@ -115,7 +115,7 @@ class Gate:
         return None
 
     async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send, exchange: Exchange) -> None:
-        routes = asyncio.create_task(self._routes(scope, _replay(body), send))
+        routes = asyncio.ensure_future(self._routes(scope, _replay(body), send))
         gone = asyncio.create_task(_until_disconnect(receive))
         overrun_s = exchange.deadline_s - exchange.began_s - exchange.elapsed_s() + _OVERRUN_S
         try:
@@ -168,7 +168,8 @@ def _replay(body: bytes) -> Receive:
     async def receive() -> Message:
         if messages:
             return messages.pop()
-        return await asyncio.get_running_loop().create_future()
+        never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        return await never
 
     return receive
 

@@ -112,7 +112,7 @@ class Server:
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=settings.drain_timeout_s,
+                timeout_graceful_shutdown=settings.drain_timeout_s,  # type: ignore[arg-type] # waits for fractions too
             )
         )
 

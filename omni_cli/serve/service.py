@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -68,7 +68,7 @@ class Service:
                 code="prompt_too_long",
             )
 
-    async def events(self, request: GenerateRequest, exchange: Exchange) -> AsyncIterator[Event]:
+    async def events(self, request: GenerateRequest, exchange: Exchange) -> AsyncGenerator[Event, None]:
         """Run a request on the engine. The last event is a `RequestResult` without error.
 
         Raises `OmniError` with what it failed with, `DeadlineError` when its time is up, `APIError` where there is

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from omni_cli.stats.power import blocks_needed
 from omni_cli.stats.sequential import level_at
 
 Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
+_REVERSED: dict[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}
 
 MARGIN = 0.02
 """Practical equivalence: ratios from 1/1.02 to 1.02 count as no difference.
@@ -79,6 +80,11 @@ def shared_metrics(a: Variant, b: Variant) -> tuple[str, ...]:
     return tuple(name for name in metric_names(a) if name in others)
 
 
+def reversed_verdict(verdict: Verdict) -> Verdict:
+    """What holds of a against b where `verdict` holds of b against a."""
+    return _REVERSED.get(verdict, verdict)
+
+
 def verdict_of(interval: tuple[float, float], margin: float, *, higher: bool) -> Verdict:
     """The verdict on an interval of the log ratio.
 
@@ -126,7 +132,7 @@ def _estimate(logs_a: np.ndarray, logs_b: np.ndarray, paired: bool) -> Estimate:
     return difference_of(a.values, b.values, (a.inflation, b.inflation))
 
 
-def _judged(estimate: Estimate, blocks: int, level: float, margin: float, metric: str) -> dict:
+def _judged(estimate: Estimate, blocks: int, level: float, margin: float, metric: str) -> dict[str, Any]:
     ratio = math.exp(estimate.centre)
     if estimate.units < MIN_BLOCKS:
         found = "1 block" if blocks == 1 else f"{blocks} blocks"

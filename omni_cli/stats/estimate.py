@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class Estimate:
         if self.standard_error == 0:
             return 1.0 if distance == 0 else 0.0
         beyond = len(self.deviations) - np.searchsorted(self.deviations, distance / self.standard_error)
-        return float(max(beyond, 1)) / (2 * len(self.deviations))
+        return max(int(beyond), 1) / (2 * len(self.deviations))
 
 
 def centre_of(values: np.ndarray, inflation: float = 1.0) -> Estimate:
@@ -136,7 +137,7 @@ def _draws(count: int) -> _Draws:
     return _Draws(weights, (cumulated > cut).argmax(axis=1), (cumulated >= count - cut).argmax(axis=1), cut)
 
 
-def _variance(inner_sum, inner_squares, low, high, *, count: int, cut: int):
+def _variance(inner_sum: Any, inner_squares: Any, low: Any, high: Any, *, count: int, cut: int) -> Any:
     """Squared standard error of a trimmed mean, from the winsorised sample (Tukey and McLaughlin)."""
     if count < 2:
         return inner_sum * 0 + np.inf
@@ -148,4 +149,5 @@ def _variance(inner_sum, inner_squares, low, high, *, count: int, cut: int):
 def _studentised(errors: np.ndarray, variances: np.ndarray) -> np.ndarray:
     """Errors in standard errors; a resample without spread says nothing and counts as infinitely far off."""
     scale = np.sqrt(variances)
-    return np.divide(errors, scale, out=np.full_like(errors, np.inf), where=scale > 0)
+    studentised: np.ndarray = np.divide(errors, scale, out=np.full_like(errors, np.inf), where=scale > 0)
+    return studentised

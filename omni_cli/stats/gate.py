@@ -32,7 +32,9 @@ EXIT_CODES: dict[str, ExitCode] = {
     "failed": ExitCode.RUN_FAILED,
 }
 # What a whole gate is when its parts disagree: the first of these that any of them is.
-_SEVERITY = ("failed", "not comparable", "output mismatch", "regression", "inconclusive", "pass")
+_SEVERITY: tuple[GateVerdict, ...] = (
+    "failed", "not comparable", "output mismatch", "regression", "inconclusive", "pass",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_cli.record import E2E, Variant
-from omni_cli.stats.compare import Comparison
+from omni_cli.stats.compare import Comparison, Verdict, reversed_verdict
 
 PREPARATION = ("capture_s", "compile_s")
 """Counters of seconds that are spent once, so that later runs are faster."""
@@ -27,7 +27,7 @@ class Payback:
 
     mode: str
     other: str
-    verdict: str
+    verdict: Verdict
     gained_s: float
     interval: tuple[float, float] | None
     bytes_more: int | None

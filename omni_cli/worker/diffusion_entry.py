@@ -28,7 +28,8 @@ def diffusion_entry(model: nn.Module) -> Callable[..., Any]:
     for name in ENTRY_POINTS:
         method = getattr(type(model), name, None)
         if method is not None and method is not nn.Module.forward:
-            return getattr(model, name)
+            entry: Callable[..., Any] = getattr(model, name)
+            return entry
     raise TypeError(f"{type(model).__name__} has none of {', '.join(ENTRY_POINTS)}; a diffusion model needs one")
 
 

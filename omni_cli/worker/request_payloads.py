@@ -28,7 +28,8 @@ MORE_CONDITIONS_FOLLOW = "more_conditions_follow"
 class RequestPayload:
     """`prompt_embeds` (num_prompt_tokens, embedding_size) or None; `information` tensors and lists by name.
 
-    Raises `PayloadError` for information that is not what it has to be or does not fit the embeddings. Rows that conditions begin with are on the host until they are first asked for, and on the device from then on.
+    Rows that conditions begin with are on the host until they are first asked for, and on the device from then on.
+    Raises `PayloadError` for information that is not what it has to be or does not fit the embeddings.
     """
 
     wants_hidden_states: bool = False
@@ -80,6 +81,7 @@ class RequestPayload:
         if self._arrived:
             self._to_device(torch.cat(self._arrived), device, dtype)
             self._arrived = []
+        assert self._conditions is not None  # where there are prompt embeddings, there have been rows
         rows = self._conditions[start : min(start + length, self._num_conditions)]
         missing = length - rows.shape[0]
         if not missing:

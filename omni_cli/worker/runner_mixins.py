@@ -45,6 +45,8 @@ else:
 class OmniRunnerMixin(VllmRunner):
     """Request payloads and the way of outputs to the host, for every kind of stage."""
 
+    intermediate_tensors: IntermediateTensors | None
+
     def init_omni(self) -> None:
         self.request_payloads: dict[str, RequestPayload] = {}
         self.payload_limits = DEFAULT_LIMITS

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
     from omni_cli.config.engine_config import OutputCopy
+    from omni_cli.worker.payloads import PayloadLimits
 else:
     VllmWorker = object  # which of vLLM's workers is behind the mixin is said where it is used
-    from omni_cli.worker.payloads import PayloadLimits
 
 
 class OmniWorkerMixin(VllmWorker):

@@ -189,7 +189,7 @@ _CHUNK = msgspec.json.Decoder(_Chunk)
 _IMAGES = msgspec.json.Decoder(_Images)
 
 
-def _decoded(data: bytes, decoder: msgspec.json.Decoder) -> Any:
+def _decoded(data: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -50,13 +50,18 @@ class Client:
         self.url = url
         self._api_key = api_key
         self._timeout_s = timeout_s
-        self._session: aiohttp.ClientSession | None = None
+        self._entered: aiohttp.ClientSession | None = None
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        assert self._entered is not None, "used outside of its context"
+        return self._entered
 
     async def __aenter__(self) -> Client:
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self._api_key is not None:
             headers["Authorization"] = f"Bearer {self._api_key}"
-        self._session = aiohttp.ClientSession(
+        self._entered = aiohttp.ClientSession(
             # No limit of its own: a request that waits here would be one that was not sent in time.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(total=self._timeout_s),

@@ -76,7 +76,7 @@ async def _find(client: Client, model: str | None) -> Target:
     if not models and model is None:
         raise OmniError(f"`{client.url}` has no model", hint="name it with `--model`")
     name = str(models[0]["id"]) if model is None else model
-    said = next((item for item in models if item["id"] == name), {})
+    said: dict[str, Any] = next((item for item in models if item["id"] == name), {})
     kept = {key: value for key, value in said.items() if isinstance(value, str | int | float | bool | list)}
     # The time at which a server began to serve is another one every time.
     kept.pop("created", None)
@@ -89,9 +89,9 @@ def _unusable(url: str, failure: Failure) -> OmniError:
         hint = "is the server up? `omni serve` says its address when it is ready"
         detail = "" if failure.kind in ("connection refused", "no such host") else f" ({failure.message})"
         return OmniError(f"cannot reach `{url}`: {failure.kind}{detail}", hint=hint)
-    hint = None
+    advice = None
     if failure.kind.startswith(("HTTP 401", "HTTP 403")):
-        hint = "give a key with OPENAI_API_KEY or `--api-key`"
+        advice = "give a key with OPENAI_API_KEY or `--api-key`"
     elif failure.kind.startswith("HTTP 404"):
-        hint = "give the address of an OpenAI-compatible server, without the endpoint's path"
-    return OmniError(f"`{url}` refuses GET /v1/models: {failure.kind}: {failure.message}", hint=hint)
+        advice = "give the address of an OpenAI-compatible server, without the endpoint's path"
+    return OmniError(f"`{url}` refuses GET /v1/models: {failure.kind}: {failure.message}", hint=advice)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 from omni_cli.bench.http.arrivals import arrival_times
 from omni_cli.bench.http.client import Outcome
 
-Send = Callable[[int, float], Awaitable[Outcome]]
+Send = Callable[[int, float], Coroutine[Any, Any, Outcome]]
 """Sends request `index`, which is due at a time of `time.perf_counter`."""
 
 _TIMER_S = 0.0015
@@ -78,7 +78,7 @@ class OpenLoop:
         """As `ClosedLoop.run`; a request that is due is sent, however many answers are still to come."""
         times = arrival_times(self.rate, count, seed=self.seed, number=number)
         began_s = time.perf_counter()
-        tasks = []
+        tasks: list[asyncio.Task[Outcome]] = []
         async with asyncio.TaskGroup() as group:
             for index, offset_s in enumerate(times):
                 due_s = began_s + offset_s

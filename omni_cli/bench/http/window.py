@@ -65,7 +65,7 @@ def columns(rows: Sequence[Row]) -> dict[str, tuple[float | None, ...]]:
 def metrics_of(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
     """Medians over the requests that were answered, and what the whole window did a second."""
     rows = window.rows()
-    values = {name: [row[name] for row in rows if row.get(name) is not None] for name in TIMES}
+    values = {name: [value for row in rows if (value := row.get(name)) is not None] for name in TIMES}
     values["itl_s"] = [gap for answer in window.answers for gap in _gaps(answer)]
     found: dict[str, float] = {}
     for name in (*TIMES[:3], "itl_s", *TIMES[3:]):
@@ -103,7 +103,7 @@ def num_pixels(png: bytes) -> int:
     if png[:8] != b"\x89PNG\r\n\x1a\n" or len(png) < 24:
         return 0
     width, height = struct.unpack(">II", png[16:24])
-    return width * height
+    return int(width * height)
 
 
 def good_requests(rows: Sequence[Mapping[str, float | None]], slos: Sequence[SLO]) -> int:
@@ -118,7 +118,7 @@ def _row(outcome: Outcome, began_s: float, *, is_open: bool) -> Row:
     answer = outcome.answer
     if answer is None:
         return row
-    row[E2E] = outcome.done_s - outcome.due_s
+    e2e_s = row[E2E] = outcome.done_s - outcome.due_s
     if answer.text_at:
         row["ttft_s"] = answer.text_at[0] - outcome.due_s
     row["tpot_s"] = _tpot_s(answer)
@@ -126,7 +126,7 @@ def _row(outcome: Outcome, began_s: float, *, is_open: bool) -> Row:
     if answer.audio_at is not None:
         row["ttfp_s"] = answer.audio_at - outcome.due_s
     if answer.audio_s:
-        row |= {"rtf": row[E2E] / answer.audio_s, "audio_s": answer.audio_s}
+        row |= {"rtf": e2e_s / answer.audio_s, "audio_s": answer.audio_s}
     return row | {"input_tokens": answer.input_tokens, "output_tokens": answer.output_tokens}
 
 

@@ -128,7 +128,7 @@ class DiffusersPipelineExecutor:
         runner = self._runner
         if runner is None:
             return {}
-        values = {
+        values: dict[str, Any] = {
             "execution": "eager" if self._denoiser is None else self._denoiser.execution,
             "device": self.device,
             "dtype": self.dtype,

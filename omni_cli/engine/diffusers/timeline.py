@@ -38,7 +38,7 @@ class CudaClock:
 
     def seconds(self, start: Any, end: Any) -> float:
         end.synchronize()
-        return start.elapsed_time(end) / 1e3
+        return float(start.elapsed_time(end)) / 1e3
 
 
 def clock_for(device: str) -> Clock:

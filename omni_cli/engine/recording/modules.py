@@ -14,7 +14,9 @@ from omni_cli.engine.recording.messages import MODULE_PREFIX
 class ModuleMarks:
     """Tells `enter(path)` and `leave()` of each call of a module in `roots`, innermost last, until `close`."""
 
-    def __init__(self, roots: Mapping[str, nn.Module], enter: Callable[[str], None], leave: Callable[[], None]) -> None:
+    def __init__(
+        self, roots: Mapping[str, nn.Module], enter: Callable[[str], None], leave: Callable[[], object]
+    ) -> None:
         self._paths = {
             id(module): f"{root}.{path}" if path else root
             for root, top in roots.items()

@@ -43,7 +43,9 @@ class RangeLog:
         self._stopped.set()
         self._sampler.join()
         os.close(self._statm)
-        known = self._waited_ns is not None and waited_ns is not None
+        waited = None
+        if waited_ns is not None and self._waited_ns is not None:
+            waited = max(0, waited_ns - self._waited_ns)  # threads that have ended take their share with them
         return Recording(
             began_ns=self._began_ns,
             ended_ns=ended_ns,
@@ -51,8 +53,7 @@ class RangeLog:
             ranges=tuple(sorted(self._ranges, key=lambda item: (item.began_ns, item.depth))),
             samples=tuple(sorted(self._samples, key=lambda sample: sample.at_ns)),
             cpu_ns=cpu_ns - self._cpu_ns,
-            # Threads that have ended take their share with them.
-            waited_ns=max(0, waited_ns - self._waited_ns) if known else None,
+            waited_ns=waited,
         )
 
     def begin(self, name: str) -> None:

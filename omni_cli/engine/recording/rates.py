@@ -47,4 +47,4 @@ def _timed(run: Callable[[], object], device: torch.device) -> float:
     run()
     ended.record()
     ended.synchronize()
-    return began.elapsed_time(ended) / 1e3
+    return float(began.elapsed_time(ended)) / 1e3

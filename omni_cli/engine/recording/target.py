@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -125,7 +125,7 @@ class VllmTarget:
             if isinstance(module, LinearBase):
                 # Not its weight: vLLM may have packed that for the CPU and dropped the original.
                 rows, columns = module.input_size, module.output_size
-                goes_through = "token"
+                goes_through: Literal["token", "sample"] = "token"
             elif isinstance(module, ParallelLMHead):
                 rows, columns = module.embedding_dim, module.num_embeddings
                 goes_through = "sample"

@@ -19,7 +19,7 @@ _OUTSIDE = "(outside modules)"
 
 
 def _cpu_attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return sdpa_flop_count(query.shape, key.shape, value.shape)
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
 
 
 # torch counts the attention kernels of CUDA and not this one.

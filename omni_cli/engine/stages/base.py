@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from omni_cli.config.engine_config import Dtype, StageConfig
+from omni_cli.config.engine_config import ARStageConfig, Dtype, StageConfig
 from omni_cli.engine.messages import AppendInput, Report, StageRequest
 from omni_cli.errors import StageError
 
@@ -27,6 +27,12 @@ class StageSpec:
     seed: int
     trust_remote_code: bool
     records: bool = False
+
+    @property
+    def ar(self) -> ARStageConfig:
+        """`stage`, for those who run only autoregressive ones."""
+        assert isinstance(self.stage, ARStageConfig)
+        return self.stage
 
 
 class Stage(Protocol):

@@ -20,8 +20,9 @@ class OmniOutputProcessor(OutputProcessor):
     @classmethod
     def adopt(cls, processor: OutputProcessor) -> OmniOutputProcessor:
         processor.__class__ = cls
-        processor.hidden_rows = {}
-        return processor
+        adopted: OmniOutputProcessor = processor
+        adopted.hidden_rows = {}
+        return adopted
 
     def process_outputs(self, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> OutputProcessorOutput:
         for output in engine_core_outputs:

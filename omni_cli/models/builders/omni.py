@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -97,7 +98,7 @@ def _media_token_ids(tokenizer: Qwen2Tokenizer) -> dict[str, int]:
     }
 
 
-def _thinker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict:
+def _thinker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, Any]:
     thinker, audio, vision = sizes.thinker, sizes.audio, sizes.vision
     pad_token_id, eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
     return {
@@ -141,7 +142,7 @@ def _thinker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict:
     }
 
 
-def _talker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict:
+def _talker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, Any]:
     talker, token_id = sizes.talker, tokenizer.convert_tokens_to_ids
     return {
         **_media_token_ids(tokenizer),
@@ -171,11 +172,11 @@ def talker_vocab_size(sizes: OmniSizes) -> int:
     return math.ceil((sizes.num_codes + 4) / 64) * 64
 
 
-def _rope(mrope_section: list[int]) -> dict:
+def _rope(mrope_section: list[int]) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": mrope_section}
 
 
-def _token2wav_config(sizes: OmniSizes) -> dict:
+def _token2wav_config(sizes: OmniSizes) -> dict[str, Any]:
     vocoder = sizes.token2wav
     channels = vocoder.hidden_size // 2
     return {
@@ -246,7 +247,7 @@ def _shape_head(weight: torch.Tensor, *, never: list[int], end: int, end_gain: f
     weight[end] = end_row
 
 
-def _speakers(sizes: VocoderSizes, tokenizer: Qwen2Tokenizer, seed: int) -> dict[str, dict]:
+def _speakers(sizes: VocoderSizes, tokenizer: Qwen2Tokenizer, seed: int) -> dict[str, dict[str, Any]]:
     """Per speaker: its first text token, embedding (1, speaker_dim), reference mel (1, num_frames, 80)."""
     return {
         name: {

@@ -41,7 +41,7 @@ def random_state_dict(
     return state
 
 
-def random_tensor(name: str, shape: tuple[int, ...], seed: int, *, mean: float = 0.0, std: float = 1.0):
+def random_tensor(name: str, shape: tuple[int, ...], seed: int, *, mean: float = 0.0, std: float = 1.0) -> torch.Tensor:
     """One float32 tensor of the stream `name`."""
     return _normal(name, shape, mean, std, seed)
 

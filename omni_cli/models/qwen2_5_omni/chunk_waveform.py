@@ -18,7 +18,7 @@ VOCODER_CONTEXT_FRAMES = 24
 def codes_per_block(token2wav: Qwen2_5OmniToken2WavModel) -> int:
     """Codes in one block of the DiT's attention; context that begins with a block is computed as in the whole."""
     dit = token2wav.code2wav_dit_model
-    return max(1, dit.block_size // dit.repeats)
+    return max(1, int(dit.block_size) // int(dit.repeats))
 
 
 def chunk_waveform(

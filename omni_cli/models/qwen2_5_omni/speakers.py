@@ -19,12 +19,13 @@ def load_speakers(model: str) -> dict[str, dict[str, Any]]:
 
     try:
         path = cached_file(model, "spk_dict.pt")
-        return torch.load(path, map_location="cpu", weights_only=True)
+        speakers: dict[str, dict[str, Any]] = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
         raise CheckpointError(
             f"cannot read the speaker file spk_dict.pt of {model}: {str(error).splitlines()[0]}",
             hint="Qwen2.5-Omni checkpoints come with one; copy it into the folder",
         ) from error
+    return speakers
 
 
 def pick_speaker(speakers: dict[str, dict[str, Any]], name: str | None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +27,7 @@ from vllm.sequence import IntermediateTensors
 from omni_cli.models.qwen2_5_omni.weights import shards_with_prefix
 
 
-def _decoder_layer(config, cache_config=None, quant_config=None, prefix=""):
+def _decoder_layer(config: Any, cache_config: Any = None, quant_config: Any = None, prefix: str = "") -> nn.Module:
     """A Qwen2 layer whose head size comes from the config.
 
     The talker's `head_dim` is not hidden_size / num_attention_heads, which vLLM's Qwen2 layer assumes; its Llama
@@ -93,18 +94,19 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
         refused with a `ValueError`. The first `num_bare` of them go in without the embedding of their codec token.
         Rows past the last request keep what they held: a captured graph of a larger batch computes them for nobody.
         """
-        if any(part is None for part in rows):
+        given = [part for part in rows if part is not None]
+        if len(given) < len(rows):
             raise ValueError("a talker request needs prompt_embeds: the thinker's rows for its prompt")
         size = self.conditions.shape[1]
-        for part in rows:
+        for part in given:
             if part.shape[1] != size:
                 raise ValueError(f"the talker is conditioned on rows of {size}, got {part.shape[1]}")
-        ends = list(itertools.accumulate(part.shape[0] for part in rows))
-        torch.cat(rows, out=self.conditions[: ends[-1]])
+        ends = list(itertools.accumulate(part.shape[0] for part in given))
+        torch.cat(given, out=self.conditions[: ends[-1]])
         if self._has_bare:
             self.bare.zero_()
         self._has_bare = any(num_bare)
-        for part, end, count in zip(rows, ends, num_bare, strict=True):
+        for part, end, count in zip(given, ends, num_bare, strict=True):
             if count:
                 first = end - part.shape[0]
                 self.bare[first : first + count] = True
@@ -123,6 +125,7 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
     ) -> torch.Tensor | IntermediateTensors:
         """`input_ids` (num_tokens,) codec ids, `positions` (3, num_tokens) -> hidden (num_tokens, hidden_size)."""
         if get_pp_group().is_first_rank and inputs_embeds is None:
+            assert input_ids is not None
             num_tokens = input_ids.shape[0]
             embeds = self.embed_input_ids(input_ids).masked_fill_(self.bare[:num_tokens], 0)
             embeds += self.conditions[:num_tokens]
@@ -137,10 +140,11 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
             logits[:, self.config.tts_codec_start_token_id] = float("-inf")
         return logits
 
-    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list) -> tuple[torch.Tensor, int]:
+    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[Any]) -> tuple[torch.Tensor, int]:
         """Positions (3, num_tokens) of a prompt without images, audio or video; others come with the request."""
         return torch.arange(len(input_tokens)).expand(3, -1), 0
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         mapper = self.hf_to_vllm_mapper | self.model.hf_to_vllm_mapper
-        return AutoWeightsLoader(self).load_weights(weights, mapper=mapper)
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(weights, mapper=mapper)
+        return loaded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -78,7 +79,7 @@ def row_label(axes: Axes, sheet: Sheet, y: float, left: str, right: str = "", *,
     room = sheet.width - 16 - len(right) * LETTER
     # On the paper's colour: lines of the grid run behind it.
     behind = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}
-    common = {"va": "center", "transform": axes.get_yaxis_transform(), "bbox": behind}
+    common: dict[str, Any] = {"va": "center", "transform": axes.get_yaxis_transform(), "bbox": behind}
     axes.text(0, y, shorten(left, room), ha="left", color=INK, weight="bold" if strong else "normal", **common)
     if right:
         axes.text(1, y, right, ha="right", color=MUTED, **common)

@@ -97,11 +97,13 @@ def _forest(name: str, compared: Sequence[Compared], labels: Labels) -> Figure |
     rows, numbers = [], []
     for entry in compared:
         name_a, name_b = labels.of(entry.pair)
-        items = [item for item in entry.pair.comparisons if item.ratio]
-        for position, item in enumerate(items):
-            heading = f"{name_b} / {name_a}" if position == 0 else ""
+        heading = f"{name_b} / {name_a}"
+        for item in entry.pair.comparisons:
+            if not item.ratio:
+                continue
             text = f"{ratio(item.ratio, item.ci95)}  {item.verdict}"
             rows.append(Interval(_metric(item), item.ratio, item.ci95, text, heading, item.verdict != "inconclusive"))
+            heading = ""
             numbers.append((f"{name_b} / {name_a}", _metric(item), ratio(item.ratio, item.ci95), item.verdict))
     if not rows:
         return None
@@ -116,7 +118,7 @@ def _forest(name: str, compared: Sequence[Compared], labels: Labels) -> Figure |
 
 def _pair_table(pair: Pair, labels: Labels) -> Table:
     name_a, name_b = labels.of(pair)
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             _metric(item),
             quantity(item.metric, item.a_median),

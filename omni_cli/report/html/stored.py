@@ -16,7 +16,7 @@ from omni_cli.config.gate_file import GateLimits
 from omni_cli.record import Variant
 from omni_cli.report.bench_json import COMPARE_SCHEMA
 from omni_cli.stats.comparable import Difference
-from omni_cli.stats.compare import Comparison, Verdict
+from omni_cli.stats.compare import Comparison, Verdict, reversed_verdict
 from omni_cli.stats.findings import Pair
 from omni_cli.stats.gate import Gate, GateMetric, GateVerdict, MemoryPeak, Outputs
 from omni_cli.stats.payback import Payback
@@ -171,9 +171,7 @@ def _payback(item: StoredComparison) -> Payback | None:
     worth = item.payback
     if worth is None:
         return None
-    verdict = item.verdict
-    if worth.mode != item.b:
-        verdict = {"faster": "slower", "slower": "faster"}.get(verdict, verdict)
+    verdict = item.verdict if worth.mode == item.b else reversed_verdict(item.verdict)
     return Payback(
         worth.mode, worth.other, verdict, worth.gained_s, worth.ci95, worth.bytes_more, worth.preparation_s,
         worth.requests,

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
@@ -28,7 +29,7 @@ _VARIABLES = {
     PAPER: "var(--paper)", BAD: "var(--bad)",
 }  # fmt: skip
 
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     # Names in a record may hold dollar signs.
     "text.parse_math": False,
@@ -112,7 +113,7 @@ def _drawn(name: str, width: int, height: int, paint: Callable[[Sheet], None]) -
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         sheet = Sheet(width, height)
         paint(sheet)
-        FigureCanvasSVG(sheet.canvas).print_svg(stream)
+        FigureCanvasSVG(sheet.canvas).print_svg(stream)  # type: ignore[no-untyped-call] # matplotlib leaves it so
     root = ElementTree.fromstring(stream.getvalue())
     _clean(root, name)
     root.attrib = {"viewBox": f"0 0 {width} {height}", "width": str(width), "height": str(height)}

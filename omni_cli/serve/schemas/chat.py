@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from omni_cli.inputs.fields import MAX_TEMPERATURE, MAX_TOKENS
-from omni_cli.serve.schemas.fields import Ignored, Seed, Strict, Voice, VoiceId, only
+from omni_cli.serve.schemas.fields import Ignored, Only, Seed, Strict, Voice, VoiceId
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 # What OpenAI's field -> vLLM's sampling parameter is, where the names differ.
@@ -36,7 +36,7 @@ class TextPart(Strict):
 
 class ImageURL(Strict):
     url: str = Field(description="`data:image/png;base64,...`; nothing is fetched from anywhere.")
-    detail: only("auto")
+    detail: Annotated[Any, Only("auto")] = None
 
 
 class ImagePart(Strict):
@@ -69,24 +69,24 @@ class GivenAudio(Strict):
 class InstructionMessage(Strict):
     role: Literal["system", "developer"]
     content: str | list[TextPart]
-    name: only()
+    name: Annotated[Any, Only()] = None
 
 
 class UserMessage(Strict):
     role: Literal["user"]
     content: str | list[Part]
-    name: only()
+    name: Annotated[Any, Only()] = None
 
 
 class AssistantMessage(Strict):
     role: Literal["assistant"]
     content: str | list[TextPart] | None = None
     audio: GivenAudio | None = None
-    name: only()
-    refusal: only()
-    annotations: only([])
-    function_call: only()
-    tool_calls: only([])
+    name: Annotated[Any, Only()] = None
+    refusal: Annotated[Any, Only()] = None
+    annotations: Annotated[Any, Only([])] = None
+    function_call: Annotated[Any, Only()] = None
+    tool_calls: Annotated[Any, Only([])] = None
 
     @model_validator(mode="after")
     def _has_words(self) -> AssistantMessage:
@@ -105,8 +105,8 @@ class AudioSettings(Strict):
 
 class StreamOptions(Strict):
     include_usage: bool = False
-    include_obfuscation: only(False)
-    continuous_usage_stats: only(False)
+    include_obfuscation: Annotated[Any, Only(False)] = None
+    continuous_usage_stats: Annotated[Any, Only(False)] = None
 
 
 class TextFormat(Strict):
@@ -143,19 +143,19 @@ class ChatCompletionRequest(Strict):
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
 
-    n: only(1)
-    tools: only([])
-    tool_choice: only("none", "auto")
-    functions: only([])
-    function_call: only("none", "auto")
-    logprobs: only(False)
-    top_logprobs: only(0)
-    logit_bias: only({})
-    prediction: only()
-    reasoning_effort: only("none")
-    verbosity: only()
-    web_search_options: only()
-    moderation: only()
+    n: Annotated[Any, Only(1)] = None
+    tools: Annotated[Any, Only([])] = None
+    tool_choice: Annotated[Any, Only("none", "auto")] = None
+    functions: Annotated[Any, Only([])] = None
+    function_call: Annotated[Any, Only("none", "auto")] = None
+    logprobs: Annotated[Any, Only(False)] = None
+    top_logprobs: Annotated[Any, Only(0)] = None
+    logit_bias: Annotated[Any, Only({})] = None
+    prediction: Annotated[Any, Only()] = None
+    reasoning_effort: Annotated[Any, Only("none")] = None
+    verbosity: Annotated[Any, Only()] = None
+    web_search_options: Annotated[Any, Only()] = None
+    moderation: Annotated[Any, Only()] = None
 
     metadata: Ignored
     parallel_tool_calls: Ignored

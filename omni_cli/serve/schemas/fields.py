@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from omni_cli.inputs.fields import MAX_SEED
 
@@ -30,19 +29,25 @@ class Strict(BaseModel):
         return value
 
 
-def only(*neutral: Any) -> Any:
-    """The type of an official field that is not supported, but for these values, which ask for nothing."""
-    return Annotated[
-        Any, AfterValidator(partial(_refuse, neutral)), WithJsonSchema({"enum": [None, *neutral]}), Field(default=None)
-    ]
+class Only:
+    """Of an official field that is not supported, but for these values (and null), which ask for nothing."""
 
+    def __init__(self, *neutral: Any) -> None:
+        self._neutral = neutral
 
-def _refuse(neutral: tuple[Any, ...], value: Any) -> Any:
-    # 1 equals True in Python, and not in JSON.
-    if value is None or any(value == known and type(value) is type(known) for known in neutral):
-        return value
-    allowed = "; only " + " or ".join(json.dumps(known) for known in neutral) + " is" if neutral else ""
-    raise PydanticCustomError("unsupported_parameter", "is not supported{allowed}", {"allowed": allowed})
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"enum": [None, *self._neutral]}
+
+    def _check(self, value: Any) -> Any:
+        # 1 equals True in Python, and not in JSON.
+        if value is None or any(value == known and type(value) is type(known) for known in self._neutral):
+            return value
+        known = " or ".join(json.dumps(known) for known in self._neutral)
+        allowed = f"; only {known} is" if known else ""
+        raise PydanticCustomError("unsupported_parameter", "is not supported{allowed}", {"allowed": allowed})
 
 
 # Has no influence on an answer: who asks, and what OpenAI should keep.

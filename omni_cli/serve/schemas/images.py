@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from omni_cli.inputs.fields import MAX_GUIDANCE_SCALE, MAX_IMAGE_SIDE, MAX_NUM_INFERENCE_STEPS
-from omni_cli.serve.schemas.fields import Ignored, Seed, Strict, only
+from omni_cli.serve.schemas.fields import Ignored, Only, Seed, Strict
 
 _DIFFUSION = ("negative_prompt", "num_inference_steps", "guidance_scale", "true_cfg_scale")
 
@@ -47,13 +47,13 @@ class ImageRequest(Strict):
     guidance_scale: Annotated[float, Field(ge=0, le=MAX_GUIDANCE_SCALE)] | None = None
     true_cfg_scale: Annotated[float, Field(ge=0, le=MAX_GUIDANCE_SCALE)] | None = None
 
-    background: only("auto", "opaque")
-    moderation: only("auto")
-    output_compression: only(100)
-    partial_images: only(0)
-    quality: only("auto")
-    stream: only(False)
-    style: only()
+    background: Annotated[Any, Only("auto", "opaque")] = None
+    moderation: Annotated[Any, Only("auto")] = None
+    output_compression: Annotated[Any, Only(100)] = None
+    partial_images: Annotated[Any, Only(0)] = None
+    quality: Annotated[Any, Only("auto")] = None
+    stream: Annotated[Any, Only(False)] = None
+    style: Annotated[Any, Only()] = None
 
     user: Ignored
     safety_identifier: Ignored

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from omni_cli.serve.schemas.fields import Seed, Strict, Voice, VoiceId, only
+from omni_cli.serve.schemas.fields import Only, Seed, Strict, Voice, VoiceId
 
 
 class SpeechRequest(Strict):
@@ -19,5 +19,5 @@ class SpeechRequest(Strict):
     )
     seed: Seed | None = None
 
-    speed: only(1, 1.0)
-    instructions: only("")
+    speed: Annotated[Any, Only(1, 1.0)] = None
+    instructions: Annotated[Any, Only("")] = None
