@@ -7,10 +7,13 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
-from multiprocessing import forkserver, resource_tracker
-from multiprocessing.context import BaseContext
-from typing import ClassVar
+from multiprocessing import forkserver, resource_tracker, util
+from multiprocessing.context import ForkServerContext
+from typing import Any, ClassVar
+
+from omni_cli.engine.temporary_folder import temporary_folder
 
 # Stages that had to be killed leave semaphores of their libraries behind; the tracker removes them and would tell
 # the user about it. It is a process of its own that gets its warning filters from here.
@@ -43,6 +46,16 @@ def become_group_leader() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
 
 
+def _settle_sockets() -> None:
+    """Have multiprocessing make its folder, which it makes once, where its sockets' names fit."""
+    usual = tempfile.tempdir
+    tempfile.tempdir = temporary_folder(len("/pymp-01234567/listener-01234567"))
+    try:
+        util.get_temp_dir()
+    finally:
+        tempfile.tempdir = usual
+
+
 class ForkServer:
     """A user of the interpreter's one fork server, which ends with its last user."""
 
@@ -52,7 +65,7 @@ class ForkServer:
         """`verbose` lets what the imports print reach stderr."""
         self._preload = "omni_cli.engine.preload_verbose" if verbose else "omni_cli.engine.preload_quiet"
 
-    def start(self) -> BaseContext:
+    def start(self) -> ForkServerContext:
         """The context to start processes with; the imports begin now, if they have not begun before."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([self._preload])
@@ -61,6 +74,7 @@ class ForkServer:
         # OpenMP's threads otherwise spin while they wait for each other. Several stages share the cores, and a
         # spinning thread keeps the very one it waits for from running: measured here, 30 s instead of 1 s.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        _settle_sockets()
         resource_tracker.ensure_running()  # unblocks signals when it is done, so not within
         with _stop_signals_blocked():
             forkserver.ensure_running()
@@ -72,11 +86,12 @@ class ForkServer:
         if id(self) not in self._users:
             return
         self._users.remove(id(self))
-        pid = forkserver._forkserver._forkserver_pid
+        server: Any = forkserver._forkserver  # multiprocessing offers no way to end it
+        pid = server._forkserver_pid
         if not self._users and pid is not None:
             # Left alone it would follow this process's end only after finishing imports nobody waits for.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             # Its own clean-up: without it the next user would be sent to the server that has just been killed.
             with contextlib.suppress(ChildProcessError, FileNotFoundError):
-                forkserver._forkserver._stop()
+                server._stop()

@@ -9,11 +9,10 @@ import queue
 import secrets
 import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Callable
 from multiprocessing import connection
-from multiprocessing.context import BaseContext
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from omni_cli.engine.messages import (
 from omni_cli.engine.stage_log import StageLog
 from omni_cli.engine.stage_process import run_stage
 from omni_cli.engine.stages.base import StageSpec
+from omni_cli.engine.temporary_folder import temporary_folder
 from omni_cli.errors import StageError
 
 STOP_GRACE_S = 3.0
@@ -56,7 +56,9 @@ class StageClient:
         self.name = spec.stage.name
         self.kind = spec.stage.kind
         self._log = StageLog(passed_on=verbose)
-        self._scratch = Path(tempfile.gettempdir()) / f"omni-{secrets.token_hex(8)}"
+        # vLLM's workers talk over sockets there.
+        room = len("/omni-0123456789abcdef/01234567-0123-0123-0123-0123456789ab") if _has_workers(spec) else 0
+        self._scratch = Path(temporary_folder(room)) / f"omni-{secrets.token_hex(8)}"
         self._on_report = on_report
         self._loop = asyncio.get_running_loop()
         self._process: Any = None
@@ -78,7 +80,7 @@ class StageClient:
         """
         return self._loop.time() - self._heard_s if self._inside else None
 
-    async def start(self, context: BaseContext) -> None:
+    async def start(self, context: ForkServerContext) -> None:
         """Start the process and the thread that reads from it; does not wait for the stage to load."""
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
@@ -192,3 +194,7 @@ class StageClient:
             case RequestDone() | Failure():
                 self._inside.discard(report.request_id)
         self._on_report(self, report)
+
+
+def _has_workers(spec: StageSpec) -> bool:
+    return spec.stage.tensor_parallel_size * spec.stage.pipeline_parallel_size > 1

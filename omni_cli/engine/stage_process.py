@@ -49,6 +49,7 @@ from omni_cli.engine.stage_log import StageLog
 from omni_cli.engine.stages.base import Stage, StageSpec, load_stage
 from omni_cli.errors import OmniError, OutputError, StageError
 from omni_cli.execution import ranges
+from omni_cli.worker.payloads import PayloadError
 
 # A library may write a file while its folder is being removed.
 _REMOVALS = 3
@@ -112,7 +113,7 @@ def _serve(stage: Stage, inbox: queue.SimpleQueue[Command], emit: _Emitter, reco
             emit(memory_report())
             emit(EngagementReport(stage.engagement))
         for report in reports:
-            if isinstance(report, (RequestDone, Failure)):
+            if isinstance(report, (RequestDone, Failure)) and report.request_id is not None:
                 ranges.request_ended(report.request_id)
         with ranges.mark("hand over"):
             for report in reports:
@@ -135,10 +136,13 @@ def _take(stage: Stage, command: StageRequest | AppendInput, emit: _Emitter) -> 
         if isinstance(error, OmniError):
             emit(Failure.of(error, request_id=request_id))
         else:
-            emit(Failure("stage", _summary(error), details=traceback.format_exc(), request_id=request_id))
+            limit = error.limit if isinstance(error, PayloadError) else None
+            hint = None if limit is None else f"this stage's key `{limit}` allows more"
+            emit(Failure("stage", _summary(error), hint, traceback.format_exc(), request_id))
 
 
-def _record(recorder: Recorder, command: RecordingCommand, emit: _Emitter) -> None:
+def _record(recorder: Recorder | None, command: RecordingCommand, emit: _Emitter) -> None:
+    assert recorder is not None, "the engine was not made with `records`"
     try:
         emit(recorder.answer(command))
     except OutputError as error:
@@ -222,6 +226,8 @@ def _use_scratch(scratch: Path) -> None:
     except (KeyError, OSError):  # a container's user without a name
         user = str(os.getuid())
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{user}"))
+    # vLLM's workers are processes of their own, and would put their sockets where the system says.
+    os.environ.setdefault("VLLM_RPC_BASE_PATH", str(scratch))
     scratch.mkdir(mode=0o700)
     tempfile.tempdir = str(scratch)
 

@@ -188,3 +188,12 @@ def test_ctrl_c_during_models_build(delay_s: float | None, folder: Path) -> None
     ended.check_error(INTERRUPTED, "error: interrupted")
     assert ended.output_files == ()
     assert not (process.output / "model").exists()
+
+
+def test_a_folder_for_temporary_files_may_have_a_long_name(tmp_path: Path) -> None:
+    """Names of sockets have at most 107 bytes."""
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    ended = run_omni(folder, "generate", "hi", "--profile", "tiny-image")
+    ended.check_clean()
+    assert (ended.code, ended.output_files) == (OK, ("0.png",)), ended.err
