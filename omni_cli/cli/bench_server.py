@@ -168,7 +168,7 @@ def _variants(plans: list[tuple[Target, Traffic]], *, varied: bool) -> list[Vari
     for target, traffic in plans:
         # An address may change from run to run; what is compared with a baseline is what was asked of it.
         settings = {"url": target.url, "model": target.model}
-        name = target.url
+        name = target.url.partition("//")[2]
         if varied:
             settings |= traffic.settings
             (value,) = traffic.settings.items()

@@ -51,6 +51,16 @@ def request_text(workload: Mapping[str, Any]) -> str:
     return into if out is None else f"{into}, {shown(out)} tokens out"
 
 
+def slo_text(workload: Mapping[str, Any]) -> str:
+    """`SLO ttft 200 ms, rtf 1`; nothing where there is none."""
+    slo = workload.get("slo")
+    if not isinstance(slo, Mapping) or not slo:
+        return ""
+    return "SLO " + ", ".join(
+        f"{metric} {limit:g}" if metric == "rtf" else f"{metric} {limit * 1000:g} ms" for metric, limit in slo.items()
+    )
+
+
 def server_heading(record: Record, warmup: int, device: str, turns: str) -> str:
     """`chat of a server, concurrency 8, 32 words in, ..., 3 warm-up + 30 windows of 32 requests each in 15 blocks`."""
     workload = record.workload
@@ -61,6 +71,7 @@ def server_heading(record: Record, warmup: int, device: str, turns: str) -> str:
         server_title(workload),
         load_text(workload),
         request_text(workload),
+        slo_text(workload),
         f"client: {device}",
         f"{warmup} warm-up + {count(windows, 'window')} of {size} each in {count(blocks, 'block')}" + turns,
     ]

