@@ -109,7 +109,9 @@ def suggest(word: str, known: Iterable[str]) -> str | None:
 
 def visible(text: str, limit: int = 200) -> str:
     """`text` with invisible characters escaped, cut to `limit` characters: safe to show on a terminal."""
-    shown = "".join(_visible_character(character) for character in text[:limit])
+    shown = text[:limit]
+    if not shown.isprintable():
+        shown = "".join(_visible_character(character) for character in shown)
     return shown + "..." if len(text) > limit else shown
 
 

@@ -1,0 +1,60 @@
+"""One process's share of the cases of a target."""
+
+from __future__ import annotations
+
+import collections
+import faulthandler
+import importlib
+import random
+import resource
+import time
+import traceback
+from typing import Any
+
+BATCH = 500
+HANG_S = 120  # a batch takes a second or two
+MEMORY_EVERY = 50
+MAX_FINDINGS = 20
+
+
+def run_share(target: str, first_batch: int, step: int, num_cases: int, seed: int) -> dict[str, Any]:
+    """Every `step`th batch from `first_batch`; a batch has its own generator, so that any can be run again alone."""
+    module = importlib.import_module(f"fuzz.{target}")
+    check_memory = getattr(module, "check_memory", module.check)
+    ends: collections.Counter[str] = collections.Counter()
+    findings: list[dict[str, Any]] = []
+    slowest_s = 0.0
+    for number, case in zip(range(MEMORY_EVERY), module.cases(random.Random(seed)), strict=False):
+        if number:
+            _end_of(module.check, case, findings)
+    resident_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    batch = first_batch
+    while sum(ends.values()) < num_cases:
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        cases = module.cases(random.Random(f"{seed}:{batch}"))
+        for number in range(min(BATCH, num_cases - sum(ends.values()))):
+            case = next(cases)
+            begin_s = time.perf_counter()
+            ends[_end_of(check_memory if number % MEMORY_EVERY == 0 else module.check, case, findings)] += 1
+            slowest_s = max(slowest_s, time.perf_counter() - begin_s)
+        batch += step
+    faulthandler.cancel_dump_traceback_later()
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    growth = (usage.ru_maxrss - resident_kib) * 1024
+    return {
+        "ends": ends,
+        "findings": findings,
+        "slowest_s": slowest_s,
+        "growth": growth,
+        "peak": usage.ru_maxrss * 1024,
+    }
+
+
+def _end_of(check: Any, case: Any, findings: list[dict[str, Any]]) -> str:
+    try:
+        return check(case)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
+        if len(findings) < MAX_FINDINGS:
+            text = "".join(traceback.format_exception(error))
+            findings.append({"case": repr(case)[:4000], "error": repr(error)[:500], "traceback": text[-3000:]})
+        return "finding"
