@@ -79,10 +79,15 @@ def run_server_bench(
 
 def _workload(options: ServerOptions, traffics: list[Traffic]) -> ServerWorkload:
     endpoint = _endpoint(options)
+    # The same work for all variants.
+    num_requests = options.num_requests or max(traffic.default_requests for traffic in traffics)
+    clients = max((traffic.concurrency for traffic in traffics if isinstance(traffic, ClosedLoop)), default=0)
+    if num_requests < clients:
+        message = f"a window of {num_requests} requests does not keep {clients} clients busy"
+        raise UsageError(message, hint="raise `--num-requests`, to a few times as many")
     return ServerWorkload(
         endpoint=endpoint,
-        # The same work for all variants.
-        num_requests=options.num_requests or max(traffic.default_requests for traffic in traffics),
+        num_requests=num_requests,
         input_len=options.input_len,
         output_len=options.output_len if endpoint.name == "chat" else None,
         seed=options.seed,

@@ -44,6 +44,7 @@ def nothing_is_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["--url", URL, "--vary", "request_rate=0,2"], ["`0` is no number of requests a second"]),
         (["--url", URL, "--url", URL, "--vary", "concurrency=1,2"], ["two things at once"]),
         (["--url", URL, "--concurrency", "1", "--request-rate", "2"], ["exclude each other"]),
+        (["--url", URL, "--concurrency", "9", "--num-requests", "8"], ["does not keep 9 clients busy"]),
         (["--url", URL, "--request-rate", "nan"], ["`nan` is no number of requests a second"]),
         (["--url", URL, "--request-rate", "-1"], ["`-1` is no number of requests a second"]),
         (["--url", URL, "--concurrency", "0"], ["--concurrency"]),
