@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -53,7 +54,7 @@ def serve(
     api_key: ApiKeyOption = None,
     timeout: RequestTimeoutOption = _LIMITS.timeout_s,
     drain_timeout: DrainTimeoutOption = 30.0,
-    hang_timeout: HangTimeoutOption = 300.0,
+    hang_timeout: HangTimeoutOption = None,
     max_requests: MaxRequestsOption = _LIMITS.max_requests,
     max_body_bytes: MaxBodyOption = _LIMITS.max_body_bytes,
     max_prompt_chars: MaxPromptOption = _LIMITS.max_prompt_chars,
@@ -80,6 +81,9 @@ def serve(
     if api_key is not None and not api_key.strip():
         raise UsageError("the API key is empty", hint="leave `--api-key` and `OMNI_API_KEY` out to serve without one")
     config = load_profile(profile, overrides=set_ or [], model=model, trust_remote_code=trust_remote_code, seed=seed)
+    if hang_timeout is not None:
+        stages = tuple(dataclasses.replace(stage, step_timeout_s=hang_timeout) for stage in config.stages)
+        config = dataclasses.replace(config, stages=stages)
     from omni_cli.serve.server import Settings, bind, is_loopback
 
     limits = Limits(
@@ -95,7 +99,7 @@ def serve(
     is_local = is_loopback(listener)
     if not is_local and api_key is None:
         console.print_warning(f"anybody who can reach {host} may use this server", hint="set a key: `--api-key`")
-    settings = Settings(api_key, is_local and api_key is None, drain_timeout, hang_timeout, limits)
+    settings = Settings(api_key, is_local and api_key is None, drain_timeout, limits)
     asyncio.run(_run(config, settings, listener, as_json=as_json, verbose=verbose, quiet=quiet))
     return ExitCode.OK
 

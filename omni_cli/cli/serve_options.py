@@ -35,11 +35,11 @@ DrainTimeoutOption = Annotated[
     _option("--drain-timeout", "SECONDS", "Time for requests to end after a stop signal.", callback=positive_seconds),
 ]
 HangTimeoutOption = Annotated[
-    float,
+    float | None,
     _option(
         "--hang-timeout",
         "SECONDS",
-        "Start a stage again that has requests and reports nothing for so long.",
+        "Start a stage again that has requests and says nothing for so long; every stage's `step_timeout_s`.",
         callback=positive_seconds,
     ),
 ]

@@ -44,6 +44,8 @@ class ARStageConfig:
     max_payload_tensor_bytes: int | None = None
     max_payload_entries: int | None = None
     max_payload_items: int | None = None
+    load_timeout_s: float = 1800.0
+    step_timeout_s: float = 600.0
     devices: str | None = None
     system_prompt: str | None = None
     talker_prompt: TalkerPrompt = "full"
@@ -85,6 +87,8 @@ class DiffusionStageConfig:
     max_payload_tensor_bytes: int | None = None
     max_payload_entries: int | None = None
     max_payload_items: int | None = None
+    load_timeout_s: float = 1800.0
+    step_timeout_s: float = 600.0
     devices: str | None = None
     call: Mapping[str, Any] = field(default_factory=dict)
     kind: Literal["diffusion"] = "diffusion"

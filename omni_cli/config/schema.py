@@ -35,6 +35,7 @@ Codes = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
 Ranks = Annotated[int, Field(ge=1, le=_MAX_RANKS)]
 PayloadBytes = Annotated[int, Field(ge=1, le=_MAX_BYTES)]
 Pixels = Annotated[int, Field(ge=1, le=16_384)]
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Devices = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/:._-]+(,[A-Za-z0-9/:._-]+)*$", max_length=1000)]
 
@@ -101,6 +102,10 @@ class _Stage(_Strict):
     )
     max_payload_items: int | None = Field(
         None, ge=1, le=_MAX_TOKENS, description="Items of all its lists together, such as token ids: 1048576 if absent."
+    )
+    load_timeout_s: Seconds = Field(1800.0, description="Loading and warming up may take so long.")
+    step_timeout_s: Seconds = Field(
+        600.0, description="A stage that has requests and says nothing for so long is taken for dead."
     )
     devices: Devices | None = Field(
         None, description="Visible devices of this stage, as in CUDA_VISIBLE_DEVICES, quoted: '0,1'."

@@ -145,6 +145,10 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
     unit: Literal["token", "step"]
 
 
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """Nothing new, but the stage has made a step."""
+
+
 class TextChunk(msgspec.Struct, frozen=True, tag=True):
     request_id: str
     text: str
@@ -191,6 +195,7 @@ Report = (
     StageReady
     | Failure
     | Progress
+    | Alive
     | TextChunk
     | HandoffChunk
     | WaveformChunk

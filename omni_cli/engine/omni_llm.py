@@ -20,6 +20,7 @@ from omni_cli.engine.checkpoint_fit import check_fit
 from omni_cli.engine.devices import check_devices, has_cuda_device
 from omni_cli.engine.fork_server import ForkServer
 from omni_cli.engine.messages import (
+    Alive,
     EngagementReport,
     Failure,
     MemoryReport,
@@ -38,6 +39,7 @@ from omni_cli.engine.recording.messages import (
 from omni_cli.engine.request_run import RequestRun
 from omni_cli.engine.stage_client import StageClient
 from omni_cli.engine.stages.base import StageSpec
+from omni_cli.engine.watchdog import Watchdog
 from omni_cli.errors import OmniError, StageError
 from omni_cli.models.checkpoints import is_built, read_model_kind, resolve_model
 from omni_cli.outputs import (
@@ -71,6 +73,7 @@ class OmniLLM:
         self._dead: dict[str, Failure] = {}
         self._on_event: Callable[[Event], None] = lambda event: None
         self._fork_server = ForkServer(verbose=verbose)
+        self._watchdog: asyncio.Task[None] | None = None
 
     @property
     def stages(self) -> tuple[StageInfo, ...]:
@@ -83,10 +86,12 @@ class OmniLLM:
         return {name: _stage_error(name, failure) for name, failure in self._dead.items()}
 
     @property
-    def silent_s(self) -> Mapping[str, float]:
-        """Of every stage that has requests to run: seconds since it last reported anything."""
-        silences = {name: client.silent_s for name, client in self._clients.items() if name not in self._dead}
-        return {name: seconds for name, seconds in silences.items() if seconds is not None}
+    def busy_stages(self) -> tuple[str, ...]:
+        """The stages that have requests to run."""
+        return tuple(client.name for client in self._living() if client.silent_s is not None)
+
+    def _living(self) -> list[StageClient]:
+        return [client for name, client in self._clients.items() if name not in self._dead]
 
     async def start(self, on_event: Callable[[Event], None] | None = None) -> None:
         """Load all stages at once. Raises what the first failing stage failed with; nothing is left running then."""
@@ -124,6 +129,7 @@ class OmniLLM:
             client = StageClient(spec, self._handle, verbose=self._verbose)
             self._clients[client.name] = client
             self._loaded[client.name] = loop.create_future()
+        self._watchdog = asyncio.create_task(Watchdog(self._living, self._give_up).run())
         groups = _load_groups(list(self._clients.values()))
         for group in groups:
             await self._start_client(group[0], context)
@@ -142,6 +148,8 @@ class OmniLLM:
 
     async def close(self) -> None:
         """Stop every stage's process and its descendants; requests under way get nothing more. Idempotent."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
         clients, self._clients = list(self._clients.values()), {}
         if not all(future.done() for future in self._loaded.values()):
             # Still loading: nobody waits for imports that nobody wants any more.
@@ -159,10 +167,10 @@ class OmniLLM:
             client.kill()
         self._fork_server.stop()
 
-    def give_up(self, name: str, reason: str) -> None:
+    def _give_up(self, name: str, reason: str, hint: str) -> None:
         """End a stage that runs but does nothing: its requests fail with `reason`, and so does the stage."""
         client = self._clients[name]
-        self._stage_ended(client, Failure("stage", reason))
+        self._stage_ended(client, Failure("stage", reason, hint))
         client.kill()
 
     async def restart(self, name: str) -> None:
@@ -244,6 +252,8 @@ class OmniLLM:
                 answer = self._recordings.pop(client.name)
                 if not answer.cancelled():
                     answer.set_result(report)
+            case Alive():
+                pass  # the client has noted that it was heard
             case EngagementReport():
                 self._infos[client.name] = dataclasses.replace(self._infos[client.name], engagement=report.counters)
             case Failure(request_id=None):

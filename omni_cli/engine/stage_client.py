@@ -9,6 +9,7 @@ import queue
 import secrets
 import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Callable
 from multiprocessing import connection
@@ -30,13 +31,16 @@ from omni_cli.engine.messages import (
     encode,
 )
 from omni_cli.engine.stage_log import StageLog
-from omni_cli.engine.stage_process import run_stage
+from omni_cli.engine.stage_process import run_stage, stacks_in
 from omni_cli.engine.stages.base import StageSpec
 from omni_cli.engine.temporary_folder import temporary_folder
 from omni_cli.errors import StageError
+from omni_cli.execution import stacks
 
 STOP_GRACE_S = 3.0
 LOG_TAIL_LINES = 40
+_STACKS_TRIES = 10
+_STACKS_WAIT_S = 0.2
 
 
 class StageClient:
@@ -71,6 +75,14 @@ class StageClient:
         self._writer = threading.Thread(target=self._write, name=f"omni-{self.name}-writer", daemon=True)
         self._inside: set[str] = set()
         self._heard_s = 0.0
+        self._began_s: float | None = None
+
+    @property
+    def loading_s(self) -> float | None:
+        """Seconds since it was started, None where it has loaded, has ended, or has not been started."""
+        if self._began_s is None or self._ready or self._ended.is_set():
+            return None
+        return self._loop.time() - self._began_s
 
     @property
     def silent_s(self) -> float | None:
@@ -82,6 +94,7 @@ class StageClient:
 
     async def start(self, context: ForkServerContext) -> None:
         """Start the process and the thread that reads from it; does not wait for the stage to load."""
+        self._began_s = self._loop.time()
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
             target=run_stage, args=(theirs, self.spec, self._log, self._scratch), name=f"omni-{self.name}"
@@ -153,6 +166,29 @@ class StageClient:
             await asyncio.wait_for(self._ended.wait(), STOP_GRACE_S)
         self._outbox.put(None)
         await asyncio.to_thread(self._writer.join, STOP_GRACE_S)
+
+    async def write_stacks(self) -> Path | None:
+        """Have the stage's processes write what their threads are doing; a file of the user's, None where they cannot.
+
+        A process that is stopped or waits for the system (a dead file server) runs no handler.
+        """
+        source = stacks_in(self._scratch)
+        if self._ended.is_set() or not source.exists():
+            return None  # without the handler the signal would kill
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, stacks.SIGNAL)
+        size = -1
+        for _ in range(_STACKS_TRIES):
+            await asyncio.sleep(_STACKS_WAIT_S)
+            before, size = size, source.stat().st_size
+            if size and size == before:
+                break
+        if not size:
+            return None
+        number, path = tempfile.mkstemp(prefix=f"omni-{self.name}-stacks-", suffix=".txt")
+        os.close(number)
+        shutil.copyfile(source, path)
+        return Path(path)
 
     def kill(self) -> None:
         """End the process and its descendants now."""

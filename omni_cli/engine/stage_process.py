@@ -24,6 +24,7 @@ from typing import Any
 from omni_cli.engine.fork_server import become_group_leader
 from omni_cli.engine.messages import (
     AbortRequest,
+    Alive,
     AppendInput,
     Command,
     EngagementReport,
@@ -49,10 +50,18 @@ from omni_cli.engine.stage_log import StageLog
 from omni_cli.engine.stages.base import Stage, StageSpec, load_stage
 from omni_cli.errors import OmniError, OutputError, StageError
 from omni_cli.execution import ranges
+from omni_cli.execution.stacks import write_stacks_on_signal
 from omni_cli.worker.payloads import PayloadError
 
+# A stage whose steps make nothing to report, such as parts of a long prompt, says now and then that it makes steps.
+_BEAT_S = 1.0
 # A library may write a file while its folder is being removed.
 _REMOVALS = 3
+
+
+def stacks_in(scratch: Path) -> Path:
+    """The file that the stage's processes write their stacks to when they get the signal for it."""
+    return scratch / "stacks.txt"
 
 
 def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: Path) -> None:
@@ -63,6 +72,7 @@ def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: P
     become_group_leader()
     _redirect_output(log)
     _use_scratch(scratch)
+    write_stacks_on_signal(str(stacks_in(scratch)))
     if spec.stage.devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = spec.stage.devices
     inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -108,16 +118,22 @@ def _serve(stage: Stage, inbox: queue.SimpleQueue[Command], emit: _Emitter, reco
             reports = stage.step()
         if recorder is not None:
             recorder.stepped()
-        if any(isinstance(report, RequestDone) for report in reports):
-            # Before the requests' ends, so that whoever waits for them sees what they took.
-            emit(memory_report())
-            emit(EngagementReport(stage.engagement))
+        _hand_over(stage, reports, emit)
+
+
+def _hand_over(stage: Stage, reports: list[Report], emit: _Emitter) -> None:
+    if any(isinstance(report, RequestDone) for report in reports):
+        # Before the requests' ends, so that whoever waits for them sees what they took.
+        emit(memory_report())
+        emit(EngagementReport(stage.engagement))
+    for report in reports:
+        if isinstance(report, (RequestDone, Failure)) and report.request_id is not None:
+            ranges.request_ended(report.request_id)
+    with ranges.mark("hand over"):
         for report in reports:
-            if isinstance(report, (RequestDone, Failure)) and report.request_id is not None:
-                ranges.request_ended(report.request_id)
-        with ranges.mark("hand over"):
-            for report in reports:
-                emit(report)
+            emit(report)
+        if emit.silent_s > _BEAT_S:
+            emit(Alive())
 
 
 def _take(stage: Stage, command: StageRequest | AppendInput, emit: _Emitter) -> None:
@@ -191,10 +207,17 @@ class _Emitter:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
+        self._said_s = time.monotonic()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last report."""
+        return time.monotonic() - self._said_s
 
     def __call__(self, report: Report) -> None:
         with self._lock:
             self._connection.send_bytes(encode(report))
+            self._said_s = time.monotonic()
 
 
 def _read_commands(

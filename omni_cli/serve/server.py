@@ -34,14 +34,12 @@ _LOGGERS = ("uvicorn.error", "asyncio")
 class Settings:
     """Whom to serve, and how much.
 
-    `local_only` is as of `Gate`. `drain_timeout_s` is how long requests may take to end after a stop signal,
-    `hang_timeout_s` how long a stage may be silent about its requests.
+    `local_only` is as of `Gate`. `drain_timeout_s` is how long requests may take to end after a stop signal.
     """
 
     api_key: str | None
     local_only: bool
     drain_timeout_s: float
-    hang_timeout_s: float
     limits: Limits
 
 
@@ -95,7 +93,6 @@ class Server:
         metrics = Metrics(settings.limits.max_requests)
         self.supervisor = Supervisor(
             OmniLLM(config, verbose=verbose),
-            hang_timeout_s=settings.hang_timeout_s,
             tell=log.event,
             metrics=metrics,
         )

@@ -1,4 +1,4 @@
-"""Keeps an engine's stages running: notices one that ends or hangs, and starts it again."""
+"""Keeps an engine's stages running: starts one again that has ended, or that the engine has given up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from omni_cli.serve.metrics import Metrics
 LONGEST_BACKOFF_S = 60.0
 # A stage that has run for so long since it was last started again is not in a loop of crashes.
 STABLE_AFTER_S = 300.0
-_WATCH_INTERVAL_S = 0.5
 
 
 class Engine(Protocol):
@@ -25,8 +24,6 @@ class Engine(Protocol):
     async def start(self, on_event: Callable[[Event], None] | None = None) -> None: ...
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]: ...
-
-    def give_up(self, name: str, reason: str) -> None: ...
 
     async def restart(self, name: str) -> None: ...
 
@@ -37,9 +34,6 @@ class Engine(Protocol):
 
     @property
     def failed_stages(self) -> Mapping[str, StageError]: ...
-
-    @property
-    def silent_s(self) -> Mapping[str, float]: ...
 
 
 class State(Enum):
@@ -52,18 +46,16 @@ class State(Enum):
 class Supervisor:
     """Owns an engine. `tell(event, **fields)` gets what happens to it, for the log.
 
-    A stage that reports nothing for `hang_timeout_s` although it has requests is taken for dead. What is lost with a
-    stage are the requests in it; those in other stages go on, and fail only if they come to it before it is back.
+    What is lost with a stage are the requests in it; those in other stages go on, and fail only if they come to it
+    before it is back.
     """
 
-    def __init__(self, engine: Engine, *, hang_timeout_s: float, tell: Callable[..., None], metrics: Metrics) -> None:
+    def __init__(self, engine: Engine, *, tell: Callable[..., None], metrics: Metrics) -> None:
         self._engine = engine
-        self._hang_timeout_s = hang_timeout_s
         self._tell = tell
         self._metrics = metrics
         self._state = State.STARTING
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._watch: asyncio.Task[None] | None = None
         # One at a time: stages that share a device look for free memory while they load.
         self._turn = asyncio.Lock()
         self._restarted_at: dict[str, float] = {}
@@ -94,12 +86,11 @@ class Supervisor:
         self._state = State.READY
         self._metrics.ready.set_function(lambda: self.state is State.READY)
         self._tell("engine_ready", stages={stage.name: round(stage.load_s, 3) for stage in self.stages})
-        self._watch = asyncio.create_task(self._watch_for_hangs())
 
     async def close(self) -> None:
         """Stop the engine and every process of it."""
         self._state = State.STOPPED
-        tasks = [*self._tasks.values(), *([self._watch] if self._watch is not None else [])]
+        tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -142,10 +133,3 @@ class Supervisor:
             return 0.0
         self._backoff_s[name] = min(2 * self._backoff_s[name], LONGEST_BACKOFF_S)
         return self._backoff_s[name]
-
-    async def _watch_for_hangs(self) -> None:
-        while True:
-            await asyncio.sleep(_WATCH_INTERVAL_S)
-            for name, silent_s in self._engine.silent_s.items():
-                if silent_s > self._hang_timeout_s:
-                    self._engine.give_up(name, f"it has said nothing for {silent_s:.0f} s, with requests to run")

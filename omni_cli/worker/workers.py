@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from omni_cli.execution.ranges import mark
+from omni_cli.execution.stacks import write_stacks_on_signal
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as VllmWorker
@@ -26,6 +27,7 @@ class OmniWorkerMixin(VllmWorker):
     runner_cls: ClassVar[type]
 
     def init_device(self, *args: Any, **kwargs: Any) -> None:
+        write_stacks_on_signal()
         super().init_device(*args, **kwargs)
         built = type(self.model_runner)
         if built not in self.runner_cls.__mro__:

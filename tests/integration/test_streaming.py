@@ -191,7 +191,7 @@ def test_leaving_in_the_middle_frees_every_stage(tiny_omni):
     assert alone.error is None
     # A thinker that still made 8 times 1500 tokens, or a talker that spoke them, would be busy for much longer.
     assert time.perf_counter() - began_s < 20
-    assert tiny_omni.llm.silent_s == {}, "no stage has a request"
+    assert tiny_omni.llm.busy_stages == (), "no stage has a request"
     results = tiny_omni.run_all(requests("after", stream=True))
     assert [result.error for result in results] == [None] * 8
 
@@ -218,5 +218,5 @@ def test_a_stage_that_dies_ends_its_requests_with_one_error_and_the_others_let_g
     assert f"stage `{stage}`" in result.error.message and "SIGKILL" in result.error.message
     assert [type(event) for event in events].count(RequestResult) == 1
     engine._call(engine.llm.restart(stage))
-    assert engine.llm.silent_s == {}, "the others have let go of it"
+    assert engine.llm.busy_stages == (), "the others have let go of it"
     assert engine.run(spoken("after", stream_audio=True)).error is None

@@ -21,7 +21,6 @@ class ScriptedEngine:
 
     def __init__(self) -> None:
         self.failed: dict[str, StageError] = {}
-        self.silences: dict[str, float] = {}
         self.restarted: list[tuple[str, float]] = []
         self.fails_to_start = 0
         self.closed = False
@@ -37,10 +36,6 @@ class ScriptedEngine:
     def fail(self, name: str) -> None:
         self.failed[name] = StageError(f"stage `{name}`: gone", stage=name)
         self.on_event(StageFailed(name, self.failed[name]))
-
-    def give_up(self, name: str, reason: str) -> None:
-        self.silences.pop(name)
-        self.fail(name)
 
     async def restart(self, name: str) -> None:
         self.restarted.append((name, asyncio.get_running_loop().time()))
@@ -61,10 +56,6 @@ class ScriptedEngine:
     def failed_stages(self) -> Mapping[str, StageError]:
         return dict(self.failed)
 
-    @property
-    def silent_s(self) -> Mapping[str, float]:
-        return dict(self.silences)
-
 
 @pytest.fixture
 def told() -> list[str]:
@@ -74,9 +65,7 @@ def told() -> list[str]:
 def run(test: Callable[[ScriptedEngine, Supervisor], Any], told: list[str]) -> None:
     async def with_supervisor() -> None:
         engine = ScriptedEngine()
-        supervisor = Supervisor(
-            engine, hang_timeout_s=10, tell=lambda event, **fields: told.append(event), metrics=Metrics(1)
-        )
+        supervisor = Supervisor(engine, tell=lambda event, **fields: told.append(event), metrics=Metrics(1))
         await supervisor.start(lambda event: None)
         try:
             await test(engine, supervisor)
@@ -116,8 +105,7 @@ def test_each_further_try_waits_longer(told: list[str], monkeypatch: pytest.Monk
     real_sleep = asyncio.sleep
 
     async def sleep(seconds: float) -> None:
-        if seconds != module._WATCH_INTERVAL_S:
-            waits.append(seconds)
+        waits.append(seconds)
         await real_sleep(0.001)
 
     async def test(engine: ScriptedEngine, supervisor: Supervisor) -> None:
@@ -162,22 +150,9 @@ def test_two_stages_take_turns(told: list[str]) -> None:
     run(test, told)
 
 
-def test_only_a_stage_that_is_silent_for_too_long_is_given_up(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_WATCH_INTERVAL_S", 0.001)
-
-    async def test(engine: ScriptedEngine, supervisor: Supervisor) -> None:
-        engine.silences = {"a": 9.0, "b": 11.0}
-        await until(lambda: engine.restarted)
-        await until(lambda: supervisor.state is State.READY)
-        await asyncio.sleep(0.05)
-        assert [name for name, _ in engine.restarted] == ["b"]
-
-    run(test, told)
-
-
 def test_nothing_is_run_before_the_start_and_after_the_end() -> None:
     async def test() -> None:
-        supervisor = Supervisor(ScriptedEngine(), hang_timeout_s=10, tell=lambda *_, **__: None, metrics=Metrics(1))
+        supervisor = Supervisor(ScriptedEngine(), tell=lambda *_, **__: None, metrics=Metrics(1))
         for state in ("starting", "stopped"):
             with pytest.raises(APIError, match=f"the engine is {state}") as caught:
                 await collect(supervisor)

@@ -1,0 +1,25 @@
+"""What every thread of a process is doing, written to a file when somebody else asks, however stuck the process is."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+from pathlib import Path
+
+_VARIABLE = "OMNI_STACKS_FILE"
+SIGNAL = signal.SIGUSR1
+
+
+def write_stacks_on_signal(path: str | None = None) -> None:
+    """Have `SIGNAL` append this process's stacks to the file at `path`, and tell child processes of the path.
+
+    A child calls this without a path; it does nothing where no parent has named one. The handler is C code that takes
+    no lock of the interpreter, so a thread that hangs in a library is shown, too.
+    """
+    path = os.environ.get(_VARIABLE) if path is None else path
+    if path is None:
+        return
+    os.environ[_VARIABLE] = path
+    file = Path(path).open("ab", buffering=0)  # noqa: SIM115 - open as long as the process lives
+    faulthandler.register(SIGNAL, file=file, all_threads=True)

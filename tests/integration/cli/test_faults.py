@@ -1,0 +1,160 @@
+"""Faults of every kind at every point of a stage's life: the right error, whole files, and nothing left behind.
+
+Each run is a real one, with the fault planted in the stage's own process. A row a point and kind is run here; with
+`OMNI_ALL_FAULTS=1` every kind at every point, which takes about a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from support.omni_process import ROOT, SHORT, Ended, run_omni
+
+pytestmark = pytest.mark.slow
+
+FAILED = 6
+FAULTS = Path(__file__).parents[2] / "support" / "planted_faults"
+KINDS = ("raise", "memory", "full", "kill", "exit", "hang")
+# What the error says of each.
+WORDS = {
+    "raise": "planted",
+    "memory": "not enough memory",
+    "full": "No space left on device",
+    "kill": "its process was killed (SIGKILL)",
+    "exit": "its process ended unexpectedly (exit code 7)",
+    "hang": "it has said nothing for",
+}
+LOAD_POINTS = [("image", "load"), ("image", "load weights"), ("thinker", "load weights"), ("token2wav", "warm-up")]
+IMAGE_POINTS = [
+    "take input",
+    "engine step",
+    "text encode",
+    "denoising step 2",
+    "vae decode",
+    "output copy",
+    "hand over",
+]
+CHAIN_POINTS = [
+    ("thinker", "take input"),
+    ("thinker", "engine step"),
+    ("thinker", "model forward"),
+    ("thinker", "make hand-off"),
+    ("talker", "take input"),
+    ("talker", "sampling"),
+    ("token2wav", "model forward"),
+    ("token2wav", "hand over"),
+]
+
+
+def table(points: list, some: list) -> list:
+    return list(itertools.product(points, KINDS)) if os.environ.get("OMNI_ALL_FAULTS") else some
+
+
+def run(folder: Path, fault: str, *arguments: str, when: Path | None = None) -> Ended:
+    environment = {"PYTHONPATH": f"{FAULTS}{os.pathsep}{ROOT}", "PLANTED_FAULT": fault}
+    if when is not None:
+        environment["PLANTED_WHEN"] = str(when)
+    return run_omni(folder, "generate", *arguments, "--json", environment=environment)
+
+
+def check_clean(ended: Ended, kind: str) -> None:
+    """Nothing is left but the file that the error of a stage that hung names, with what the stage was doing."""
+    if kind == "hang":
+        path = Path(re.search(r"what its threads were doing is in (\S+);", ended.err)[1])
+        assert "in never_returns" in path.read_text()
+        assert ended.leftovers == (f"temporary {path.name}",)
+        ended = dataclasses.replace(ended, leftovers=())
+    ended.check_clean()
+
+
+@pytest.mark.parametrize(
+    ("point", "kind"),
+    table(
+        LOAD_POINTS,
+        [
+            (LOAD_POINTS[0], "exit"),
+            (LOAD_POINTS[1], "memory"),
+            (LOAD_POINTS[1], "hang"),
+            (LOAD_POINTS[2], "kill"),
+            (LOAD_POINTS[3], "raise"),
+        ],
+    ),
+)
+def test_while_loading(folder: Path, point: tuple[str, str], kind: str) -> None:
+    stage, place = point
+    profile = "tiny-image" if stage == "image" else "tiny-omni"
+    limit = ("--set", f"{stage}.load_timeout_s=15") if kind == "hang" else ()
+    ended = run(folder, f"{kind}@{place}@{stage}", "hi", "--profile", profile, *limit)
+    words = "it was not loaded after" if kind == "hang" else WORDS[kind]
+    ended.check_error(FAILED, f"stage `{stage}`", words)
+    check_clean(ended, kind)
+    assert ended.output_files == ()
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    table(
+        IMAGE_POINTS,
+        [
+            ("take input", "raise"),
+            ("engine step", "exit"),
+            ("text encode", "memory"),
+            ("denoising step 2", "hang"),
+            ("vae decode", "kill"),
+            ("output copy", "raise"),
+            ("hand over", "full"),
+        ],
+    ),
+)
+def test_pictures(folder: Path, place: str, kind: str) -> None:
+    """Of many pictures, in the middle: those that are done are whole, the others say what happened."""
+    lines = [{"request_id": str(number), "prompt": "a cat", "seed": number} for number in range(24)]
+    (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    arguments = ("--requests", "requests.jsonl", "--profile", "tiny-image", "--set", "image.step_timeout_s=3")
+    # Input is taken before there is a first picture.
+    when = folder / "out" / "0.png" if place != "take input" else None
+    ended = run(folder, f"{kind}@{place}@image", *arguments, when=when)
+    assert ended.code == FAILED, ended.err
+    check_clean(ended, kind)
+    results = {result["request_id"]: result for result in ended.document["results"]}
+    assert len(results) == len(lines)
+    done = {name for name, result in results.items() if result["status"] == "ok"}
+    assert {f"{name}.png" for name in done} == set(ended.output_files)
+    assert done and "0" in done if when is not None else "0" not in done
+    for name in done:
+        with Image.open(folder / "out" / f"{name}.png") as picture:
+            assert picture.convert("RGB").size == (64, 64)
+    for name in results.keys() - done:
+        assert WORDS[kind] in results[name]["message"], name
+
+
+@pytest.mark.parametrize(
+    ("point", "kind"),
+    table(
+        CHAIN_POINTS,
+        [
+            (CHAIN_POINTS[2], "memory"),
+            (CHAIN_POINTS[3], "raise"),
+            (CHAIN_POINTS[4], "kill"),
+            (CHAIN_POINTS[6], "hang"),
+        ],
+    ),
+)
+def test_a_chain(folder: Path, point: tuple[str, str], kind: str) -> None:
+    """One request on its way through three stages: what the stages before have made is in its result."""
+    stage, place = point
+    limit = ("--set", f"{stage}.step_timeout_s=3") if kind == "hang" else ()
+    ended = run(folder, f"{kind}@{place}@{stage}", "hi", *SHORT, *limit)
+    assert ended.code == FAILED, ended.err
+    check_clean(ended, kind)
+    (result,) = ended.document["results"]
+    assert result["status"] == "error" and f"`{stage}`" in result["message"] and WORDS[kind] in result["message"]
+    assert [output["type"] for output in result["outputs"]] == ([] if stage == "thinker" else ["text"])
+    assert ended.output_files == ()

@@ -1,0 +1,56 @@
+"""A fault in a known place, for tests of what is left afterwards: in the module path of a command, and of its stages.
+
+`PLANTED_FAULT` is `KIND@RANGE@STAGE`, such as `kill@vae decode@image`: the first time that the stage's process
+enters the range. `PLANTED_WHEN` is a file that has to be there by then.
+
+`raise` is an error that nobody expects, `memory` memory that is used up, `full` a full disk, `kill` SIGKILL as from the
+system when memory runs out, `exit` a library that ends the process, `hang` a call that never returns.
+"""
+
+import errno
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+from omni_cli.execution import ranges
+
+_kind, _place, _stage = os.environ["PLANTED_FAULT"].split("@")
+_when = os.environ.get("PLANTED_WHEN")
+_mark = ranges.mark
+_done = []
+
+
+def never_returns():
+    while True:
+        time.sleep(3600)
+
+
+def _fault():
+    match _kind:
+        case "raise":
+            raise RuntimeError("planted")
+        case "memory":
+            raise MemoryError("planted: not enough memory")
+        case "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            os._exit(7)
+        case "hang":
+            never_returns()
+
+
+def _planted(name, number=None):
+    called = name if number is None else f"{name} {number}"
+    here = called == _place and multiprocessing.current_process().name == f"omni-{_stage}" and not _done
+    if here and (_when is None or Path(_when).exists()):
+        _done.append(called)
+        _fault()
+    return _mark(name, number)
+
+
+# Before anybody imports it by name.
+ranges.mark = _planted
