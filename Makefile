@@ -15,10 +15,10 @@ INSTALL = $(PYTHON) scripts/install.py --venv $(VENV) --extra $(EXTRA) --torch-i
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint format unit integration browser install dev clean python
+.PHONY: help demo test test-fast lint format unit hooks integration browser install dev clean python
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: install ## install if needed, then make text, speech and a picture
 	$(BIN)/omni generate --profile tiny-omni --output-dir $(OUT)/speech "hello"
@@ -27,17 +27,24 @@ demo: install ## install if needed, then make text, speech and a picture
 
 test: lint unit integration ## install if needed, then everything that a change must pass
 
-lint: dev ## style and import rules
+lint: dev ## style, types and import rules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
 format: dev ## rewrite the code in the project's style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-unit: dev ## fast tests, without torch
+test-fast: dev ## in under 20 s: the unit tests but those that simulate, draw pages or start processes
+	@$(BIN)/python -m pytest -q tests/unit -m "not slow"
+
+unit: dev ## all unit tests, without torch
 	@$(BIN)/python -m pytest -q tests/unit
+
+hooks: dev ## check style at each commit, types and imports at each push (pre-commit)
+	@$(BIN)/pre-commit install --hook-type pre-commit --hook-type pre-push
 
 integration: dev ## tests on real vLLM and diffusers, and on a CUDA device where there is one
 	@$(BIN)/python -m pytest -q tests/integration tests/gpu
@@ -52,7 +59,7 @@ dev: python ## the environment for running and for changing the code
 	@$(INSTALL) --dev
 
 clean: ## remove the environment, build output and caches
-	rm -rf $(VENV) build dist out .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist out .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 python:

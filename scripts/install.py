@@ -41,7 +41,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--venv", type=Path, default=Path(".venv"))
     parser.add_argument("--extra", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--dev", action="store_true", help="also pytest, ruff and import-linter")
+    parser.add_argument("--dev", action="store_true", help="also what tests and checks the code")
     parser.add_argument("--torch-index", default="https://download.pytorch.org/whl/cpu", metavar="URL")
     options = parser.parse_args()
     extra = default_extra() if options.extra == "auto" else options.extra
@@ -74,7 +74,7 @@ def install(venv: Path, extra: str, *, dev: bool, torch_index: str) -> None:
         if extra == "cpu":
             remove_cuda_linked(pip)
     if "dev" in missing:
-        say("Installing the development tools (pytest, ruff, import-linter) ...")
+        say("Installing the development tools (pytest, ruff, mypy, import-linter) ...")
         pip.install(*dev_requirements(), hint="after a fix, run the same command again")
     for group in missing:
         stamps[group].touch()
@@ -207,12 +207,12 @@ def fingerprint() -> str:
 
 
 def dev_requirements() -> list[str]:
-    return project()["optional-dependencies"]["dev"]
+    return extras()["dev"]
 
 
 def pinned(name: str) -> str:
     """The version that pyproject.toml pins `name` to."""
-    for requirements in project()["optional-dependencies"].values():
+    for requirements in extras().values():
         for requirement in requirements:
             found, _, version = requirement.partition("==")
             if found == name:
@@ -220,8 +220,12 @@ def pinned(name: str) -> str:
     raise InstallError(f"pyproject.toml does not pin {name}", f"add `{name}==VERSION` to an extra")
 
 
-def project() -> dict:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+def extras() -> dict[str, list[str]]:
+    """What pyproject.toml lists by extra."""
+    found: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    return found
 
 
 def say(text: str) -> None:

@@ -10,6 +10,9 @@ import pytest
 
 import omni_cli
 
+pytestmark = pytest.mark.slow
+
+
 ROOT = Path(omni_cli.__file__).parent
 HEAVY = ["torch", "torchvision", "vllm", "diffusers", "transformers", "accelerate"]
 TORCH_FREE = ["cli", "config", "doctor", "inputs", "report", "serve"]

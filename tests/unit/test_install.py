@@ -37,7 +37,7 @@ def not_found_server() -> Iterator[str]:
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
@@ -108,6 +108,7 @@ def test_what_is_installed_depends_on_pyproject(
     assert len({here, first, install.fingerprint()}) == 3
 
 
+@pytest.mark.slow
 def test_a_failing_pip_shows_the_end_of_its_output(install: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(sys.executable)

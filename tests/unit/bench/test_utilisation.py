@@ -19,6 +19,9 @@ from omni_cli.bench.utilisation import MAX_SAMPLES, Stretch, UtilisationSampler,
 from omni_cli.errors import InputError
 from omni_cli.record import Utilisation, load_record, save_record
 
+pytestmark = pytest.mark.slow
+
+
 UUIDS = ["GPU-aa11", "GPU-ab22", "GPU-bb33"]
 
 

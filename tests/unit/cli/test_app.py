@@ -185,6 +185,7 @@ def test_json_in_an_argument_after_two_dashes_is_data(run: Run) -> None:
     assert run("fail", "--", "--json") == (0, "", "")
 
 
+@pytest.mark.slow
 class TestProcess:
     """What only a real process shows."""
 

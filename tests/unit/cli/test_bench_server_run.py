@@ -13,6 +13,9 @@ from support.planned_server import Plan, PlannedServer
 from omni_cli.cli.app import run
 from omni_cli.record import Record, load_record, request_values
 
+pytestmark = pytest.mark.slow
+
+
 Bench = Callable[..., tuple[int, str, str]]
 
 

@@ -80,6 +80,7 @@ keys = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=6, 
 words = st.sampled_from(["bench", "--url", "http://a", "-q", "--json", "--seed", "1"])
 
 
+@pytest.mark.slow
 @given(st.lists(words), keys, st.lists(words), st.booleans())
 def test_the_key_is_in_no_recorded_command(before: list[str], key: str, after: list[str], joined: bool) -> None:
     option = [f"--api-key={key}"] if joined else ["--api-key", key]

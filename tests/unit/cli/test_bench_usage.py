@@ -54,6 +54,7 @@ def _nothing_starts(*_: object, **__: object) -> None:
     raise AssertionError("a process was about to be started")
 
 
+@pytest.mark.slow
 def test_the_command_and_all_that_it_measures_with_need_no_torch() -> None:
     code = (
         "import sys; import omni_cli.cli.bench_run, omni_cli.cli.bench;"
@@ -63,6 +64,7 @@ def test_the_command_and_all_that_it_measures_with_need_no_torch() -> None:
     assert asked.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_a_variants_process_needs_no_torch_of_its_own() -> None:
     code = (
         "import sys; import omni_cli.bench.variant_worker;"

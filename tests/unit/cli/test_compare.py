@@ -265,6 +265,7 @@ def test_hostile_names_stay_text(run: Run) -> None:
     assert ElementTree.parse("j.xml").getroot()[0].get("tests") == "1"
 
 
+@pytest.mark.slow
 def test_answers_without_torch(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     save_record(record(*pair(20)), path)

@@ -8,7 +8,12 @@ import sysconfig
 import time
 from pathlib import Path
 
+import pytest
+
 import omni_cli
+
+pytestmark = pytest.mark.slow
+
 
 ROOT = Path(omni_cli.__file__).parents[1]
 ENGINES = ("torch", "vllm", "diffusers", "transformers", "accelerate", "msgspec", "numpy", "pillow", "PIL")
@@ -30,8 +35,18 @@ def without_engines(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "XDG_CACHE_HOME": str(folder.parent)}
 
 
-def test_json_is_one_document_and_agrees_with_the_exit_code(tmp_path: Path) -> None:
-    code, out, err = doctor("--json", environment={"XDG_CACHE_HOME": str(tmp_path)})
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def found_here(cache: Path) -> tuple[int, str, str]:
+    return doctor("--json", environment={"XDG_CACHE_HOME": str(cache)})
+
+
+def test_json_is_one_document_and_agrees_with_the_exit_code(found_here: tuple[int, str, str], cache: Path) -> None:
+    code, out, err = found_here
     document = json.loads(out)
     assert document["schema"] == "omni.doctor/1"
     assert err == ""
@@ -39,14 +54,13 @@ def test_json_is_one_document_and_agrees_with_the_exit_code(tmp_path: Path) -> N
     assert {"tiny-omni", "tiny-image", "qwen2.5-omni-7b", "qwen-image"} <= statuses.keys()
     ready = statuses["tiny-omni"] == statuses["tiny-image"] == "ready"
     assert code == (0 if ready else 6)
-    assert document["folders"]["cache"]["path"].startswith(str(tmp_path))
+    assert document["folders"]["cache"]["path"].startswith(str(cache))
     assert document["memory"]["total_bytes"] > document["memory"]["available_bytes"] > 0
 
 
-def test_text_has_a_hint_for_every_problem(tmp_path: Path) -> None:
-    environment = {"XDG_CACHE_HOME": str(tmp_path)}
-    document = json.loads(doctor("--json", environment=environment)[1])
-    _, out, _ = doctor(environment=environment)
+def test_text_has_a_hint_for_every_problem(found_here: tuple[int, str, str], cache: Path) -> None:
+    document = json.loads(found_here[1])
+    _, out, _ = doctor(environment={"XDG_CACHE_HOME": str(cache)})
     assert out.count("\nhint: ") == len(document["problems"])
     assert "\x1b" not in out
     for profile in document["profiles"]:

@@ -130,6 +130,7 @@ def test_audio_alone_shows_no_text(omni: Omni) -> None:
     assert [output["type"] for output in outputs] == ["audio"]
 
 
+@pytest.mark.slow
 def test_prompt_from_stdin(omni: Omni) -> None:
     assert omni("-", "--modalities", "text", stdin=b"from a pipe\n").out == "FROM A PIPE\n"
     assert omni("--modalities", "text", stdin=b"so too").out == "SO TOO\n"

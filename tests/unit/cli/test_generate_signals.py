@@ -18,6 +18,9 @@ import pytest
 
 import omni_cli
 
+pytestmark = pytest.mark.slow
+
+
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 ROOT = Path(omni_cli.__file__).parents[1]
 

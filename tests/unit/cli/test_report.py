@@ -31,6 +31,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return captured.err
 
 
+@pytest.mark.slow
 def test_one_page_of_several_records(bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile, page = tmp_path / "profile.json", tmp_path / "out.html"
     save_profile(small_profile(), profile)
@@ -42,6 +43,7 @@ def test_one_page_of_several_records(bench: Path, tmp_path: Path, capsys: pytest
     assert not list(tmp_path.glob(".omni-*"))
 
 
+@pytest.mark.slow
 def test_the_same_records_make_the_same_page(bench: Path, tmp_path: Path) -> None:
     pages = [tmp_path / "1.html", tmp_path / "2.html"]
     for page in pages:
@@ -68,14 +70,21 @@ def test_the_same_records_make_the_same_page(bench: Path, tmp_path: Path) -> Non
         (b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "is nested too deeply"),
     ],
 )  # fmt: skip
-def test_what_is_no_record(
-    content: bytes, expected: str, bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_record(content: bytes, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad, page = tmp_path / "bad.json", tmp_path / "page.html"
     bad.write_bytes(content)
     page.write_text("the page of yesterday")
-    message = failure(capsys, str(bench), str(bad), "-o", str(page))
+    message = failure(capsys, str(bad), "-o", str(page))
     assert expected in message and "bad.json" in message
+    assert page.read_text() == "the page of yesterday"
+
+
+@pytest.mark.slow
+def test_one_bad_record_among_good_ones(bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad, page = tmp_path / "bad.json", tmp_path / "page.html"
+    bad.write_text("{}")
+    page.write_text("the page of yesterday")
+    assert "bad.json" in failure(capsys, str(bench), str(bad), "-o", str(page))
     assert page.read_text() == "the page of yesterday"
 
 
@@ -102,6 +111,7 @@ def test_files_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "RECORD..." in failure(capsys)
 
 
+@pytest.mark.slow
 def test_targets_that_cannot_be_written(bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "is a folder" in failure(capsys, str(bench), "-o", str(tmp_path))
     assert "there is no folder" in failure(capsys, str(bench), "-o", str(tmp_path / "no/page.html"))
@@ -111,6 +121,7 @@ def test_targets_that_cannot_be_written(bench: Path, tmp_path: Path, capsys: pyt
     assert "cannot write `/proc/page.html`" in failure(capsys, str(bench), "-o", "/proc/page.html")
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_leaves_nothing(bench: Path, tmp_path: Path) -> None:
     """A file of limited size stands for a full disk: the write fails in the middle."""
     page = tmp_path / "page.html"
@@ -141,6 +152,7 @@ sys.exit(run(sys.argv[2:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["matplotlib", "jinja2", "numpy"])
 def test_a_library_that_is_missing(library: str, bench: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", BLOCKED, library, "report", str(bench), "-o", str(tmp_path / "page.html")]
@@ -150,6 +162,7 @@ def test_a_library_that_is_missing(library: str, bench: Path, tmp_path: Path) ->
     assert 'hint: install it with `pip install "omni-cli[report]"`' in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["report", "--help"], ["profiles", "list"]])
 def test_nothing_but_a_page_loads_the_plotting_library(arguments: list[str]) -> None:
     program = (

@@ -99,6 +99,7 @@ TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
 AWKWARD = st.sampled_from(["no", "1", "1.0", "1e3", "0x1", "~", "null", "1:30", "2024-01-01", "a: b"])
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(text=TEXTS | AWKWARD, number=st.floats(0, 1000, allow_nan=False), whole=st.integers(0, 2**40))
 def test_any_value_survives_showing(

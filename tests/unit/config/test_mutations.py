@@ -63,6 +63,7 @@ def load(path: str, *overrides: str) -> None:
         assert error.message
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
 @given(content=mutated_profiles())
 def test_a_mutated_profile(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
@@ -71,6 +72,7 @@ def test_a_mutated_profile(tmp_path_factory: pytest.TempPathFactory, content: by
     load(str(path))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(content=st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode(errors="replace")))
 def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
@@ -87,6 +89,7 @@ VALUES = (
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(

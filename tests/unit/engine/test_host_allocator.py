@@ -6,6 +6,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
 SCRIPT = """
 import ctypes, resource, sys
 from omni_cli.engine.host_allocator import keep_freed_memory

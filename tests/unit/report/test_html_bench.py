@@ -18,6 +18,8 @@ from omni_cli.report.bench_units import quantity, quantity_interval, ratio
 from omni_cli.report.html.page import render_page
 from omni_cli.report.html.records import load_document
 
+pytestmark = pytest.mark.slow
+
 
 def page_of(found: Record, folder: Path) -> Element:
     path = folder / "record.json"

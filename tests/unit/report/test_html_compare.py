@@ -19,6 +19,9 @@ from omni_cli.report.html.page import render_page
 from omni_cli.report.html.records import load_document
 from omni_cli.stats.findings import compare_records, compare_within
 
+pytestmark = pytest.mark.slow
+
+
 SOURCES = ({"path": "before.json", "created": ""}, {"path": "after.json", "created": ""})
 
 

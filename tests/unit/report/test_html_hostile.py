@@ -26,6 +26,9 @@ from omni_cli.report.html.page import render_page
 from omni_cli.report.html.records import load_document
 from omni_cli.stats.findings import compare_within
 
+pytestmark = pytest.mark.slow
+
+
 TAGS = {
     "", "html", "head", "meta", "title", "style", "body", "a", "header", "h1", "h2", "h3", "h4", "nav", "ol", "li",
     "ul", "span", "main", "article", "p", "div", "strong", "section", "figure", "figcaption", "details", "summary",

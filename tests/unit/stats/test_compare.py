@@ -40,6 +40,7 @@ def with_times(source: Variant, change) -> Variant:
     )
 
 
+@pytest.mark.slow
 @given(noisy_pairs, st.sampled_from([1e-6, 0.5, 3.0, 1e4]), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_units_do_not_matter(both: tuple[Variant, Variant], scale: float, same_record: bool) -> None:
@@ -51,6 +52,7 @@ def test_units_do_not_matter(both: tuple[Variant, Variant], scale: float, same_r
         assert scaled.ci95 == pytest.approx(plain.ci95, rel=1e-6)
 
 
+@pytest.mark.slow
 @given(noisy_pairs, st.randoms())
 @settings(max_examples=60, deadline=None)
 def test_order_of_samples_in_the_record_and_in_a_block_does_not_matter(both, random) -> None:
@@ -104,6 +106,7 @@ def test_verdicts_are_zones(centre: float, half: float, higher: bool) -> None:
     assert verdict == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slowdown", "verdict"), [(1.0, "no difference"), (1.05, "slower"), (0.95, "faster"), (1.0001, "no difference")]
 )
@@ -155,6 +158,7 @@ def test_two_records_are_not_paired_and_their_drift_widens_the_interval() -> Non
     assert apart.estimate.half_width(0.05) > 2 * independent.estimate.half_width(0.05)
 
 
+@pytest.mark.slow
 def test_coverage_of_two_records_of_correlated_runs() -> None:
     rng = np.random.default_rng(1)
     repetitions, inside = 500, 0

@@ -12,6 +12,9 @@ from support.bench_records import correlated
 
 from omni_cli.stats.estimate import MIN_BLOCKS, TRIM, centre_of, difference_of
 
+pytestmark = pytest.mark.slow
+
+
 values = st.lists(st.floats(-1, 1, width=32), min_size=2, max_size=40).map(np.array)
 
 

@@ -23,6 +23,7 @@ def gate_of(a: Variant, b: Variant, **metrics: float) -> Gate:
     return judge(GateLimits(metrics or {"e2e_s": 0.02}), compare_variants(a, b, same_record=True), [], [])
 
 
+@pytest.mark.slow
 @given(st.integers(2, 40), st.sampled_from([0.9, 1.0, 1.02, 1.05, 1.3]), st.integers(0, 1000), st.floats(0.001, 0.05))
 @settings(max_examples=40, deadline=None)
 def test_the_verdict_is_monotone_in_the_limit(blocks: int, slowdown: float, seed: int, cv: float) -> None:
@@ -32,6 +33,7 @@ def test_the_verdict_is_monotone_in_the_limit(blocks: int, slowdown: float, seed
     assert ranks == sorted(ranks)
 
 
+@pytest.mark.slow
 @given(st.sampled_from([1.0, 1.02, 1.05]), st.integers(0, 1000))
 @settings(max_examples=40, deadline=None)
 def test_pass_and_regression_need_the_whole_interval(slowdown: float, seed: int) -> None:
@@ -53,6 +55,7 @@ def test_more_slowdown_of_a_rate_is_worse() -> None:
     assert rate.change == pytest.approx(1 / 0.9 - 1, abs=0.01)
 
 
+@pytest.mark.slow
 def test_false_alarms_of_many_metrics_stay_one_family() -> None:
     """Ten unrelated metrics that lie on their limit: any regression at all in at most 2.5 % of the gates."""
     names = [f"m{number}_s" for number in range(10)]

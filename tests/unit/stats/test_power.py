@@ -11,6 +11,8 @@ from omni_cli.record import Variant
 from omni_cli.stats.estimate import MIN_BLOCKS, centre_of
 from omni_cli.stats.power import NoiseError, blocks_needed, minimum_detectable, refuse_limits_below, self_check
 
+pytestmark = pytest.mark.slow
+
 
 def alone(blocks: int, *, seed: int = 0, cv: float = 0.05) -> Variant:
     """A variant that ran by itself, four times a block."""

@@ -182,6 +182,7 @@ def test_formatting_is_no_change(saved: Path) -> None:
     assert load_record(saved).digest == document["digest"] == to_document(load_record(saved))["digest"]
 
 
+@pytest.mark.slow
 def test_random_damage_never_ends_in_another_error(saved: Path) -> None:
     content = saved.read_bytes()
     rng = random.Random(1)

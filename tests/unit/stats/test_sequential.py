@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from omni_cli.stats.estimate import MIN_BLOCKS, centre_of
 from omni_cli.stats.sequential import ALPHA, level_at, plan_looks, spent
 
+pytestmark = pytest.mark.slow
+
 
 def bounds(looks: tuple[int, ...]) -> np.ndarray:
     return np.array([NormalDist().inv_cdf(1 - level_at(looks, look) / 2) for look in looks])

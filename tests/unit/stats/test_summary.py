@@ -37,6 +37,7 @@ def test_a_constant_has_no_width() -> None:
     assert summarise(variant("x", np.full((20, 2), 0.25)), "e2e_s").ci95 == (0.25, 0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("blocks", "lag1"), [(10, 0.0), (40, 0.0), (100, 0.75)])
 def test_coverage_of_the_median(blocks: int, lag1: float) -> None:
     rng = np.random.default_rng(2)
