@@ -128,6 +128,7 @@ class Settings:
     quiet: bool
 
 
+# Long: each option is a parameter of its own, as Typer reads them.
 def bench(
     context: typer.Context,
     stage: StageOption = "all",
