@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from omni_cli.config.diagnostics import Diagnostic, Place, Source, suggest, visible
-from omni_cli.config.yaml_tree import Path, Tree, parse_scalar, parse_yaml
+from omni_cli.config.yaml_tree import Path, Tree, has_characters_only, parse_scalar, parse_yaml
 
 _MAX_PARTS = 6
 
@@ -27,11 +27,17 @@ def apply_overrides(
         if value is not None:
             place = Place(Source(f"{option} {value}"))
             order.setdefault(place.source.label, len(order) + 1)
+            if isinstance(value, str) and not has_characters_only(value):
+                _refuse(tree, place, "not UTF-8 text")
+                continue
             _assign(tree, (key,), value, place)
     return order
 
 
 def _apply(tree: Tree, text: str, place: Place) -> None:
+    if not has_characters_only(text):
+        _refuse(tree, place, "not UTF-8 text")
+        return
     name, equals, raw = text.partition("=")
     parts = name.strip().split(".")
     if not equals or not all(parts) or len(parts) > _MAX_PARTS:

@@ -23,6 +23,7 @@ _MAX_TOKENS = 2**24  # far beyond any model's context; catches a slip of the key
 _MAX_BYTES = 2**50
 _MAX_RANKS = 1024
 _MAX_ENTRIES = 65_536
+MAX_STAGES = 64
 
 Text = Annotated[str, StringConstraints(max_length=10_000)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
@@ -200,7 +201,7 @@ class Profile(_Strict):
     )
     dtype: Dtype = Field(description="Type of weights and activations.")
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of every request that does not bring its own.")
-    stages: Annotated[dict[StageName, Stage], Field(min_length=1)] = Field(
+    stages: Annotated[dict[StageName, Stage], Field(min_length=1, max_length=MAX_STAGES)] = Field(
         description="The stages in order, by name; each but the first names its input."
     )
 

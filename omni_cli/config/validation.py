@@ -13,6 +13,7 @@ from omni_cli.config.messages import describe, is_misspelt, missing_key, to_path
 from omni_cli.config.schema import (
     BUILTIN_NAMES,
     BUILTIN_PREFIX,
+    MAX_STAGES,
     RESERVED_STAGE_NAMES,
     STAGE_MODELS,
     DiffusionStage,
@@ -60,8 +61,12 @@ class _Checker:
         self.profile: Profile | None = None
 
     def run(self) -> None:
-        self._refuse_nulls((), self.data)
         stages = self.data.get("stages")
+        if isinstance(stages, dict) and len(stages) > MAX_STAGES:
+            # Nothing else is looked for: what is compared pair by pair would take forever.
+            self._add(("stages",), f"{len(stages)} stages, at most {MAX_STAGES} are allowed", at_key=True)
+            return
+        self._refuse_nulls((), self.data)
         self.stages: Mapping[str, Any] = stages if isinstance(stages, dict) else {}
         self._settle_kinds()
         self._check_schema()

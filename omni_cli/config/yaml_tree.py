@@ -32,6 +32,7 @@ _MAX_DIGITS = 40
 _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _TOKEN = re.compile(r"[^\s,\[\]{}]*")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SPECIAL = {
     "": None, "~": None, "null": None, "Null": None, "NULL": None,
     "true": True, "True": True, "TRUE": True,
@@ -62,6 +63,11 @@ class Tree:
 
     def key_place(self, path: Path) -> Place:
         return self.keys.get(path) or self.place(path)
+
+
+def has_characters_only(text: str) -> bool:
+    """Whether `text` can be written as UTF-8: half of a surrogate pair, as in `"\\ud800"`, is no character."""
+    return text.isascii() or _SURROGATE.search(text) is None
 
 
 def parse_scalar(text: str) -> Any:
@@ -159,6 +165,9 @@ class _Reader:
 
     def _scalar(self, path: Path | None, event: ScalarEvent) -> Any:
         is_plain = event.style is None
+        if not has_characters_only(event.value):
+            self._refuse_value(path, event, "half of a character", "write the character itself")
+            return None
         if path is not None:
             if event.value or not is_plain:
                 self.tree.values[path] = self._span(event)
@@ -193,6 +202,8 @@ class _Reader:
         place = self._span(event)
         self._node(None, depth)
         key = event.value
+        if not has_characters_only(key):
+            return None
         if key == "<<" and event.style is None:
             self.refuse(place, "a merge key (`<<`) is not allowed in a profile", "write the keys out")
             return None

@@ -1,0 +1,57 @@
+"""Lines of a `--requests` file: damaged requests between good ones, which have to come through."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+
+from fuzz.documents import bombs, damage, json_text, mutate
+from fuzz.profiles import scratch
+from omni_cli.config.loader import load_profile
+from omni_cli.errors import OmniError
+from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.inputs.jsonl import read_requests
+from omni_cli.inputs.request_spec import BadRequest
+
+REQUESTS = [
+    {"request_id": "a", "prompt": "hello", "seed": 1, "modalities": ["text", "audio"], "speaker": "Chelsie",
+     "sampling": {"temperature": 0.5, "max_tokens": 8, "stop": ["x"]}, "num_inference_steps": 4, "raw": True},
+    {"prompt": "look", "image": ["a.png", "b.png"], "audio": "c.wav", "guidance_scale": 0.5},
+    {"prompt": "a tree", "negative_prompt": "no", "height": 64, "width": 64, "num_inference_steps": 2, "seed": 7},
+]  # fmt: skip
+CAPABILITIES = [Capabilities.of(load_profile(name)) for name in ("tiny-omni", "tiny-image")]
+DEFAULTS = {"seed": 3, "sampling": {"temperature": 0.2}}
+GOOD = b'{"prompt": "good"}\n'
+BOMBS = bombs()
+
+
+def cases(rng: random.Random) -> Iterator[bytes]:
+    """One line each; damage may have made several of it."""
+    while True:
+        kind = rng.random()
+        request = rng.choice(REQUESTS)
+        if kind < 0.02:
+            yield rng.choice(BOMBS)
+        elif kind < 0.35:
+            yield damage(rng, json.dumps(request).encode())
+        else:
+            yield json_text(mutate(rng, json.loads(json.dumps(request)))).encode(errors="replace")
+
+
+def check(case: bytes) -> str:
+    """Raises unless the lines around the case are requests, and each line of it is one or a clean mistake."""
+    path = scratch()
+    path.write_bytes(GOOD + case + b"\n" + GOOD)
+    clean = True
+    for capabilities in CAPABILITIES:
+        try:
+            found = read_requests(path, capabilities, DEFAULTS)
+        except OmniError as error:
+            raise AssertionError("a bad line took the others with it") from error
+        assert not isinstance(found[0], BadRequest) and not isinstance(found[-1], BadRequest)
+        for request in found:
+            if isinstance(request, BadRequest):
+                clean = False
+                assert request.error.message and len(request.error.message) < 20_000
+    return "accepted" if clean else "rejected"
