@@ -103,7 +103,7 @@ class ThinkerStage(TextStage):
         if request.raw:
             return request.prompt
         messages = conversation_of(request)
-        system_prompt = self.spec.stage.system_prompt
+        system_prompt = self.spec.ar.system_prompt
         if system_prompt is not None and messages[0].role != "system":
             messages = (Message("system", (Part("text", system_prompt),)), *messages)
         conversation = [
@@ -185,13 +185,14 @@ class TalkerStage(TextStage):
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         request = active.request
+        assert request.handoff is not None  # the talker never begins a chain
         speaker = self.speakers[pick_speaker(self.speakers, request.speaker)]
         given = thinker_to_talker(
             ThinkerHandoff.from_information(decode_additional_information(request.handoff)),
             config=self.config,
             embed=self._embed,
             text_bos_token_id=int(speaker["bos_token"]),
-            talker_prompt=self.spec.stage.talker_prompt,
+            talker_prompt=self.spec.ar.talker_prompt,
             is_whole=not request.more_follows,
         )
         information = {**given.information(), MORE_CONDITIONS_FOLLOW: [int(request.more_follows)]}

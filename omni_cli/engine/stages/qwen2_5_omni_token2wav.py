@@ -159,6 +159,7 @@ class Token2WavStage(VllmStage):
             self.admit(ActiveRequest(request, time.perf_counter(), context={"stream": stream, "chunk": chunk}))
 
     def _codes(self, handoff: bytes | None) -> list[int]:
+        assert handoff is not None  # token2wav never begins a chain
         tokens = decode_additional_information(handoff)["codec_token_ids"]
         return spoken_codes(tokens, config=self.talker_config, num_codes=self.num_codes)
 
@@ -222,8 +223,10 @@ class Token2WavStage(VllmStage):
 
     def abort(self, request_id: str) -> None:
         stream = self._streams.pop(request_id, None)
-        chunks = range(stream.num_made, stream.num_chunks) if stream is not None else ()
-        for running_id in (request_id, *(stream.chunk_id(number) for number in chunks)):
+        running_ids = [request_id]
+        if stream is not None:
+            running_ids += [stream.chunk_id(number) for number in range(stream.num_made, stream.num_chunks)]
+        for running_id in running_ids:
             super().abort(running_id)
             self._marks_of.pop(running_id, None)
 

@@ -20,11 +20,12 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
 
 import torch  # noqa: E402
-from vllm import PoolingParams, SamplingParams  # noqa: E402
+from vllm import PoolingParams as PoolingParams  # noqa: E402 - `as`: for other stages, after the lines above
+from vllm import SamplingParams as SamplingParams  # noqa: E402
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
 from vllm.exceptions import VLLMClientError  # noqa: E402
 from vllm.outputs import PoolingRequestOutput, RequestOutput  # noqa: E402
-from vllm.platforms import current_platform  # noqa: E402
+from vllm.platforms import current_platform as current_platform  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 
@@ -132,6 +133,7 @@ class VllmStage:
 
     @property
     def engagement(self) -> dict[str, float]:
+        counters: dict[str, float]
         (counters,) = filter(None, self.engine.collective_rpc("engagement"))
         return counters
 
@@ -182,7 +184,7 @@ class VllmStage:
         """Nothing: vLLM's scheduler drops a request between two steps."""
 
     def has_work(self) -> bool:
-        return self.engine.has_unfinished_requests()
+        return bool(self.engine.has_unfinished_requests())
 
     def step(self) -> list[Report]:
         reports: list[Report] = []
@@ -269,7 +271,8 @@ class TextStage(VllmStage):
     makes_text = True
 
     def max_tokens(self, request: StageRequest) -> int | None:
-        return request.sampling.get("max_tokens", self.spec.stage.sampling.get("max_tokens"))
+        limit: int | None = request.sampling.get("max_tokens", self.spec.ar.sampling.get("max_tokens"))
+        return limit
 
     def done(self, active: ActiveRequest, output: RequestOutput, now: float) -> RequestDone:
         finish_reason = output.outputs[0].finish_reason or "stop"
@@ -317,7 +320,7 @@ def apply_chat_template(tokenizer: Any, conversation: list[dict[str, Any]]) -> s
     from jinja2 import TemplateError
 
     try:
-        return tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+        return str(tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
     except TemplateError as error:
         raise InputError(f"the model's chat template refuses this conversation: {_one_line(error)}") from error
 
