@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omni_cli.record import E2E, Record, Variant, failures_of, request_values
+from omni_cli.record import E2E, Record, Variant, failures_of, request_values, values_of
 from omni_cli.report.bench_text import shown
 from omni_cli.report.bench_units import percent, quantity, quantity_interval, title
 from omni_cli.report.tables import aligned
@@ -20,6 +20,7 @@ LATE_S = 0.005
 """A request that is sent so much after its time was held up by the client."""
 
 _LATE_SHARE = 0.01
+_BURST_S = 1e-5
 _BUSY_CORES = 0.8
 _BUSY_SHARE = 0.1
 
@@ -140,6 +141,10 @@ def server_warnings(record: Record) -> list[tuple[str, str | None]]:
         if record.workload.get("endpoint") == "chat" and _lacks_usage(variant):
             message = f"{variant.name}: the server does not say how many tokens it made: no tpot, no tokens per second"
             found.append((message, None))
+        gaps = [value for _, value in values_of(variant, "itl_s")]
+        if gaps and statistics.median(gaps) < _BURST_S:
+            message = f"{variant.name}: most pieces of text came together with others: ttft and itl are those of bursts"
+            found.append((message, "the server sends them so, or this machine was too busy to read them one by one"))
     busy = _busy_share(record)
     if busy > _BUSY_SHARE:
         message = f"the client itself used a whole core in {busy:.0%} of the time: the times may be its own"

@@ -172,6 +172,17 @@ def test_a_late_client_is_a_warning(tmp_path: Path) -> None:
     assert "late" not in warnings_of(session(tmp_path, [ran(0, lag_s=0.03)], load={"request_rate": "inf"}).record())
 
 
+def test_text_in_bursts_is_a_warning(tmp_path: Path) -> None:
+    def said(itl_s: float) -> str:
+        runs = [ran(number) for number in range(3)]
+        metrics = [{**item.metrics, "itl_s": itl_s} for item in runs]
+        changed = [msgspec.structs.replace(item, metrics=found) for item, found in zip(runs, metrics, strict=True)]
+        return warnings_of(session(tmp_path, changed).record())
+
+    assert "came together with others" in said(0.0)
+    assert "came together with others" not in said(0.001)
+
+
 def test_a_server_without_usage_is_a_warning(tmp_path: Path) -> None:
     assert "does not say how many tokens" in warnings_of(session(tmp_path, [ran(0, usage=False)]).record())
     assert "does not say how many tokens" not in warnings_of(session(tmp_path, [ran(0)]).record())
