@@ -1,0 +1,62 @@
+"""What CONTRIBUTING.md says has to be true: its paths and commands exist, and its first change works."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from omni_cli.profile_record import Budget
+from omni_cli.profiling import hints
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+TEST, RULE, LOOP = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+
+
+def test_every_path_exists_and_every_folder_is_named() -> None:
+    paths = re.findall(r"`((?:omni_cli|tests|profiles|benchmarks|docs)/[\w/.]*)`", TEXT)
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    packages = {f"omni_cli/{path.parent.name}/" for path in (ROOT / "omni_cli").glob("*/__init__.py")}
+    assert packages <= set(paths)
+
+
+def test_every_make_target_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", TEXT, flags=re.MULTILINE))
+    assert {"dev", "test-fast", "lint"} <= named <= targets
+
+
+def test_the_layers_are_those_that_are_checked() -> None:
+    (shown,) = re.findall(r"```\n(cli > .*?)```", TEXT, flags=re.DOTALL)
+    (checked,) = re.findall(r"\nlayers = \[(.*?)\n\]", (ROOT / "pyproject.toml").read_text(), flags=re.DOTALL)
+    names = [name for name in re.findall(r"\w+", checked) if name not in ("__main__", "profile_record", "record_file")]
+    assert re.findall(r"\w+", shown) == names
+
+
+@pytest.fixture
+def where_hints_are_tested() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("profile_tests", ROOT / "tests/unit/profiling/test_record.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_first_change_works(where_hints_are_tested: ModuleType) -> None:
+    source = Path(hints.__file__).read_text()
+    (loop,) = re.findall(r"^ +for rule in .*\n", source, flags=re.MULTILINE)
+    assert loop.replace("):", ", _nearly_full):") == LOOP
+    changed = source.replace(loop, LOOP).replace("def _slowed(", f"_NEARLY_FULL = 0.9\n\n{RULE}\n\ndef _slowed(")
+    with_rule = dict(vars(hints))
+    exec(changed, with_rule)
+    names = {**vars(where_hints_are_tested), "Budget": Budget}
+    exec(TEST, names)
+    with pytest.raises(ValueError, match="not enough values"):
+        names["test_a_kv_cache_that_was_nearly_full"]()
+    names["hints_of"] = with_rule["hints_of"]
+    names["test_a_kv_cache_that_was_nearly_full"]()
