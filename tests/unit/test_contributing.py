@@ -49,6 +49,8 @@ def where_hints_are_tested() -> ModuleType:
 
 def test_the_first_change_works(where_hints_are_tested: ModuleType) -> None:
     source = Path(hints.__file__).read_text()
+    if "_nearly_full" in source:
+        pytest.skip("somebody is following the page")
     (loop,) = re.findall(r"^ +for rule in .*\n", source, flags=re.MULTILINE)
     assert loop.replace("):", ", _nearly_full):") == LOOP
     changed = source.replace(loop, LOOP).replace("def _slowed(", f"_NEARLY_FULL = 0.9\n\n{RULE}\n\ndef _slowed(")
