@@ -10,18 +10,22 @@ from typing import Any
 
 # What no JSON or YAML library would write; stands for itself in the text.
 RAW = [
-    "NaN", "Infinity", "-Infinity", "1e999", "-1e999", "9" * 400, "-0", "1e-400", "01", "0x10", "1_000", "+1", ".5",
+    "NaN",
+    "Infinity", "-Infinity", "1e999", "-1e999", "9" * 400, "-0", "1e-400", "01", "0x10", "1_000", "+1", ".5",
     "1.7976931348623157e308", "5e-324", "[" * 2000, "[" * 30 + "]" * 30, '{"a":' * 60 + "1" + "}" * 60, '"\\ud800"',
     '"\\u0000"', '"unfinished', "'", "truee", "nul", "&a [*a, *a]", "*a", "!!python/object:os.system x", "<<", "? x",
     "|\n", "~", "", '{"a": 1, "a": 2}', "2026-11-20", "-", "@", "`",
 ]  # fmt: skip
 ODD = [
-    None, True, False, 0, -1, 1, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**30, 10**40, 1e31, 1e308, 5e-324, -0.0, 0.1,
+    None, True, False, 0, -1, 1, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**30, 10**40, 1e31, 1e308,
+    5e-324, -0.0, 0.1,
     float("nan"), float("inf"), "", "x", "0", "a" * 5000, "日本", "\x00\x1b[31m", "\u202e", "</script>", "5%", [], {},
     [None], [[]], {"a": {}}, [1, "a", None], {"": 0}, "ar", "eager", "thinker", "omni.bench/1", "e2e_s",
 ]  # fmt: skip
-PIECES = [b"", b"\x00", b"\xff", b"\xfe\xff", b"\xef\xbb\xbf", b"\r", b"\x85", b"\xe2\x80\xa8", b"\xed\xa0\x80", b",", b":",
-          b"{", b"}", b"[", b"]", b'"', b"'", b"\n", b"\t", b"#", b"%", b"\\", b"9" * 60, b"e9", b"-", b"null"]  # fmt: skip
+PIECES = [b"", b"\x00", b"\xff", b"\xfe\xff", b"\xef\xbb\xbf", b"\r", b"\x85", b"\xe2\x80\xa8",
+b"\xed\xa0\x80", b",", b":",
+          b"{", b"}", b"[", b"]", b'"', b"'", b"\n", b"\t", b"#", b"%", b"\\", b"9" * 60, b"e9", b"-",
+          b"null"]  # fmt: skip
 _RAW_MARK = re.compile(r'"@raw:(\d+)@"')
 
 
@@ -131,14 +135,17 @@ def bombs() -> list[bytes]:
         f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
     )
     return [
-        aliases.encode(), b"[" * 60_000, b"{" * 60_000, b"- " * 30_000, b"a: " * 20_000, b'{"a":' * 12_000, b"? " * 30_000,
+        aliases.encode(), b"[" * 60_000, b"{" * 60_000, b"- " * 30_000, b"a: " * 20_000, b'{"a":' * 12_000,
+        b"? " * 30_000,
         b"'" * 60_000, b'"' + b"\\" * 60_000, b"#" * 65_000, b"a" * 65_000, b"a: " + b"9" * 60_000, b"\n" * 65_000,
-        b"&a " * 20_000, b"!x " * 20_000, b"*a\n" * 20_000, b"a: 1\n" * 12_000, b"%YAML 9.9\n" * 6_000, b"---\n" * 16_000,
+        b"&a " * 20_000, b"!x " * 20_000, b"*a\n" * 20_000, b"a: 1\n" * 12_000, b"%YAML 9.9\n" * 6_000,
+        b"---\n" * 16_000,
         b"".join(b"k%d: 1\n" % number for number in range(6_000)), b"stages: {" + b"a: {kind: ar}, " * 4_000 + b"}",
         b"stages:\n" + b"".join(b"  s%d: {kind: ar, input: s%d}\n" % (n, n + 1) for n in range(1_800)),
         "version: 1\nname: é".encode("utf-16"), "version: 1\n".encode("utf-32"), b"\x00" * 1000, b"\xff" * 1000, b"",
         b" ", b"\xef\xbb\xbf", b"a" * 70_000, b"null", b"[]", b"{}", b'""', b"0", b"[1,2]" * 9_000, b"1" * 60_000,
         b'{"schema": "omni.bench/1"}', b'{"schema": ["omni.bench/1"]}', b'{"schema": "omni.bench/9", "x": 1}',
-        b"[" + b"1," * 30_000 + b"1]", b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b"}", b'"' + b"\\u0000" * 10_000 + b'"',
+        b"[" + b"1," * 30_000 + b"1]", b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b"}",
+        b'"' + b"\\u0000" * 10_000 + b'"',
         b"-1e" + b"9" * 60_000, b"{" + b",".join(b'"%d": 0' % number for number in range(5_000)) + b"}",
     ]  # fmt: skip

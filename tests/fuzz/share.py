@@ -7,13 +7,17 @@ import faulthandler
 import importlib
 import random
 import resource
+import signal
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
 BATCH = 500
-HANG_S = 120  # a batch takes a second or two
+CASE_CPU_S = 20  # of processor time, whatever else the machine does; a case takes milliseconds
+HANG_S = 1800  # a batch that stands still without using the processor
+# Never the first of a batch: the watchdog's thread has just been started, and Python 3.11 crashes where tracing begins
+# while another thread begins.
 MEMORY_EVERY = 50
 MAX_FINDINGS = 20
 MAX_GROWTH_BYTES = 2**30
@@ -26,6 +30,7 @@ def run_share(target: str, first_batch: int, step: int, num_cases: int, seed: in
     ends: collections.Counter[str] = collections.Counter()
     findings: list[dict[str, Any]] = []
     slowest_s, slowest = 0.0, ""
+    signal.signal(signal.SIGPROF, _give_up)
     for number, case in zip(range(MEMORY_EVERY), module.cases(random.Random(seed)), strict=False):
         if number:
             _end_of(module.check, case, findings)
@@ -39,7 +44,8 @@ def run_share(target: str, first_batch: int, step: int, num_cases: int, seed: in
         for number in range(min(BATCH, num_cases - sum(ends.values()))):
             case = next(cases)
             begin_s = time.process_time()  # of this process: others keep the machine busy
-            ends[_end_of(check_memory if number % MEMORY_EVERY == 0 else module.check, case, findings)] += 1
+            check = check_memory if number % MEMORY_EVERY == MEMORY_EVERY // 2 else module.check
+            ends[_end_of(check, case, findings)] += 1
             took_s = time.process_time() - begin_s
             if took_s > slowest_s:
                 slowest_s, slowest = took_s, repr(case)[:200]
@@ -50,7 +56,7 @@ def run_share(target: str, first_batch: int, step: int, num_cases: int, seed: in
     return {
         "ends": ends,
         "findings": findings,
-        "slowest_s": slowest_s,
+        "slowest": (slowest_s, slowest),
         "growth": growth,
         "peak": usage.ru_maxrss * 1024,
     }
@@ -64,6 +70,7 @@ def _bound_memory() -> None:
 
 
 def _end_of(check: Any, case: Any, findings: list[dict[str, Any]]) -> str:
+    signal.setitimer(signal.ITIMER_PROF, CASE_CPU_S)
     try:
         return check(case)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
@@ -71,3 +78,9 @@ def _end_of(check: Any, case: Any, findings: list[dict[str, Any]]) -> str:
             text = "".join(traceback.format_exception(error))
             findings.append({"case": repr(case)[:4000], "error": repr(error)[:500], "traceback": text[-3000:]})
         return "finding"
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _give_up(*_: object) -> None:
+    raise TimeoutError(f"more than {CASE_CPU_S} s of processor time")

@@ -1,0 +1,138 @@
+"""Saved records, damaged in structure, text or bytes, as `omni compare` and `omni report` read and show them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from support.bench_records import pair, record
+from support.profile_records import small_profile
+
+from fuzz.documents import bombs, damage, json_text, mutate
+from fuzz.profiles import scratch
+from omni_cli.bench.verdicts import Question
+from omni_cli.cli.compare import compare
+from omni_cli.cli.report import report
+from omni_cli.config.gate_file import GateLimits
+from omni_cli.errors import OmniError
+from omni_cli.profile_record import profile_document
+from omni_cli.record import Failures, Record, load_record, to_document
+from omni_cli.record_file import digest_of
+from omni_cli.report.bench_json import compare_document
+from omni_cli.report.html.records import load_document
+from omni_cli.stats.findings import compare_within
+
+BOMBS = bombs()
+
+
+class Case(NamedTuple):
+    """`kind` is what the record was; `shows` says whether it is compared and drawn as well, which takes longest."""
+
+    kind: str
+    content: bytes
+    shows: bool
+    as_json: bool
+    gated: bool
+
+
+@cache
+def originals() -> dict[str, str]:
+    limits = GateLimits({"e2e_s": 0.05})
+    answered = Question(limits).answer(record(*pair(blocks=4, slowdown=1.2))).complete_record()
+    alone = record(*pair(blocks=2)[:1])
+    findings = compare_within(record(*pair(blocks=4)), limits=limits)
+    source = {"path": "a.json", "created": "2026-11-20T10:00:00Z"}
+    documents = {
+        "bench": to_document(answered),
+        "server": to_document(_of_server(record(*pair(blocks=2)))),
+        "single": to_document(alone),
+        "profile": profile_document(small_profile()),
+        "compare": compare_document(findings, source, source),
+    }
+    return {kind: json.dumps(document) for kind, document in documents.items()}
+
+
+def _of_server(found: Record) -> Record:
+    """The same with a few requests a sample, one of which has failed."""
+    variants = []
+    for variant in found.variants:
+        samples = tuple(
+            msgspec.structs.replace(
+                sample,
+                requests={"e2e_s": (sample.e2e_s, None), "ttft_s": (sample.e2e_s / 3, None)},
+                failures={"timeout": Failures(count=1, first="no answer")},
+            )
+            for sample in variant.samples
+        )
+        variants.append(msgspec.structs.replace(variant, samples=samples))
+    return msgspec.structs.replace(found, variants=tuple(variants))
+
+
+def cases(rng: random.Random) -> Iterator[Case]:
+    while True:
+        kind = rng.choice(("bench", "bench", "server", "single", "profile", "profile", "compare"))
+        yield Case(kind, _content(rng, originals()[kind]), rng.random() < 0.06, rng.random() < 0.5, rng.random() < 0.5)
+
+
+def _content(rng: random.Random, original: str) -> bytes:
+    way = rng.random()
+    if way < 0.01:
+        return rng.choice(BOMBS)
+    if way < 0.25:
+        return damage(rng, original.encode())
+    document = mutate(rng, json.loads(original))
+    if isinstance(document, dict) and rng.random() < 0.8:
+        # As a careful liar would: with a digest of what it says now, or with none.
+        document.pop("digest", None)
+        with contextlib.suppress(ValueError):
+            if rng.random() < 0.5:
+                document["digest"] = digest_of(document)
+    content = json_text(document).encode(errors="replace")
+    return damage(rng, content) if way > 0.95 else content
+
+
+def check(case: Case) -> str:
+    """Raises for everything but a comparison, a page or a clean refusal; a warning of a library counts as a finding."""
+    path = scratch()
+    path.write_bytes(case.content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return _check(case, path)
+
+
+def _check(case: Case, path: Path) -> str:
+    # The command line's own functions; what they print goes nowhere.
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        try:
+            if case.kind in ("profile", "compare"):
+                load_document("r0", path)
+            elif case.shows:
+                _compare(case, path)
+            else:
+                load_record(path)
+            if case.shows:
+                report([path], path.with_name("page.html"))
+        except OmniError as error:
+            assert error.message and "\x1b" not in error.message and len(error.message) < 20_000
+            return "rejected"
+    return "accepted"
+
+
+def _compare(case: Case, path: Path) -> None:
+    other = None
+    if case.kind == "single":
+        other = path.with_name("other")
+        if not other.exists():
+            other.write_text(originals()["single"])
+    limits: dict[str, Any] = {"max_regression": "5%", "max_memory_regression": "2%"} if case.gated else {}
+    markdown, junit = path.with_name("a.md"), path.with_name("a.xml")
+    compare(path, other, markdown=markdown, junit=junit, as_json=case.as_json, **limits)
