@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -12,13 +13,24 @@ from omni_cli.engine.recording.messages import RecordingCommand, RecordingReport
 from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniError, OutputError, StageError
 from omni_cli.outputs import Message
 
+_ITEMSIZES = {"uint8": 1, "int16": 2, "int32": 4, "int64": 8, "float32": 4, "float64": 8}
+
 
 class Array(msgspec.Struct, frozen=True):
-    """A numpy array as bytes, row-major."""
+    """A numpy array as bytes, row-major. Where its parts contradict each other, decoding raises `ValidationError`."""
 
     data: bytes
     shape: tuple[int, ...]
     dtype: str
+
+    def __post_init__(self) -> None:
+        itemsize = _ITEMSIZES.get(self.dtype)
+        if itemsize is None:
+            raise ValueError(f"arrays of {self.dtype[:40]!r} are not sent")
+        if any(size < 0 for size in self.shape) or math.prod(self.shape) * itemsize != len(self.data):
+            raise ValueError(f"{len(self.data)} bytes are no array of shape {self.shape} of {self.dtype}")
+        if any(size >= 2**31 for size in self.shape):
+            raise ValueError(f"no array has the shape {self.shape}")  # an empty one, of which NumPy would make nothing
 
     @classmethod
     def of(cls, array: np.ndarray) -> Array:

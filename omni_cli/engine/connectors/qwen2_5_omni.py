@@ -14,6 +14,7 @@ import torch
 
 from omni_cli.config.engine_config import TalkerPrompt
 from omni_cli.errors import InputError
+from omni_cli.worker.payloads import PayloadError, integers_of, tensor_of
 
 MEDIA_FIELDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "audio_feature_lengths")
 
@@ -35,11 +36,16 @@ class ThinkerHandoff:
 
     @classmethod
     def from_information(cls, information: dict[str, Any]) -> ThinkerHandoff:
+        """Raises `PayloadError` where something is missing or another kind of thing."""
         return cls(
-            information["prompt_token_ids"],
-            information["output_token_ids"],
-            information["hidden_states"],
-            {name: information[name] for name in MEDIA_FIELDS if name in information},
+            integers_of(information, "prompt_token_ids"),
+            integers_of(information, "output_token_ids"),
+            tensor_of(information, "hidden_states", num_dims=2),
+            {
+                name: tensor_of(information, name, num_dims=2 if "grid_thw" in name else 1)
+                for name in MEDIA_FIELDS
+                if name in information
+            },
         )
 
     def information(self) -> dict[str, Any]:
@@ -60,7 +66,8 @@ class ReplyRows:
 
     @classmethod
     def from_information(cls, information: dict[str, Any]) -> ReplyRows:
-        return cls(information["token_ids"], information["hidden_states"])
+        """Raises `PayloadError` where something is missing or another kind of thing."""
+        return cls(integers_of(information, "token_ids"), tensor_of(information, "hidden_states", num_dims=2))
 
     def information(self) -> dict[str, Any]:
         return {"token_ids": self.token_ids, "hidden_states": self.hidden_states}
@@ -144,6 +151,8 @@ def _rows(
         raise ValueError(f"{hidden_states.shape[0]} hidden-state rows for {len(token_ids)} positions")
     media_ids = [config.audio_token_index, config.image_token_index, config.video_token_index]
     embeds = embed(token_ids)
+    if hidden_states.shape != embeds.shape:  # one column would be added to all of them
+        raise PayloadError(f"{hidden_states.shape[1]} hidden-state columns for embeddings of {embeds.shape[1]}")
     embeds[torch.isin(torch.tensor(token_ids, dtype=torch.long), torch.tensor(media_ids))] = 0
     return hidden_states + embeds
 

@@ -38,6 +38,7 @@ from omni_cli.models.qwen2_5_omni.tensors import open_tensor
 from omni_cli.models.vllm_registry import talker_config
 from omni_cli.outputs import Message, Part
 from omni_cli.worker.payloads import (
+    PayloadError,
     decode_additional_information,
     encode_additional_information,
     encode_prompt_embeds,
@@ -180,7 +181,10 @@ class TalkerStage(TextStage):
         }
 
     def _embed(self, token_ids: Sequence[int]) -> torch.Tensor:
-        rows = self._thinker_embeddings[torch.tensor(token_ids, dtype=torch.long)]
+        table = self._thinker_embeddings
+        if max(token_ids, default=0) >= table.shape[0]:
+            raise PayloadError(f"token id {max(token_ids)}, and the thinker has {table.shape[0]} embeddings")
+        rows = table[torch.tensor(token_ids, dtype=torch.long)]
         return rows.to(self.engine.vllm_config.model_config.dtype)
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
@@ -188,7 +192,7 @@ class TalkerStage(TextStage):
         assert request.handoff is not None  # the talker never begins a chain
         speaker = self.speakers[pick_speaker(self.speakers, request.speaker)]
         given = thinker_to_talker(
-            ThinkerHandoff.from_information(decode_additional_information(request.handoff)),
+            ThinkerHandoff.from_information(decode_additional_information(request.handoff, self.payload_limits)),
             config=self.config,
             embed=self._embed,
             text_bos_token_id=int(speaker["bos_token"]),
@@ -200,9 +204,10 @@ class TalkerStage(TextStage):
             request,
             detokenize=False,
             stop_token_ids=[self.config.tts_codec_end_token_id, self.config.tts_codec_pad_token_id],
+            # Refused here, a request fails alone; refused by the worker, it would take the engine with it.
             extra_args={
-                PROMPT_EMBEDS: encode_prompt_embeds(given.prompt_embeds),
-                ADDITIONAL_INFORMATION: encode_additional_information(information),
+                PROMPT_EMBEDS: encode_prompt_embeds(given.prompt_embeds, self.payload_limits),
+                ADDITIONAL_INFORMATION: encode_additional_information(information, self.payload_limits),
             },
         )
         active.context["num_conditions"] = len(given.prompt_embeds) + len(given.decode_conditions)
@@ -220,7 +225,7 @@ class TalkerStage(TextStage):
         active = self.active.get(command.request_id)
         if active is None:
             return  # the talker may end before the text does
-        reply = ReplyRows.from_information(decode_additional_information(command.handoff))
+        reply = ReplyRows.from_information(decode_additional_information(command.handoff, self.payload_limits))
         rows = more_conditions(reply, config=self.config, embed=self._embed, is_last=command.is_last)
         self.scheduler.append_conditions(active.engine_id, rows, is_last=command.is_last)
 

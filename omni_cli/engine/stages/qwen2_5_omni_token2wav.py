@@ -38,7 +38,7 @@ from omni_cli.execution.ranges import Consecutive
 from omni_cli.models.qwen2_5_omni.chunks import Chunk, Chunker, ChunkSizes
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
 from omni_cli.models.vllm_registry import TOKEN2WAV
-from omni_cli.worker.payloads import decode_additional_information, encode_additional_information
+from omni_cli.worker.payloads import decode_additional_information, encode_additional_information, integers_of
 from omni_cli.worker.request_payloads import ADDITIONAL_INFORMATION
 
 SAMPLE_RATE = 24_000
@@ -160,8 +160,10 @@ class Token2WavStage(VllmStage):
 
     def _codes(self, handoff: bytes | None) -> list[int]:
         assert handoff is not None  # token2wav never begins a chain
-        tokens = decode_additional_information(handoff)["codec_token_ids"]
-        return spoken_codes(tokens, config=self.talker_config, num_codes=self.num_codes)
+        information = decode_additional_information(handoff, self.payload_limits)
+        return spoken_codes(
+            integers_of(information, "codec_token_ids"), config=self.talker_config, num_codes=self.num_codes
+        )
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], PoolingParams]:
         request = active.request
@@ -182,7 +184,7 @@ class Token2WavStage(VllmStage):
             raise InputError(SAID_NOTHING)
         if chunk is not None:
             settings["chunk"] = [chunk.codes_start, chunk.start, chunk.end]
-        extra = {ADDITIONAL_INFORMATION: encode_additional_information(settings)}
+        extra = {ADDITIONAL_INFORMATION: encode_additional_information(settings, self.payload_limits)}
         return {"prompt_token_ids": list(codes)}, PoolingParams(task="plugin", extra_kwargs=extra)
 
     def on_begin(self, _: str) -> None:

@@ -47,6 +47,7 @@ from omni_cli.errors import InputError, StageError  # noqa: E402
 from omni_cli.execution.ranges import mark  # noqa: E402
 from omni_cli.models.vllm_registry import register_models, resolve_in_process  # noqa: E402
 from omni_cli.outputs import Message, Part  # noqa: E402
+from omni_cli.worker.payloads import PayloadLimits  # noqa: E402
 
 PROGRESS_INTERVAL_S = 0.05
 
@@ -77,6 +78,8 @@ class VllmStage:
         register_models()
         resolve_in_process(spec.architecture)
         self.engine = LLMEngine.from_engine_args(EngineArgs(**self.engine_args()))
+        self.payload_limits = PayloadLimits.of(spec.stage)
+        self.engine.collective_rpc("use_payload_limits", args=(self.payload_limits,))
         self._output_copy, *_ = self.engine.collective_rpc("use_output_copy", args=(spec.stage.output_copy,))
 
     def engine_args(self) -> dict[str, Any]:
