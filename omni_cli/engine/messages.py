@@ -217,6 +217,9 @@ Report = (
     | RecordingReport
 )
 
+# What decoding raises for bytes that are no message.
+NoMessage = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode

@@ -22,6 +22,7 @@ from omni_cli.engine.messages import (
     AppendInput,
     Command,
     Failure,
+    NoMessage,
     Report,
     RequestDone,
     StageReady,
@@ -206,6 +207,10 @@ class StageClient:
                 self._deliver(decode_report(self._connection.recv_bytes()))
         except (EOFError, OSError):
             pass  # the usual end
+        except NoMessage as error:
+            # A library has written into the pipe: nothing that comes after it can be trusted.
+            self._deliver(Failure("stage", f"its process said something that is no report: {error}"))
+            self.kill()
         self._process.join(STOP_GRACE_S)  # for its exit code
         self._deliver(None)
 

@@ -260,6 +260,22 @@ SINGLE = {
         ("name: good", r'name: "\UFFFFFFFF"'),
         "2:10 'F': not valid YAML: an escape or a number that is out of range",
     ),
+    "half a character": (
+        ("good", r'"\ud800"'),
+        '2:7 \'"\\ud800"\': half of a character (`"\\ud800"`) is not allowed in a profile (write the character itself)',
+    ),
+    "half a character in a key": (
+        ("dtype:", '"\\ud800": 1\ndtype:'),
+        '4:1 \'"\\ud800":\': half of a character (`"\\ud800":`) is not allowed in a profile (write the character itself)',
+    ),
+    "hundreds of stages": (
+        ("stages:\n", "stages:\n" + "".join(f"  s{n}: {{kind: ar, input: s{n + 1}}}\n" for n in range(99))),
+        "5:1 'stages': 101 stages, at most 64 are allowed",
+    ),
+    "a limit on payloads where none arrive": (
+        ("    backend: vllm\n", "    max_payload_items: 3\n"),
+        "11:5 'max_payload_items': `max_payload_items` has no effect with `backend: diffusers`",
+    ),
 }
 
 
