@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +133,9 @@ def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, s
     writer = ArtifactWriter(settings.output_dir, [request.request_id for request in requests])
     if any(request.writes_files for request in requests):
         writer.prepare()
+    else:
+        # Text is what the first stage makes; the others would be loaded for nothing.
+        config = dataclasses.replace(config, stages=config.stages[:1])
     progress = choose_progress(
         [(stage.name, stage.kind) for stage in config.stages],
         sum(isinstance(request, PendingRequest) for request in requests),

@@ -121,6 +121,8 @@ def test_text_alone_touches_no_folder(omni: Omni) -> None:
     result = omni("hello", "--modalities", "text", "--output-dir", "/proc/nowhere")
     assert (result.code, result.out) == (0, "HELLO\n")
     assert names() == []
+    (engine,) = result.engines
+    assert [stage.name for stage in engine.config.stages] == ["thinker"], "no other stage is loaded"
 
 
 def test_audio_alone_shows_no_text(omni: Omni) -> None:
