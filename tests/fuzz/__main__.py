@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import math
 import multiprocessing
 import sys
 import time
@@ -25,11 +26,14 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so many, with fewer cases")
     options = parser.parse_args()
     begin_s = time.perf_counter()
     count = options.processes
     shares = [(options.cases + number) // count for number in range(count)]
-    jobs = [(options.target, number, count, share, options.seed) for number, share in enumerate(shares)]
+    jobs = [
+        (options.target, number, count, share, options.seed, options.seconds) for number, share in enumerate(shares)
+    ]
     # A process that hangs ends itself, and this one then says so instead of waiting for it.
     with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
         results = list(pool.map(run_share, *zip(*jobs, strict=True)))

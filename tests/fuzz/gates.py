@@ -24,7 +24,7 @@ def cases(rng: random.Random) -> Iterator[bytes]:
     while True:
         kind = rng.random()
         original = rng.choice(ORIGINALS)
-        if kind < 0.02:
+        if kind < 0.005:
             yield rng.choice(BOMBS)
         elif kind < 0.4:
             yield damage(rng, original)

@@ -19,7 +19,19 @@ from omni_cli.config.resolve import to_profile_data
 from omni_cli.config.yaml_writer import to_yaml
 from omni_cli.errors import ProfileError
 
-ORIGINALS = [path.read_bytes() for path in bundled_profiles().values()]
+# Without their comments, which take most of the time and none of the damage that matters.
+ORIGINALS = [yaml_text(yaml.safe_load(path.read_bytes())).encode() for path in bundled_profiles().values()] + [
+    path.read_bytes() for path in bundled_profiles().values()
+][:1]
+SMALL = b"""version: 1
+name: small
+model: builtin:tiny-omni
+dtype: float32
+stages:
+  thinker: {kind: ar, max_model_len: 64, sampling: {temperature: 0.5, stop: [x], max_tokens: 8}, max_payload_items: 9}
+  token2wav: {kind: diffusion, backend: vllm, input: thinker, num_inference_steps: 4, sway_coefficient: -1.0}
+  image: {kind: diffusion, input: token2wav, height: 64, width: 64, call: {true_cfg_scale: 4.0}}
+"""
 BOMBS = bombs()
 PARTS = ["thinker", "talker", "token2wav", "stages", "sampling", "max_tokens", "kind", "input", "model", "seed", "call",
          "max_num_seqs", "stop", "devices", "x", "", "dtype"]  # fmt: skip
@@ -52,10 +64,10 @@ def cases(rng: random.Random) -> Iterator[Case]:
 
 def _content(rng: random.Random) -> bytes:
     kind = rng.random()
-    if kind < 0.02:
+    if kind < 0.005:
         bomb = rng.choice(BOMBS)
         return bomb if rng.random() < 0.5 else damage(rng, bomb)
-    original = rng.choice(ORIGINALS)
+    original = SMALL if rng.random() < 0.7 else rng.choice(ORIGINALS)
     if kind < 0.4:
         return damage(rng, original)
     document = mutate(rng, yaml.safe_load(original))

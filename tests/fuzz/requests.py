@@ -31,7 +31,7 @@ def cases(rng: random.Random) -> Iterator[bytes]:
     while True:
         kind = rng.random()
         request = rng.choice(REQUESTS)
-        if kind < 0.02:
+        if kind < 0.005:
             yield rng.choice(BOMBS)
         elif kind < 0.35:
             yield damage(rng, json.dumps(request).encode())

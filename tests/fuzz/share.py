@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-BATCH = 500
+BATCH = 250
 CASE_CPU_S = 20  # of processor time, whatever else the machine does; a case takes milliseconds
 HANG_S = 1800  # a batch that stands still without using the processor
 # Never the first of a batch: the watchdog's thread has just been started, and Python 3.11 crashes where tracing begins
@@ -23,8 +23,12 @@ MAX_FINDINGS = 20
 MAX_GROWTH_BYTES = 2**30
 
 
-def run_share(target: str, first_batch: int, step: int, num_cases: int, seed: int) -> dict[str, Any]:
-    """Every `step`th batch from `first_batch`; a batch has its own generator, so that any can be run again alone."""
+def run_share(target: str, first_batch: int, step: int, num_cases: int, seed: int, seconds: float) -> dict[str, Any]:
+    """Every `step`th batch from `first_batch`; a batch has its own generator, so that any can be run again alone.
+
+    Ends after `num_cases`, or with the batch in which `seconds` are over.
+    """
+    begun_s = time.monotonic()
     module = importlib.import_module(f"fuzz.{target}")
     check_memory = getattr(module, "check_memory", module.check)
     ends: collections.Counter[str] = collections.Counter()
@@ -38,7 +42,7 @@ def run_share(target: str, first_batch: int, step: int, num_cases: int, seed: in
     _bound_memory()
     resident_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     batch = first_batch
-    while sum(ends.values()) < num_cases:
+    while sum(ends.values()) < num_cases and time.monotonic() - begun_s < seconds:
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         cases = module.cases(random.Random(f"{seed}:{batch}"))
         for number in range(min(BATCH, num_cases - sum(ends.values()))):
