@@ -266,7 +266,8 @@ SINGLE = {
     ),
     "half a character in a key": (
         ("dtype:", '"\\ud800": 1\ndtype:'),
-        '4:1 \'"\\ud800":\': half of a character (`"\\ud800":`) is not allowed in a profile (write the character itself)',
+        '4:1 \'"\\ud800":\': half of a character (`"\\ud800":`) is not allowed in a profile '
+        "(write the character itself)",
     ),
     "hundreds of stages": (
         ("stages:\n", "stages:\n" + "".join(f"  s{n}: {{kind: ar, input: s{n + 1}}}\n" for n in range(99))),
