@@ -39,6 +39,7 @@ class GenerateRequest:
     `height`, `width`, `negative_prompt`, ...). `audio` holds (samples float32 mono (num_samples,), sample rate Hz)
     pairs; `images` holds uint8 RGB arrays (height, width, 3). `modalities` None means all that the profile makes.
     `reply` is what the first AR stage answers, word for word, where it is not to choose its words itself.
+    `cache_salt` keeps prefix caches apart: what another salt, or none, has left in one is not used.
     With `stream_audio`, stages begin before the one before them has finished, and audio comes in `AudioChunk`s as it
     is made; None leaves that to the profile.
 
@@ -58,6 +59,7 @@ class GenerateRequest:
     speaker: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     diffusion: Mapping[str, Any] = field(default_factory=dict)
+    cache_salt: str | None = None
     handoff: bytes | None = None
     wants_handoff: bool = False
     stream_audio: bool | None = None

@@ -64,6 +64,7 @@ class StageRequest(msgspec.Struct, frozen=True, tag=True):
     speaker: str | None = None
     sampling: dict[str, Any] = {}
     diffusion: dict[str, Any] = {}
+    cache_salt: str | None = None
     handoff: bytes | None = None
     more_follows: bool = False
     wants_handoff: bool = False

@@ -168,6 +168,7 @@ class RequestRun:
             images=tuple(Array.of(image) for image in request.images),
             raw=request.raw,
             sampling=dict(request.sampling),
+            cache_salt=request.cache_salt,
         )
 
     def _made(self, report: RequestDone, chunks: list[AudioChunk]) -> list[Output]:

@@ -27,8 +27,8 @@ class Target:
 
     @property
     def salts_caches(self) -> bool:
-        """Whether it is a vLLM, which finds prompts that it has had before in its prefix cache."""
-        return self.said.get("owned_by") == "vllm"
+        """Whether it runs on vLLM, finds prompts that it has had before in a prefix cache, and knows the field."""
+        return self.said.get("owned_by") in ("vllm", "omni-cli")
 
 
 def parse_url(text: str) -> str:

@@ -87,7 +87,7 @@ class ThinkerStage(TextStage):
             prompt["prompt_token_ids"] = [*prompt_ids, *reply_ids[:-1]]
             params = self.sampling_params(request, max_tokens=1, min_tokens=0)
         if request.wants_handoff:
-            prompt["cache_salt"] = HIDDEN_STATES_SALT
+            prompt["cache_salt"] = HIDDEN_STATES_SALT + prompt.get("cache_salt", "")
             params.extra_args = {WANTS_HIDDEN_STATES: True}
         return prompt, params
 

@@ -224,7 +224,9 @@ class TextStage(VllmStage):
         return {**super().effective, "cudagraph_mode": self._cudagraph_mode}
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
-        return {"prompt": self.prompt_text(active.request)}, self.sampling_params(active.request)
+        request = active.request
+        salt = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
+        return {"prompt": self.prompt_text(request), **salt}, self.sampling_params(request)
 
     def prompt_text(self, request: StageRequest) -> str:
         """The prompt as the tokenizer gets it: through the chat template, where the model has one."""

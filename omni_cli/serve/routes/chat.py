@@ -87,6 +87,7 @@ def _generate_request(service: Service, body: ChatCompletionRequest, reply: Chat
         modalities=frozenset({"text", "audio"} if reply.wants_audio else {"text"}),
         speaker=None if body.audio is None else voice_name(body.audio.voice),
         sampling=body.sampling(),
+        cache_salt=body.cache_salt,
         stream_audio=body.stream,
     )
 

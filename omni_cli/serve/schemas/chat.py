@@ -142,6 +142,7 @@ class ChatCompletionRequest(Strict):
     stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
     n: Annotated[Any, Only(1)] = None
     tools: Annotated[Any, Only([])] = None

@@ -47,7 +47,7 @@ def test_models(omni: OmniServer) -> None:
 
 def test_chat(omni: OmniServer, omni_engine: Any) -> None:
     answer = omni.client().chat.completions.create(
-        model=MODEL, messages=user("hello"), seed=3, extra_body={"return_token_ids": True}
+        model=MODEL, messages=user("hello"), seed=3, extra_body={"return_token_ids": True, "cache_salt": "a"}
     )
     expected = run(omni_engine, "hello", "text", seed=3)
     (choice,) = answer.choices

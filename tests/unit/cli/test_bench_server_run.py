@@ -203,8 +203,9 @@ def test_the_key_is_sent_and_never_shown(bench: Bench, monkeypatch: pytest.Monke
     assert json.loads(out)["command"][:2] == ["omni", "bench"]
 
 
-def test_prompts_are_salted_where_the_server_remembers_them(bench: Bench) -> None:
-    with PlannedServer(lambda _: Plan(), owned_by="vllm") as server:
+@pytest.mark.parametrize("owner", ["vllm", "omni-cli"])
+def test_prompts_are_salted_where_the_server_remembers_them(bench: Bench, owner: str) -> None:
+    with PlannedServer(lambda _: Plan(), owned_by=owner) as server:
         assert bench("--url", server.url, "--vary", "concurrency=1,2", *SHORT)[0] in (0, 3)
     salts = {body["cache_salt"] for body in server.bodies}
     assert len(salts) == 2, "one a variant, another one in every run"
