@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from omni_cli.engine.failures import request_failure, summary
 from omni_cli.engine.fork_server import become_group_leader
 from omni_cli.engine.messages import (
     AbortRequest,
@@ -51,7 +52,6 @@ from omni_cli.engine.stages.base import Stage, StageSpec, load_stage
 from omni_cli.errors import OmniError, OutputError, StageError
 from omni_cli.execution import ranges
 from omni_cli.execution.stacks import write_stacks_on_signal
-from omni_cli.worker.payloads import PayloadError
 
 # A stage whose steps make nothing to report, such as parts of a long prompt, says now and then that it makes steps.
 _BEAT_S = 1.0
@@ -96,7 +96,7 @@ def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: P
     try:
         _serve(stage, inbox, emit, recorder)
     except Exception as error:  # noqa: BLE001 - the engine has failed, and with it every request of this stage
-        emit(Failure("stage", _summary(error), details=traceback.format_exc()))
+        emit(Failure("stage", summary(error), details=traceback.format_exc()))
     finally:
         stage.close()
 
@@ -149,12 +149,7 @@ def _take(stage: Stage, command: StageRequest | AppendInput, emit: _Emitter) -> 
                     stage.append(command)
     except Exception as error:  # noqa: BLE001 - one request that a library chokes on must not end the others
         stage.abort(request_id)
-        if isinstance(error, OmniError):
-            emit(Failure.of(error, request_id=request_id))
-        else:
-            limit = error.limit if isinstance(error, PayloadError) else None
-            hint = None if limit is None else f"this stage's key `{limit}` allows more"
-            emit(Failure("stage", _summary(error), hint, traceback.format_exc(), request_id))
+        emit(request_failure(error, request_id))
 
 
 def _record(recorder: Recorder | None, command: RecordingCommand, emit: _Emitter) -> None:
@@ -171,7 +166,7 @@ def load_failure(error: Exception, spec: StageSpec) -> Failure:
         return Failure.of(error, details=traceback.format_exc())
     missing = isinstance(error, (FileNotFoundError, OSError)) and not isinstance(error, MemoryError)
     hint = f"is {spec.model} a whole checkpoint? `-v` shows more" if missing else "`-v` shows the whole story"
-    failure = StageError(f"could not load {spec.model}: {_summary(error)}", stage=spec.stage.name, hint=hint)
+    failure = StageError(f"could not load {spec.model}: {summary(error)}", stage=spec.stage.name, hint=hint)
     return Failure.of(failure, details=traceback.format_exc())
 
 
@@ -261,8 +256,3 @@ def _redirect_output(log: StageLog) -> None:
     log.close()
     sys.stdout = open(1, "w", buffering=1, closefd=False, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
-
-
-def _summary(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) > 10 else f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""Keeps hidden states out of vLLM's output processor, and for whoever asks for them."""
+"""Keeps hidden states out of vLLM's output processor, and for whoever asks for them; notes logits that are NaN."""
 
 from __future__ import annotations
 
@@ -16,21 +16,30 @@ class OmniOutputProcessor(OutputProcessor):
     """
 
     hidden_rows: dict[str, list[torch.Tensor]]
+    not_numbers: set[str]
 
     @classmethod
     def adopt(cls, processor: OutputProcessor) -> OmniOutputProcessor:
         processor.__class__ = cls
         adopted: OmniOutputProcessor = processor
         adopted.hidden_rows = {}
+        adopted.not_numbers = set()
         return adopted
 
     def process_outputs(self, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> OutputProcessorOutput:
         for output in engine_core_outputs:
             state = self.request_states.get(output.request_id)
+            if state is not None and output.num_nans_in_logits:
+                self.not_numbers.add(state.external_req_id)
             if state is not None and output.pooling_output is not None:
                 self.hidden_rows.setdefault(state.external_req_id, []).append(output.pooling_output)
             output.pooling_output = None
         return super().process_outputs(engine_core_outputs, *args, **kwargs)
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is kept of a request that has ended."""
+        self.hidden_rows.pop(request_id, None)
+        self.not_numbers.discard(request_id)
 
     def take_hidden_rows(self, request_id: str) -> torch.Tensor | None:
         """All rows of a request so far, (num_rows, hidden_size), once; None where it asked for none."""

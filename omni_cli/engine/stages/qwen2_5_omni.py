@@ -142,14 +142,20 @@ class ThinkerStage(TextStage):
             completion.token_ids, completion.text, completion.finish_reason = reply_ids, active.request.reply, "stop"
         return super().output(active, output)
 
-    def handoff(self, active: ActiveRequest, output: Any) -> bytes:
+    def _rows(self, active: ActiveRequest) -> torch.Tensor | None:
+        """The hidden states since the last call."""
         rows = self.processor.take_hidden_rows(active.request.request_id)
+        self.check_numbers(rows, "hidden states")
+        return rows
+
+    def handoff(self, active: ActiveRequest, output: Any) -> bytes:
+        rows = self._rows(active)
         handoff = ThinkerHandoff(output.prompt_token_ids, active.token_ids, rows, active.context["media"])
         return encode_additional_information(handoff.information())
 
     def partial_handoff(self, active: ActiveRequest, output: Any) -> bytes | None:
         partial: PartialHandoff = active.context.setdefault("partial", PartialHandoff())
-        partial.add_rows(self.processor.take_hidden_rows(active.request.request_id))
+        partial.add_rows(self._rows(active))
         part = partial.take(output.prompt_token_ids, active.token_ids, active.context["media"], is_last=output.finished)
         return None if part is None else encode_additional_information(part)
 

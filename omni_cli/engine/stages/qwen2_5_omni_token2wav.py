@@ -209,9 +209,13 @@ class Token2WavStage(VllmStage):
             return
         self._marks_of[active.request.request_id] = self._marks
         stream: SpeechStream | None = active.context.get("stream")
-        if stream is not None:
+        if stream is not None and torch.isfinite(waveform).all():
             # At once: in the engine's batch there may be others after it.
             self.emit(WaveformChunk(stream.request.request_id, _audio(waveform)))
+
+    def request_id_of(self, active: ActiveRequest) -> str:
+        stream: SpeechStream | None = active.context.get("stream")
+        return super().request_id_of(active) if stream is None else stream.request.request_id
 
     def _by_engine_id(self, engine_id: str) -> ActiveRequest | None:
         state = self.engine.output_processor.request_states.get(engine_id)
@@ -235,6 +239,7 @@ class Token2WavStage(VllmStage):
     def output(self, active: ActiveRequest, output: Any) -> list[Report]:
         request_id = active.request.request_id
         steps, vocoder_s = self._parts(request_id)
+        self.check_numbers(output.outputs.data, "samples")
         stream: SpeechStream | None = active.context.get("stream")
         if stream is None:
             trace = self._trace(active, active.added_s, len(output.prompt_token_ids), steps, vocoder_s)

@@ -18,6 +18,8 @@ ensure_torchvision_importable()
 # runners derive from the V1 model runner, which CUDA does not use by default.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+# Logits that are no numbers would otherwise become tokens like any others. Counted on the device, read with the tokens.
+os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
 
 import torch  # noqa: E402
 from vllm import PoolingParams as PoolingParams  # noqa: E402 - `as`: for other stages, after the lines above
@@ -30,6 +32,7 @@ from vllm.sampling_params import RequestOutputKind  # noqa: E402
 from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 
 from omni_cli.config.engine_config import ARStageConfig, CudagraphMode  # noqa: E402
+from omni_cli.engine.failures import request_failure  # noqa: E402
 from omni_cli.engine.messages import (  # noqa: E402
     AppendInput,
     HandoffChunk,
@@ -195,10 +198,26 @@ class VllmStage:
             active = self.active.get(output.request_id)
             if active is None:
                 continue
-            reports += self.output(active, output)
+            try:
+                reports += self.output(active, output)
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with one request's output is its own fault
+                request_id = self.request_id_of(active)
+                reports.append(request_failure(error, request_id))
+                self.abort(request_id)
             if output.finished:
-                del self.active[output.request_id]
+                self.active.pop(output.request_id, None)
         return reports
+
+    def request_id_of(self, active: ActiveRequest) -> str:
+        """The id by which the command knows a request of the engine."""
+        return active.request.request_id
+
+    def check_numbers(self, made: torch.Tensor | None, what: str) -> None:
+        """Raises `StageError` where there is a NaN or an infinity in what the model has made."""
+        if made is not None and not torch.isfinite(made).all():
+            raise StageError(
+                f"the model made {what} that are not numbers (NaN or infinite)", stage=self.spec.stage.name
+            )
 
     def output(self, active: ActiveRequest, output: RequestOutput | PoolingRequestOutput) -> list[Report]:
         raise NotImplementedError
@@ -254,6 +273,8 @@ class TextStage(VllmStage):
         completion = output.outputs[0]
         now = time.perf_counter()
         request_id = active.request.request_id
+        if request_id in self.processor.not_numbers:
+            raise StageError("the model made logits that are not numbers (NaN)", stage=self.spec.stage.name)
         if completion.token_ids and active.first_token_s is None:
             active.first_token_s = now
         active.token_ids += completion.token_ids
@@ -306,7 +327,7 @@ class TextStage(VllmStage):
 
     def abort(self, request_id: str) -> None:
         super().abort(request_id)
-        self.processor.take_hidden_rows(request_id)
+        self.processor.forget(request_id)
 
 
 def conversation_of(request: StageRequest) -> tuple[Message, ...]:
