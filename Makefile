@@ -2,12 +2,15 @@
 #
 #   EXTRA=cpu|cuda   what to install; default: cuda where NVIDIA's driver lists a GPU, else cpu
 #   PYTHON=python3.x which Python; default: the first of 3.11 or newer
+#   PARALLEL=        integration tests one after another; default: two test files at once
 #   TORCH_INDEX=URL  where torch's CPU build comes from; empty: only where pip's own settings point
 
 EXTRA ?= auto
 VENV ?= .venv
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 OUT ?= out/demo
+# Most of an integration test is one process that imports and loads: two side by side keep two cores busy.
+PARALLEL ?= -n 2 --dist loadfile
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
@@ -47,7 +50,7 @@ hooks: dev ## check style at each commit, types and imports at each push (pre-co
 	@$(BIN)/pre-commit install --hook-type pre-commit --hook-type pre-push
 
 integration: dev ## tests on real vLLM and diffusers, and on a CUDA device where there is one
-	@$(BIN)/python -m pytest -q tests/integration tests/gpu
+	@$(BIN)/python -m pytest -q $(PARALLEL) tests/integration tests/gpu
 
 browser: ## Chromium for the tests of the report's page, where that can be installed
 	@scripts/install_browser.sh
