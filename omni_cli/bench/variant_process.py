@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import site
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +32,9 @@ from omni_cli.bench.protocol import (
     decode_reply,
     encode,
 )
+from omni_cli.engine.fork_server import SOCKET, SOCKETS_FOLDER
 from omni_cli.engine.stage_log import StageLog
+from omni_cli.engine.temporary_folder import temporary_folder
 from omni_cli.errors import ExitCode, OmniError
 
 HELLO_TIMEOUT_S = 60.0
@@ -75,6 +79,7 @@ class VariantProcess:
         self.name = launch.name
         self._log = StageLog(passed_on=verbose)
         self._started: asyncio.subprocess.Process | None = None
+        self._sockets: str | None = None
         self._closed = False
 
     @property
@@ -93,6 +98,7 @@ class VariantProcess:
 
     async def start(self) -> None:
         """Start Python with the variant's environment. Raises `VariantError`."""
+        self._sockets = tempfile.mkdtemp(prefix="omni-", dir=temporary_folder(len("/omni-01234567" + SOCKET)))
         self._started = await asyncio.create_subprocess_exec(
             sys.executable,
             # Not the working directory's `omni_cli`, if there is one: PYTHONPATH decides.
@@ -102,7 +108,7 @@ class VariantProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=self._log.fileno(),
-            env=child_environment(os.environ, self.launch),
+            env={**child_environment(os.environ, self.launch), SOCKETS_FOLDER: self._sockets},
             limit=MAX_LINE_BYTES,
             # Ctrl-C in a terminal goes to the command alone.
             start_new_session=True,
@@ -147,6 +153,8 @@ class VariantProcess:
             except TimeoutError:
                 self.kill()
                 await self._process.wait()
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)  # the process may be removing it, too
         self._log.close()
 
     def kill(self) -> None:

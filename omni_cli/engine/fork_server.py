@@ -46,10 +46,16 @@ def become_group_leader() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
 
 
+# Where a process that may have to be killed makes its sockets, so that whoever kills it can remove them.
+SOCKETS_FOLDER = "OMNI_SOCKETS_FOLDER"
+# What multiprocessing makes in a folder for temporary files.
+SOCKET = "/pymp-01234567/listener-01234567"
+
+
 def _settle_sockets() -> None:
     """Have multiprocessing make its folder, which it makes once, where its sockets' names fit."""
     usual = tempfile.tempdir
-    tempfile.tempdir = temporary_folder(len("/pymp-01234567/listener-01234567"))
+    tempfile.tempdir = os.environ.get(SOCKETS_FOLDER) or temporary_folder(len(SOCKET))
     try:
         util.get_temp_dir()
     finally:

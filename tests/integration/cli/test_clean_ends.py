@@ -101,7 +101,14 @@ def requests_run(folder: Path) -> OmniProcess:
 
 def stage_processes(process: OmniProcess) -> list[int]:
     """Process ids in the order of the stages: each leads a session, and they are started in order."""
-    return sorted(pid for pid in process.others() if os.getsid(pid) == pid)
+    return sorted(pid for pid in process.others() if leads_a_session(pid))
+
+
+def leads_a_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:  # it has just ended
+        return False
 
 
 def test_ctrl_c_keeps_what_is_finished(requests_run: OmniProcess) -> None:

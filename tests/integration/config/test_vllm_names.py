@@ -23,6 +23,8 @@ OURS = {
     "cudagraph_mode",
     "system_prompt",
     "talker_prompt",
+    "load_timeout_s",
+    "step_timeout_s",
     "max_payload_bytes",
     "max_payload_tensor_bytes",
     "max_payload_entries",

@@ -57,6 +57,7 @@ def test_one_ready_line_with_the_address(folder: Path) -> None:
     assert server.ready["pid"] == server.process.pid and server.ready["profile"] == "tiny-image"
     # Who reads the line may ask at once.
     assert server.request("POST", IMAGES, {"prompt": "x"}).status == 200
+    server.wait_until(lambda: server.log("request"))  # it is written when the answer has left
     ended = server.stop()
     assert (ended.code, ended.out, ended.leftovers) == (0, "", ())
     assert [json.loads(line)["event"] for line in server.raw_log.splitlines()] == [
