@@ -26,6 +26,7 @@ OK, USAGE, INTERRUPTED = 0, 2, 130
 IMAGE_ITERS, OMNI_ITERS = 5, 2
 PLANTED = Path(__file__).parents[2] / "support" / "planted_costs"
 MIB = 2**20
+TAIL_US = 100_000
 
 
 @dataclass(eq=False)
@@ -173,7 +174,11 @@ def test_stage_times_add_up(run: Run) -> None:
 def test_operators_have_modules_and_lie_on_the_common_axis(run: Run) -> None:
     end_us = max(event["ts"] + event["dur"] for event in run.track("iterations"))
     assert len(run.operator_times_us) > 1000
-    assert all(begin >= -1 and end <= end_us for begin, end in run.operator_times_us)
+    # A stage that has handed over its result may have a last operator to run while the command ends the iteration; a
+    # clock that is not the common one would be off by much more.
+    assert all(begin >= -1 and end <= end_us + TAIL_US for begin, end in run.operator_times_us)
+    late = sum(end > end_us for _, end in run.operator_times_us)
+    assert late < 0.01 * len(run.operator_times_us)
     for stage in run.record.stages:
         modules = {row.module for row in stage.operators}
         assert any("*" in module for module in modules), "modules that repeat are one kind"
