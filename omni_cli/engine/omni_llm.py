@@ -88,10 +88,7 @@ class OmniLLM:
     @property
     def busy_stages(self) -> tuple[str, ...]:
         """The stages that have requests to run."""
-        return tuple(client.name for client in self._living() if client.silent_s is not None)
-
-    def _living(self) -> list[StageClient]:
-        return [client for name, client in self._clients.items() if name not in self._dead]
+        return tuple(name for name, client in self._clients.items() if client.silent_s is not None)
 
     async def start(self, on_event: Callable[[Event], None] | None = None) -> None:
         """Load all stages at once. Raises what the first failing stage failed with; nothing is left running then."""
@@ -129,7 +126,7 @@ class OmniLLM:
             client = StageClient(spec, self._handle, verbose=self._verbose)
             self._clients[client.name] = client
             self._loaded[client.name] = loop.create_future()
-        self._watchdog = asyncio.create_task(Watchdog(self._living, self._give_up).run())
+        self._watchdog = asyncio.create_task(Watchdog(lambda: self._clients.values(), self._give_up).run())
         groups = _load_groups(list(self._clients.values()))
         for group in groups:
             await self._start_client(group[0], context)

@@ -91,7 +91,7 @@ class StageClient:
 
         One whose input is still coming does not count: the stage may have to wait for it.
         """
-        return self._loop.time() - self._heard_s if self._inside else None
+        return self._loop.time() - self._heard_s if self._inside and not self._ended.is_set() else None
 
     async def start(self, context: ForkServerContext) -> None:
         """Start the process and the thread that reads from it; does not wait for the stage to load."""
@@ -176,8 +176,13 @@ class StageClient:
         source = stacks_in(self._scratch)
         if self._ended.is_set() or not source.exists():
             return None  # without the handler the signal would kill
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, stacks.SIGNAL)
+        try:
+            return await self._copy_of_stacks(source)
+        except OSError:  # the process has just ended, or the disk is full: its stacks are not worth the end of others
+            return None
+
+    async def _copy_of_stacks(self, source: Path) -> Path | None:
+        os.killpg(self._process.pid, stacks.SIGNAL)
         size = -1
         for _ in range(_STACKS_TRIES):
             await asyncio.sleep(_STACKS_WAIT_S)
@@ -188,7 +193,11 @@ class StageClient:
             return None
         number, path = tempfile.mkstemp(prefix=f"omni-{self.name}-stacks-", suffix=".txt")
         os.close(number)
-        shutil.copyfile(source, path)
+        try:
+            shutil.copyfile(source, path)
+        except OSError:
+            Path(path).unlink()
+            raise
         return Path(path)
 
     def kill(self) -> None:

@@ -29,8 +29,10 @@ class Watchdog:
 
     async def _end(self, client: StageClient, reason: str, key: str) -> None:
         stacks = await client.write_stacks()
-        if _hangs(client) is None:
-            return  # it has gone on, or is gone, while its stacks were written
+        if _hangs(client) is None:  # it has gone on, or is gone, while its stacks were written
+            if stacks is not None:
+                stacks.unlink(missing_ok=True)
+            return
         where = f"what its threads were doing is in {stacks}; " if stacks is not None else ""
         self._give_up(client.name, reason, f"{where}`--set {client.name}.{key}=SECONDS` gives it more time")
 

@@ -209,9 +209,12 @@ class Token2WavStage(VllmStage):
             return
         self._marks_of[active.request.request_id] = self._marks
         stream: SpeechStream | None = active.context.get("stream")
-        if stream is not None and torch.isfinite(waveform).all():
+        if stream is None:
+            return
+        samples = waveform.cpu()
+        if torch.isfinite(samples).all():
             # At once: in the engine's batch there may be others after it.
-            self.emit(WaveformChunk(stream.request.request_id, _audio(waveform)))
+            self.emit(WaveformChunk(stream.request.request_id, _audio(samples)))
 
     def request_id_of(self, active: ActiveRequest) -> str:
         stream: SpeechStream | None = active.context.get("stream")

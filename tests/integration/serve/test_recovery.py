@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from support.omni_process import ROOT
 from support.omni_server import CHAT, IMAGES, Answer, OmniServer
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
@@ -99,3 +102,24 @@ def test_an_idle_stage_is_not_taken_for_hanging(hanging: OmniServer) -> None:
     time.sleep(4)
     assert hanging.request("POST", IMAGES, {"prompt": "x"}).status == 200
     assert [process.pid for process in hanging.stage_processes()] == before
+
+
+def test_a_stage_that_hangs_while_it_is_loaded_again(start_server: Any, tmp_path: Path) -> None:
+    faults = Path(__file__).parents[2] / "support" / "planted_faults"
+    when = tmp_path / "hang now"
+    environment = {
+        "PYTHONPATH": f"{faults}{os.pathsep}{ROOT}",
+        "PLANTED_FAULT": "hang@load weights@image",
+        "PLANTED_WHEN": str(when),
+    }
+    limit = ("--set", "image.load_timeout_s=12")
+    server = start_server("--profile", "tiny-image", *limit, environment=environment)
+    when.touch()
+    stage_process(server, 0).kill()
+    server.wait_until(lambda: server.log("stage_not_started"))
+    assert "it was not loaded after 1" in server.log("stage_not_started")[0]["reason"]
+    when.unlink()
+    server.wait_until(lambda: is_ready(server))
+    assert server.request("POST", IMAGES, {"prompt": "x"}).status == 200
+    for stacks in server.process.temporary.glob("omni-image-stacks-*"):
+        stacks.unlink()
