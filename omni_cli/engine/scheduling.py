@@ -53,7 +53,7 @@ class ConditionedSchedulerMixin(VllmScheduler):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether another step would do nothing: none is under way, and the last try found nothing to run."""
+        """Whether another step would do nothing: none is under way, and since the last has ended a try found nothing."""
         return not self._has_scheduled and self._num_steps_under_way == 0
 
     def expect_conditions(self, request_id: str, num_rows: int) -> None:
@@ -91,7 +91,10 @@ class ConditionedSchedulerMixin(VllmScheduler):
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-        self._num_steps_under_way -= scheduler_output.total_num_scheduled_tokens > 0
+        if scheduler_output.total_num_scheduled_tokens > 0:
+            self._num_steps_under_way -= 1
+            # Pipeline ranks have several steps under way: a try that found nothing may have come before this one's end.
+            self._has_scheduled = True
         return super().update_from_output(scheduler_output, *args, **kwargs)
 
     @staticmethod

@@ -1,8 +1,8 @@
 """Runs a talker on vLLM in this process, with the thinker's rows at once or late; a script: vLLM binds its process.
 
 Reads a JSON task from stdin: `model`, `stage` (fields of `ARStageConfig`), `requests` (`id`, `num_prompt`, `num_reply`,
-`max_tokens`). Writes JSON to the path in argv: for each way of feeding the same requests, their tokens and what
-happened.
+`max_tokens`), and `ways` where not all of them are wanted. Writes JSON to the path in argv: for each way of feeding the
+same requests, their tokens and what happened.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ def main() -> None:
     config = ARStageConfig("talker", input="thinker", **task["stage"])
     stage = load_stage(StageSpec(config, task["model"], "Qwen2_5OmniModel", "float32", 0, False), lambda report: None)
     runs = Runs(stage, task["requests"])
-    results = {
-        "whole": runs.run(lambda feeds: None, whole=True),
-        "random": runs.run(feeding_at_random()),
-        "first starved": runs.run(starving("first")),
-        "later one starved": runs.run(starving("talker ends first")),
-        "aborted": runs.run(aborting_first()),
+    ways: dict[str, Callable[[], dict[str, Any]]] = {
+        "whole": lambda: runs.run(lambda feeds: None, whole=True),
+        "random": lambda: runs.run(feeding_at_random()),
+        "first starved": lambda: runs.run(starving("first")),
+        "later one starved": lambda: runs.run(starving("talker ends first")),
+        "aborted": lambda: runs.run(aborting_first()),
     }
+    results = {way: ways[way]() for way in task.get("ways", ways)}
     stage.close()
     Path(sys.argv[1]).write_text(json.dumps(results))
 
@@ -130,7 +131,7 @@ class Runs:
             waiting.all()  # of requests that have ended: nothing may come of it
         scheduler = self.stage.scheduler
         # What has ended leaves the workers with the next request that runs.
-        (last,) = self.drain(feeds)
+        last, *_ = self.drain(feeds)
         return {
             "tokens": tokens,
             "order": order,
