@@ -77,8 +77,8 @@ def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: P
         os.environ["CUDA_VISIBLE_DEVICES"] = spec.stage.devices
     inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
     loaded: list[Stage] = []
-    threading.Thread(target=_read_commands, args=(connection, inbox, loaded, scratch), daemon=True).start()
     emit = _Emitter(connection)
+    threading.Thread(target=_read_commands, args=(connection, inbox, loaded, emit, scratch), daemon=True).start()
     recorder = Recorder() if spec.records else None
     started_s = time.perf_counter()
     try:
@@ -216,22 +216,35 @@ class _Emitter:
 
 
 def _read_commands(
-    connection: Connection, inbox: queue.SimpleQueue[Command], loaded: list[Stage], scratch: Path
+    connection: Connection, inbox: queue.SimpleQueue[Command], loaded: list[Stage], emit: _Emitter, scratch: Path
 ) -> None:
     while True:
         try:
             raw = connection.recv_bytes()
         except (EOFError, OSError):
             # The command is gone, perhaps killed. A step may take minutes, so nothing here waits for it.
-            for _ in range(_REMOVALS):
-                shutil.rmtree(scratch, ignore_errors=True)
-            os.killpg(0, signal.SIGKILL)
+            _end_now(scratch)
             return
-        command = decode_command(raw)
-        if isinstance(command, AbortRequest) and loaded:
-            # The loop reads its inbox between steps, and a step of a diffusion is a whole batch.
-            loaded[0].interrupt(command.request_id)
+        try:
+            command = decode_command(raw)
+            if isinstance(command, AbortRequest) and loaded:
+                # The loop reads its inbox between steps, and a step of a diffusion is a whole batch.
+                loaded[0].interrupt(command.request_id)
+        except Exception as error:  # noqa: BLE001 - without this thread the stage would hang, and never say why
+            # Nothing that comes after it can be trusted.
+            with contextlib.suppress(OSError):
+                message = f"its process was told something that it cannot follow: {summary(error)}"
+                emit(Failure("stage", message, details=traceback.format_exc()))
+            _end_now(scratch)
+            return
         inbox.put(command)
+
+
+def _end_now(scratch: Path) -> None:
+    """End this process and its descendants, whatever they are doing."""
+    for _ in range(_REMOVALS):
+        shutil.rmtree(scratch, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _use_scratch(scratch: Path) -> None:
