@@ -37,7 +37,7 @@ class ARStageConfig:
     enable_chunked_prefill: bool | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
-    distributed_executor_backend: Literal["mp", "ray", "external_launcher"] | None = None
+    distributed_executor_backend: Literal["mp", "ray"] | None = None
     cudagraph_mode: CudagraphMode = "none"
     output_copy: OutputCopy = "async"
     max_payload_bytes: int | None = None

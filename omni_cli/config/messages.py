@@ -38,6 +38,11 @@ _PATTERN: dict[str | int, str] = {
     "stages": "a stage's name is lower-case letters, digits, `_` and `-`, at most 64, a letter first",
     "devices": "must be device numbers or names with commas between them, such as '0,1'",
 }
+# Values that mean something elsewhere: why not here, and what to write.
+_NOT_HERE = {
+    ("distributed_executor_backend", "external_launcher"): "that is for programs that start each rank themselves, as "
+    "torchrun does; omni starts the ranks: write `mp`",
+}
 
 
 def to_path(location: tuple[str | int, ...], data: Any) -> Path:
@@ -82,7 +87,9 @@ def describe(error: Mapping[str, Any], path: Path, tree: Tree) -> tuple[str, str
         )
     if kind == "literal_error":
         choices = _choices(path, tree.data)
-        hint = suggest(value, choices) if isinstance(value, str) else None
+        hint = None
+        if isinstance(value, str):
+            hint = _NOT_HERE.get((str(path[-1]), value)) or suggest(value, choices)
         one_of = "one of " if len(choices) > 1 else ""
         return f"invalid value for {name}: expected {one_of}{', '.join(choices)}", hint
     if kind == "finite_number":

@@ -130,8 +130,8 @@ class ARStage(_Stage):
         None, description="Reuse the KV cache of an equal beginning of an earlier prompt."
     )
     enable_chunked_prefill: bool | None = Field(None, description="Split long prompts over engine steps.")
-    distributed_executor_backend: Literal["mp", "ray", "external_launcher"] | None = Field(
-        None, description="What starts the ranks of a parallel stage."
+    distributed_executor_backend: Literal["mp", "ray"] | None = Field(
+        None, description="What starts the ranks of a parallel stage: `mp` on this machine, `ray` on CUDA devices."
     )
     system_prompt: Text | None = Field(
         None, description="What the model is told before every prompt; the checkpoint's own words if absent."

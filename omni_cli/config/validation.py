@@ -25,8 +25,6 @@ from omni_cli.config.yaml_tree import Path, Tree
 _BACKEND_OF_KEY = {
     "max_model_len": "vllm",
     "gpu_memory_utilization": "vllm",
-    "tensor_parallel_size": "vllm",
-    "pipeline_parallel_size": "vllm",
     "max_payload_bytes": "vllm",
     "max_payload_tensor_bytes": "vllm",
     "max_payload_entries": "vllm",
@@ -39,6 +37,8 @@ _BACKEND_OF_KEY = {
     "stream_look_ahead_codes": "vllm",
     "call": "diffusers",
 }
+_RANKS = ("tensor_parallel_size", "pipeline_parallel_size")
+_SEVERAL_DEVICES = "for several devices start the whole model several times: `--replicas N`"
 
 
 def validate(tree: Tree) -> Profile | None:
@@ -206,6 +206,7 @@ class _Checker:
         for key, needed in _BACKEND_OF_KEY.items():
             if key in stage and backend in ("vllm", "diffusers") and backend != needed:
                 self._add((*path, key), f"`{key}` has no effect with `backend: {backend}`", at_key=True)
+        self._check_diffusion_ranks(path, stage, backend)
         call = stage.get("call")
         for name in call if isinstance(call, dict) else ():
             if name == "trust_remote_code":
@@ -213,6 +214,15 @@ class _Checker:
             if name in DiffusionStage.model_fields:
                 message = f"`{name}` is a key of the stage itself, not of `call`"
                 self._add((*path, "call", name), message, "move it out of `call`", at_key=True)
+
+    def _check_diffusion_ranks(self, path: Path, stage: Mapping[str, Any], backend: Any) -> None:
+        for key in _RANKS:
+            if key in stage and backend == "diffusers":
+                message = f"`{key}` has no effect with `backend: diffusers`: a pipeline runs on one device"
+                self._add((*path, key), message, _SEVERAL_DEVICES, at_key=True)
+            elif backend == "vllm" and _integer(stage, key, 1) > 1:
+                message = f"`{key}` cannot be {stage[key]}: a diffusion stage on vLLM runs on one device"
+                self._add((*path, key), message, _SEVERAL_DEVICES)
 
 
 def _likely_kind(stage: Mapping[str, Any]) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
 from omni_cli.config.engine_config import ARStageConfig, EngineConfig
-from omni_cli.errors import StageError
+from omni_cli.errors import StageError, UsageError
 
 
 def has_cuda_device() -> bool:
@@ -17,7 +18,10 @@ def has_cuda_device() -> bool:
 
 
 def check_devices(config: EngineConfig) -> None:
-    """`StageError` for a stage that needs a device that this machine lacks."""
+    """`StageError` or `UsageError` for a stage that needs what this machine lacks: a CUDA device, Ray."""
+    for stage in config.stages:
+        if isinstance(stage, ARStageConfig) and stage.distributed_executor_backend == "ray":
+            check_ray(stage.name, has_device=has_cuda_device(), has_ray=importlib.util.find_spec("ray") is not None)
     if has_cuda_device():
         return
     key: str
@@ -33,4 +37,19 @@ def check_devices(config: EngineConfig) -> None:
             f"stage `{stage.name}`: `{key}: {value}` needs a CUDA device, and this machine has none",
             stage=stage.name,
             hint=f"--set {stage.name}.{key}={without}",
+        )
+
+
+def check_ray(stage: str, *, has_device: bool, has_ray: bool) -> None:
+    """`UsageError` for a stage whose ranks Ray is to start, where vLLM or the installation has no way to."""
+    if not has_device:
+        raise UsageError(
+            f"stage `{stage}`: `distributed_executor_backend: ray` needs CUDA devices, and this machine has none; "
+            "vLLM says: current platform cpu does not support ray.",
+            hint=f"--set {stage}.distributed_executor_backend=mp",
+        )
+    if not has_ray:
+        raise UsageError(
+            f"stage `{stage}`: `distributed_executor_backend: ray` needs Ray, which is not installed",
+            hint="install the extra `ray`: `pip install 'omni-cli[ray]'`",
         )

@@ -53,7 +53,7 @@ class ConditionedSchedulerMixin(VllmScheduler):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether another step would do nothing: none is under way, and since the last has ended a try found nothing."""
+        """Whether another step would do nothing: none is under way, and a try after the last one found nothing."""
         return not self._has_scheduled and self._num_steps_under_way == 0
 
     def expect_conditions(self, request_id: str, num_rows: int) -> None:

@@ -20,7 +20,7 @@ def check_supported(config: DiffusionStageConfig) -> None:
                 f"stage `{config.name}`: a diffusers pipeline runs in one process on one device, "
                 f"`{name}` cannot be {getattr(config, name)}",
                 stage=config.name,
-                hint=f"--set {config.name}.{name}=1",
+                hint="for several devices start the whole model several times: `--replicas N`",
             )
     for name in ("sway_coefficient", "max_model_len", "gpu_memory_utilization"):
         if getattr(config, name) is not None:

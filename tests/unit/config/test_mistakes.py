@@ -214,6 +214,26 @@ SINGLE = {
         "9:14 ''0,1'': `devices` names 2, but the stage has 4 ranks"
         " (ranks are tensor_parallel_size times pipeline_parallel_size)",
     ),
+    "a launcher that omni is not": (
+        ("    kind: ar\n", "    kind: ar\n    distributed_executor_backend: external_launcher\n"),
+        "8:35 'external_launcher': invalid value for `distributed_executor_backend`: expected one of mp, ray"
+        " (that is for programs that start each rank themselves, as torchrun does; omni starts the ranks: write `mp`)",
+    ),
+    "ranks of a pipeline": (
+        ("    backend: vllm\n", "    tensor_parallel_size: 2\n"),
+        "11:5 'tensor_parallel_size': `tensor_parallel_size` has no effect with `backend: diffusers`: a pipeline runs"
+        " on one device (for several devices start the whole model several times: `--replicas N`)",
+    ),
+    "pipeline ranks of a pipeline": (
+        ("    backend: vllm\n", "    pipeline_parallel_size: 2\n"),
+        "11:5 'pipeline_parallel_size': `pipeline_parallel_size` has no effect with `backend: diffusers`: a pipeline"
+        " runs on one device (for several devices start the whole model several times: `--replicas N`)",
+    ),
+    "ranks of a diffusion": (
+        ("    backend: vllm\n", "    backend: vllm\n    tensor_parallel_size: 2\n"),
+        "12:27 '2': `tensor_parallel_size` cannot be 2: a diffusion stage on vLLM runs on one device"
+        " (for several devices start the whole model several times: `--replicas N`)",
+    ),
     "duplicate key": (
         ("dtype: float32\n", "dtype: float32\ndtype: float16\n"),
         "5:1 'dtype': duplicate key `dtype` (the first one is on line 4)",
