@@ -1,0 +1,280 @@
+"""Check that docs/commands shows what the commands print now: run every command of a page and compare.
+
+    python scripts/command_pages.py [--write] [PAGE...]
+
+A page's ```console blocks hold commands, `$ …`, each followed by what it prints to stdout and stderr. All commands of a
+page run in one shell, from top to bottom, in a temporary folder that begins as a copy of docs/commands/examples. A
+command that fails is followed by `$ echo $?` and its exit code. Blocks are compared word for word, but for what comments
+right above them name:
+
+    <!-- varies: numbers -->          times, sizes, rates, percentages, decimals, dates, hashes, ports, process ids
+    <!-- varies: /REGEX/ -->          what matches, in what the page shows and in what was printed
+    <!-- may be missing: /REGEX/ -->  the same, and it need not be there
+    <!-- file: NAME -->               the block below, in any language, is this file of the folder
+
+Exit code 0: every page is true; 1: some are not, stdout has the differences. `--write` puts what was printed into
+blocks that are not true and leaves the others as they are. What is printed depends on the machine: pages are made
+without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ROOT / "docs" / "commands"
+EXAMPLES = PAGES / "examples"
+# What pages say instead of the folders of whoever runs them.
+HOME = "/home/you"
+COMMAND_TIMEOUT_S = 240.0
+
+_NOTES = r"(?P<notes>(?:<!-- (?:varies|may be missing|file): [^\n]* -->\n)*)"
+_BLOCK = re.compile(_NOTES + r"```(?P<language>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+_NOTE = re.compile(r"<!-- (varies|may be missing|file): (.*) -->")
+_STATUS = "echo $?"
+
+_UNIT = r"(?:ns|us|µs|ms|s|min|h|B|KiB|MiB|GiB|KB|MB|GB|[GT]FLOP|images|tokens|MiB/s|GiB/s|[GT]FLOP/s|x)"
+_NUMBERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, re.MULTILINE), mask)
+    for pattern, mask in (
+        (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?", "<date>"),
+        (r"(127\.0\.0\.1|localhost):\d+", r"\1:<port>"),
+        (r'"(port|pid)": \d+', r'"\1": <\1>'),
+        (r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,}\b", "<hash>"),
+        (r"[+-]?\b\d[\d,]*(?:\.\d+)*(?:e[+-]?\d+)?(?: ?(?:%|/s\b)| ?" + _UNIT + r"\b(?!-))", "#"),
+        (r"[+-]?\b\d+(?:\.\d+)+(?:e[+-]?\d+)?\b", "#"),
+        (r"\b\d{7,}\b", "#"),
+        # Columns are as wide as their numbers.
+        (r"(?<=\S) {2,}", " "),
+        (r"^ +#", " #"),
+    )
+)
+
+# What `omni` adds where other programs keep the machine busy: true, and nothing that a page is about.
+_BUSY = re.compile(
+    r"^warning: (?:a noisy neighbour|the machine's host gave|the container's processor quota|the processor was throttled)"
+    r"[^\n]*\n(?:\nhint: [^\n]*\n)?",
+    re.MULTILINE,
+)
+
+
+class PageError(Exception):
+    """A page that cannot be checked."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where its body is in the page, and what the comments above it say."""
+
+    start: int
+    end: int
+    language: str
+    body: str
+    notes: tuple[tuple[str, str], ...]
+
+    @property
+    def file(self) -> str | None:
+        return next((value for kind, value in self.notes if kind == "file"), None)
+
+
+def blocks_of(text: str) -> list[Block]:
+    """All blocks of a page that name a language; raises `PageError` where a note or a command would be passed over."""
+    blocks = []
+    for found in _BLOCK.finditer(text):
+        notes = tuple((kind, value) for kind, value in _NOTE.findall(found["notes"]))
+        blocks.append(Block(found.start("body"), found.end("body"), found["language"], found["body"], notes))
+    for what, expected in (("```console", sum(block.language == "console" for block in blocks)),
+                           ("<!-- ", sum(len(block.notes) for block in blocks))):  # fmt: skip
+        if len(re.findall(f"^ *{what}", text, re.MULTILINE)) != expected:
+            raise PageError(f"a line that begins with `{what.strip()}` is not part of a block that can be read")
+    return blocks
+
+
+def commands_of(body: str) -> Iterator[str]:
+    """The commands of a block, those over several lines with their backslashes."""
+    lines = iter(body.splitlines())
+    for number, line in enumerate(lines):
+        if not line.startswith("$ "):
+            if number == 0:
+                raise PageError(f"a console block begins with `{line}`, not with a command")
+            continue
+        command = line[2:]
+        while command.endswith("\\"):
+            command += "\n" + next(lines, "")
+        yield command
+
+
+class Shell:
+    """A bash that runs one command after another in `folder`; whatever it started ends with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._mark = f"command-pages-{os.getpid()}-{time.monotonic_ns()}"
+        self._status = 0
+        work, tools = folder / "work", folder / "bin"
+        shutil.copytree(EXAMPLES, work) if EXAMPLES.is_dir() else work.mkdir()
+        tools.mkdir()
+        (folder / "tmp").mkdir()
+        for name, arguments in (("omni", " -m omni_cli"), ("python", "")):
+            tool = tools / name
+            tool.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{arguments} "$@"\n')
+            tool.chmod(0o755)
+        self.work = work
+        self._popen = subprocess.Popen(
+            ["bash", "--noprofile", "--norc"],
+            cwd=work,
+            env=_environment(folder),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Shell:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            os.killpg(self._popen.pid, signal.SIGTERM)
+            self._popen.communicate(timeout=10)
+        except ProcessLookupError:
+            pass
+        except subprocess.TimeoutExpired:
+            os.killpg(self._popen.pid, signal.SIGKILL)
+            self._popen.communicate()
+
+    def run(self, command: str) -> tuple[str, int]:
+        """What it printed, with the machine's own folders renamed, and its exit status."""
+        assert self._popen.stdin is not None
+        script = f"(exit {self._status}); eval {shlex.quote(command)} < /dev/null\nprintf '\\n%s %d\\n' {self._mark} $?\n"
+        self._popen.stdin.write(script.encode())
+        self._popen.stdin.flush()
+        printed, status = self._read(command)
+        self._status = status
+        return self._rename(printed), status
+
+    def _read(self, command: str) -> tuple[str, int]:
+        assert self._popen.stdout is not None
+        ended = re.compile(rf"\n{self._mark} (\d+)\n\Z".encode())
+        deadline, printed = time.monotonic() + COMMAND_TIMEOUT_S, b""
+        while not (found := ended.search(printed)):
+            ready, _, _ = select.select([self._popen.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            chunk = os.read(self._popen.stdout.fileno(), 65536) if ready else b""
+            if not chunk:
+                why = "the shell ended" if ready else f"not done within {COMMAND_TIMEOUT_S:.0f} s"
+                raise PageError(f"`{command}`: {why}; printed until then:\n{printed.decode(errors='replace')}")
+            printed += chunk
+        return printed[: found.start()].decode(errors="replace"), int(found[1])
+
+    def _rename(self, printed: str) -> str:
+        folders = [(self.work, HOME), (Path(sys.prefix), f"{HOME}/.venv"), (Path.home(), HOME)]
+        for folder, name in folders:
+            if len(folder.parts) > 1:
+                printed = re.sub(re.escape(str(folder)) + r"(?![\w.-])", name, printed)
+        return printed
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """This process's, without what would change what commands print; `omni` is the one of this checkout."""
+    changes = ("COLUMNS", "LINES", "FORCE_COLOR", "OMNI_API_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL", "BASH_ENV")
+    kept = {name: value for name, value in os.environ.items() if name not in changes}
+    path = os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
+    own = {"PATH": f"{folder / 'bin'}{os.pathsep}{kept.get('PATH', os.defpath)}", "PYTHONPATH": path}
+    return {**kept, **own, "TMPDIR": str(folder / "tmp"), "LC_ALL": "C.UTF-8", "TERM": "dumb", "no_proxy": "127.0.0.1"}
+
+
+def run_block(shell: Shell, block: Block) -> str:
+    """The block's body as it has to be now."""
+    lines: list[str] = []
+    commands = list(commands_of(block.body))
+    for command, following in zip(commands, [*commands[1:], None], strict=True):
+        printed, status = shell.run(command)
+        lines += [f"$ {command}", *_BUSY.sub("", printed).rstrip("\n").splitlines()]
+        if status != 0 and following != _STATUS and command != _STATUS:
+            lines += [f"$ {_STATUS}", str(status)]
+            shell.run(f"(exit {status})")
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def masked(text: str, notes: Sequence[tuple[str, str]]) -> str:
+    """The text without what a page's notes say need not be the same."""
+    for kind, value in notes:
+        if kind == "file" or value == "numbers":
+            continue
+        if len(value) < 3 or not value.startswith("/") or not value.endswith("/"):
+            raise PageError(f"`{kind}: {value}` is neither `numbers` nor a /regular expression/")
+        text = re.sub(value[1:-1], "<varies>" if kind == "varies" else "", text, flags=re.MULTILINE)
+    if ("varies", "numbers") in notes:
+        for pattern, mask in _NUMBERS:
+            text = pattern.sub(mask, text)
+    return text
+
+
+def differences(block: Block, now: str, name: str) -> str:
+    """A diff of what matters, empty where the block is true."""
+    shown, printed = masked(block.body, block.notes), masked(now, block.notes)
+    if shown == printed:
+        return ""
+    lines = difflib.unified_diff(
+        shown.splitlines(), printed.splitlines(), f"{name}: the page", f"{name}: printed now", lineterm="", n=2
+    )
+    return "\n".join(lines) + "\n"
+
+
+def check_page(page: Path, *, write: bool = False) -> str:
+    """Run a page's commands; the differences, empty where there are none. Raises `PageError`."""
+    text, position, parts, found = page.read_text(), 0, [], ""
+    with tempfile.TemporaryDirectory(prefix="omni-page-") as folder, Shell(Path(folder)) as shell:
+        for block in blocks_of(text):
+            if block.file is not None:
+                (shell.work / block.file).write_text(block.body)
+            if block.language != "console":
+                continue
+            now = run_block(shell, block)
+            line = text.count("\n", 0, block.start)
+            stale = differences(block, now, f"{page.name}:{line}")
+            found += stale
+            parts += [text[position : block.start], now if stale else block.body]
+            position = block.end
+    if write and found:
+        page.write_text("".join([*parts, text[position:]]))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="default: all of docs/commands")
+    parser.add_argument("--write", action="store_true", help="put what is printed now into the pages")
+    options = parser.parse_args()
+    num_stale = 0
+    for page in options.pages or sorted(PAGES.glob("*.md")):
+        began = time.monotonic()
+        try:
+            found = check_page(page, write=options.write)
+        except PageError as error:
+            found, options.write = f"{page.name}: {error}\n", False
+        num_stale += bool(found)
+        state = ("written anew" if options.write else "stale") if found else "true"
+        sys.stdout.write(f"{found}{page.name}: {state}, {time.monotonic() - began:.1f} s\n")
+        sys.stdout.flush()
+    if num_stale and not options.write:
+        sys.stdout.write("\nThe pages are made anew by: python scripts/command_pages.py --write\n")
+    return 1 if num_stale and not options.write else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
