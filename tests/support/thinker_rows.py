@@ -3,7 +3,7 @@
 Reads a JSON task from stdin: `model`, `engine` (EngineArgs), `rounds` (lists of requests, each round run to its end:
 `id`, `prompt`, `max_tokens`, `wants`, `logprobs`, `abort_after` steps), `stock` (vLLM's own worker), `late` (outputs
 travel through an asynchronous copy on a device that is late, and what they are copied from is overwritten at once).
-Writes JSON to the path in argv.
+With a `speculative_config` the answer says how many draft tokens were scheduled and how many of them accepted. Writes JSON to the path in argv.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ def main() -> None:
     ranks = task["engine"].get("tensor_parallel_size", 1) * task["engine"].get("pipeline_parallel_size", 1)
     prepare_ranks(ranks, "thinker")
     register_models()
+    if "speculative_config" in task["engine"]:
+        _reject_on_a_cpu()
     worker = {} if task["stock"] else {"worker_cls": "omni_cli.worker.cpu.CPUARWorker"}
     engine = LLMEngine.from_engine_args(
         EngineArgs(
@@ -46,6 +48,7 @@ def main() -> None:
             **task["engine"],
         )
     )
+    drafts = _count_drafts(engine)
     processor = OmniOutputProcessor.adopt(engine.output_processor)
     if task["late"]:
         _be_late(_runner(engine))
@@ -76,7 +79,7 @@ def main() -> None:
                 processor.take_hidden_rows(name)
             if not engine.has_unfinished_requests():
                 break
-    answer = {"results": results, "preemptions": preemptions[0]}
+    answer = {"results": results, "preemptions": preemptions[0], "drafts": drafts}
     if ranks == 1 and not task["stock"]:
         # One more step tells the runner which requests have ended.
         engine.engine_core.engine_core.step()
@@ -136,6 +139,33 @@ def _count_preemptions(engine: Any) -> list[int]:
 
     scheduler._preempt_request = counted
     return count
+
+
+def _reject_on_a_cpu() -> None:
+    """Give vLLM's greedy rejection its own CPU kernel: 0.30.0 leaves Triton's in, which a CPU cannot run.
+
+    Its CPU runner replaces names in this module that its callers no longer look at.
+    """
+    from vllm.utils import cpu_triton_utils
+    from vllm.v1.sample import rejection_sampler
+
+    rejection_sampler._rejection_greedy_sample.kernel = cpu_triton_utils.rejection_greedy_sample_kernel
+
+
+def _count_drafts(engine: Any) -> dict[str, int]:
+    """Draft tokens that the scheduler planned, and those that the runner's samples accept; filled while it runs."""
+    scheduler = engine.engine_core.engine_core.scheduler
+    drafts = {"scheduled": 0, "accepted": 0}
+    update = scheduler.update_from_output
+
+    def counted(planned: Any, output: Any) -> Any:
+        for request_id, tokens in planned.scheduled_spec_decode_tokens.items():
+            drafts["scheduled"] += len(tokens)
+            drafts["accepted"] += len(output.sampled_token_ids[output.req_id_to_index[request_id]]) - 1
+        return update(planned, output)
+
+    scheduler.update_from_output = counted
+    return drafts
 
 
 def _result(output: Any, rows: Any) -> dict[str, Any]:

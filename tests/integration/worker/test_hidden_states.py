@@ -175,3 +175,18 @@ def test_rows_and_tokens_under_parallel_ranks(tiny_omni_path, tmp_path, thinker,
         assert_rows(result["results"][name], thinker)
     for name, expected in plain["results"].items():
         assert result["results"][name]["token_ids"] == expected["token_ids"]
+
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+
+
+def test_rows_and_tokens_with_draft_tokens_accepted_and_rejected(tiny_omni_path, tmp_path, thinker, plain):
+    """n-gram drafts: vLLM's proposer, scheduler, rejection and runner, with its own CPU kernel put where it belongs."""
+    result = run(tiny_omni_path, tmp_path, [mixed_requests()], late=True, speculative_config=NGRAM)
+    drafts = result["drafts"]
+    assert 0 < drafts["accepted"] < drafts["scheduled"], drafts
+    for name in ("short", "long", "middle", "one"):
+        assert_rows(result["results"][name], thinker)
+    for name, expected in plain["results"].items():
+        assert result["results"][name]["token_ids"] == expected["token_ids"]
+    assert result["left"] == 0
