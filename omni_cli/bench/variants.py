@@ -106,6 +106,8 @@ def _full_keys(key: str, config: EngineConfig, stage: str) -> list[str]:
     if first in top_level or first in {item.name for item in config.stages}:
         return [key]
     holders = [item.name for item in measured_stages(config, stage) if hasattr(item, first)]
+    if not holders and "." in key:
+        return [key]  # the profile's own check says that there is no such stage
     # Where no stage has it, the profile's own check says what is wrong, with a suggestion.
     return [f"{name}.{key}" for name in holders] or [f"{measured_stages(config, stage)[0].name}.{key}"]
 

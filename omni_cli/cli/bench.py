@@ -246,12 +246,29 @@ def _variants(vary: tuple[str, ...], config: EngineConfig, workload: Workload, s
     from omni_cli.bench.variants import Variant, check_distinct, parse_vary
 
     variants = parse_vary(vary, config, workload.stage) or (Variant(config.name),)
-    configs = [source.load(variant.overrides) for variant in variants]
+    configs = [_load(source, variant) for variant in variants]
     check_distinct(variants, configs)
     for variant, varied in zip(variants, configs, strict=True):
         _check_checkpoint(varied)
         _check_device(variant, varied)
     return variants
+
+
+def _load(source: Source, variant: Variant) -> EngineConfig:
+    """A variant's configuration; what is wrong with its settings is said of `--vary`, where they were written."""
+    from omni_cli.config.diagnostics import InvalidProfileError
+
+    try:
+        return source.load(variant.overrides)
+    except InvalidProfileError as error:
+        varied = {f"--set {text}" for text in variant.overrides}
+        named = []
+        for item in error.diagnostics:
+            if item.place.source.label in varied:
+                written = replace(item.place.source, label=f"--vary {variant.name}")
+                item = replace(item, place=replace(item.place, source=written))
+            named.append(item)
+        raise InvalidProfileError(named) from error
 
 
 def _check_device(variant: Variant, config: EngineConfig) -> None:
