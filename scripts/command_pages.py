@@ -2,10 +2,10 @@
 
     python scripts/command_pages.py [--write] [PAGE...]
 
-A page's ```console blocks hold commands, `$ …`, each followed by what it prints to stdout and stderr. All commands of a
-page run in one shell, from top to bottom, in a temporary folder that begins as a copy of docs/commands/examples. A
-command that fails is followed by `$ echo $?` and its exit code. Blocks are compared word for word, but for what comments
-right above them name:
+A page's ```console blocks hold commands, `$ …`, each followed by what it prints to stdout and stderr. All commands of
+a page run in one shell, from top to bottom, in a temporary folder that begins as a copy of docs/commands/examples. A
+command that fails is followed by `$ echo $?` and its exit code. Blocks are compared word for word, but for what
+comments right above them name:
 
     <!-- varies: numbers -->          times, sizes, rates, percentages, decimals, dates, hashes, ports, process ids
     <!-- varies: /REGEX/ -->          what matches, in what the page shows and in what was printed
@@ -44,11 +44,12 @@ HOME = "/home/you"
 COMMAND_TIMEOUT_S = 240.0
 
 _NOTES = r"(?P<notes>(?:<!-- (?:varies|may be missing|file): [^\n]* -->\n)*)"
-_BLOCK = re.compile(_NOTES + r"```(?P<language>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^" + _NOTES + r"```(?P<language>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _NOTE = re.compile(r"<!-- (varies|may be missing|file): (.*) -->")
 _STATUS = "echo $?"
 
-_UNIT = r"(?:ns|us|µs|ms|s|min|h|B|KiB|MiB|GiB|KB|MB|GB|[GT]FLOP|images|tokens|MiB/s|GiB/s|[GT]FLOP/s|x)"
+_NUMBER = r"[+-]?(?<![\w.])\d[\d,]*(?:\.\d+)*(?:e[+-]?\d+)?"
+_UNIT = r"(?:ns|us|µs|ms|s|min|h|B|KiB|MiB|GiB|KB|MB|GB|[GT]FLOP|MiB/s|GiB/s|[GT]FLOP/s|x)"
 _NUMBERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.MULTILINE), mask)
     for pattern, mask in (
@@ -56,8 +57,8 @@ _NUMBERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(127\.0\.0\.1|localhost):\d+", r"\1:<port>"),
         (r'"(port|pid)": \d+', r'"\1": <\1>'),
         (r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,}\b", "<hash>"),
-        (r"[+-]?\b\d[\d,]*(?:\.\d+)*(?:e[+-]?\d+)?(?: ?(?:%|/s\b)| ?" + _UNIT + r"\b(?!-))", "#"),
-        (r"[+-]?\b\d+(?:\.\d+)+(?:e[+-]?\d+)?\b", "#"),
+        (_NUMBER + r" ?(?:%|/s\b|" + _UNIT + r"\b(?!-))", "#"),
+        (r"[+-]?(?<![\w.])\d+(?:\.\d+){1,2}(?:e[+-]?\d+)?(?![\w.]*\w)", "#"),
         (r"\b\d{7,}\b", "#"),
         # Columns are as wide as their numbers.
         (r"(?<=\S) {2,}", " "),
@@ -67,8 +68,8 @@ _NUMBERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 # What `omni` adds where other programs keep the machine busy: true, and nothing that a page is about.
 _BUSY = re.compile(
-    r"^warning: (?:a noisy neighbour|the machine's host gave|the container's processor quota|the processor was throttled)"
-    r"[^\n]*\n(?:\nhint: [^\n]*\n)?",
+    r"^warning: (?:a noisy neighbour|the machine's host gave|the container's processor quota|the processor was "
+    r"throttled)[^\n]*\n(?:\nhint: [^\n]*\n)?",
     re.MULTILINE,
 )
 
@@ -160,7 +161,9 @@ class Shell:
     def run(self, command: str) -> tuple[str, int]:
         """What it printed, with the machine's own folders renamed, and its exit status."""
         assert self._popen.stdin is not None
-        script = f"(exit {self._status}); eval {shlex.quote(command)} < /dev/null\nprintf '\\n%s %d\\n' {self._mark} $?\n"
+        script = (
+            f"(exit {self._status}); eval {shlex.quote(command)} < /dev/null\nprintf '\\n%s %d\\n' {self._mark} $?\n"
+        )
         self._popen.stdin.write(script.encode())
         self._popen.stdin.flush()
         printed, status = self._read(command)
@@ -217,7 +220,10 @@ def masked(text: str, notes: Sequence[tuple[str, str]]) -> str:
             continue
         if len(value) < 3 or not value.startswith("/") or not value.endswith("/"):
             raise PageError(f"`{kind}: {value}` is neither `numbers` nor a /regular expression/")
-        text = re.sub(value[1:-1], "<varies>" if kind == "varies" else "", text, flags=re.MULTILINE)
+        try:
+            text = re.sub(value[1:-1], "<varies>" if kind == "varies" else "", text, flags=re.MULTILINE)
+        except re.error as error:
+            raise PageError(f"`{kind}: {value}`: {error}") from error
     if ("varies", "numbers") in notes:
         for pattern, mask in _NUMBERS:
             text = pattern.sub(mask, text)

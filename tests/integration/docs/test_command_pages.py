@@ -1,0 +1,16 @@
+"""Every page of docs/commands shows what its commands print: all of them are run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import command_pages
+
+pages = command_pages.load()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the pages show a machine without a GPU")
+@pytest.mark.parametrize("name", sorted(path.name for path in pages.PAGES.glob("*.md")))
+def test_the_page_shows_what_is_printed(name: str) -> None:
+    found = pages.check_page(pages.PAGES / name)
+    assert not found, f"{found}\nif that is right: python scripts/command_pages.py --write docs/commands/{name}"
