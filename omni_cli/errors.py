@@ -15,6 +15,7 @@ No module but `omni_cli.cli` prints these or turns them into exit codes.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -39,6 +40,17 @@ class OmniError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions are made anew from their positional arguments alone, which most of these have more of.
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+def _rebuilt(kind: type[OmniError], arguments: tuple[Any, ...], fields: dict[str, Any]) -> OmniError:
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments
+    error.__dict__.update(fields)
+    return error
 
 
 class UsageError(OmniError):

@@ -21,6 +21,7 @@ from omni_cli.cli.generate_options import (
     NumInferenceStepsOption,
     PromptArgument,
     RawOption,
+    ReplicasOption,
     RequestsOption,
     SpeakerOption,
     TemperatureOption,
@@ -39,17 +40,18 @@ from omni_cli.cli.options import (
     TrustRemoteCodeOption,
     VerboseOption,
 )
-from omni_cli.errors import ExitCode
+from omni_cli.errors import ExitCode, UsageError
 
 # What follows is loaded when a run begins, so that `--help` and a wrong option are answered at once.
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from omni_cli.cli.generate_run import Engine, Outcome, PendingRequest
+    from omni_cli.cli.base_run import Outcome
+    from omni_cli.cli.generate_run import Engine, PendingRequest
     from omni_cli.cli.printers import Printer
     from omni_cli.cli.progress import Progress
     from omni_cli.config.engine_config import EngineConfig
-    from omni_cli.inputs.request_spec import BadRequest
+    from omni_cli.inputs.request_spec import BadRequest, RequestSpec
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ def generate(
     height: HeightOption = None,
     width: WidthOption = None,
     requests: RequestsOption = None,
+    replicas: ReplicasOption = None,
     profile: ProfileOption = DEFAULT_PROFILE,
     model: ModelOption = None,
     set_: SetOption = None,
@@ -111,10 +114,15 @@ def generate(
     from omni_cli.cli.inputs import decode_specs, read_specs
     from omni_cli.config.loader import load_profile
 
+    if replicas is not None and requests is None:
+        raise UsageError("`--replicas` is for many requests", hint="give them as `--requests FILE.jsonl`")
     config = load_profile(profile, overrides=set_ or [], model=model, trust_remote_code=trust_remote_code, seed=seed)
     given = {name: value for name, value in fields.items() if value is not None}
-    pending = decode_specs(read_specs(given, requests, config), config)
-    return run(pending, config, RunSettings(output_dir, timeout, as_json, verbose, quiet))
+    specs = read_specs(given, requests, config)
+    settings = RunSettings(output_dir, timeout, as_json, verbose, quiet)
+    if replicas is not None:
+        return run_on_replicas(specs, config, replicas, settings)
+    return run(decode_specs(specs, config), config, settings)
 
 
 def make_engine(config: EngineConfig, *, verbose: bool) -> Engine:
@@ -128,21 +136,13 @@ def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, s
     """Run requests on their own engine and show what comes out. Raises `OmniError` if none could run."""
     from omni_cli.cli.artifacts import ArtifactWriter
     from omni_cli.cli.generate_run import GenerateRun, PendingRequest
-    from omni_cli.cli.progress import choose_progress
 
     writer = ArtifactWriter(settings.output_dir, [request.request_id for request in requests])
     if any(request.writes_files for request in requests):
         writer.prepare()
     else:
-        # Text is what the first stage makes; the others would be loaded for nothing.
-        config = dataclasses.replace(config, stages=config.stages[:1])
-    progress = choose_progress(
-        [(stage.name, stage.kind) for stage in config.stages],
-        sum(isinstance(request, PendingRequest) for request in requests),
-        sys.stderr,
-        quiet=settings.quiet,
-        verbose=settings.verbose,
-    )
+        config = _text_only(config)
+    progress = _choose_progress(config, sum(isinstance(request, PendingRequest) for request in requests), settings)
     printer = _choose_printer(requests, progress, settings)
 
     async def run_on_engine() -> Outcome:
@@ -155,8 +155,51 @@ def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, s
     return outcome.exit_code
 
 
+def run_on_replicas(
+    specs: Sequence[RequestSpec | BadRequest], config: EngineConfig, replicas: int, settings: RunSettings
+) -> ExitCode:
+    """Run requests on several engines and show what comes out. Raises `OmniError` if none could run."""
+    from omni_cli.cli.artifacts import ArtifactWriter
+    from omni_cli.cli.replicated_run import ReplicatedRun
+    from omni_cli.inputs.capabilities import Capabilities
+    from omni_cli.inputs.request_spec import RequestSpec
+    from omni_cli.replicas.batch_job import BatchJob
+    from omni_cli.report.finished import FinishedRequests
+
+    finished = FinishedRequests(settings.output_dir, config)
+    good = [spec for spec in specs if isinstance(spec, RequestSpec)]
+    capabilities = Capabilities.of(config)
+    if not any(capabilities.makes_files(spec.modalities) for spec in good):
+        config = _text_only(config)
+    job = BatchJob(config, replicas, verbose=settings.verbose)
+    writer = ArtifactWriter(settings.output_dir, [spec.request_id for spec in specs])
+    writer.prepare()
+    progress = _choose_progress(config, len(good), settings)
+    printer = _choose_printer(specs, progress, settings)
+
+    async def run_job() -> Outcome:
+        session = ReplicatedRun(job, specs, finished, writer=writer, printer=printer, progress=progress)
+        return await session.run(timeout_s=settings.timeout_s)
+
+    outcome = asyncio.run(run_job())
+    _show_end(outcome, config, settings)
+    return outcome.exit_code
+
+
+def _text_only(config: EngineConfig) -> EngineConfig:
+    """Text is what the first stage makes; the others would be loaded for nothing."""
+    return dataclasses.replace(config, stages=config.stages[:1])
+
+
+def _choose_progress(config: EngineConfig, num_requests: int, settings: RunSettings) -> Progress:
+    from omni_cli.cli.progress import choose_progress
+
+    stages = [(stage.name, stage.kind) for stage in config.stages]
+    return choose_progress(stages, num_requests, sys.stderr, quiet=settings.quiet, verbose=settings.verbose)
+
+
 def _choose_printer(
-    requests: Sequence[PendingRequest | BadRequest], progress: Progress, settings: RunSettings
+    requests: Sequence[PendingRequest | RequestSpec | BadRequest], progress: Progress, settings: RunSettings
 ) -> Printer:
     from omni_cli.cli.printers import BlockPrinter, DocumentPrinter, StreamPrinter
 

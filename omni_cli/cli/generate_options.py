@@ -53,3 +53,13 @@ RequestsOption = Annotated[
         help="Many requests, one JSON object a line; other options hold where a line is silent.",
     ),
 ]
+ReplicasOption = Annotated[
+    int | None,
+    typer.Option(
+        "--replicas",
+        metavar="N",
+        min=1,
+        help="Run `--requests` on N engines through Ray Data: on the cluster of RAY_ADDRESS, else on this machine. "
+        "What is done is not done again.",
+    ),
+]

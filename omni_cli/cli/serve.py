@@ -32,6 +32,7 @@ from omni_cli.cli.serve_options import (
     MaxPromptOption,
     MaxRequestsOption,
     PortOption,
+    ReplicasOption,
     RequestTimeoutOption,
 )
 from omni_cli.errors import ExitCode, UsageError
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
     import socket
 
     from omni_cli.config.engine_config import EngineConfig
-    from omni_cli.serve.server import Settings
+    from omni_cli.serve.access_log import AccessLog
+    from omni_cli.serve.server import Server
+    from omni_cli.serve.supervisor import Engine
 
 SCHEMA = "omni.serve/1"
 _LIMITS = Limits()
@@ -55,6 +58,7 @@ def serve(
     timeout: RequestTimeoutOption = _LIMITS.timeout_s,
     drain_timeout: DrainTimeoutOption = 30.0,
     hang_timeout: HangTimeoutOption = None,
+    replicas: ReplicasOption = None,
     max_requests: MaxRequestsOption = _LIMITS.max_requests,
     max_body_bytes: MaxBodyOption = _LIMITS.max_body_bytes,
     max_prompt_chars: MaxPromptOption = _LIMITS.max_prompt_chars,
@@ -84,7 +88,8 @@ def serve(
     if hang_timeout is not None:
         stages = tuple(dataclasses.replace(stage, step_timeout_s=hang_timeout) for stage in config.stages)
         config = dataclasses.replace(config, stages=stages)
-    from omni_cli.serve.server import Settings, bind, is_loopback
+    from omni_cli.serve.access_log import AccessLog
+    from omni_cli.serve.server import Server, Settings, bind, is_loopback
 
     limits = Limits(
         max_requests=max_requests,
@@ -100,17 +105,32 @@ def serve(
     if not is_local and api_key is None:
         console.print_warning(f"anybody who can reach {host} may use this server", hint="set a key: `--api-key`")
     settings = Settings(api_key, is_local and api_key is None, drain_timeout, limits)
-    asyncio.run(_run(config, settings, listener, as_json=as_json, verbose=verbose, quiet=quiet))
+    log = AccessLog(only_failures=quiet)
+    engine = _make_engine(config, replicas, limits, log, verbose=verbose)
+    server = Server(engine, config, settings, log)
+    asyncio.run(_run(server, config, listener, as_json=as_json, verbose=verbose, quiet=quiet))
     return ExitCode.OK
 
 
+def _make_engine(
+    config: EngineConfig, replicas: int | None, limits: Limits, log: AccessLog, *, verbose: bool
+) -> Engine:
+    """The engine of this process, or the replicas' on Ray; not yet started."""
+    if replicas is None:
+        from omni_cli.engine.omni_llm import OmniLLM
+
+        return OmniLLM(config, verbose=verbose)
+    from omni_cli.replicas.replicated_engine import ReplicatedEngine
+
+    return ReplicatedEngine(config, replicas, max_requests=limits.max_requests, tell=log.event, verbose=verbose)
+
+
 async def _run(
-    config: EngineConfig, settings: Settings, listener: socket.socket, *, as_json: bool, verbose: bool, quiet: bool
+    server: Server, config: EngineConfig, listener: socket.socket, *, as_json: bool, verbose: bool, quiet: bool
 ) -> None:
     from omni_cli.cli.progress import choose_progress
     from omni_cli.cli.stop_signals import stop_signals
-    from omni_cli.serve.access_log import AccessLog
-    from omni_cli.serve.server import Server, address_of
+    from omni_cli.serve.server import address_of
 
     host, port, url = address_of(listener)
     stages = [(stage.name, stage.kind) for stage in config.stages]
@@ -125,7 +145,6 @@ async def _run(
         elif not quiet:
             console.print_note(f"{config.name} is served at {url}")
 
-    server = Server(config, settings, AccessLog(only_failures=quiet), verbose=verbose)
     with stop_signals() as stop:
         progress.show()
         try:

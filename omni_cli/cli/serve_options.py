@@ -43,6 +43,15 @@ HangTimeoutOption = Annotated[
         callback=positive_seconds,
     ),
 ]
+ReplicasOption = Annotated[
+    int | None,
+    _option(
+        "--replicas",
+        "N",
+        "Run N engines through Ray Serve: on the cluster of RAY_ADDRESS, else on this machine.",
+        min=1,
+    ),
+]
 MaxRequestsOption = Annotated[
     int, _option("--max-requests", "N", "Requests that may run or wait at once; more get status 429.", min=1)
 ]

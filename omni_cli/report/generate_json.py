@@ -30,7 +30,7 @@ def generate_document(
         "profile": config.name,
         "model": config.model,
         "seed": config.seed,
-        "results": [_result(record) for record in records],
+        "results": [result_document(record) for record in records],
         "stages": [
             {"name": stage.name, "load_s": stage.load_s, "peak_memory_bytes": dict(stage.peak_memory_bytes)}
             for stage in stages
@@ -38,7 +38,10 @@ def generate_document(
     }
 
 
-def _result(record: RequestRecord) -> dict[str, Any]:
+def result_document(record: RequestRecord) -> dict[str, Any]:
+    """One entry of `results`; of a request that an earlier run has finished, what that has written."""
+    if record.earlier is not None:
+        return dict(record.earlier)
     result: dict[str, Any] = {
         "request_id": record.request_id,
         "status": "ok" if record.error is None else "error",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from omni_cli.errors import OmniError
 from omni_cli.outputs import Output, StageTrace
@@ -22,6 +24,7 @@ class RequestRecord:
     """`error` None means that the request is done; a failed one keeps the outputs that were whole before.
 
     `place` is FILE:LINE of a JSONL line; `total_s` is from submission to the end, as the user waits for it.
+    `earlier` is what an earlier run has written of a request that this one need not run: an entry of `results`.
     """
 
     request_id: str
@@ -30,3 +33,4 @@ class RequestRecord:
     error: OmniError | None = None
     place: str | None = None
     total_s: float | None = None
+    earlier: Mapping[str, Any] | None = None

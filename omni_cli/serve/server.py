@@ -22,7 +22,7 @@ from omni_cli.serve.app import create_app
 from omni_cli.serve.limits import Limits
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.service import Service
-from omni_cli.serve.supervisor import State, Supervisor
+from omni_cli.serve.supervisor import Engine, State, Supervisor
 
 _BACKLOG = 512
 # Longer than clients keep an idle connection: one that is closed under a request on its way is an error to them.
@@ -85,17 +85,12 @@ def is_loopback(listener: socket.socket) -> bool:
 class Server:
     """Serves one profile; use it once."""
 
-    def __init__(self, config: EngineConfig, settings: Settings, log: AccessLog, *, verbose: bool = False) -> None:
-        from omni_cli.engine.omni_llm import OmniLLM
-
+    def __init__(self, engine: Engine, config: EngineConfig, settings: Settings, log: AccessLog) -> None:
+        """`engine`, which runs `config`, is not yet started."""
         self._settings = settings
         self._log = log
         metrics = Metrics(settings.limits.max_requests)
-        self.supervisor = Supervisor(
-            OmniLLM(config, verbose=verbose),
-            tell=log.event,
-            metrics=metrics,
-        )
+        self.supervisor = Supervisor(engine, tell=log.event, metrics=metrics)
         self.service = Service(config, self.supervisor, settings.limits, metrics, log)
         metrics.watch_stages(lambda: self.supervisor.stages)
         self._uvicorn = _Uvicorn(

@@ -1,0 +1,94 @@
+"""One replica of a Ray Data job: requests of a file in, what became of them out."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omni_cli.engine.omni_llm import OmniLLM
+from omni_cli.errors import OmniError, StageError
+from omni_cli.inputs.request_spec import RequestSpec, build_request
+from omni_cli.outputs import GenerateRequest, RequestResult, StageInfo
+from omni_cli.replicas.process import ReplicaSpec, prepare_process, this_replica
+
+
+@dataclass(frozen=True)
+class BatchAnswer:
+    """`load_error` is why this replica cannot run any request; `stages` are the replica's, as they are now.
+
+    `total_s` is from the request's arrival there.
+    """
+
+    result: RequestResult
+    total_s: float
+    replica: str
+    stages: tuple[StageInfo, ...] = ()
+    warnings: tuple[str, ...] = ()
+    load_error: OmniError | None = None
+
+
+class BatchReplica:
+    """Of a row `{"index": int, "spec": pickled RequestSpec}` it makes `{"index": int, "answer": pickled BatchAnswer}`.
+
+    Called for many rows at once, which the engine batches. It loads at the first. A stage that ends is started again,
+    and its requests are run once more.
+    """
+
+    def __init__(self, spec: ReplicaSpec) -> None:
+        self._name = this_replica()
+        self._config = prepare_process(spec)
+        self._engine = OmniLLM(self._config, verbose=spec.verbose)
+        self._turn = asyncio.Lock()
+        self._is_loaded = False
+        self._load_error: OmniError | None = None
+
+    async def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        answer = await self._answer(pickle.loads(row["spec"]))
+        return {"index": row["index"], "answer": pickle.dumps(answer)}
+
+    async def _answer(self, spec: RequestSpec) -> BatchAnswer:
+        warnings: list[str] = []
+        began_s = time.monotonic()
+        try:
+            request = await asyncio.to_thread(build_request, spec, seed=self._config.seed, warn=warnings.append)
+            await self._load()
+            result = await self._run(request)
+            if _is_stages_fault(result):
+                await self._restart()
+                result = await self._run(request)
+        except OmniError as error:
+            result = RequestResult(spec.request_id, (), (), error)
+        total_s = time.monotonic() - began_s
+        return BatchAnswer(result, total_s, self._name, self._engine.stages, tuple(warnings), self._load_error)
+
+    async def _load(self) -> None:
+        async with self._turn:
+            if self._load_error is not None:
+                raise self._load_error
+            if not self._is_loaded:
+                try:
+                    await self._engine.start()
+                except OmniError as error:
+                    self._load_error = error
+                    raise
+                self._is_loaded = True
+
+    async def _run(self, request: GenerateRequest) -> RequestResult:
+        async for event in self._engine.generate(request):
+            if isinstance(event, RequestResult):
+                return event
+        raise OmniError(f"request `{request.request_id}` ended without a result")
+
+    async def _restart(self) -> None:
+        async with self._turn:
+            for name in tuple(self._engine.failed_stages):
+                await self._engine.restart(name)
+
+
+def _is_stages_fault(result: RequestResult) -> bool:
+    """Whether a stage ended under the request, which may have nothing to do with it."""
+    return isinstance(result.error, StageError) and result.error.request_id is None

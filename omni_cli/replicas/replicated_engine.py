@@ -1,0 +1,212 @@
+"""An engine for `omni serve` that is many: replicas on Ray Serve, behind the interface of `OmniLLM`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from omni_cli.config.engine_config import EngineConfig
+from omni_cli.errors import OmniError, StageError
+from omni_cli.outputs import Event, GenerateRequest, RequestResult, StageInfo, StageLoading
+from omni_cli.replicas.cluster import RayCluster, replica_resources
+from omni_cli.replicas.delivered import Delivered
+from omni_cli.replicas.process import ReplicaSpec
+from omni_cli.replicas.served_replica import ReplicaStatus, ServedReplica
+from omni_cli.replicas.stages import ReplicaStages
+
+# A request that has been under three replicas that ended may be why they did.
+MAX_ATTEMPTS = 3
+_LOOK_EVERY_S = 0.5
+_HEALTH_CHECK_S = 1.0
+_DEPLOYMENT = "engine"
+
+
+class ReplicatedEngine:
+    """`replicas` engines; a request whose replica ends is run again on another one, and the replica is replaced.
+
+    `tell(event, **fields)` gets how many replicas are up, whenever that changes.
+    """
+
+    def __init__(
+        self, config: EngineConfig, replicas: int, *, max_requests: int, tell: Callable[..., None], verbose: bool
+    ) -> None:
+        """`max_requests` may be at one replica at once. Raises `UsageError` where Ray is not installed."""
+        self._config = config
+        self._spec = ReplicaSpec(config, verbose)
+        self._replicas = replicas
+        self._max_requests = max_requests
+        self._tell = tell
+        self._cluster = RayCluster(replicas, verbose=verbose)
+        self._name = f"omni-{config.name}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._handle: Any = None
+        self._stages = ReplicaStages(replicas)
+        self._num_up = 0
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def stages(self) -> tuple[StageInfo, ...]:
+        """Of all replicas together, as each was after its last request."""
+        return self._stages.merged
+
+    @property
+    def failed_stages(self) -> Mapping[str, StageError]:
+        """All of them while no replica is up; Ray Serve brings replicas back."""
+        if self._num_up:
+            return {}
+        return {stage.name: StageError("no replica is up", stage=stage.name) for stage in self._config.stages}
+
+    async def start(self, on_event: Callable[[Event], None] | None = None) -> None:
+        """Load all replicas. Raises what the first failing one failed with; nothing is left running then."""
+        try:
+            for stage in self._config.stages:
+                if on_event is not None:
+                    on_event(StageLoading(stage.name, stage.kind))
+            await asyncio.to_thread(self._deploy)
+            while await asyncio.to_thread(self._look) < self._replicas:
+                await asyncio.sleep(_LOOK_EVERY_S)
+        except BaseException:
+            await self.close()
+            raise
+        if on_event is not None:
+            for info in self.stages:
+                on_event(StageLoading(info.name, info.kind, info))
+        self._watch = asyncio.create_task(self._watch_replicas())
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        """`OmniLLM.generate`, on one replica or, where that one ends, on another."""
+        delivered = Delivered()
+        error: OmniError = OmniError("no replica has answered")
+        for attempt in range(MAX_ATTEMPTS):
+            # One that has ended may be asked again before Ray knows.
+            await asyncio.sleep(attempt * _LOOK_EVERY_S)
+            delivered.begin()
+            try:
+                async with aclosing(self._attempt(request)) as events:
+                    async for event in events:
+                        if isinstance(event, RequestResult) and _is_replicas_fault(event):
+                            error = event.error or error
+                            break
+                        for rest in delivered.rest(event):
+                            yield rest
+                        if isinstance(event, RequestResult):
+                            return
+            except _ReplicaLostError as lost:
+                error = lost
+            except OmniError as contradiction:
+                error = contradiction
+                break
+        yield RequestResult(request.request_id, (), (), error)
+
+    async def restart(self, name: str) -> None:
+        """Not asked for: Ray Serve replaces replicas as a whole."""
+        raise StageError("replicas are replaced as a whole", stage=name)
+
+    async def close(self) -> None:
+        """End all replicas. Idempotent."""
+        if self._watch is not None:
+            self._watch.cancel()
+        await asyncio.to_thread(self._close)
+
+    def _deploy(self) -> None:
+        self._cluster.connect()
+        from ray import serve
+
+        resources = replica_resources(self._config, self._replicas)
+        # No proxies: requests come in by this command's own server.
+        serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False, "log_level": "ERROR"})
+        deployment = serve.deployment(
+            ServedReplica,
+            name=_DEPLOYMENT,
+            num_replicas=self._replicas,
+            max_ongoing_requests=self._max_requests,
+            ray_actor_options=resources,
+            health_check_period_s=_HEALTH_CHECK_S,
+            # One that is asked to end has been drained by this command, or nobody waits for it any more.
+            graceful_shutdown_wait_loop_s=0.1,
+        )
+        target = serve.RunTarget(deployment.bind(self._spec), name=self._name, route_prefix=None)
+        (handle,) = serve.run_many([target], wait_for_applications_running=False)
+        self._handle = handle.options(stream=True)
+
+    def _look(self) -> int:
+        """How many replicas are up. Raises what one could not be loaded for; Ray Serve would try for ever."""
+        num_up = self._count()
+        statuses = self._handle.options(stream=False).broadcast("status").results() if num_up else ()
+        for status in statuses:
+            if status.load_error is not None:
+                raise status.load_error
+            self._stages.heard(status.replica, status.stages)
+        return num_up
+
+    def _count(self) -> int:
+        from ray import serve
+
+        application = serve.status().applications.get(self._name)
+        deployment = None if application is None else application.deployments.get(_DEPLOYMENT)
+        self._num_up = 0 if deployment is None else deployment.replica_states.get("RUNNING", 0)
+        return self._num_up
+
+    async def _watch_replicas(self) -> None:
+        known = self._num_up
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            # The controller itself may be about to be replaced; then the next look tells.
+            with contextlib.suppress(*_ray_errors()):
+                await asyncio.to_thread(self._count)
+            if self._num_up != known:
+                self._tell("replicas", up=self._num_up, wanted=self._replicas)
+                known = self._num_up
+
+    async def _attempt(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        answer = self._handle.generate.remote(request)
+        is_over = False
+        try:
+            async for event in answer:
+                if isinstance(event, ReplicaStatus):
+                    self._stages.heard(event.replica, event.stages)
+                else:
+                    yield event
+            is_over = True
+        except _ray_errors() as error:
+            is_over = True
+            raise _as_omni_error(error) from error
+        finally:
+            if not is_over:
+                answer.cancel()
+
+    def _close(self) -> None:
+        if self._handle is not None:
+            from ray import serve
+
+            self._handle = None
+            with contextlib.suppress(*_ray_errors()):
+                serve.delete(self._name)
+        self._cluster.close()
+
+
+class _ReplicaLostError(OmniError):
+    pass
+
+
+def _is_replicas_fault(result: RequestResult) -> bool:
+    """Whether a stage ended under the request, which may have nothing to do with it."""
+    return isinstance(result.error, StageError) and result.error.request_id is None
+
+
+def _ray_errors() -> tuple[type[Exception], ...]:
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    return RayError, RayServeException
+
+
+def _as_omni_error(error: Exception) -> OmniError:
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, OmniError):
+        return cause
+    return _ReplicaLostError("the replica that ran the request has ended")
