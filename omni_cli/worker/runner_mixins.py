@@ -254,10 +254,17 @@ def _joined(spans: list[ComputedSpan]) -> list[tuple[int, int]]:
 class DiffusionRunnerMixin(OmniRunnerMixin):
     """A whole diffusion in one step: the model turns each request's tokens and information into one tensor."""
 
+    broadcast_pp_output: bool
+
     def init_omni(self) -> None:
         super().init_omni()
         # The config is the whole omni model's and has M-RoPE; a diffusion stage has no positions.
         self.uses_mrope = False
+        # With an external launcher every pipeline rank has an engine of its own that waits for the outputs. vLLM hands
+        # them round as logits, and a diffusion has none: what the last rank has made is handed round instead.
+        self._hands_round = self.broadcast_pp_output
+        self.broadcast_pp_output = False
+        self.hands_out = self.hands_out or self._hands_round
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
@@ -285,10 +292,30 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
                 return self._diffuse(inputs, intermediate_tensors=intermediate_tensors)
             return self._diffuse(inputs)
 
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's; with an external launcher, a pipeline rank that is not the last returns the last one's outputs."""
+        output = super().execute_model(*args, **kwargs)
+        if not self._hands_round or not isinstance(output, IntermediateTensors):
+            return output
+        pipeline = get_pp_group()
+        pipeline.send_tensor_dict(output.tensors, all_gather_group=get_tp_group())
+        received = pipeline.broadcast_tensor_dict(src=pipeline.world_size - 1)
+        assert received is not None
+        return self._handed_out([received[str(index)] for index in range(len(received))])
+
     def _pool(self, hidden_states: Any, *args: Any, **kwargs: Any) -> AsyncOmniModelRunnerOutput:
         """`hidden_states` is what the model returned: a tensor, a list or a dict with one entry a request."""
+        tensors = list(one_tensor_per_request(hidden_states, list(self.input_batch.req_ids)).values())
+        if self._hands_round:
+            pipeline = get_pp_group()
+            named = {str(index): tensor.contiguous() for index, tensor in enumerate(tensors)}
+            pipeline.broadcast_tensor_dict(named, src=pipeline.world_size - 1)
+        return self._handed_out(tensors)
+
+    def _handed_out(self, made: list[torch.Tensor]) -> AsyncOmniModelRunnerOutput:
+        """The step's output: one tensor on the device a request, in the order of the batch."""
         request_ids = list(self.input_batch.req_ids)
-        tensors = one_tensor_per_request(hidden_states, request_ids)
+        tensors = dict(zip(request_ids, made, strict=True))
         output = ModelRunnerOutput(req_ids=request_ids, req_id_to_index=dict(self.input_batch.req_id_to_index))
         with mark("output copy"):
             arrived = start_together(tensors, self.output_copy) if self.hands_out else dict

@@ -7,7 +7,11 @@ class, add hooks and no constructor, and so nothing is built twice and nothing o
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from vllm.distributed import get_pp_group, get_tp_group
 
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.stacks import write_stacks_on_signal
@@ -25,10 +29,16 @@ class OmniWorkerMixin(VllmWorker):
     """`runner_cls` derives from the V1 runner that the vLLM worker builds."""
 
     runner_cls: ClassVar[type]
+    distributed_init_method: str
 
     def init_device(self, *args: Any, **kwargs: Any) -> None:
         write_stacks_on_signal()
+        if self.distributed_init_method == "env://":
+            # An external launcher's. vLLM names the shared memory of CPU ranks by what stands behind the colon: without
+            # a launch's own name, two launches would share it, and one that was killed would block all after it.
+            self.distributed_init_method = f"env://#{os.environ['MASTER_PORT']}"
         super().init_device(*args, **kwargs)
+        _forget_shared_memory()
         built = type(self.model_runner)
         if built not in self.runner_cls.__mro__:
             raise RuntimeError(
@@ -70,3 +80,16 @@ class OmniWorkerMixin(VllmWorker):
     def cudagraph_mode(self) -> str:
         """Called on every rank: the mode by which vLLM runs this one's steps, by the profile's name for it."""
         return str(self.model_runner.cudagraph_dispatcher.cudagraph_mode.name).lower()
+
+
+def _forget_shared_memory() -> None:
+    """Take the names off the memory that this rank shares with others on a CPU, which all of them have by now.
+
+    It stays until the last of them ends; vLLM takes the names off at an orderly end only, if at all.
+    """
+    for group in (get_tp_group(), get_pp_group()):
+        channel = getattr(group.device_communicator, "dist_module", None)
+        name: str | None = getattr(channel, "group_name", None)
+        if name is not None:
+            for rank in range(group.world_size):
+                Path("/dev/shm", f"{name.lstrip('/')}_{rank}").unlink(missing_ok=True)

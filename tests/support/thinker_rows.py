@@ -3,7 +3,8 @@
 Reads a JSON task from stdin: `model`, `engine` (EngineArgs), `rounds` (lists of requests, each round run to its end:
 `id`, `prompt`, `max_tokens`, `wants`, `logprobs`, `abort_after` steps), `stock` (vLLM's own worker), `late` (outputs
 travel through an asynchronous copy on a device that is late, and what they are copied from is overwritten at once).
-With a `speculative_config` the answer says how many draft tokens were scheduled and how many of them accepted. Writes JSON to the path in argv.
+With a `speculative_config` the answer says how many draft tokens were scheduled and how many of them accepted. Writes
+JSON to the path in argv.
 """
 
 from __future__ import annotations
@@ -33,8 +34,7 @@ def main() -> None:
     ranks = task["engine"].get("tensor_parallel_size", 1) * task["engine"].get("pipeline_parallel_size", 1)
     prepare_ranks(ranks, "thinker")
     register_models()
-    if "speculative_config" in task["engine"]:
-        _reject_on_a_cpu()
+    _reject_on_a_cpu()
     worker = {} if task["stock"] else {"worker_cls": "omni_cli.worker.cpu.CPUARWorker"}
     engine = LLMEngine.from_engine_args(
         EngineArgs(

@@ -20,7 +20,7 @@ def engine(start_engine: Any) -> Any:
     return start_engine("tiny-image", "image.num_inference_steps=1000")
 
 
-@pytest.mark.parametrize("garbled", [b"\xc1\xc1", b"", b"\x93\x01\x02", b"\x81\xa4type\xa5Alive"], ids=repr)
+@pytest.mark.parametrize("garbled", [b"\xc1\xc1", b"\x81\xa4type\xa5Alive"], ids=repr)
 def test_a_garbled_command_ends_the_stage_and_says_so(engine: Any, garbled: bytes) -> None:
     if "image" in engine.llm.failed_stages:
         engine._call(engine.llm.restart("image"))

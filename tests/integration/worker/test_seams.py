@@ -24,6 +24,17 @@ CALLABLES = [
         "is overridden to condition the talker and to run a diffusion",
     ),
     (f"{RUNNER}._pool", ["hidden_states"], "is overridden to hand one tensor per request out"),
+    (f"{RUNNER}.execute_model", ["scheduler_output"], "is overridden to hand a diffusion's tensors round a pipeline"),
+    (
+        "vllm.distributed.parallel_state:GroupCoordinator.send_tensor_dict",
+        ["tensor_dict", "all_gather_group"],
+        "is called with intermediate tensors",
+    ),
+    (
+        "vllm.distributed.parallel_state:GroupCoordinator.broadcast_tensor_dict",
+        ["tensor_dict", "src"],
+        "is called with a diffusion's tensors",
+    ),
     (f"{RUNNER}.sample_tokens", ["grammar_output"], "is overridden to attach hidden states"),
     (f"{RUNNER}.initialize_kv_cache", ["kv_cache_config"], "is overridden to keep rows of cached blocks"),
     (f"{RUNNER}.load_model", [], "is overridden to find the diffusion's entry point and who fills conditions"),
@@ -153,6 +164,15 @@ ATTRIBUTES = [
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__",
         ["self.device", "self.speculative_config", "self.parallel_config", "self.cudagraph_dispatcher"],
     ),
+    ("vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__", ["self.broadcast_pp_output"]),
+    ("vllm.v1.worker.worker_base:WorkerBase.__init__", ["self.distributed_init_method"]),
+    (
+        "vllm.v1.executor.uniproc_executor:ExecutorWithExternalLauncher._distributed_args",
+        ['distributed_init_method = "env://"'],
+    ),
+    ("vllm.distributed.parallel_state:GroupCoordinator.__init__", ["self.device_communicator"]),
+    ("vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator.__init__", ["self.dist_module"]),
+    ("vllm.distributed.device_communicators.cpu_communicator:_CPUSHMDistributed.__init__", ["self.group_name"]),
     ("vllm.v1.cudagraph_dispatcher:CudagraphDispatcher.__init__", ["self.cudagraph_mode"]),
     (
         "vllm.compilation.cuda_graph:CUDAGraphWrapper.__init__",

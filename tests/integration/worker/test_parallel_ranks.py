@@ -1,0 +1,108 @@
+"""Several ranks make what one makes: thinker, talker and a diffusion, by vLLM's own executors.
+
+`test_hidden_states.py` has the thinker on `mp`, `engine/test_scheduling.py` the talker on pipeline ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+MP, LAUNCHED = "mp", "external_launcher"
+# Tensor ranks add what each of them has made in another order than one rank does. Rows are of the size of 1.
+TOLERANCE = 2e-5
+
+
+def case(kind: str, backend: str | None = None, tensor: int = 1, pipeline: int = 1) -> dict[str, Any]:
+    ranks = {
+        "distributed_executor_backend": backend,
+        "tensor_parallel_size": tensor,
+        "pipeline_parallel_size": pipeline,
+    }
+    return {"kind": kind, "engine": ranks if backend else {}}
+
+
+CASES = {
+    "thinker": case("thinker"),
+    "thinker launched, tensor": case("thinker", LAUNCHED, tensor=2),
+    "thinker launched, pipeline": case("thinker", LAUNCHED, pipeline=2),
+    "talker": case("talker"),
+    "talker launched, tensor": case("talker", LAUNCHED, tensor=2),
+    "diffusion": case("diffusion"),
+    "diffusion mp, tensor": case("diffusion", MP, tensor=2),
+    "diffusion mp, pipeline": case("diffusion", MP, pipeline=2),
+    "diffusion launched, pipeline": case("diffusion", LAUNCHED, pipeline=2),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tiny_omni_path: Path, tmp_path_factory: Any) -> dict[str, list[Any]]:
+    """For each case, what each engine made: by request `tokens`, and `made`, which is rows or a tensor."""
+    answer = tmp_path_factory.mktemp("ranks") / "answer.json"
+    shared = set(Path("/dev/shm").glob("*cpushm*"))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/support/parallel_ranks.py"), str(answer)],
+        input=json.dumps({"model": str(tiny_omni_path), "cases": CASES}),
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert set(Path("/dev/shm").glob("*cpushm*")) <= shared, "memory that ranks shared is left"
+    return json.loads(answer.read_text())
+
+
+def difference(made: dict[str, list[Any]], name: str, rank: int) -> float:
+    """The largest difference to one rank's; tokens have to be the same."""
+    (alone,) = made[name.split()[0]]
+    ranks = made[name]
+    assert isinstance(alone, dict), alone
+    assert isinstance(ranks[rank], dict), ranks[rank]
+    assert ranks[rank].keys() == alone.keys()
+    largest = 0.0
+    for request_id, expected in alone.items():
+        result = ranks[rank][request_id]
+        assert result["tokens"] == expected["tokens"]
+        if expected["made"] is None:
+            continue
+        assert np.shape(result["made"]) == np.shape(expected["made"])
+        largest = max(largest, float(np.abs(np.subtract(result["made"], expected["made"])).max()))
+    return largest
+
+
+@pytest.mark.parametrize("name", ["diffusion mp, tensor", "diffusion mp, pipeline"])
+def test_ranks_of_the_multiprocessing_executor(made, name):
+    """Tensors, and what a request brings with it, which the first and the last rank use."""
+    assert len(made[name]) == 1
+    assert difference(made, name, rank=0) <= (0.0 if "pipeline" in name else TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["thinker launched, tensor", "talker launched, tensor"])
+def test_each_rank_that_was_launched_has_all_outputs(made, name):
+    assert len(made[name]) == 2
+    assert max(difference(made, name, rank) for rank in range(2)) <= TOLERANCE
+
+
+def test_tokens_are_handed_round_the_pipeline_and_rows_come_from_the_last_rank(made):
+    first, last = made["thinker launched, pipeline"]
+    (alone,) = made["thinker"]
+    assert difference(made, "thinker launched, pipeline", rank=1) == 0.0
+    for request_id, result in first.items():
+        assert result == {"tokens": alone[request_id]["tokens"], "made": None}
+        assert last[request_id]["tokens"] == result["tokens"]
+
+
+def test_tensors_are_handed_round_the_pipeline(made):
+    """Each rank's engine waits for them; intermediate tensors went the other way before."""
+    assert len(made["diffusion launched, pipeline"]) == 2
+    assert [difference(made, "diffusion launched, pipeline", rank) for rank in range(2)] == [0.0, 0.0]

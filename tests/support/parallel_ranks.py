@@ -1,0 +1,165 @@
+"""Runs a model on several ranks, and writes what each of them made; a script: vLLM binds its process.
+
+Reads a JSON task from stdin: `model` and `cases`, by name: `kind` ("thinker", "talker" or "diffusion") and `engine`
+(EngineArgs). Each case runs in processes that are forked after the imports: with `external_launcher` one a rank, in the
+environment that torchrun would give it. Writes JSON to the path in argv: for each case a list with each process's
+results.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+PROMPTS = ["hello", "Tell me about the rain on a tin roof, and about the long road home.", "a"]
+MAX_TOKENS = 16
+LENGTHS = [5, 17, 1, 8]
+TALKER_REQUESTS = [
+    {"id": "first", "num_prompt": 20, "num_reply": 12, "max_tokens": 24},
+    {"id": "one token", "num_prompt": 15, "num_reply": 1, "max_tokens": 16},
+    {"id": "long reply", "num_prompt": 9, "num_reply": 30, "max_tokens": 20},
+]
+TIMEOUT_S = 100
+
+
+def main() -> None:
+    task = json.loads(sys.stdin.read())
+    from omni_cli.compat.torchvision import ensure_torchvision_importable
+
+    ensure_torchvision_importable()
+    import rank_diffusion  # noqa: F401 - imported once, for all processes
+    from vllm.v1.engine.llm_engine import LLMEngine  # noqa: F401
+
+    from omni_cli.engine.stages.vllm_stage import prepare_ranks
+
+    prepare_ranks(2, "ranks")
+    answers = {name: run_case(task["model"], case) for name, case in task["cases"].items()}
+    Path(sys.argv[1]).write_text(json.dumps(answers))
+
+
+def run_case(model: str, case: dict[str, Any]) -> list[Any]:
+    engine = case["engine"]
+    launched = engine.get("distributed_executor_backend") == "external_launcher"
+    size = engine.get("tensor_parallel_size", 1) * engine.get("pipeline_parallel_size", 1) if launched else 1
+    context = multiprocessing.get_context("fork")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pipes, processes = [], []
+    for rank in range(size):
+        ours, theirs = context.Pipe(duplex=False)
+        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
+        variables["MASTER_PORT"] = port
+        process = context.Process(target=run_rank, args=(theirs, model, case, variables if launched else {}))
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(process)
+    try:
+        return [pipe.recv() if pipe.poll(TIMEOUT_S) else "it never answered" for pipe in pipes]
+    finally:
+        for process in processes:
+            process.join(10)
+            process.kill()
+
+
+def run_rank(pipe: Any, model: str, case: dict[str, Any], variables: dict[str, Any]) -> None:
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    try:
+        run = {"thinker": run_thinker, "talker": run_talker, "diffusion": run_diffusion}[case["kind"]]
+        pipe.send(run(model, case["engine"]))
+    except Exception:  # noqa: BLE001 - whatever it is, the test shows it
+        pipe.send(traceback.format_exc())
+    finally:
+        os._exit(0)  # this process's copies of the parent's resources are not its own to clean up
+
+
+def make_engine(**arguments: Any) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    given = {"dtype": "float32", "enforce_eager": True, "disable_log_stats": True, "max_model_len": 256}
+    given |= {"max_num_seqs": 8, "kv_cache_memory_bytes": 16 << 20}
+    return LLMEngine.from_engine_args(EngineArgs(**{**given, **arguments}))
+
+
+def run_thinker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Tokens and hidden-state rows by request id; rows are None on ranks that hand none out."""
+    from vllm import SamplingParams
+
+    from omni_cli.engine.stages.output_processor import OmniOutputProcessor
+    from omni_cli.worker.request_payloads import WANTS_HIDDEN_STATES
+
+    worker = "omni_cli.worker.cpu.CPUARWorker"
+    engine = make_engine(model=model, worker_cls=worker, skip_mm_profiling=True, mm_processor_cache_gb=0, **arguments)
+    processor = OmniOutputProcessor.adopt(engine.output_processor)
+    params = SamplingParams(
+        temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, extra_args={WANTS_HIDDEN_STATES: True}
+    )
+    for number, text in enumerate(PROMPTS):
+        (rendered,) = engine.renderer.render_cmpl([{"prompt": text, "cache_salt": "rows"}])
+        engine.add_request(str(number), rendered, params.clone())
+    results: dict[str, Any] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                rows = processor.take_hidden_rows(output.request_id)
+                tokens = list(output.outputs[0].token_ids)
+                results[output.request_id] = {"tokens": tokens, "made": None if rows is None else rows.tolist()}
+    engine.engine_core.shutdown()
+    return results
+
+
+def run_talker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Tokens by request id, of rows that come late: every rank's engine gets them at the same steps."""
+    from talker_rows import Runs, feeding_at_random
+
+    from omni_cli.config.engine_config import ARStageConfig
+    from omni_cli.engine.stages.base import StageSpec, load_stage
+
+    stage = ARStageConfig(
+        "talker", input="thinker", max_model_len=256, max_num_seqs=8, kv_cache_memory_bytes=16 << 20,
+        sampling={"temperature": 0.0}, **arguments,
+    )  # fmt: skip
+    spec = StageSpec(stage, model, "Qwen2_5OmniModel", "float32", 0, False)
+    made = Runs(load_stage(spec, lambda report: None), TALKER_REQUESTS).run(feeding_at_random())
+    return {name: {"tokens": tokens, "made": None} for name, tokens in made["tokens"].items()}
+
+
+def run_diffusion(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """One tensor a request."""
+    import torch
+    from rank_diffusion import ARCHITECTURE, SIZE
+    from vllm import PoolingParams
+
+    from omni_cli.worker.payloads import encode_additional_information
+    from omni_cli.worker.request_payloads import ADDITIONAL_INFORMATION
+
+    engine = make_engine(
+        model=model, worker_cls="rank_diffusion.RankDiffusionWorker", hf_overrides={"architectures": [ARCHITECTURE]},
+        runner="pooling", skip_tokenizer_init=True, enable_prefix_caching=False, enable_chunked_prefill=False,
+        **arguments,
+    )  # fmt: skip
+    draw = torch.Generator().manual_seed(0)
+    for number, length in enumerate(LENGTHS):
+        information = {name: torch.randn(length, SIZE, generator=draw) for name in ("scale", "shift")}
+        extra = {ADDITIONAL_INFORMATION: encode_additional_information(information)}
+        ids = torch.randint(0, 200, (length,), generator=draw).tolist()
+        (rendered,) = engine.renderer.render_cmpl([{"prompt_token_ids": ids}])
+        engine.add_request(str(number), rendered, PoolingParams(task="plugin", extra_kwargs=extra))
+    results: dict[str, Any] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            results[output.request_id] = {"tokens": [], "made": output.outputs.data.tolist()}
+    engine.engine_core.shutdown()
+    return results
+
+
+if __name__ == "__main__":
+    main()
