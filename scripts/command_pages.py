@@ -12,8 +12,8 @@ comments right above them name:
     <!-- may be missing: /REGEX/ -->  the same, and it need not be there
     <!-- file: NAME -->               the block below, in any language, is this file of the folder
 
-Exit code 0: every page is true; 1: some are not, stdout has the differences. `--write` puts what was printed into
-blocks that are not true and leaves the others as they are. What is printed depends on the machine: pages are made
+Exit code 0: every page is true; 1: some are not, stdout has the differences. `--write` puts all that was printed into
+pages that are not true and leaves the others as they are. What is printed depends on the machine: pages are made
 without a GPU.
 """
 
@@ -57,6 +57,7 @@ _NUMBERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(127\.0\.0\.1|localhost):\d+", r"\1:<port>"),
         (r'"(port|pid)": \d+', r'"\1": <\1>'),
         (r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,}\b", "<hash>"),
+        (r"\[" + _NUMBER + r"%?, " + _NUMBER + r"%?\]", "[#, #]"),
         (_NUMBER + r" ?(?:%|/s\b|" + _UNIT + r"\b(?!-))", "#"),
         (r"[+-]?(?<![\w.])\d+(?:\.\d+){1,2}(?:e[+-]?\d+)?(?![\w.]*\w)", "#"),
         (r"\b\d{7,}\b", "#"),
@@ -252,9 +253,8 @@ def check_page(page: Path, *, write: bool = False) -> str:
                 continue
             now = run_block(shell, block)
             line = text.count("\n", 0, block.start)
-            stale = differences(block, now, f"{page.name}:{line}")
-            found += stale
-            parts += [text[position : block.start], now if stale else block.body]
+            found += differences(block, now, f"{page.name}:{line}")
+            parts += [text[position : block.start], now]
             position = block.end
     if write and found:
         page.write_text("".join([*parts, text[position:]]))
