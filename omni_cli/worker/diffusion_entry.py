@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from torch import nn
 
 from omni_cli.execution.copies import OutputCopy
+
+logger = logging.getLogger(__name__)
 
 ENTRY_POINTS = ("sample", "forward", "diffuse")
 
@@ -33,39 +36,56 @@ def diffusion_entry(model: nn.Module) -> Callable[..., Any]:
     raise TypeError(f"{type(model).__name__} has none of {', '.join(ENTRY_POINTS)}; a diffusion model needs one")
 
 
-def one_tensor_per_request(result: Any, request_ids: list[str]) -> dict[str, torch.Tensor]:
-    """What a model returned, as one tensor a request.
+@dataclass(frozen=True)
+class NoOutput:
+    """In place of a request's tensor, why there is none: that request fails, and the others of its batch go on."""
+
+    reason: str
+
+
+def one_tensor_per_request(result: Any, request_ids: list[str]) -> dict[str, torch.Tensor | NoOutput]:
+    """What a model returned, as one tensor a request, or why a request has none.
 
     Accepts a tensor whose first dimension is the batch, a list in the order of the batch, or a dict by request id.
-    Raises `ValueError` that names the request or the counts when something is missing, extra or no tensor.
+    Where the number is wrong, nobody knows whose tensors they are, and no request gets one.
     """
     if isinstance(result, Mapping):
-        missing = [request_id for request_id in request_ids if request_id not in result]
-        if missing or len(result) != len(request_ids):
-            raise ValueError(
-                f"the model answered {len(result)} of {len(request_ids)} requests; missing: {', '.join(missing) or '-'}"
-            )
-        pairs = {request_id: result[request_id] for request_id in request_ids}
-    elif isinstance(result, (torch.Tensor, list, tuple)):
-        if len(result) != len(request_ids):
-            raise ValueError(f"the model returned {len(result)} tensors for {len(request_ids)} requests")
-        pairs = dict(zip(request_ids, result, strict=True))
-    else:
-        raise ValueError(f"a diffusion model returns a tensor, a list or a dict, not {type(result).__name__}")
-    for request_id, tensor in pairs.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"request {request_id}: the model returned {type(tensor).__name__}, not a tensor")
-    return pairs
+        unknown = [str(name) for name in result if name not in request_ids]
+        if unknown:
+            logger.warning("the model answered requests that are not in the batch: %s", ", ".join(unknown))
+        nothing = NoOutput(
+            "the model returned nothing for it"
+            + (f", but something for {', '.join(unknown)}, not in the batch" if unknown else "")
+        )
+        return {request_id: _tensor(result.get(request_id, nothing)) for request_id in request_ids}
+    if not isinstance(result, (torch.Tensor, list, tuple)):
+        none = NoOutput(f"a diffusion model returns a tensor, a list or a dict, not {type(result).__name__}")
+        return dict.fromkeys(request_ids, none)
+    if isinstance(result, torch.Tensor) and not result.dim():
+        result = ()  # a single number is nobody's
+    if len(result) != len(request_ids):
+        none = NoOutput(f"the model returned {len(result)} tensors for {len(request_ids)} requests")
+        return dict.fromkeys(request_ids, none)
+    return {request_id: _tensor(each) for request_id, each in zip(request_ids, result, strict=True)}
+
+
+def _tensor(each: Any) -> torch.Tensor | NoOutput:
+    if isinstance(each, (torch.Tensor, NoOutput)):
+        return each
+    return NoOutput(f"the model returned {type(each).__name__}, not a tensor")
 
 
 def start_together(tensors: Mapping[str, torch.Tensor], copy: OutputCopy) -> Callable[[], dict[str, torch.Tensor]]:
-    """Start one transfer to the host for all of `tensors`; what is returned waits for it and gives them by name.
+    """Start the transfer of `tensors` to the host; what is returned waits for it and gives them by name.
 
-    Raises `ValueError` where their types differ.
+    One transfer for all that are of the same type.
     """
-    dtypes = {str(tensor.dtype) for tensor in tensors.values()}
-    if len(dtypes) > 1:
-        raise ValueError(f"the model returned tensors of different types: {', '.join(sorted(dtypes))}")
+    if len({tensor.dtype for tensor in tensors.values()}) != 1:
+        by_dtype: dict[torch.dtype, dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            by_dtype.setdefault(tensor.dtype, {})[name] = tensor
+        parts = [start_together(group, copy) for group in by_dtype.values()]
+        return lambda: {name: tensor for part in parts for name, tensor in part().items()}
     if len(tensors) == 1:
         ((name, tensor),) = tensors.items()
         only = copy.start(tensor)
@@ -74,7 +94,7 @@ def start_together(tensors: Mapping[str, torch.Tensor], copy: OutputCopy) -> Cal
     together = copy.start(torch.cat([tensor.reshape(-1) for tensor in tensors.values()]))
 
     def arrived() -> dict[str, torch.Tensor]:
-        parts = together.get().split([shape.numel() for shape in shapes])
-        return {name: part.view(shape) for name, part, shape in zip(tensors, parts, shapes, strict=True)}
+        flat = together.get().split([shape.numel() for shape in shapes])
+        return {name: part.view(shape) for name, part, shape in zip(tensors, flat, shapes, strict=True)}
 
     return arrived

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+from omni_cli.worker.diffusion_entry import NoOutput
 
 
 @dataclass
@@ -14,11 +16,13 @@ class OmniModelRunnerOutput(ModelRunnerOutput):
     """vLLM's output whose `pooler_output` holds, a request, a host tensor or None, in the order of `req_ids`.
 
     AR runners put hidden states there, (num_rows, hidden_size), beside the sampled tokens; diffusion runners put
-    the finished tensor there and sample nothing.
+    the finished tensor there, or a `NoOutput`, and sample nothing.
     """
 
     @classmethod
-    def with_payloads(cls, output: ModelRunnerOutput, payloads: dict[str, torch.Tensor]) -> OmniModelRunnerOutput:
+    def with_payloads(
+        cls, output: ModelRunnerOutput, payloads: Mapping[str, torch.Tensor | NoOutput]
+    ) -> OmniModelRunnerOutput:
         """`output` with one tensor for each request named in `payloads`."""
         fields = {name: getattr(output, name) for name in ModelRunnerOutput.__dataclass_fields__}
         fields["pooler_output"] = [payloads.get(req_id) for req_id in output.req_ids]

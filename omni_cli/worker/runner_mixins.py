@@ -23,6 +23,7 @@ from omni_cli.execution.ranges import mark
 from omni_cli.worker.arriving_conditions import arrived_with
 from omni_cli.worker.diffusion_entry import (
     DiffusionInput,
+    NoOutput,
     diffusion_entry,
     one_tensor_per_request,
     start_together,
@@ -75,6 +76,7 @@ class OmniRunnerMixin(VllmRunner):
             )
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        self._check_plan(scheduler_output)
         for request_id in scheduler_output.finished_req_ids:
             self._forget_request(request_id)
         for request in scheduler_output.scheduled_new_reqs:
@@ -84,6 +86,15 @@ class OmniRunnerMixin(VllmRunner):
         for request_id, arrived in arrived_with(scheduler_output).items():
             self.request_payloads[request_id].append_conditions(arrived.rows, is_last=arrived.is_last)
         return super()._update_states(scheduler_output)
+
+    def _check_plan(self, scheduler_output: SchedulerOutput) -> None:
+        """`ValueError` that names the request where scheduler and worker do not mean the same ones."""
+        known = self.request_payloads.keys() | {request.req_id for request in scheduler_output.scheduled_new_reqs}
+        for request_id in arrived_with(scheduler_output).keys() | scheduler_output.num_scheduled_tokens.keys():
+            if request_id not in known:
+                raise ValueError(f"request {request_id}: a step is planned for it, and this worker does not know it")
+            if scheduler_output.num_scheduled_tokens.get(request_id, 0) < 1:
+                raise ValueError(f"request {request_id}: a step is planned for it with none of its tokens")
 
     def _forget_request(self, request_id: str) -> None:
         self.request_payloads.pop(request_id, None)
@@ -308,15 +319,22 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
         tensors = list(one_tensor_per_request(hidden_states, list(self.input_batch.req_ids)).values())
         if self._hands_round:
             pipeline = get_pp_group()
-            named = {str(index): tensor.contiguous() for index, tensor in enumerate(tensors)}
+            named = {
+                str(index): made if isinstance(made, NoOutput) else made.contiguous()
+                for index, made in enumerate(tensors)
+            }
             pipeline.broadcast_tensor_dict(named, src=pipeline.world_size - 1)
         return self._handed_out(tensors)
 
-    def _handed_out(self, made: list[torch.Tensor]) -> AsyncOmniModelRunnerOutput:
+    def _handed_out(self, made: list[torch.Tensor | NoOutput]) -> AsyncOmniModelRunnerOutput:
         """The step's output: one tensor on the device a request, in the order of the batch."""
         request_ids = list(self.input_batch.req_ids)
-        tensors = dict(zip(request_ids, made, strict=True))
+        outputs = dict(zip(request_ids, made, strict=True))
+        tensors = {name: tensor for name, tensor in outputs.items() if isinstance(tensor, torch.Tensor)}
         output = ModelRunnerOutput(req_ids=request_ids, req_id_to_index=dict(self.input_batch.req_id_to_index))
         with mark("output copy"):
             arrived = start_together(tensors, self.output_copy) if self.hands_out else dict
-        return AsyncOmniModelRunnerOutput(lambda: OmniModelRunnerOutput.with_payloads(output, arrived()))
+        missing = {name: reason for name, reason in outputs.items() if isinstance(reason, NoOutput)}
+        return AsyncOmniModelRunnerOutput(
+            lambda: OmniModelRunnerOutput.with_payloads(output, {**arrived(), **missing} if self.hands_out else {})
+        )

@@ -38,6 +38,7 @@ from omni_cli.execution.ranges import Consecutive
 from omni_cli.models.qwen2_5_omni.chunks import Chunk, Chunker, ChunkSizes
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
 from omni_cli.models.vllm_registry import TOKEN2WAV
+from omni_cli.worker.diffusion_entry import NoOutput
 from omni_cli.worker.payloads import decode_additional_information, encode_additional_information, integers_of
 from omni_cli.worker.request_payloads import ADDITIONAL_INFORMATION
 
@@ -239,10 +240,19 @@ class Token2WavStage(VllmStage):
             super().abort(running_id)
             self._marks_of.pop(running_id, None)
 
+    def _check_waveform(self, made: torch.Tensor | NoOutput) -> None:
+        """Raises `StageError` where this is no waveform (num_samples,) of finite numbers."""
+        if isinstance(made, NoOutput):
+            raise StageError(made.reason, stage=self.spec.stage.name)
+        if made.dim() != 1 or not made.numel() or not made.is_floating_point():
+            what = f"{tuple(made.shape)} of {str(made.dtype).removeprefix('torch.')}"
+            raise StageError(f"the model made {what}, which is no waveform", stage=self.spec.stage.name)
+        self.check_numbers(made, "samples")
+
     def output(self, active: ActiveRequest, output: Any) -> list[Report]:
         request_id = active.request.request_id
+        self._check_waveform(output.outputs.data)
         steps, vocoder_s = self._parts(request_id)
-        self.check_numbers(output.outputs.data, "samples")
         stream: SpeechStream | None = active.context.get("stream")
         if stream is None:
             trace = self._trace(active, active.added_s, len(output.prompt_token_ids), steps, vocoder_s)

@@ -1,0 +1,73 @@
+"""A model's wrong answer to one request, and a scheduler's wrong plan: named, and the others go on.
+
+Real parts of vLLM and the real token2wav; what its model returns is spoilt on the way to the runner.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def answers(tiny_omni_path: Path, tmp_path_factory: Any) -> dict[str, Any]:
+    answer = tmp_path_factory.mktemp("wrong") / "answer.json"
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/support/wrong_outputs.py"), str(answer)],
+        input=json.dumps({"model": str(tiny_omni_path)}),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(answer.read_text())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("nothing", "the model returned NoneType, not a tensor"),
+        ("shape", "of float32, which is no waveform"),
+        ("dtype", "of int64, which is no waveform"),
+        ("empty", "the model made (0,) of float32, which is no waveform"),
+    ],
+)
+def test_one_wrong_answer_fails_its_request_alone(answers, wrong, message):
+    alone, made = answers["alone"], answers["rounds"][wrong]
+    assert made.pop("second").endswith(message)
+    assert made == {"first": alone["first"], "third": alone["third"]}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("count", "the model returned 2 tensors for 3 requests"),
+        ("text", "a diffusion model returns a tensor, a list or a dict, not str"),
+    ],
+)
+def test_answers_that_are_nobodys_fail_their_batch_and_the_stage_goes_on(answers, wrong, message):
+    assert answers["rounds"][wrong] == dict.fromkeys(("first", "second", "third"), message)
+
+
+def test_nothing_is_left_of_any(answers):
+    assert answers["after"] == answers["alone"] and len(answers["alone"]) == 3
+    assert answers["left"] == []
+
+
+def test_a_wrong_plan_names_the_request_and_changes_nothing(answers):
+    plans, alone = answers["plans"], answers["alone"]
+    assert plans["unknown request"] == "request ghost: a step is planned for it, and this worker does not know it"
+    assert plans["rows for nobody"] == plans["unknown request"]
+    assert plans["zero tokens"] == f"request {plans['first']}: a step is planned for it with none of its tokens"
+    assert plans["empty batch"] == 0
+    assert plans["as it is"] == [alone["first"], alone["second"], alone["third"]]

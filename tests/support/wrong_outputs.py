@@ -1,0 +1,111 @@
+"""Runs token2wav on vLLM with a model that answers wrongly, and its runner with plans that are wrong; a script.
+
+Reads a JSON task from stdin: `model`. Writes JSON to the path in argv: `alone`, the number of samples of each request;
+`rounds`, by what was wrong with the second request, what became of each; `plans`, what the runner said of each plan.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CODES = {"first": [1, 2, 3, 4, 5, 6], "second": [7, 8, 9, 1], "third": [5, 4, 3, 2, 1, 0, 6, 7]}
+WRONG: dict[str, Callable[[list[Any]], Any]] = {
+    "nothing": lambda made: [made[0], None, made[2]],
+    "shape": lambda made: [made[0], made[1].reshape(2, -1), made[2]],
+    "dtype": lambda made: [made[0], made[1].long(), made[2]],
+    "empty": lambda made: [made[0], made[1][:0], made[2]],
+    "count": lambda made: made[:2],
+    "text": lambda made: "text",
+}
+
+
+def main() -> None:
+    task = json.loads(sys.stdin.read())
+    from omni_cli.compat.torchvision import ensure_torchvision_importable
+
+    ensure_torchvision_importable()
+    from omni_cli.config.engine_config import DiffusionStageConfig
+    from omni_cli.engine.stages.base import StageSpec, load_stage
+
+    config = DiffusionStageConfig("token2wav", backend="vllm", input="talker", max_num_seqs=4, num_inference_steps=2)
+    spec = StageSpec(config, task["model"], "Qwen2_5OmniModel", "float32", 0, False)
+    stage = load_stage(spec, lambda report: None)
+    runner = stage.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    sample = runner._diffuse
+    answers: dict[str, Any] = {"alone": run(stage, "alone"), "rounds": {}}
+    for name, spoil in WRONG.items():
+        runner._diffuse = lambda inputs, spoil=spoil: spoil(sample(inputs))
+        answers["rounds"][name] = run(stage, name)
+    runner._diffuse = sample
+    answers["after"] = run(stage, "after")
+    answers["plans"] = plans(stage, runner)
+    answers["left"] = [*stage.active, *stage._marks_of]
+    Path(sys.argv[1]).write_text(json.dumps(answers))
+    stage.close()
+
+
+def add(stage: Any, prefix: str) -> None:
+    from omni_cli.engine.messages import StageRequest
+    from omni_cli.worker.payloads import encode_additional_information
+
+    for name, codes in CODES.items():
+        handoff = encode_additional_information({"codec_token_ids": codes})
+        stage.add(StageRequest(f"{prefix} {name}", handoff=handoff))
+
+
+def finish(stage: Any) -> dict[str, Any]:
+    """By the last word of a request's name: its number of samples, or what it failed with."""
+    from omni_cli.engine.messages import Failure, RequestDone
+
+    ends: dict[str, Any] = {}
+    while stage.has_work():
+        for report in stage.step():
+            name = report.request_id.split()[-1]
+            if isinstance(report, Failure):
+                ends[name] = report.message
+            elif isinstance(report, RequestDone):
+                ends[name] = report.audio.samples.shape[0]
+    return ends
+
+
+def run(stage: Any, prefix: str) -> dict[str, Any]:
+    add(stage, prefix)
+    return finish(stage)
+
+
+def plans(stage: Any, runner: Any) -> dict[str, Any]:
+    """A plan of vLLM's scheduler, made wrong in several ways, and then as it is."""
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    from omni_cli.worker.arriving_conditions import Arrived, attach_arrived
+
+    add(stage, "plan")
+    core = stage.engine.engine_core.engine_core
+    plan = core.scheduler.schedule()
+    first = next(iter(plan.num_scheduled_tokens))
+    wrong = {name: copy.copy(plan) for name in ("unknown request", "zero tokens", "rows for nobody")}
+    wrong["unknown request"].num_scheduled_tokens = {**plan.num_scheduled_tokens, "ghost": 3}
+    wrong["zero tokens"].num_scheduled_tokens = {**plan.num_scheduled_tokens, first: 0}
+    attach_arrived(wrong["rows for nobody"], {"ghost": Arrived(runner.input_ids.gpu[:0], True)})
+    said: dict[str, Any] = {"first": first}
+    for name, each in wrong.items():
+        try:
+            runner.execute_model(each)
+        except ValueError as error:
+            said[name] = str(error)
+    said["empty batch"] = len(runner.execute_model(SchedulerOutput.make_empty()).req_ids)
+    output = runner.execute_model(plan).get_output()
+    stage.engine.engine_core.engine_core.scheduler.update_from_output(plan, output)
+    said["as it is"] = [made.shape[0] for made in output.pooler_output]
+    for name in CODES:
+        stage.abort(f"plan {name}")
+    return said
+
+
+if __name__ == "__main__":
+    main()
