@@ -34,8 +34,7 @@ def main() -> None:
     ranks = task["engine"].get("tensor_parallel_size", 1) * task["engine"].get("pipeline_parallel_size", 1)
     prepare_ranks(ranks, "thinker")
     register_models()
-    _reject_on_a_cpu()
-    worker = {} if task["stock"] else {"worker_cls": "omni_cli.worker.cpu.CPUARWorker"}
+    worker = {} if task["stock"] else {"worker_cls": _worker()}
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=task["model"],
@@ -139,6 +138,15 @@ def _count_preemptions(engine: Any) -> list[int]:
 
     scheduler._preempt_request = counted
     return count
+
+
+def _worker() -> str:
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return "omni_cli.worker.gpu.GPUARWorker"
+    _reject_on_a_cpu()
+    return "omni_cli.worker.cpu.CPUARWorker"
 
 
 def _reject_on_a_cpu() -> None:
