@@ -207,7 +207,7 @@ def fingerprint() -> str:
 
 
 def dev_requirements() -> list[str]:
-    return extras()["dev"]
+    return [*extras()["dev"], *extras()["ray"]]
 
 
 def pinned(name: str) -> str:

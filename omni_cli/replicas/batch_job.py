@@ -14,7 +14,7 @@ from omni_cli.errors import OmniError
 from omni_cli.inputs.request_spec import RequestSpec
 from omni_cli.outputs import StageInfo
 from omni_cli.replicas.batch_replica import BatchAnswer, BatchReplica
-from omni_cli.replicas.cluster import RayCluster, replica_resources
+from omni_cli.replicas.cluster import RayCluster, ray_failure, replica_resources
 from omni_cli.replicas.process import ReplicaSpec
 from omni_cli.replicas.stages import ReplicaStages
 
@@ -22,6 +22,7 @@ from omni_cli.replicas.stages import ReplicaStages
 REQUESTS_A_REPLICA = 32
 # Every task is a lease and a transfer: of many short requests, several share one.
 _MOST_TASKS = 2048
+_JOIN_S = 10.0
 
 
 class BatchJob:
@@ -33,7 +34,7 @@ class BatchJob:
     def __init__(self, config: EngineConfig, replicas: int, *, verbose: bool) -> None:
         """Raises `UsageError` where Ray is not installed."""
         self.config = config
-        self._spec = ReplicaSpec(config, verbose)
+        self._verbose = verbose
         self._replicas = replicas
         self._cluster = RayCluster(replicas, verbose=verbose)
         self._stages = ReplicaStages(replicas)
@@ -75,7 +76,13 @@ class BatchJob:
     async def close(self) -> None:
         """End the replicas, also in the middle of a request. Idempotent."""
         self._is_stopped.set()
-        await asyncio.to_thread(self._cluster.close)
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._cluster.close()
+        if self._thread is not None:
+            # Ray's answer to whatever it waits for is an error now.
+            self._thread.join(_JOIN_S)
 
     def _rows(self, specs: Sequence[tuple[int, RequestSpec]]) -> Any:
         self._cluster.connect()
@@ -83,13 +90,14 @@ class BatchJob:
 
         resources = replica_resources(self.config, self._replicas)
         items = [{"index": index, "spec": pickle.dumps(_absolute(spec))} for index, spec in specs]
+        # Of few requests, the replica that is up first must not take all.
+        inside = min(REQUESTS_A_REPLICA, -(-len(items) // self._replicas))
         pool = ray.data.ActorPoolStrategy(
-            size=self._replicas,
-            max_tasks_in_flight_per_actor=REQUESTS_A_REPLICA,
-            max_concurrent_calls_per_actor=REQUESTS_A_REPLICA,
+            size=self._replicas, max_tasks_in_flight_per_actor=inside, max_concurrent_calls_per_actor=inside
         )
+        spec = ReplicaSpec(self.config, self._verbose, self._cluster.scratch)
         dataset = ray.data.from_items(items, override_num_blocks=min(len(items), _MOST_TASKS))
-        return dataset.map(BatchReplica, fn_constructor_args=(self._spec,), compute=pool, **resources).iter_rows()
+        return dataset.map(BatchReplica, fn_constructor_args=(spec,), compute=pool, **resources).iter_rows()
 
 
 def _absolute(spec: RequestSpec) -> RequestSpec:
@@ -101,11 +109,9 @@ def _absolute(spec: RequestSpec) -> RequestSpec:
     )
 
 
-def _as_omni_error(error: BaseException) -> BaseException:
-    """What Ray raises has a page of its own frames as its message; the last line says what happened."""
+def _as_omni_error(error: BaseException) -> OmniError:
     if isinstance(error, OmniError):
         return error
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    failure = OmniError(f"Ray could not run the requests: {lines[-1] if lines else type(error).__name__}")
+    failure = ray_failure("the requests", str(error) or type(error).__name__)
     failure.__cause__ = error
     return failure

@@ -15,6 +15,8 @@ from omni_cli.inputs.request_spec import RequestSpec, build_request
 from omni_cli.outputs import GenerateRequest, RequestResult, StageInfo
 from omni_cli.replicas.process import ReplicaSpec, prepare_process, this_replica
 
+_CLOSE_S = 10.0
+
 
 @dataclass(frozen=True)
 class BatchAnswer:
@@ -50,6 +52,11 @@ class BatchReplica:
         answer = await self._answer(pickle.loads(row["spec"]))
         return {"index": row["index"], "answer": pickle.dumps(answer)}
 
+    def __del__(self) -> None:
+        # Ray Data drops a replica that it needs no more, in another thread than the one that has run its requests.
+        if self._is_loaded:
+            asyncio.run_coroutine_threadsafe(self._engine.close(), self._loop).result(_CLOSE_S)
+
     async def _answer(self, spec: RequestSpec) -> BatchAnswer:
         warnings: list[str] = []
         began_s = time.monotonic()
@@ -70,6 +77,7 @@ class BatchReplica:
             if self._load_error is not None:
                 raise self._load_error
             if not self._is_loaded:
+                self._loop = asyncio.get_running_loop()
                 try:
                     await self._engine.start()
                 except OmniError as error:

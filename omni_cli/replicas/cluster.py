@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import re
+import secrets
 import shutil
+import socket
 import tempfile
+import time
 from typing import Any
+
+import psutil
 
 from omni_cli.config.engine_config import EngineConfig
 from omni_cli.engine.temporary_folder import temporary_folder
@@ -15,6 +22,10 @@ from omni_cli.replicas.quiet import QuietRay
 
 # What Ray puts behind its folder: `/session_2026-11-20_19-08-08_333811_14299/sockets/plasma_store` and an index.
 _SOCKET_ROOM = 80
+_TOKEN = "RAY_AUTH_TOKEN"
+_CONNECT_S = 10.0
+_END_S = 10.0
+_EXCEPTION = re.compile(r"[\w.]*(Error|Exception)\b: ")
 
 
 class RayCluster:
@@ -33,8 +44,21 @@ class RayCluster:
         self._quiet = QuietRay()
         if not verbose:
             self._quiet.begin()
+        # Ray's own handler of SIGTERM takes the place of this command's, and ends in an abort.
+        os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"
+        # A thread that asks Ray something after the end would start another Ray.
+        os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
         if not self._address:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            # They end by themselves when their replica is gone, and one of them tidies up first.
+            os.environ["RAY_kill_child_processes_on_worker_exit"] = "0"
+            # Other users of this machine can reach its ports. Ray would keep a token in the home folder.
+            os.environ["RAY_AUTH_MODE"], os.environ[_TOKEN] = "token", secrets.token_hex(32)
+
+    @property
+    def scratch(self) -> str | None:
+        """A folder to be made in a cluster that was started here, which is removed with it."""
+        return None if self._folder is None else f"{self._folder}/t"
 
     def connect(self) -> None:
         """Takes seconds; call it in another thread, where Ray leaves signals alone. Raises `OmniError`."""
@@ -44,28 +68,61 @@ class RayCluster:
         settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         try:
             if self._address:
+                _check_reachable(self._address)
                 ray.init(address=self._address, **settings)
             else:
                 self._folder = tempfile.mkdtemp(prefix="omni-ray-", dir=temporary_folder(_SOCKET_ROOM))
                 # Replicas on a machine with fewer cores share them, as any other processes would.
                 cpus = max(os.cpu_count() or 1, self._replicas)
                 ray.init("local", num_cpus=cpus, include_dashboard=False, _temp_dir=self._folder, **settings)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self.close()
             where = f"no Ray cluster answers at `{self._address}`" if self._address else "Ray cannot be started here"
             reason = str(error).strip().partition("\n")[0]
-            hint = "see RAY_ADDRESS; without it, Ray is started on this machine" if self._address else None
-            raise OmniError(f"{where}: {reason}", hint=hint) from error
+            hint = (
+                "without RAY_ADDRESS, Ray is started on this machine; a cluster that asks for a token needs "
+                "RAY_AUTH_MODE=token"
+            )
+            raise OmniError(f"{where}: {reason}", hint=hint if self._address else None) from error
 
     def close(self) -> None:
         """End what this command has on the cluster, and a cluster that was started here. Idempotent."""
         import ray
 
-        ray.shutdown()
-        if self._folder is not None:
+        if self._folder is None:
+            ray.shutdown()
+        else:
+            ray.shutdown()
+            _end_all(os.environ[_TOKEN])
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
         self._quiet.end()
+
+
+def _end_all(token: str) -> None:
+    """End the workers of a Ray that has been shut down; what they have started ends when they have."""
+    deadline = time.monotonic() + _END_S
+    while processes := [process for process in psutil.process_iter() if _has_token(process, token)]:
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                if process.name().startswith("ray::") or time.monotonic() > deadline:
+                    process.kill()
+        psutil.wait_procs(processes, timeout=0.1)
+
+
+def _has_token(process: psutil.Process, token: str) -> bool:
+    """Whether it was started, directly or not, by the Ray of this token."""
+    try:
+        return process.pid != os.getpid() and process.environ().get(_TOKEN) == token
+    except psutil.Error:
+        return False  # it has ended, or is another user's
+
+
+def _check_reachable(address: str) -> None:
+    """Raise `OSError` where nobody listens at HOST:PORT; Ray would go on trying for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "//" not in address:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
 
 
 def replica_resources(config: EngineConfig, replicas: int) -> dict[str, float]:
@@ -93,3 +150,12 @@ def _num_devices(config: EngineConfig) -> int:
     named = {device.strip() for stage in config.stages for device in (stage.devices or "").split(",") if device.strip()}
     ranks = max(stage.tensor_parallel_size * stage.pipeline_parallel_size for stage in config.stages)
     return max(len(named), ranks)
+
+
+def ray_failure(what: str, message: str) -> OmniError:
+    """What Ray says has pages of its own frames; the line with the exception says what happened."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    exceptions = [line for line in lines if _EXCEPTION.match(line)]
+    reason = (exceptions or lines or ["no reason given"])[-1]
+    hint = "install omni-cli on every machine of the cluster" if "omni_cli" in reason else None
+    return OmniError(f"Ray could not run {what}: {reason}", hint=hint)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from omni_cli.config.engine_config import EngineConfig
 
@@ -13,10 +15,15 @@ _THREADS = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True)
 class ReplicaSpec:
-    """What a replica runs; made in the command, sent to the replicas."""
+    """What a replica runs; made in the command, sent to the replicas.
+
+    `scratch` is a folder for its temporary files that the command removes, also those of a replica that was killed;
+    None where replicas may be on other machines.
+    """
 
     config: EngineConfig
     verbose: bool
+    scratch: str | None = None
     threads: str | None = field(default_factory=lambda: os.environ.get(_THREADS))
 
 
@@ -30,6 +37,9 @@ def prepare_process(spec: ReplicaSpec) -> EngineConfig:
         os.environ.pop(_THREADS, None)
     else:
         os.environ[_THREADS] = spec.threads
+    if spec.scratch is not None:
+        Path(spec.scratch).mkdir(exist_ok=True)
+        os.environ["TMPDIR"], tempfile.tempdir = spec.scratch, None
     config = spec.config
     given = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
     if not given:

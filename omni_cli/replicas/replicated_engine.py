@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import os
 import secrets
+import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from omni_cli.config.engine_config import EngineConfig
 from omni_cli.errors import OmniError, StageError
 from omni_cli.outputs import Event, GenerateRequest, RequestResult, StageInfo, StageLoading
-from omni_cli.replicas.cluster import RayCluster, replica_resources
+from omni_cli.replicas.cluster import RayCluster, ray_failure, replica_resources
 from omni_cli.replicas.delivered import Delivered
 from omni_cli.replicas.process import ReplicaSpec
-from omni_cli.replicas.served_replica import ReplicaStatus, ServedReplica
+from omni_cli.replicas.served_replica import Lease, ReplicaStatus, ServedReplica
 from omni_cli.replicas.stages import ReplicaStages
 
 # A request that has been under three replicas that ended may be why they did.
@@ -24,6 +25,8 @@ MAX_ATTEMPTS = 3
 _LOOK_EVERY_S = 0.5
 _HEALTH_CHECK_S = 1.0
 _DEPLOYMENT = "engine"
+
+T = TypeVar("T")
 
 
 class ReplicatedEngine:
@@ -37,7 +40,7 @@ class ReplicatedEngine:
     ) -> None:
         """`max_requests` may be at one replica at once. Raises `UsageError` where Ray is not installed."""
         self._config = config
-        self._spec = ReplicaSpec(config, verbose)
+        self._verbose = verbose
         self._replicas = replicas
         self._max_requests = max_requests
         self._tell = tell
@@ -47,6 +50,9 @@ class ReplicatedEngine:
         self._stages = ReplicaStages(replicas)
         self._num_up = 0
         self._watch: asyncio.Task[None] | None = None
+        # Ray ends in an abort when it is shut down under a thread that asks it something.
+        self._asking = threading.Lock()
+        self._is_closed = False
 
     @property
     def stages(self) -> tuple[StageInfo, ...]:
@@ -66,8 +72,8 @@ class ReplicatedEngine:
             for stage in self._config.stages:
                 if on_event is not None:
                     on_event(StageLoading(stage.name, stage.kind))
-            await asyncio.to_thread(self._deploy)
-            while await asyncio.to_thread(self._look) < self._replicas:
+            await self._ask(self._deploy)
+            while await self._ask(self._look) < self._replicas:
                 await asyncio.sleep(_LOOK_EVERY_S)
         except BaseException:
             await self.close()
@@ -112,8 +118,20 @@ class ReplicatedEngine:
             self._watch.cancel()
         await asyncio.to_thread(self._close)
 
+    async def _ask(self, question: Callable[[], T]) -> T:
+        """Put a question to Ray that takes a while. Raises `OmniError` when the engine is closed before its turn."""
+
+        def ask() -> T:
+            with self._asking:
+                if self._is_closed:
+                    raise OmniError("the engine has been closed")
+                return question()
+
+        return await asyncio.to_thread(ask)
+
     def _deploy(self) -> None:
         self._cluster.connect()
+        import ray
         from ray import serve
 
         resources = replica_resources(self._config, self._replicas)
@@ -129,19 +147,29 @@ class ReplicatedEngine:
             # One that is asked to end has been drained by this command, or nobody waits for it any more.
             graceful_shutdown_wait_loop_s=0.1,
         )
-        target = serve.RunTarget(deployment.bind(self._spec), name=self._name, route_prefix=None)
+        spec = ReplicaSpec(self._config, self._verbose, self._cluster.scratch)
+        lease = ray.remote(Lease).options(num_cpus=0).remote()
+        target = serve.RunTarget(deployment.bind(spec, lease), name=self._name, route_prefix=None)
         (handle,) = serve.run_many([target], wait_for_applications_running=False)
         self._handle = handle.options(stream=True)
 
     def _look(self) -> int:
         """How many replicas are up. Raises what one could not be loaded for; Ray Serve would try for ever."""
         num_up = self._count()
+        self._check_deployed()
         statuses = self._handle.options(stream=False).broadcast("status").results() if num_up else ()
         for status in statuses:
             if status.load_error is not None:
                 raise status.load_error
             self._stages.heard(status.replica, status.stages)
         return num_up
+
+    def _check_deployed(self) -> None:
+        from ray import serve
+
+        application = serve.status().applications.get(self._name)
+        if application is not None and application.status == "DEPLOY_FAILED":
+            raise ray_failure("the replicas", application.deployments[_DEPLOYMENT].message)
 
     def _count(self) -> int:
         from ray import serve
@@ -157,7 +185,7 @@ class ReplicatedEngine:
             await asyncio.sleep(_LOOK_EVERY_S)
             # The controller itself may be about to be replaced; then the next look tells.
             with contextlib.suppress(*_ray_errors()):
-                await asyncio.to_thread(self._count)
+                await self._ask(self._count)
             if self._num_up != known:
                 self._tell("replicas", up=self._num_up, wanted=self._replicas)
                 known = self._num_up
@@ -180,13 +208,15 @@ class ReplicatedEngine:
                 answer.cancel()
 
     def _close(self) -> None:
-        if self._handle is not None:
-            from ray import serve
+        with self._asking:
+            self._is_closed = True
+            if self._handle is not None:
+                from ray import serve
 
-            self._handle = None
-            with contextlib.suppress(*_ray_errors()):
-                serve.delete(self._name)
-        self._cluster.close()
+                self._handle = None
+                with contextlib.suppress(*_ray_errors()):
+                    serve.delete(self._name)
+            self._cluster.close()
 
 
 class _ReplicaLostError(OmniError):

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.errors import OmniError, StageError
-from omni_cli.outputs import Event, GenerateRequest, RequestResult, StageInfo
+from omni_cli.outputs import Event, GenerateRequest, RequestResult, StageFailed, StageInfo
 from omni_cli.replicas.process import ReplicaSpec, prepare_process, this_replica
+
+_LEASE_S = 2.0
+_LAST_WORDS_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -23,17 +28,46 @@ class ReplicaStatus:
     load_error: OmniError | None = None
 
 
+class Lease:
+    """An actor that lives as long as the command that has made it; applications on Ray Serve would outlive it."""
+
+    def hold(self) -> None:
+        """Ask, to see whether it is there."""
+
+
+async def _end_with(lease: Any) -> None:
+    """Take the whole application away when the command has gone without doing so."""
+    from ray import serve
+    from ray.exceptions import ActorDiedError, RayError
+
+    application = serve.get_replica_context().app_name
+    while True:
+        await asyncio.sleep(_LEASE_S)
+        try:
+            await lease.hold.remote()
+        except ActorDiedError:
+            await asyncio.to_thread(serve.delete, application, _blocking=False)
+            return
+        except RayError:
+            continue  # it cannot be reached at the moment, which says nothing
+
+
 class ServedReplica:
     """Loads when it is made; does not raise where that fails, for Ray would only say so in its own words."""
 
-    async def __init__(self, spec: ReplicaSpec) -> None:  # type: ignore[misc] # Ray Serve awaits it
+    async def __init__(self, spec: ReplicaSpec, lease: Any) -> None:  # type: ignore[misc] # Ray Serve awaits it
+        """`lease` is a handle of the `Lease` of the command that this replica is for."""
         self._name = this_replica()
+        self._watch = asyncio.create_task(_end_with(lease))
         self._engine = OmniLLM(prepare_process(spec), verbose=spec.verbose)
         self._load_error: OmniError | None = None
+        self._is_loaded = False
         try:
-            await self._engine.start()
+            await self._engine.start(self._on_event)
         except OmniError as error:
             self._load_error = error
+        else:
+            self._is_loaded = True
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event | ReplicaStatus, None]:
         """`OmniLLM.generate`, and how the replica is then."""
@@ -50,11 +84,15 @@ class ServedReplica:
         return ReplicaStatus(self._name, self._engine.stages, self._load_error)
 
     def check_health(self) -> None:
-        """Ray Serve replaces a replica for which this raises a few times: one that lacks a stage."""
+        """Ray Serve replaces a replica for which this raises a few times."""
         if self._load_error is not None:
             raise self._load_error
-        for error in self._engine.failed_stages.values():
-            raise StageError(error.message, stage=error.stage)
+
+    def _on_event(self, event: Event) -> None:
+        """A replica that has lost a stage ends: Ray sends it nothing more and starts another one."""
+        if isinstance(event, StageFailed) and self._is_loaded:
+            # What the stage's requests fail with is on its way.
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, os._exit, 1)
 
     async def __del__(self) -> None:
         # Ray Serve awaits it before it ends the process.

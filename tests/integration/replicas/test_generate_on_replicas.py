@@ -1,0 +1,133 @@
+"""`omni generate --replicas` on a Ray of its own: equal results, nothing lost, nothing done twice, nothing left."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.omni_process import Ended, OmniProcess, run_omni
+
+NUM_REQUESTS = 24
+PROFILE = ("--profile", "tiny-image", "--set", "image.num_inference_steps=40")
+
+
+@pytest.fixture(scope="module")
+def requests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures that differ, and a line that is none."""
+    path = tmp_path_factory.mktemp("requests") / "requests.jsonl"
+    lines = [json.dumps({"prompt": f"picture {number}", "seed": number}) for number in range(NUM_REQUESTS)]
+    path.write_text("\n".join([*lines, '{"prom": 1}']) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def in_one_process(requests: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("one")
+    run_omni(folder, "generate", *PROFILE, "--requests", str(requests))
+    return pictures(folder / "out")
+
+
+def pictures(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.png")}
+
+
+def command(requests: Path, folder: Path, *arguments: str) -> tuple[str, ...]:
+    return (
+        "generate",
+        *PROFILE,
+        "--requests",
+        str(requests),
+        "--replicas",
+        "2",
+        "--output-dir",
+        str(folder),
+        *arguments,
+    )
+
+
+def check_document(ended: Ended, folder: Path, in_one_process: dict[str, bytes]) -> dict[str, Any]:
+    """All requests but the bad line are done, and their files are those of one process, byte for byte."""
+    document = ended.document
+    statuses = [result["status"] for result in document["results"]]
+    assert statuses == ["ok"] * NUM_REQUESTS + ["error"]
+    assert ended.code == 2, "of the bad line"
+    assert pictures(folder) == in_one_process
+    ended.check_clean()
+    return document
+
+
+def replica_processes(running: OmniProcess) -> list[psutil.Process]:
+    found = []
+    for pid in running.others():
+        try:
+            if "MapWorker" in " ".join((process := psutil.Process(pid)).cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_replica_that_is_killed_loses_nothing(
+    requests: Path, in_one_process: dict[str, bytes], tmp_path: Path
+) -> None:
+    folder = tmp_path / "pictures"
+    running = OmniProcess(tmp_path, *command(requests, folder, "--json"))
+    running.wait_for(lambda: len(list(folder.glob("*.png"))) >= 2)
+    replicas = running.wait_for(lambda: len(found := replica_processes(running)) == 2 and found)
+    replicas[0].kill()
+    ended = running.end()
+    document = check_document(ended, folder, in_one_process)
+    (stage,) = document["stages"]
+    assert stage["name"] == "image" and stage["peak_memory_bytes"]["host"] > 0
+
+
+def test_a_file_that_is_resumed_skips_what_is_done(
+    requests: Path, in_one_process: dict[str, bytes], tmp_path: Path
+) -> None:
+    folder = tmp_path / "pictures"
+    (tmp_path / "first").mkdir()
+    running = OmniProcess(tmp_path / "first", *command(requests, folder))
+    running.wait_for(lambda: len(list(folder.glob("*.png"))) >= 3)
+    running.interrupt(signal.SIGINT)
+    interrupted = running.end()
+    interrupted.check_clean()
+    assert interrupted.code == 130, interrupted.err
+    done = {line["result"]["request_id"] for line in map(json.loads, (folder / "results.jsonl").open())}
+    assert 3 <= len(done) < NUM_REQUESTS
+    written = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.png") if path.stem in done}
+
+    (tmp_path / "second").mkdir()
+    resumed = run_omni(tmp_path / "second", *command(requests, folder, "--json"))
+    assert f"{len(done)} requests of {NUM_REQUESTS} done before" in resumed.err
+    check_document(resumed, folder, in_one_process)
+    assert {name: (folder / name).stat().st_mtime_ns for name in written} == written, "not made again"
+
+    (tmp_path / "third").mkdir()
+    began = time.monotonic()
+    again = run_omni(tmp_path / "third", *command(requests, folder, "--json"))
+    check_document(again, folder, in_one_process)
+    assert not again.started_others, "nothing is left to do"
+    assert again.document["results"] == resumed.document["results"]
+    assert time.monotonic() > began
+
+
+def test_what_no_replica_can_load_is_one_error(requests: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    ended = run_omni(tmp_path, *command(requests, tmp_path / "out", "--model", str(tmp_path / "model")))
+    assert ended.code == 2, ended.err
+    ended.check_clean()
+    assert ended.err.count("error:") == 2, "the bad line, and the model"
+    assert str(tmp_path / "model") in ended.err
+
+
+def test_a_cluster_that_is_not_there(requests: Path, tmp_path: Path) -> None:
+    environment = {"RAY_ADDRESS": "127.0.0.1:1"}
+    ended = run_omni(tmp_path, *command(requests, tmp_path / "out"), environment=environment)
+    assert ended.code == 6, ended.err
+    ended.check_clean()
+    assert "no Ray cluster answers at `127.0.0.1:1`" in ended.err

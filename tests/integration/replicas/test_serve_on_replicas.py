@@ -1,0 +1,99 @@
+"""`omni serve --replicas` on a Ray of its own: the same answers, also while a replica is killed and replaced."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+from support.omni_process import run_omni
+from support.omni_server import CHAT, IMAGES, OmniServer
+
+NUM_REQUESTS = 12
+PROFILE = ("--profile", "tiny-image", "--set", "image.num_inference_steps=12")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OmniServer]:
+    server = OmniServer(tmp_path_factory.mktemp("server"), *PROFILE, "--replicas", "2")
+    yield server
+    server.process.popen.send_signal(signal.SIGTERM)
+    ended = server.process.end()
+    assert ended.code == 0, server.raw_log
+    assert ended.leftovers == ()
+    assert [line["event"] for line in server.log("stopped")] == ["stopped"], "and every line of the log is JSON"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Digests of the pictures that one process makes."""
+    folder = tmp_path_factory.mktemp("alone")
+    lines = [f'{{"prompt": "picture {number}", "seed": {number}}}' for number in range(NUM_REQUESTS)]
+    (folder / "requests.jsonl").write_text("\n".join(lines))
+    run_omni(folder, "generate", *PROFILE, "--requests", "requests.jsonl")
+    return [digest((folder / "out" / f"{number}.png").read_bytes()) for number in range(NUM_REQUESTS)]
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def picture(server: OmniServer, number: int) -> str:
+    answer = server.request("POST", IMAGES, {"prompt": f"picture {number}", "seed": number})
+    assert answer.status == 200, answer.body
+    return digest(base64.b64decode(answer.document["data"][0]["b64_json"]))
+
+
+def replicas(server: OmniServer) -> list[psutil.Process]:
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return [child for child in children if any("ServeReplica" in word for word in child.cmdline()[:1])]
+
+
+def test_the_answers_are_those_of_one_process_and_both_replicas_work(server: OmniServer, alone: list[str]) -> None:
+    with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+        assert list(pool.map(lambda number: picture(server, number), range(NUM_REQUESTS))) == alone
+    assert len(replicas(server)) == 2
+    assert server.metric("omni_engine_ready") == 1
+    assert server.metric("omni_stage_peak_memory_bytes", where="host") > 0
+
+
+def test_a_replica_that_is_killed_loses_nothing_and_is_replaced(server: OmniServer, alone: list[str]) -> None:
+    killed = replicas(server)[0]
+    with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+        answers = [pool.submit(picture, server, number) for number in range(NUM_REQUESTS)]
+        time.sleep(0.3)
+        killed.kill()
+        assert [answer.result() for answer in answers] == alone
+    server.wait_until(lambda: server.log("replicas"))
+    assert server.log("replicas")[0]["up"] == 1
+    assert server.request("GET", "/ready").status == 200, "one is enough"
+    server.wait_until(lambda: server.log("replicas")[-1]["up"] == 2)
+    assert killed.pid not in [process.pid for process in replicas(server)]
+    assert picture(server, 3) == alone[3]
+
+
+def test_a_stage_that_is_killed_loses_nothing(server: OmniServer, alone: list[str]) -> None:
+    server.wait_until(lambda: len(server.stage_processes()) == 2)
+    known = len(server.log("replicas"))
+    with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+        answers = [pool.submit(picture, server, number) for number in range(NUM_REQUESTS)]
+        time.sleep(0.3)
+        server.stage_processes()[0].kill()
+        assert [answer.result() for answer in answers] == alone
+    server.wait_until(lambda: server.log("replicas")[known:] and server.log("replicas")[-1]["up"] == 2)
+
+
+def test_refusals_are_the_same(server: OmniServer) -> None:
+    assert server.request("POST", CHAT, {"messages": [{"role": "user", "content": "x"}]}).status == 404
+    assert server.request("POST", IMAGES, {"prompt": "x", "size": "1x1"}).status == 400
+
+
+def test_a_client_that_leaves_frees_its_place(server: OmniServer) -> None:
+    server.send_and_hang_up(IMAGES, {"prompt": "x"}, after_s=0.1)
+    server.wait_until(lambda: server.metric("omni_requests_inside") == 0)
+    assert picture(server, 0)

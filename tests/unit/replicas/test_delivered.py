@@ -1,0 +1,70 @@
+"""What a client has got of a request that is run again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_cli.errors import OmniError
+from omni_cli.outputs import AudioChunk, Event, OutputReady, StageProgress, TextDelta, TextOutput
+from omni_cli.replicas.delivered import Delivered
+
+RATE = 24_000
+
+
+def texts(whole: str, cuts: list[int]) -> list[Event]:
+    places = sorted({0, len(whole), *(cut % (len(whole) + 1) for cut in cuts)})
+    return [TextDelta("r", whole[a:b]) for a, b in zip(places, places[1:], strict=False)]
+
+
+def chunks(whole: np.ndarray, cuts: list[int]) -> list[Event]:
+    places = sorted({0, len(whole), *(cut % (len(whole) + 1) for cut in cuts)})
+    return [AudioChunk("r", whole[a:b], RATE) for a, b in zip(places, places[1:], strict=False)]
+
+
+def sent(attempts: list[list[Event]]) -> list[Event]:
+    """What a client gets of attempts, all but the last of which end early."""
+    delivered = Delivered()
+    events: list[Event] = []
+    for attempt in attempts:
+        delivered.begin()
+        for event in attempt:
+            events += delivered.rest(event)
+    return events
+
+
+CUTS = st.lists(st.integers(0, 60), max_size=6)
+
+
+@given(st.text(min_size=1, max_size=40), CUTS, CUTS, CUTS, st.integers(0, 6), st.integers(0, 6))
+def test_text_is_whole_and_once_wherever_replicas_ended_and_however_they_cut_it(
+    whole: str, first: list[int], second: list[int], third: list[int], ends: int, ends_again: int
+) -> None:
+    attempts = [texts(whole, first)[:ends], texts(whole, second)[:ends_again], texts(whole, third)]
+    assert "".join(event.text for event in sent(attempts) if isinstance(event, TextDelta)) == whole
+
+
+@given(st.integers(1, 50), CUTS, CUTS, CUTS, st.integers(0, 6), st.integers(0, 6))
+def test_audio_is_whole_and_once(
+    length: int, first: list[int], second: list[int], third: list[int], ends: int, ends_again: int
+) -> None:
+    whole = np.random.default_rng(length).standard_normal(length).astype(np.float32)
+    attempts = [chunks(whole, first)[:ends], chunks(whole, second)[:ends_again], chunks(whole, third)]
+    joined = np.concatenate([event.samples for event in sent(attempts) if isinstance(event, AudioChunk)])
+    np.testing.assert_array_equal(joined, whole)
+
+
+def test_an_output_is_told_once_and_progress_always() -> None:
+    output = OutputReady("r", TextOutput("hello", (1,), "stop"))
+    progress = StageProgress("r", "thinker", 1, None, "token")
+    assert sent([[progress, output], [progress, output]]) == [progress, output, progress]
+
+
+def test_another_answer_cannot_follow_the_half_of_one() -> None:
+    with pytest.raises(OmniError, match="another one answers differently"):
+        sent([texts("hello world", [5])[:1], texts("help", [])])
+    one, other = np.zeros(9, np.float32), np.ones(9, np.float32)
+    with pytest.raises(OmniError, match="another one answers differently"):
+        sent([chunks(one, [4])[:1], chunks(other, [4])])

@@ -1,0 +1,90 @@
+"""`results.jsonl`: what need not be done again, and what must be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from omni_cli.config.loader import load_profile
+from omni_cli.errors import OutputError
+from omni_cli.inputs.request_spec import RequestSpec
+from omni_cli.outputs import TextOutput
+from omni_cli.report.finished import FinishedRequests
+from omni_cli.report.records import RequestRecord, WrittenOutput
+
+SPEC = RequestSpec("a", "hello", place="f.jsonl:1")
+RECORD = RequestRecord("a", (WrittenOutput(TextOutput("hi \N{GRINNING FACE}", (1, 2), "stop")),))
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> FinishedRequests:
+    return FinishedRequests(tmp_path, load_profile("tiny-omni"))
+
+
+def test_what_was_written_is_read(finished: FinishedRequests) -> None:
+    assert finished.read() == {}
+    key = finished.key(SPEC)
+    finished.add(key, RECORD)
+    (output,) = finished.read()[key]["outputs"]
+    assert output == {"type": "text", "text": "hi \N{GRINNING FACE}", "token_ids": [1, 2], "finish_reason": "stop"}
+
+
+def test_a_key_is_of_the_request_and_the_profile_and_not_of_its_line(
+    finished: FinishedRequests, tmp_path: Path
+) -> None:
+    key = finished.key(SPEC)
+    assert finished.key(RequestSpec("a", "hello", place="f.jsonl:7")) == key
+    others = [
+        RequestSpec("b", "hello"),
+        RequestSpec("a", "hello!"),
+        RequestSpec("a", "hello", seed=1),
+        RequestSpec("a", "hello", modalities=frozenset({"text"})),
+        RequestSpec("a", "hello", sampling={"max_tokens": 3}),
+    ]
+    keys = {finished.key(other) for other in others}
+    changed = load_profile("tiny-omni", overrides=["thinker.sampling.max_tokens=3"])
+    keys.add(FinishedRequests(tmp_path, changed).key(SPEC))
+    assert len(keys | {key}) == len(others) + 2
+
+
+def test_a_file_that_has_changed_is_another_request(finished: FinishedRequests, tmp_path: Path) -> None:
+    sound = tmp_path / "sound.wav"
+    spec = RequestSpec("a", "hello", audio=(sound,))
+    keys = {finished.key(spec)}
+    for content in (b"one", b"other"):
+        sound.write_bytes(content)
+        keys.add(finished.key(spec))
+    assert len(keys) == 3
+
+
+def test_a_result_whose_file_is_gone_is_not_done(finished: FinishedRequests, tmp_path: Path) -> None:
+    picture = tmp_path / "a.png"
+    picture.touch()
+    result = {"request_id": "a", "status": "ok", "outputs": [{"type": "image", "path": str(picture)}], "stages": []}
+    finished.path.write_text(json.dumps({"key": "k", "result": result}) + "\n")
+    assert list(finished.read()) == ["k"]
+    picture.unlink()
+    assert finished.read() == {}
+
+
+def test_a_line_that_was_cut_short_costs_that_line_only(finished: FinishedRequests) -> None:
+    finished.add("one", RECORD)
+    whole = finished.path.read_bytes()
+    finished.path.write_bytes(whole + whole[: len(whole) // 2])
+    finished.add("two", RECORD)
+    assert list(finished.read()) == ["one", "two"]
+
+
+@pytest.mark.parametrize("line", ["", "[]", "{}", '{"key": 1}', '{"key": "k", "result": {"status": "error"}}', "\x00"])
+def test_lines_of_others_are_passed_over(finished: FinishedRequests, line: str) -> None:
+    finished.path.write_text(line + "\n")
+    assert finished.read() == {}
+
+
+def test_a_folder_in_its_place_is_an_error(finished: FinishedRequests) -> None:
+    finished.path.mkdir()
+    for call in (finished.read, lambda: finished.add("k", RECORD)):
+        with pytest.raises(OutputError, match=r"results\.jsonl"):
+            call()
