@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import dataclasses
 import pickle
 import threading
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from omni_cli.config.engine_config import EngineConfig
@@ -22,7 +23,13 @@ from omni_cli.replicas.stages import ReplicaStages
 REQUESTS_A_REPLICA = 32
 # Every task is a lease and a transfer: of many short requests, several share one.
 _MOST_TASKS = 2048
-_JOIN_S = 10.0
+
+_JOIN_S = 5.0
+_RAY_DATA_THREADS = ("StreamingExecutor", "iter_threaded")
+
+
+class _Interrupt(BaseException):
+    """Ends a thread's wait for the next row."""
 
 
 class BatchJob:
@@ -39,6 +46,7 @@ class BatchJob:
         self._cluster = RayCluster(replicas, verbose=verbose)
         self._stages = ReplicaStages(replicas)
         self._is_stopped = threading.Event()
+        self._is_waiting = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
@@ -49,24 +57,16 @@ class BatchJob:
     async def answers(self, specs: Mapping[int, RequestSpec]) -> AsyncGenerator[tuple[int, BatchAnswer], None]:
         """(key of `specs`, answer) of each request, as they end. Raises `OmniError` where nothing can be run."""
         loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[tuple[int, BatchAnswer] | BaseException | None] = asyncio.Queue()
+        queue: asyncio.Queue[tuple[int, BatchAnswer] | Exception | None] = asyncio.Queue()
 
-        def put(item: tuple[int, BatchAnswer] | BaseException | None) -> None:
+        def put(item: tuple[int, BatchAnswer] | Exception | None) -> None:
             if not self._is_stopped.is_set():
                 loop.call_soon_threadsafe(queue.put_nowait, item)
 
-        def work() -> None:
-            try:
-                for row in self._rows(list(specs.items())):
-                    put((int(row["index"]), pickle.loads(row["answer"])))
-                put(None)
-            except BaseException as error:  # noqa: BLE001 - raised again below, in the thread that waits for it
-                put(error)
-
-        self._thread = threading.Thread(target=work, name="omni-ray-data", daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(list(specs.items()), put), name="omni-ray-data")
         self._thread.start()
         while (item := await queue.get()) is not None:
-            if isinstance(item, BaseException):
+            if isinstance(item, Exception):
                 raise _as_omni_error(item)
             index, answer = item
             if answer.stages:
@@ -76,16 +76,37 @@ class BatchJob:
     async def close(self) -> None:
         """End the replicas, also in the middle of a request. Idempotent."""
         self._is_stopped.set()
-        await asyncio.to_thread(self._close)
+        if self._thread is None:
+            self._cluster.close()
+            return
+        if self._is_waiting.is_set():
+            _interrupt(self._thread)
+        await asyncio.to_thread(self._thread.join)
 
-    def _close(self) -> None:
-        self._cluster.close()
-        if self._thread is not None:
-            # Ray's answer to whatever it waits for is an error now.
-            self._thread.join(_JOIN_S)
+    def _work(
+        self,
+        specs: Sequence[tuple[int, RequestSpec]],
+        put: Callable[[tuple[int, BatchAnswer] | Exception | None], None],
+    ) -> None:
+        # All in one thread: Ray takes a quarter of a minute to shut down in another one than it was started in.
+        try:
+            self._cluster.connect()
+            self._is_waiting.set()
+            if not self._is_stopped.is_set():
+                for row in self._rows(specs):
+                    put((int(row["index"]), pickle.loads(row["answer"])))
+            self._is_waiting.clear()
+            put(None)
+        except _Interrupt:
+            pass
+        except Exception as error:  # noqa: BLE001 - raised again by `answers`, in the thread that waits for it
+            put(error)
+        finally:
+            self._is_waiting.clear()
+            _wait_for_ray_data()
+            self._cluster.close()
 
     def _rows(self, specs: Sequence[tuple[int, RequestSpec]]) -> Any:
-        self._cluster.connect()
         import ray.data
 
         resources = replica_resources(self.config, self._replicas)
@@ -98,6 +119,19 @@ class BatchJob:
         spec = ReplicaSpec(self.config, self._verbose, self._cluster.scratch)
         dataset = ray.data.from_items(items, override_num_blocks=min(len(items), _MOST_TASKS))
         return dataset.map(BatchReplica, fn_constructor_args=(spec,), compute=pool, **resources).iter_rows()
+
+
+def _interrupt(thread: threading.Thread) -> None:
+    """Raise `_Interrupt` in a thread, at its next step in Python; waiting for a row is a loop of short sleeps."""
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_Interrupt))
+
+
+def _wait_for_ray_data() -> None:
+    """Let its threads end: one that asks Ray something after the shutdown takes the process down."""
+    for thread in threading.enumerate():
+        if thread.name.startswith(_RAY_DATA_THREADS):
+            thread.join(_JOIN_S)
 
 
 def _absolute(spec: RequestSpec) -> RequestSpec:

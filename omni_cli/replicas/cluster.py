@@ -22,6 +22,8 @@ from omni_cli.replicas.quiet import QuietRay
 
 # What Ray puts behind its folder: `/session_2026-11-20_19-08-08_333811_14299/sockets/plasma_store` and an index.
 _SOCKET_ROOM = 80
+# A replica's processes end by themselves when it is gone, one of them after it has tidied up.
+_SYSTEM_CONFIG = {"kill_child_processes_on_worker_exit": False, "process_group_cleanup_enabled": False}
 _TOKEN = "RAY_AUTH_TOKEN"
 _CONNECT_S = 10.0
 _END_S = 10.0
@@ -50,8 +52,6 @@ class RayCluster:
         os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
         if not self._address:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            # They end by themselves when their replica is gone, and one of them tidies up first.
-            os.environ["RAY_kill_child_processes_on_worker_exit"] = "0"
             # Other users of this machine can reach its ports. Ray would keep a token in the home folder.
             os.environ["RAY_AUTH_MODE"], os.environ[_TOKEN] = "token", secrets.token_hex(32)
 
@@ -61,7 +61,10 @@ class RayCluster:
         return None if self._folder is None else f"{self._folder}/t"
 
     def connect(self) -> None:
-        """Takes seconds; call it in another thread, where Ray leaves signals alone. Raises `OmniError`."""
+        """Takes seconds; call it in another thread, where Ray leaves signals alone. Raises `OmniError`.
+
+        `close` belongs into the same thread: in another one it takes a quarter of a minute.
+        """
         import ray
 
         self._quiet.hush()
@@ -74,7 +77,8 @@ class RayCluster:
                 self._folder = tempfile.mkdtemp(prefix="omni-ray-", dir=temporary_folder(_SOCKET_ROOM))
                 # Replicas on a machine with fewer cores share them, as any other processes would.
                 cpus = max(os.cpu_count() or 1, self._replicas)
-                ray.init("local", num_cpus=cpus, include_dashboard=False, _temp_dir=self._folder, **settings)
+                settings |= {"_temp_dir": self._folder, "_system_config": _SYSTEM_CONFIG}
+                ray.init("local", num_cpus=cpus, include_dashboard=False, **settings)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self.close()
             where = f"no Ray cluster answers at `{self._address}`" if self._address else "Ray cannot be started here"
@@ -100,12 +104,12 @@ class RayCluster:
 
 
 def _end_all(token: str) -> None:
-    """End the workers of a Ray that has been shut down; what they have started ends when they have."""
+    """End what is left of a Ray that has been shut down, at once but for those that tidy up after the others."""
     deadline = time.monotonic() + _END_S
     while processes := [process for process in psutil.process_iter() if _has_token(process, token)]:
         for process in processes:
             with contextlib.suppress(psutil.Error):
-                if process.name().startswith("ray::") or time.monotonic() > deadline:
+                if not any("resource_tracker" in word for word in process.cmdline()) or time.monotonic() > deadline:
                     process.kill()
         psutil.wait_procs(processes, timeout=0.1)
 
@@ -113,7 +117,7 @@ def _end_all(token: str) -> None:
 def _has_token(process: psutil.Process, token: str) -> bool:
     """Whether it was started, directly or not, by the Ray of this token."""
     try:
-        return process.pid != os.getpid() and process.environ().get(_TOKEN) == token
+        return process.pid != os.getpid() and bool(process.environ().get(_TOKEN) == token)
     except psutil.Error:
         return False  # it has ended, or is another user's
 

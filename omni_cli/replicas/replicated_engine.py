@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import os
 import secrets
-import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -50,9 +50,8 @@ class ReplicatedEngine:
         self._stages = ReplicaStages(replicas)
         self._num_up = 0
         self._watch: asyncio.Task[None] | None = None
-        # Ray ends in an abort when it is shut down under a thread that asks it something.
-        self._asking = threading.Lock()
-        self._is_closed = False
+        # Ray wants to be shut down in the thread that has started it, and by nobody else meanwhile.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="omni-ray-serve")
 
     @property
     def stages(self) -> tuple[StageInfo, ...]:
@@ -116,18 +115,11 @@ class ReplicatedEngine:
         """End all replicas. Idempotent."""
         if self._watch is not None:
             self._watch.cancel()
-        await asyncio.to_thread(self._close)
+        await self._ask(self._close)
 
     async def _ask(self, question: Callable[[], T]) -> T:
-        """Put a question to Ray that takes a while. Raises `OmniError` when the engine is closed before its turn."""
-
-        def ask() -> T:
-            with self._asking:
-                if self._is_closed:
-                    raise OmniError("the engine has been closed")
-                return question()
-
-        return await asyncio.to_thread(ask)
+        """Put a question to Ray that takes a while."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, question)
 
     def _deploy(self) -> None:
         self._cluster.connect()
@@ -172,6 +164,8 @@ class ReplicatedEngine:
             raise ray_failure("the replicas", application.deployments[_DEPLOYMENT].message)
 
     def _count(self) -> int:
+        if self._handle is None:
+            return 0  # closed meanwhile
         from ray import serve
 
         application = serve.status().applications.get(self._name)
@@ -208,15 +202,13 @@ class ReplicatedEngine:
                 answer.cancel()
 
     def _close(self) -> None:
-        with self._asking:
-            self._is_closed = True
-            if self._handle is not None:
-                from ray import serve
+        if self._handle is not None:
+            from ray import serve
 
-                self._handle = None
-                with contextlib.suppress(*_ray_errors()):
-                    serve.delete(self._name)
-            self._cluster.close()
+            self._handle = None
+            with contextlib.suppress(*_ray_errors()):
+                serve.delete(self._name)
+        self._cluster.close()
 
 
 class _ReplicaLostError(OmniError):

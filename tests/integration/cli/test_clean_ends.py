@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 from support.omni_process import SHORT, Ended, OmniProcess, run_omni
+from support.samples import sample
 
 OK, FAILED, INTERRUPTED = 0, 6, 130
 
 pytestmark = pytest.mark.slow
 
 # Parts of the time that a whole run takes, from the first line of omni's own code on.
-MOMENTS = (0.0, 0.01, 0.04, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)
+MOMENTS = sample([0.0, 0.01, 0.04, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95], [0.0, 0.1, 0.4, 0.7, 0.95])
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_ctrl_c_at_any_moment(moment: float, run_s: float, folder: Path) -> None
         check_wave(process.output / name)
 
 
-@pytest.mark.parametrize("moment", [0.2, 0.6])
+@pytest.mark.parametrize("moment", sample([0.2, 0.6], [0.6]))
 def test_sigterm(moment: float, run_s: float, folder: Path) -> None:
     """As a service manager sends it, to the command alone."""
     process = OmniProcess(folder, "generate", "hi", *SHORT, "--json")
@@ -69,7 +70,7 @@ def test_sigterm(moment: float, run_s: float, folder: Path) -> None:
     check_interrupted(process.end())
 
 
-@pytest.mark.parametrize("moment", [0.15, 0.7])
+@pytest.mark.parametrize("moment", sample([0.15, 0.7], [0.7]))
 def test_sigkill_of_the_command(moment: float, run_s: float, folder: Path) -> None:
     process = OmniProcess(folder, "generate", "hi", *SHORT)
     process.wait_until_begun()
@@ -123,7 +124,7 @@ def test_ctrl_c_keeps_what_is_finished(requests_run: OmniProcess) -> None:
     check_wave(requests_run.output / "short.wav")
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", sample(STAGES, ["talker"]))
 def test_a_stage_that_is_killed(stage: str, requests_run: OmniProcess) -> None:
     processes = dict(zip(STAGES, stage_processes(requests_run), strict=True))
     os.kill(processes[stage], signal.SIGKILL)
@@ -157,7 +158,9 @@ def build_begun(place: Path) -> bool:
     return any(any(partial.iterdir()) for partial in place.glob(".*.partial-*"))
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how", sample([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], [signal.SIGINT, signal.SIGKILL])
+)
 def test_an_end_while_a_built_in_model_is_built(how: signal.Signals, folder: Path) -> None:
     cache = folder / "cache"
     process = OmniProcess(folder, "generate", "hi", "--json", environment={"XDG_CACHE_HOME": str(cache)})
@@ -180,7 +183,7 @@ def test_an_end_while_a_built_in_model_is_built(how: signal.Signals, folder: Pat
     assert left == []
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.3, None])
+@pytest.mark.parametrize("delay_s", sample([0.0, 0.3, None], [0.3, None]))
 def test_ctrl_c_during_models_build(delay_s: float | None, folder: Path) -> None:
     """At fixed times, and (None) when the first files are there."""
     process = OmniProcess(folder, "models", "build", "tiny-omni", "--output-dir", "out/model")

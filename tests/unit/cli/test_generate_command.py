@@ -355,3 +355,9 @@ def test_deadline_while_loading(omni: Omni) -> None:
     result = omni("hello", "--model", "stall_start", "--timeout", "0.2")
     assert result.code == ExitCode.RUN_FAILED
     assert "error: the run was not done within 0.2 s" in result.err
+
+
+def test_replicas_are_for_a_file(omni: Omni) -> None:
+    result = omni("hello", "--replicas", "2")
+    assert result.code == ExitCode.USAGE
+    assert "--requests FILE.jsonl" in result.err

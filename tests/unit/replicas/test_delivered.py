@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,12 +18,12 @@ RATE = 24_000
 
 def texts(whole: str, cuts: list[int]) -> list[Event]:
     places = sorted({0, len(whole), *(cut % (len(whole) + 1) for cut in cuts)})
-    return [TextDelta("r", whole[a:b]) for a, b in zip(places, places[1:], strict=False)]
+    return [TextDelta("r", whole[a:b]) for a, b in itertools.pairwise(places)]
 
 
 def chunks(whole: np.ndarray, cuts: list[int]) -> list[Event]:
     places = sorted({0, len(whole), *(cut % (len(whole) + 1) for cut in cuts)})
-    return [AudioChunk("r", whole[a:b], RATE) for a, b in zip(places, places[1:], strict=False)]
+    return [AudioChunk("r", whole[a:b], RATE) for a, b in itertools.pairwise(places)]
 
 
 def sent(attempts: list[list[Event]]) -> list[Event]:
