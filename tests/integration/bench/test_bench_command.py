@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from support.omni_process import ROOT, OmniProcess, run_omni
-from support.samples import sample
+from support.samples import sample as sample_of
 
 from omni_cli.record import Record, load_record
 
@@ -166,7 +166,7 @@ def test_a_variant_that_is_killed_is_named_and_the_samples_are_kept(tmp_path: Pa
     assert "Benchmark 1: env.A=x" in ended.out
 
 
-@pytest.mark.parametrize("number", sample([signal.SIGINT, signal.SIGTERM], [signal.SIGINT]))
+@pytest.mark.parametrize("number", sample_of([signal.SIGINT, signal.SIGTERM], [signal.SIGINT]))
 def test_an_interrupt_keeps_and_reports_what_is_there(tmp_path: Path, number: signal.Signals) -> None:
     path = tmp_path / "record.json"
     process = OmniProcess(tmp_path, *IMAGE, "--num-iters", "4000", "--output-json", str(path))
