@@ -73,7 +73,8 @@ def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: P
     _redirect_output(log)
     _use_scratch(scratch)
     write_stacks_on_signal(str(stacks_in(scratch)))
-    if spec.stage.devices is not None:
+    # A diffusers pipeline is put on its device by name, which counts among all that can be seen.
+    if spec.stage.devices is not None and spec.stage.backend == "vllm":
         os.environ["CUDA_VISIBLE_DEVICES"] = spec.stage.devices
     inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
     loaded: list[Stage] = []

@@ -103,7 +103,14 @@ class BatchJob:
             put(error)
         finally:
             self._is_waiting.clear()
+            self._end()
+
+    def _end(self) -> None:
+        try:
             _wait_for_ray_data()
+            self._cluster.close()
+        except _Interrupt:
+            # Meant for the wait, which was over when it came.
             self._cluster.close()
 
     def _rows(self, specs: Sequence[tuple[int, RequestSpec]]) -> Any:

@@ -42,6 +42,7 @@ class RayCluster:
             )
         self._replicas = replicas
         self._folder: str | None = None
+        self._has_begun = False
         self._address = os.environ.get("RAY_ADDRESS")
         self._quiet = QuietRay()
         if not verbose:
@@ -67,6 +68,7 @@ class RayCluster:
         """
         import ray
 
+        self._has_begun = True
         self._quiet.hush()
         settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         try:
@@ -91,12 +93,11 @@ class RayCluster:
 
     def close(self) -> None:
         """End what this command has on the cluster, and a cluster that was started here. Idempotent."""
-        import ray
+        if self._has_begun:
+            import ray
 
-        if self._folder is None:
             ray.shutdown()
-        else:
-            ray.shutdown()
+        if self._folder is not None:
             _end_all(os.environ[_TOKEN])
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
@@ -151,7 +152,7 @@ def replica_resources(config: EngineConfig, replicas: int) -> dict[str, float]:
 
 
 def _num_devices(config: EngineConfig) -> int:
-    named = {device.strip() for stage in config.stages for device in (stage.devices or "").split(",") if device.strip()}
+    named = {name.strip() for stage in config.stages for name in (stage.devices or "").split(",")} - {"", "cpu"}
     ranks = max(stage.tensor_parallel_size * stage.pipeline_parallel_size for stage in config.stages)
     return max(len(named), ranks)
 

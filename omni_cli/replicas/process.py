@@ -30,8 +30,8 @@ class ReplicaSpec:
 def prepare_process(spec: ReplicaSpec) -> EngineConfig:
     """The configuration for this process, which is Ray's until now.
 
-    Ray sets as many OpenMP threads as it reserves processors; a stage uses what it would use without Ray. The stages'
-    `devices` count among the GPUs that Ray has given.
+    Ray sets as many OpenMP threads as it reserves processors; a stage uses what it would use without Ray. `devices`
+    count among the GPUs that Ray has given: torch counts so by itself, for stages on vLLM their names are put in.
     """
     if spec.threads is None:
         os.environ.pop(_THREADS, None)
@@ -44,7 +44,10 @@ def prepare_process(spec: ReplicaSpec) -> EngineConfig:
     given = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
     if not given:
         return config
-    stages = tuple(dataclasses.replace(stage, devices=_among(given, stage.devices)) for stage in config.stages)
+    stages = tuple(
+        dataclasses.replace(stage, devices=_among(given, stage.devices)) if stage.backend == "vllm" else stage
+        for stage in config.stages
+    )
     return dataclasses.replace(config, stages=stages)
 
 

@@ -41,9 +41,15 @@ def test_devices_count_among_those_that_ray_has_given(
     monkeypatch: pytest.MonkeyPatch, visible: str, devices: str, expected: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    config = load_profile("tiny-image", overrides=[f"image.devices={devices}"])
+    config = load_profile("tiny-omni", overrides=[f"thinker.devices={devices}"])
     prepared = prepare_process(ReplicaSpec(config, verbose=False, threads=None))
-    assert prepared.stage("image").devices == expected
+    assert prepared.stage("thinker").devices == expected
+
+
+def test_torch_counts_the_devices_of_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    config = load_profile("tiny-image", overrides=["image.devices='1'"])
+    assert prepare_process(ReplicaSpec(config, verbose=False, threads=None)).stage("image").devices == "1"
 
 
 @pytest.mark.parametrize("threads", [None, "3"])
