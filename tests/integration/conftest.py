@@ -58,9 +58,8 @@ class RunningEngine:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(TIMEOUT_S)
 
 
-@pytest.fixture(scope="session")
-def start_engine() -> Iterator[Any]:
-    """`start_engine(profile, *overrides, model=None)` -> a `RunningEngine` that is closed at the end of the session."""
+def _engines() -> Iterator[Any]:
+    """`start(profile, *overrides, model=None)` -> a `RunningEngine` that is closed at the end."""
     engines: list[RunningEngine] = []
 
     def start(profile: str, *overrides: str, model: str | None = None) -> RunningEngine:
@@ -72,6 +71,12 @@ def start_engine() -> Iterator[Any]:
         engine.close()
 
 
+# A stage holds half a gigabyte: what starts an engine is as short-lived as what uses it.
+start_session_engine = pytest.fixture(_engines, scope="session", name="start_session_engine")
+start_engine = pytest.fixture(_engines, scope="module", name="start_engine")
+start_brief_engine = pytest.fixture(_engines, name="start_brief_engine")
+
+
 @pytest.fixture(scope="session")
 def tiny_omni_path() -> Path:
     """The built-in checkpoint, built if it is not in the cache yet."""
@@ -81,5 +86,5 @@ def tiny_omni_path() -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_omni(start_engine: Any) -> RunningEngine:
-    return start_engine("tiny-omni")
+def tiny_omni(start_session_engine: Any) -> RunningEngine:
+    return start_session_engine("tiny-omni")

@@ -100,10 +100,10 @@ def test_eight_requests_at_once_equal_the_reference(engine, references):
         assert_equal(result, references[result.request_id])
 
 
-def test_equal_under_pressure(start_engine, references):
+def test_equal_under_pressure(start_brief_engine, references):
     """Prompts split over steps, prefixes from the cache, and a talker whose KV cache holds two of eight requests."""
     bytes_a_block = 32 * 2 * 2 * 2 * 32 * 4  # tokens, keys and values, layers, key-value heads, head size, float32
-    pressed = start_engine(
+    pressed = start_brief_engine(
         "tiny-omni",
         *LIMITS,
         "thinker.block_size=32",
@@ -119,8 +119,8 @@ def test_equal_under_pressure(start_engine, references):
             assert_equal(result, references[result.request_id])
 
 
-def test_full_prompt_equals_the_reference_that_keeps_its_mask(start_engine, tiny_omni_path, references):
-    full = start_engine("tiny-omni", *LIMITS, "talker.talker_prompt=full")
+def test_full_prompt_equals_the_reference_that_keeps_its_mask(start_brief_engine, tiny_omni_path, references):
+    full = start_brief_engine("tiny-omni", *LIMITS, "talker.talker_prompt=full")
     kept = expected(Reference(tiny_omni_path, keep_mask=True))
     for result in full.run_all(requests()):
         assert_equal(result, kept[result.request_id])
@@ -141,10 +141,10 @@ OTHER_SIZES = {
 
 
 @pytest.mark.parametrize("name", OTHER_SIZES)
-def test_other_sizes_and_seeds_equal_the_reference(start_engine, tmp_path_factory, name):
+def test_other_sizes_and_seeds_equal_the_reference(start_brief_engine, tmp_path_factory, name):
     folder = tmp_path_factory.mktemp(name)
     build_omni(folder, OTHER_SIZES[name], seed=11)
-    other = start_engine("tiny-omni", *LIMITS, model=str(folder))
+    other = start_brief_engine("tiny-omni", *LIMITS, model=str(folder))
     references = expected(Reference(folder))
     for result in other.run_all(requests()):
         assert_equal(result, references[result.request_id])

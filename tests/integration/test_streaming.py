@@ -165,9 +165,9 @@ def test_a_profile_may_ask_for_it(slow_thinker):
     assert not [event for event in not_asked if isinstance(event, AudioChunk)]
 
 
-def test_chunks_that_are_no_whole_blocks_are_refused(start_engine):
+def test_chunks_that_are_no_whole_blocks_are_refused(start_brief_engine):
     with pytest.raises(StageError, match="`stream_chunk_codes` is 50, and token2wav attends to blocks of 12") as caught:
-        start_engine("tiny-omni", "token2wav.stream_chunk_codes=50")
+        start_brief_engine("tiny-omni", "token2wav.stream_chunk_codes=50")
     assert caught.value.hint == "--set token2wav.stream_chunk_codes=48"
 
 

@@ -24,9 +24,8 @@ TINY_OMNI = (
 )
 
 
-@pytest.fixture(scope="session")
-def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """`start_server(*arguments)` -> an `OmniServer` that is stopped at the end of the session, cleanly."""
+def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """`start(*arguments)` -> an `OmniServer` that is stopped at the end, cleanly."""
     servers: list[OmniServer] = []
 
     def start(*arguments: str, **options: Any) -> OmniServer:
@@ -40,26 +39,30 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         assert ended.code in (0, 130), server.raw_log
 
 
-@pytest.fixture(scope="session")
-def omni(start_server: Any) -> OmniServer:
-    return start_server(*TINY_OMNI)
+start_session_server = pytest.fixture(_servers, scope="session", name="start_session_server")
+start_server = pytest.fixture(_servers, scope="module", name="start_server")
 
 
 @pytest.fixture(scope="session")
-def pictures(start_server: Any) -> OmniServer:
-    return start_server("--profile", "tiny-image")
+def omni(start_session_server: Any) -> OmniServer:
+    return start_session_server(*TINY_OMNI)
 
 
 @pytest.fixture(scope="session")
-def omni_engine(start_engine: Any) -> Any:
+def pictures(start_session_server: Any) -> OmniServer:
+    return start_session_server("--profile", "tiny-image")
+
+
+@pytest.fixture(scope="session")
+def omni_engine(start_session_engine: Any) -> Any:
     """The same profile as `omni`, without a server."""
     overrides = [TINY_OMNI[index + 1] for index, word in enumerate(TINY_OMNI) if word == "--set"]
-    return start_engine("tiny-omni", *overrides)
+    return start_session_engine("tiny-omni", *overrides)
 
 
 @pytest.fixture(scope="session")
-def picture_engine(start_engine: Any) -> Any:
-    return start_engine("tiny-image")
+def picture_engine(start_session_engine: Any) -> Any:
+    return start_session_engine("tiny-image")
 
 
 @pytest.fixture(scope="session")
