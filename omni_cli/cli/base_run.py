@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from omni_cli.cli.artifacts import ArtifactWriter
 from omni_cli.cli.printers import Printer
@@ -39,6 +39,10 @@ class Request(Protocol):
     def place(self) -> str | None: ...
 
 
+RunnerT = TypeVar("RunnerT", bound=Runner)
+RequestT = TypeVar("RequestT", bound=Request)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """`records` are in the order of the requests; `stopped` is why the run ended early, if it did."""
@@ -58,13 +62,13 @@ class Outcome:
         return ExitCode.USAGE if all(isinstance(error, UsageError) for error in errors) else ExitCode.RUN_FAILED
 
 
-class BaseRun(ABC):
+class BaseRun(ABC, Generic[RunnerT, RequestT]):
     """Runs requests, writes what comes out and closes the runner; use it once."""
 
     def __init__(
         self,
-        runner: Runner,
-        requests: Sequence[Request],
+        runner: RunnerT,
+        requests: Sequence[RequestT],
         *,
         writer: ArtifactWriter,
         printer: Printer,

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
-from omni_cli.cli.artifacts import ArtifactWriter
 from omni_cli.cli.base_run import BaseRun, cancel_all
-from omni_cli.cli.printers import Printer
-from omni_cli.cli.progress import Progress
 from omni_cli.errors import OmniError, OutputError
 from omni_cli.inputs.request_spec import BadRequest
 from omni_cli.outputs import (
@@ -53,32 +50,19 @@ class PendingRequest:
     place: str | None = None
 
 
-class GenerateRun(BaseRun):
+class GenerateRun(BaseRun[Engine, PendingRequest | BadRequest]):
     """Starts the engine and sends all requests."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        requests: Sequence[PendingRequest | BadRequest],
-        *,
-        writer: ArtifactWriter,
-        printer: Printer,
-        progress: Progress,
-    ) -> None:
-        super().__init__(engine, requests, writer=writer, printer=printer, progress=progress)
-        self._engine = engine
-        self._pending = requests
-        self._in_flight = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
 
     async def _work(self) -> None:
         if not self._end_bad_requests():
             return
-        await self._engine.start(self._progress.handle)
+        await self._runner.start(self._progress.handle)
         self._started = True
-        self._printer.loaded(self._engine.stages)
+        self._printer.loaded(self._runner.stages)
+        in_flight = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
         tasks = [
-            asyncio.create_task(self._run_request(index, request))
-            for index, request in enumerate(self._pending)
+            asyncio.create_task(self._run_request(index, request, in_flight))
+            for index, request in enumerate(self._requests)
             if isinstance(request, PendingRequest)
         ]
         try:
@@ -86,8 +70,8 @@ class GenerateRun(BaseRun):
         finally:
             await cancel_all(tasks)
 
-    async def _run_request(self, index: int, pending: PendingRequest) -> None:
-        async with self._in_flight:
+    async def _run_request(self, index: int, pending: PendingRequest, in_flight: asyncio.Semaphore) -> None:
+        async with in_flight:
             began = time.monotonic()
             traces: tuple[StageTrace, ...] = ()
             error: OmniError | None = None
@@ -114,7 +98,7 @@ class GenerateRun(BaseRun):
     async def _follow(self, index: int, request: GenerateRequest) -> RequestResult:
         """Show and write what a request gives until it ends; text on the way to speech only if it is wanted."""
         wanted = request.modalities
-        async with aclosing(self._engine.generate(request)) as events:
+        async with aclosing(self._runner.generate(request)) as events:
             async for event in events:
                 self._progress.handle(event)
                 if isinstance(event, TextDelta):

@@ -19,7 +19,7 @@ from omni_cli.report.records import RequestRecord
 from omni_cli.report.units import count
 
 
-class ReplicatedRun(BaseRun):
+class ReplicatedRun(BaseRun[BatchJob, RequestSpec | BadRequest]):
     """Writes every finished request down at once; those that an earlier run has written down are not run again."""
 
     def __init__(
@@ -33,34 +33,30 @@ class ReplicatedRun(BaseRun):
         progress: Progress,
     ) -> None:
         super().__init__(job, specs, writer=writer, printer=printer, progress=progress)
-        self._job = job
-        self._specs = specs
         self._finished = finished
 
     async def _work(self) -> None:
         if not self._end_bad_requests():
             return
-        keys = {
-            index: self._finished.key(spec) for index, spec in enumerate(self._specs) if isinstance(spec, RequestSpec)
-        }
+        specs = {index: spec for index, spec in enumerate(self._requests) if isinstance(spec, RequestSpec)}
+        keys = {index: self._finished.key(spec) for index, spec in specs.items()}
         earlier = self._finished.read()
         open_specs: dict[int, RequestSpec] = {}
-        for index, spec in enumerate(self._specs):
-            if not isinstance(spec, RequestSpec):
-                continue
-            if keys[index] in earlier:
-                self._end(index, RequestRecord(spec.request_id, place=spec.place, earlier=earlier[keys[index]]))
-                self._progress.handle(RequestResult(spec.request_id, (), ()))
-            else:
+        for index, spec in specs.items():
+            result = earlier.get(keys[index])
+            if result is None:
                 open_specs[index] = spec
-        if len(open_specs) < len(keys):
-            done = count(len(keys) - len(open_specs), "request")
-            self._tell(f"{done} of {len(keys)} done before: {self._finished.path}")
+            else:
+                self._end(index, RequestRecord(spec.request_id, place=spec.place, earlier=result))
+                self._progress.handle(RequestResult(spec.request_id, (), ()))
+        if len(open_specs) < len(specs):
+            done = count(len(specs) - len(open_specs), "request")
+            self._tell(f"{done} of {len(specs)} done before: {self._finished.path}")
         if not open_specs:
             return
-        for stage in self._job.config.stages:
+        for stage in self._runner.config.stages:
             self._progress.handle(StageLoading(stage.name, stage.kind))
-        async with aclosing(self._job.answers(open_specs)) as answers:
+        async with aclosing(self._runner.answers(open_specs)) as answers:
             async for index, answer in answers:
                 self._take(index, open_specs[index], answer)
                 if self._records[index].error is None:

@@ -38,7 +38,7 @@ _BACKEND_OF_KEY = {
     "call": "diffusers",
 }
 _RANKS = ("tensor_parallel_size", "pipeline_parallel_size")
-_SEVERAL_DEVICES = "for several devices start the whole model several times: `--replicas N`"
+SEVERAL_DEVICES = "for several devices start the whole model several times: `--replicas N`"
 
 
 def validate(tree: Tree) -> Profile | None:
@@ -219,10 +219,10 @@ class _Checker:
         for key in _RANKS:
             if key in stage and backend == "diffusers":
                 message = f"`{key}` has no effect with `backend: diffusers`: a pipeline runs on one device"
-                self._add((*path, key), message, _SEVERAL_DEVICES, at_key=True)
+                self._add((*path, key), message, SEVERAL_DEVICES, at_key=True)
             elif backend == "vllm" and _integer(stage, key, 1) > 1:
                 message = f"`{key}` cannot be {stage[key]}: a diffusion stage on vLLM runs on one device"
-                self._add((*path, key), message, _SEVERAL_DEVICES)
+                self._add((*path, key), message, SEVERAL_DEVICES)
 
 
 def _likely_kind(stage: Mapping[str, Any]) -> str:

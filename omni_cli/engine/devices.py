@@ -9,6 +9,10 @@ from pathlib import Path
 from omni_cli.config.engine_config import ARStageConfig, EngineConfig
 from omni_cli.errors import StageError, UsageError
 
+INSTALL_RAY = "install the extra `ray`: `pip install 'omni-cli[ray]'`"
+NO_RAY_ON_CPU = "current platform cpu does not support ray."
+"""What vLLM says where there is no CUDA device."""
+
 
 def has_cuda_device() -> bool:
     """Whether an NVIDIA device is there and visible; the driver's device files say so."""
@@ -17,11 +21,16 @@ def has_cuda_device() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
+def has_ray() -> bool:
+    """Whether Ray is installed; does not import it."""
+    return importlib.util.find_spec("ray") is not None
+
+
 def check_devices(config: EngineConfig) -> None:
     """`StageError` or `UsageError` for a stage that needs what this machine lacks: a CUDA device, Ray."""
     for stage in config.stages:
         if isinstance(stage, ARStageConfig) and stage.distributed_executor_backend == "ray":
-            check_ray(stage.name, has_device=has_cuda_device(), has_ray=importlib.util.find_spec("ray") is not None)
+            check_ray(stage.name, has_device=has_cuda_device(), has_ray=has_ray())
     if has_cuda_device():
         return
     key: str
@@ -45,11 +54,11 @@ def check_ray(stage: str, *, has_device: bool, has_ray: bool) -> None:
     if not has_device:
         raise UsageError(
             f"stage `{stage}`: `distributed_executor_backend: ray` needs CUDA devices, and this machine has none; "
-            "vLLM says: current platform cpu does not support ray.",
+            f"vLLM says: {NO_RAY_ON_CPU}",
             hint=f"--set {stage}.distributed_executor_backend=mp",
         )
     if not has_ray:
         raise UsageError(
             f"stage `{stage}`: `distributed_executor_backend: ray` needs Ray, which is not installed",
-            hint="install the extra `ray`: `pip install 'omni-cli[ray]'`",
+            hint=INSTALL_RAY,
         )

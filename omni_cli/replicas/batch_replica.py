@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_cli.engine.omni_llm import OmniLLM
-from omni_cli.errors import OmniError, StageError
+from omni_cli.errors import OmniError
 from omni_cli.inputs.request_spec import RequestSpec, build_request
 from omni_cli.outputs import GenerateRequest, RequestResult, StageInfo
 from omni_cli.replicas.process import ReplicaSpec, prepare_process, this_replica
+from omni_cli.replicas.stages import is_stages_fault
 
 _CLOSE_S = 10.0
 
@@ -64,7 +65,7 @@ class BatchReplica:
             request = await asyncio.to_thread(build_request, spec, seed=self._config.seed, warn=warnings.append)
             await self._load()
             result = await self._run(request)
-            if _is_stages_fault(result):
+            if is_stages_fault(result):
                 await self._restart()
                 result = await self._run(request)
         except OmniError as error:
@@ -95,8 +96,3 @@ class BatchReplica:
         async with self._turn:
             for name in tuple(self._engine.failed_stages):
                 await self._engine.restart(name)
-
-
-def _is_stages_fault(result: RequestResult) -> bool:
-    """Whether a stage ended under the request, which may have nothing to do with it."""
-    return isinstance(result.error, StageError) and result.error.request_id is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import secrets
@@ -16,6 +15,7 @@ from typing import Any
 import psutil
 
 from omni_cli.config.engine_config import EngineConfig
+from omni_cli.engine.devices import INSTALL_RAY, has_ray
 from omni_cli.engine.temporary_folder import temporary_folder
 from omni_cli.errors import OmniError, UsageError
 from omni_cli.replicas.quiet import QuietRay
@@ -35,18 +35,13 @@ class RayCluster:
 
     def __init__(self, replicas: int, *, verbose: bool) -> None:
         """Raises `UsageError` where Ray is not installed."""
-        if importlib.util.find_spec("ray") is None:
-            raise UsageError(
-                "`--replicas` runs on Ray, which is not installed",
-                hint="install the extra `ray`: `pip install 'omni-cli[ray]'`",
-            )
+        if not has_ray():
+            raise UsageError("`--replicas` runs on Ray, which is not installed", hint=INSTALL_RAY)
         self._replicas = replicas
         self._folder: str | None = None
         self._has_begun = False
         self._address = os.environ.get("RAY_ADDRESS")
-        self._quiet = QuietRay()
-        if not verbose:
-            self._quiet.begin()
+        self._quiet = QuietRay(verbose=verbose)
         # Ray's own handler of SIGTERM takes the place of this command's, and ends in an abort.
         os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"
         # A thread that asks Ray something after the end would start another Ray.

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 
-# Read by Ray when it is imported: what its processes say would go to stdout, where results belong.
+# Read by Ray when it is imported: what its processes say would go to stdout, where results belong, in any case.
 _ENVIRONMENT = {
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     "RAY_DATA_LOG_LEVEL": "CRITICAL",
@@ -19,21 +19,21 @@ _STDERR = 2
 
 
 class QuietRay:
-    """From `begin` to `end`, descriptor 2 leads nowhere: Ray's C++ writes there and cannot be told not to.
+    """Nothing of Ray's on stdout, and on stderr only if `verbose`.
 
-    Python's stderr keeps its place on a descriptor of its own. Begin before anything keeps `sys.stderr`.
+    Else descriptor 2 leads nowhere until `end`: Ray's C++ writes there and cannot be told not to. Python's stderr keeps
+    its place on a descriptor of its own. Make it before anything keeps `sys.stderr`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, verbose: bool) -> None:
+        self._verbose = verbose
         self._kept: int | None = None
         self._stderr = sys.stderr
-        self.is_begun = False
-
-    def begin(self) -> None:
         os.environ.update(_ENVIRONMENT)
-        self.is_begun = True
-        if not _is_descriptor(sys.stderr):
-            return
+        if not verbose and _is_descriptor(sys.stderr):
+            self._close_descriptor()
+
+    def _close_descriptor(self) -> None:
         sys.stderr.flush()
         self._kept = os.dup(_STDERR)
         os.set_inheritable(self._kept, False)
@@ -45,7 +45,7 @@ class QuietRay:
 
     def hush(self) -> None:
         """The loggers too, which are set up when Ray is imported."""
-        if self.is_begun:
+        if not self._verbose:
             logging.getLogger("ray").setLevel(logging.CRITICAL)
             # This one is set up again and again.
             logging.getLogger("ray.serve").addFilter(_nothing)

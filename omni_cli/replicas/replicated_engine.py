@@ -18,7 +18,7 @@ from omni_cli.replicas.cluster import RayCluster, ray_failure, replica_resources
 from omni_cli.replicas.delivered import Delivered
 from omni_cli.replicas.process import ReplicaSpec
 from omni_cli.replicas.served_replica import Lease, ReplicaStatus, ServedReplica
-from omni_cli.replicas.stages import ReplicaStages
+from omni_cli.replicas.stages import ReplicaStages, is_stages_fault
 
 # A request that has been under three replicas that ended may be why they did.
 MAX_ATTEMPTS = 3
@@ -93,7 +93,7 @@ class ReplicatedEngine:
             try:
                 async with aclosing(self._attempt(request)) as events:
                     async for event in events:
-                        if isinstance(event, RequestResult) and _is_replicas_fault(event):
+                        if isinstance(event, RequestResult) and is_stages_fault(event):
                             error = event.error or error
                             break
                         for rest in delivered.rest(event):
@@ -213,11 +213,6 @@ class ReplicatedEngine:
 
 class _ReplicaLostError(OmniError):
     pass
-
-
-def _is_replicas_fault(result: RequestResult) -> bool:
-    """Whether a stage ended under the request, which may have nothing to do with it."""
-    return isinstance(result.error, StageError) and result.error.request_id is None
 
 
 def _ray_errors() -> tuple[type[Exception], ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -96,5 +95,4 @@ class ServedReplica:
 
     async def __del__(self) -> None:
         # Ray Serve awaits it before it ends the process.
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._engine.close()
+        await self._engine.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from omni_cli.outputs import StageInfo
+from omni_cli.errors import StageError
+from omni_cli.outputs import RequestResult, StageInfo
 
 
 class ReplicaStages:
@@ -30,6 +31,11 @@ class ReplicaStages:
             for stage in stages:
                 merged[stage.name] = _both(merged[stage.name], stage) if stage.name in merged else stage
         return tuple(merged.values())
+
+
+def is_stages_fault(result: RequestResult) -> bool:
+    """Whether a stage ended under the request, which may have nothing to do with it."""
+    return isinstance(result.error, StageError) and result.error.request_id is None
 
 
 def _both(one: StageInfo, other: StageInfo) -> StageInfo:

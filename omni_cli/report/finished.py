@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from omni_cli.config.engine_config import EngineConfig
 from omni_cli.errors import OutputError
@@ -58,18 +59,18 @@ class FinishedRequests:
         """Write a finished request down, through to the system. Raises `OutputError`."""
         line = json.dumps({"key": key, "result": result_document(record)}, ensure_ascii=False)
         try:
-            with self.path.open("ab") as file:
+            with self.path.open("a+b") as file:
                 # The line before may have been cut short by a full disk or a power failure.
-                file.write(f"{line}\n".encode() if self._ends_whole() else f"\n{line}\n".encode())
+                file.write(f"{line}\n".encode() if _ends_whole(file) else f"\n{line}\n".encode())
         except OSError as error:
             raise OutputError(f"cannot write `{self.path}`: {error.strerror}") from error
 
-    def _ends_whole(self) -> bool:
-        with self.path.open("rb") as file:
-            if file.seek(0, 2) == 0:
-                return True
-            file.seek(-1, 2)
-            return file.read(1) == b"\n"
+
+def _ends_whole(file: BinaryIO) -> bool:
+    if file.seek(0, os.SEEK_END) == 0:
+        return True
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
 
 
 def _entry(line: str) -> dict[str, Any] | None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.answers import answer_of
 
-ROOT = Path(__file__).resolve().parents[2]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 PROMPT = "rain on a tin roof and rain on a tin roof and the long road home"
 ROWS_TOLERANCE = 2e-3  # float32 on a device multiplies in another order where a step has several rows
@@ -47,19 +43,8 @@ def _run(folder: Path, name: str, engine: dict[str, Any]) -> dict[str, Any]:
         {"id": str(number), "prompt": PROMPT * number, "wants": True, "max_tokens": 24 * number} for number in (1, 2, 3)
     ]
     task = {"model": str(folder / "model"), "engine": engine, "rounds": [requests], "stock": False, "late": False}
-    answer = folder / f"{name}.json"
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/support/thinker_rows.py"), str(answer)],
-        input=json.dumps(task),
-        capture_output=True,
-        text=True,
-        timeout=540,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    result: dict[str, Any] = json.loads(answer.read_text())
-    return result
+    (folder / name).mkdir()
+    return answer_of("thinker_rows", task, folder / name, timeout_s=540, VLLM_ENABLE_V1_MULTIPROCESSING="0")
 
 
 def test_tokens_and_rows_are_those_without_drafts(runs: dict[str, dict[str, Any]]) -> None:

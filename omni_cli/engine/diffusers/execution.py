@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.config.validation import SEVERAL_DEVICES
 from omni_cli.engine.diffusers.pipeline_run import find_denoiser
 from omni_cli.errors import StageError
 
@@ -20,7 +21,7 @@ def check_supported(config: DiffusionStageConfig) -> None:
                 f"stage `{config.name}`: a diffusers pipeline runs in one process on one device, "
                 f"`{name}` cannot be {getattr(config, name)}",
                 stage=config.name,
-                hint="for several devices start the whole model several times: `--replicas N`",
+                hint=SEVERAL_DEVICES,
             )
     for name in ("sway_coefficient", "max_model_len", "gpu_memory_utilization"):
         if getattr(config, name) is not None:

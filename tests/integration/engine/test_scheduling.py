@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.answers import answer_of
 
-ROOT = Path(__file__).resolve().parents[3]
 REQUESTS = [
     {"id": name, "num_prompt": num_prompt, "num_reply": num_reply, "max_tokens": max_tokens}
     for name, num_prompt, num_reply, max_tokens in [
@@ -32,14 +28,7 @@ def run(model: Path, tmp_path: Path, ways: tuple[str, ...] | None = None, **stag
     task = {"model": str(model), "stage": {**STAGE, **stage}, "requests": REQUESTS}
     if ways is not None:
         task["ways"] = ways
-    answer = tmp_path / "answer.json"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/support/talker_rows.py"), str(answer)],
-        input=json.dumps(task), capture_output=True, text=True, timeout=280, env=environment, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(answer.read_text())
+    return answer_of("talker_rows", task, tmp_path, timeout_s=280)
 
 
 @pytest.fixture(scope="module")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.answers import answer_of
 
-ROOT = Path(__file__).resolve().parents[3]
 WORDS = ("rain", "on", "a", "tin", "roof", "and", "the", "long", "road", "home", "under", "grey", "skies", "alone")
 
 
@@ -36,20 +32,7 @@ def run(
     """Results by request id, preemptions, counters and what is left, of an engine in a process of its own."""
     arguments = {"kv_cache_memory_bytes": 64 << 20, "max_model_len": 1024, "max_num_seqs": 8, **engine}
     task = {"model": str(model), "engine": arguments, "rounds": rounds, "stock": stock, "late": late}
-    answer = tmp_path / "answer.json"
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    environment["OMP_WAIT_POLICY"] = "passive"
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/support/thinker_rows.py"), str(answer)],
-        input=json.dumps(task),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=environment,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(answer.read_text())
+    return answer_of("thinker_rows", task, tmp_path)
 
 
 @pytest.fixture(scope="module")

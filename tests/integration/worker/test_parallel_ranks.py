@@ -5,17 +5,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.answers import answer_of
 
-ROOT = Path(__file__).resolve().parents[3]
 MP, LAUNCHED = "mp", "external_launcher"
 # Tensor ranks add what each of them has made in another order than one rank does. Rows are of the size of 1.
 TOLERANCE = 2e-5
@@ -46,20 +42,11 @@ CASES = {
 @pytest.fixture(scope="module")
 def made(tiny_omni_path: Path, tmp_path_factory: Any) -> dict[str, list[Any]]:
     """For each case, what each engine made: by request `tokens`, and `made`, which is rows or a tensor."""
-    answer = tmp_path_factory.mktemp("ranks") / "answer.json"
     shared = set(Path("/dev/shm").glob("*cpushm*"))
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/support/parallel_ranks.py"), str(answer)],
-        input=json.dumps({"model": str(tiny_omni_path), "cases": CASES}),
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    task = {"model": str(tiny_omni_path), "cases": CASES}
+    answer: dict[str, list[Any]] = answer_of("parallel_ranks", task, tmp_path_factory.mktemp("ranks"), timeout_s=400)
     assert set(Path("/dev/shm").glob("*cpushm*")) <= shared, "memory that ranks shared is left"
-    return json.loads(answer.read_text())
+    return answer
 
 
 def difference(made: dict[str, list[Any]], name: str, rank: int) -> float:

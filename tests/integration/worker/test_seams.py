@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from omni_cli.engine.devices import NO_RAY_ON_CPU
+
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 
 # (where, parameters that must be there, what we do with it)
@@ -270,6 +272,14 @@ def test_cpu_runner_is_the_gpu_runner():
     assert issubclass(find("vllm.v1.worker.cpu_model_runner:CPUModelRunner"), find(RUNNER)), (
         "CPUModelRunner does not derive from the V1 GPUModelRunner any more, so one mixin cannot serve both devices"
     )
+
+
+def test_vllm_says_of_ray_on_a_cpu_what_we_quote():
+    platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform
+    said = "current platform {current_platform.device_name} does not support ray."
+    assert not platform.ray_device_key, "vLLM can place ranks on Ray without CUDA devices now; we refuse that"
+    assert said in inspect.getsource(importlib.import_module("vllm.v1.executor.ray_utils"))
+    assert said.format(current_platform=platform) == NO_RAY_ON_CPU
 
 
 @pytest.mark.parametrize(("ours", "theirs"), OVERRIDES)

@@ -5,32 +5,16 @@ Real parts of vLLM and the real token2wav; what its model returns is spoilt on t
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
+from support.answers import answer_of
 
 
 @pytest.fixture(scope="module")
 def answers(tiny_omni_path: Path, tmp_path_factory: Any) -> dict[str, Any]:
-    answer = tmp_path_factory.mktemp("wrong") / "answer.json"
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/support/wrong_outputs.py"), str(answer)],
-        input=json.dumps({"model": str(tiny_omni_path)}),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(answer.read_text())
+    return answer_of("wrong_outputs", {"model": str(tiny_omni_path)}, tmp_path_factory.mktemp("wrong"))
 
 
 @pytest.mark.parametrize(
