@@ -89,7 +89,7 @@ def _findings(
 ) -> tuple[Findings, Labels, tuple[dict[str, Any], dict[str, Any]], tuple[Note, ...]]:
     """What there is to say, what to call the two sides, where they came from, and what disturbed their machines."""
     from omni_cli.record import read_record
-    from omni_cli.report.bench_notes import machine_warnings
+    from omni_cli.report.bench_notes import Note, machine_warnings
     from omni_cli.report.bench_text import Labels
     from omni_cli.stats.findings import check_limits, compare_records, compare_within
 
@@ -115,13 +115,15 @@ def _findings(
         {"path": str(path_a), "created": record_a.created},
         {"path": str(path_b), "created": record_b.created},
     )
-    disturbed = ((names[0], record_a), *([(names[1], record_b)] if record_b is not record_a else []))
-    machine = tuple(
-        replace(note, message=f"{name}: {note.message}")
-        for name, record in disturbed
-        for note in machine_warnings(record)
-    )
-    return findings, Labels(*names), sources, machine
+    notes: list[Note] = []
+    disturbed = [(names[0], record_a)]
+    if [item.samples for item in record_a.variants] != [item.samples for item in record_b.variants]:
+        disturbed.append((names[1], record_b))
+    elif record_b is not record_a:
+        notes.append(Note("both records are the same measurement", "measure again to see by how much two differ"))
+    for name, record in disturbed:
+        notes += [replace(note, message=f"{name}: {note.message}") for note in machine_warnings(record)]
+    return findings, Labels(*names), sources, tuple(notes)
 
 
 def _write_files(

@@ -155,9 +155,11 @@ def known_keys(path: Path, data: Any) -> Iterable[str]:
 def _other_home(key: str, path: Path, data: Any) -> str | None:
     """Where a key that is known elsewhere belongs."""
     if len(path) == 1:
+        homes = _stages_with(key, data)
         is_stage_key = key in ARStage.model_fields or key in DiffusionStage.model_fields
         if is_stage_key or key in Sampling.model_fields:
-            return f"`{key}` belongs into a stage" + ("" if is_stage_key else "'s `sampling`")
+            where = "" if is_stage_key else "'s `sampling`"
+            return f"`{key}` belongs into a stage{where}" + (f": {' or '.join(homes)}" if homes else "")
         return None
     if key in Profile.model_fields:
         return f"`{key}` is a key of the whole profile, not of a stage"
@@ -172,6 +174,20 @@ def _other_home(key: str, path: Path, data: Any) -> str | None:
     if kind == "diffusion" and suggest(key, DiffusionStage.model_fields) is None:
         return "further arguments of a diffusers pipeline belong into `call`"
     return None
+
+
+def _stages_with(key: str, data: Any) -> list[str]:
+    """The key in those stages of a profile, however wrong the rest of it is, that can have it: `STAGE.KEY`."""
+    stages = data.get("stages") if isinstance(data, Mapping) else None
+    found = []
+    for name, stage in stages.items() if isinstance(stages, Mapping) else ():
+        kind = stage.get("kind") if isinstance(stage, Mapping) else None
+        model = STAGE_MODELS.get(kind) if isinstance(kind, str) else None
+        if model is not None and key in model.model_fields:
+            found.append(f"`{visible(str(name), 40)}.{key}`")
+        elif kind == "ar" and key in Sampling.model_fields:
+            found.append(f"`{visible(str(name), 40)}.sampling.{key}`")
+    return found
 
 
 def _where(path: Path) -> str:

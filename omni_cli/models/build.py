@@ -30,6 +30,8 @@ def build_folder(name: str, target: Path, seed: int) -> bool:
             raise OutputError(f"`{target}` is a file, not a folder", hint=_ELSEWHERE)
         empty = place.is_dir() and not any(place.iterdir())
         occupied = place.is_dir() and not empty
+        if occupied and not any((place / name).exists() for name in _ENTRY_FILES):
+            raise OutputError(f"`{target}` is not empty and holds no checkpoint", hint=_ELSEWHERE)
         place.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
         raise OutputError(f"`{error.filename}` is a file, not a folder", hint=_ELSEWHERE) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +75,8 @@ def test_a_replica_that_is_killed_loses_nothing(
     requests: Path, in_one_process: dict[str, bytes], tmp_path: Path
 ) -> None:
     folder = tmp_path / "pictures"
-    running = OmniProcess(tmp_path, *command(requests, folder, "--json"))
+    # What Ray says of it must not get among the results, even where it is wanted.
+    running = OmniProcess(tmp_path, *command(requests, folder, "--json", "--verbose"))
     running.wait_for(lambda: len(list(folder.glob("*.png"))) >= 2)
     replicas = running.wait_for(lambda: len(found := replica_processes(running)) == 2 and found)
     replicas[0].kill()
@@ -108,12 +108,10 @@ def test_a_file_that_is_resumed_skips_what_is_done(
     assert {name: (folder / name).stat().st_mtime_ns for name in written} == written, "not made again"
 
     (tmp_path / "third").mkdir()
-    began = time.monotonic()
     again = run_omni(tmp_path / "third", *command(requests, folder, "--json"))
     check_document(again, folder, in_one_process)
     assert not again.started_others, "nothing is left to do"
     assert again.document["results"] == resumed.document["results"]
-    assert time.monotonic() > began
 
 
 def test_what_no_replica_can_load_is_one_error(requests: Path, tmp_path: Path) -> None:

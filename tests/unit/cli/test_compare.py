@@ -88,9 +88,10 @@ def test_swapped_sides_say_the_same(run: Run) -> None:
 
 def test_a_record_against_itself(run: Run) -> None:
     path = save("run.json", single(cv=0.1))
-    code, out, _ = run(path, path)
+    code, out, err = run(path, path)
     assert code == 0
     assert "1.000 [1.000, 1.000]  no difference" in out
+    assert err.count("warning: both records are the same measurement\n") == 1
 
 
 GATED: list[tuple[str, dict[str, Any], list[str], int, str]] = [

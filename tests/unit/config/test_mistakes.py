@@ -40,7 +40,12 @@ SINGLE = {
     ),
     "stage key at the top": (
         ("dtype:", "max_num_seqs: 3\ndtype:"),
-        "4:1 'max_num_seqs': unknown key `max_num_seqs` (`max_num_seqs` belongs into a stage)",
+        "4:1 'max_num_seqs': unknown key `max_num_seqs` "
+        "(`max_num_seqs` belongs into a stage: `thinker.max_num_seqs` or `vocoder.max_num_seqs`)",
+    ),
+    "sampling key at the top": (
+        ("dtype:", "top_k: 3\ndtype:"),
+        "4:1 'top_k': unknown key `top_k` (`top_k` belongs into a stage's `sampling`: `thinker.sampling.top_k`)",
     ),
     "key of the other kind": (
         ("    kind: ar\n", "    kind: ar\n    height: 64\n"),
