@@ -18,27 +18,18 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
-class ARStageConfig:
-    """One autoregressive stage; `sampling` holds vLLM `SamplingParams` fields.
-
-    The `max_payload` keys bound what a request brings from the stage before; their defaults are `PayloadLimits`'.
+class _CommonStageConfig:
+    """What stages of both kinds have. The `max_payload` keys, which are vLLM's alone, bound what a request brings from
+    the stage before; their defaults are `PayloadLimits`'.
     """
 
     name: str
-    backend: Literal["vllm"] = "vllm"
     input: str | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
     gpu_memory_utilization: float | None = None
-    kv_cache_memory_bytes: int | None = None
-    block_size: int | None = None
-    enable_prefix_caching: bool | None = None
-    enable_chunked_prefill: bool | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
-    distributed_executor_backend: Literal["mp", "ray"] | None = None
-    cudagraph_mode: CudagraphMode = "none"
     output_copy: OutputCopy = "async"
     max_payload_bytes: int | None = None
     max_payload_tensor_bytes: int | None = None
@@ -47,6 +38,20 @@ class ARStageConfig:
     load_timeout_s: float = 1800.0
     step_timeout_s: float = 600.0
     devices: str | None = None
+
+
+@dataclass(frozen=True)
+class ARStageConfig(_CommonStageConfig):
+    """One autoregressive stage; `sampling` holds vLLM `SamplingParams` fields."""
+
+    backend: Literal["vllm"] = "vllm"
+    max_num_batched_tokens: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    block_size: int | None = None
+    enable_prefix_caching: bool | None = None
+    enable_chunked_prefill: bool | None = None
+    distributed_executor_backend: Literal["mp", "ray"] | None = None
+    cudagraph_mode: CudagraphMode = "none"
     system_prompt: str | None = None
     talker_prompt: TalkerPrompt = "full"
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -54,42 +59,26 @@ class ARStageConfig:
 
 
 @dataclass(frozen=True)
-class DiffusionStageConfig:
+class DiffusionStageConfig(_CommonStageConfig):
     """One diffusion stage on a vLLM runner or on a diffusers pipeline.
 
-    `call` holds further arguments of the pipeline call by diffusers' names (`true_cfg_scale`);
-    `max_num_seqs` bounds how many compatible requests share a batch. The `stream` keys are token2wav's; their defaults
-    are `ChunkSizes`'. Those of the `max_payload` keys, which are vLLM's alone, are `PayloadLimits`'.
+    `call` holds further arguments of the pipeline call by diffusers' names (`true_cfg_scale`); `max_num_seqs` bounds
+    how many compatible requests share a batch. The `stream` keys are token2wav's; their defaults are `ChunkSizes`'.
     """
 
-    name: str
     backend: Literal["vllm", "diffusers"] = "diffusers"
-    input: str | None = None
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
     negative_prompt: str | None = None
     height: int | None = None
     width: int | None = None
     sway_coefficient: float | None = None
-    max_num_seqs: int | None = None
-    max_model_len: int | None = None
-    gpu_memory_utilization: float | None = None
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
     execution: Execution = "eager"
     stream: bool | None = None
     stream_first_chunk_codes: int | None = None
     stream_chunk_codes: int | None = None
     stream_context_codes: int | None = None
     stream_look_ahead_codes: int | None = None
-    output_copy: OutputCopy = "async"
-    max_payload_bytes: int | None = None
-    max_payload_tensor_bytes: int | None = None
-    max_payload_entries: int | None = None
-    max_payload_items: int | None = None
-    load_timeout_s: float = 1800.0
-    step_timeout_s: float = 600.0
-    devices: str | None = None
     call: Mapping[str, Any] = field(default_factory=dict)
     kind: Literal["diffusion"] = "diffusion"
 

@@ -175,8 +175,10 @@ class OmniProcess:
 
     def _leftovers(self) -> tuple[str, ...]:
         deadline = time.monotonic() + GONE_WITHIN_S
-        while (found := self._left()) and time.monotonic() < deadline:
+        # Files stay where nobody is left to remove them.
+        while _marked(self._mark) and time.monotonic() < deadline:
             time.sleep(0.05)
+        found = self._left()
         for pid in _marked(self._mark):
             os.kill(pid, signal.SIGKILL)
         return found
