@@ -118,7 +118,8 @@ def test_pictures(folder: Path, place: str, kind: str) -> None:
     """Of many pictures, in the middle: those that are done are whole, the others say what happened."""
     lines = [{"request_id": str(number), "prompt": "a cat", "seed": number} for number in range(24)]
     (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    arguments = ("--requests", "requests.jsonl", "--profile", "tiny-image", "--set", "image.step_timeout_s=3")
+    settings = ("--set", "image.step_timeout_s=3", "--set", "image.max_num_seqs=4")
+    arguments = ("--requests", "requests.jsonl", "--profile", "tiny-image", *settings)
     # Input is taken before there is a first picture.
     when = folder / "out" / "0.png" if place != "take input" else None
     ended = run(folder, f"{kind}@{place}@image", *arguments, when=when)

@@ -1,7 +1,7 @@
 """A fault in a known place, for tests of what is left afterwards: in the module path of a command, and of its stages.
 
 `PLANTED_FAULT` is `KIND@RANGE@STAGE`, such as `kill@vae decode@image`: the first time that the stage's process
-enters the range. `PLANTED_WHEN` is a file that has to be there by then.
+enters the range. `PLANTED_WHEN` is a file that has to be there by then; the range waits a little for it.
 
 `raise` is an error that nobody expects, `memory` memory that is used up, `full` a full disk, `kill` SIGKILL as from the
 system when memory runs out, `exit` a library that ends the process, `hang` a call that never returns.
@@ -20,6 +20,10 @@ _kind, _place, _stage = os.environ["PLANTED_FAULT"].split("@")
 _when = os.environ.get("PLANTED_WHEN")
 _mark = ranges.mark
 _done = []
+_waited = []
+# Entries of the range that do not wait: what brings the moment may need some of them. Less than a hang takes.
+_GOES_ON = 2
+_WAIT_S = 1.5
 
 
 def never_returns():
@@ -43,10 +47,19 @@ def _fault():
             never_returns()
 
 
+def _is_there(when):
+    """Whether the moment has come; whoever brings it may be slower than the stage, which must not be done before."""
+    _waited.append(when)
+    deadline = time.monotonic() + (_WAIT_S if len(_waited) > _GOES_ON else 0)
+    while not when.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return when.exists()
+
+
 def _planted(name, number=None):
     called = name if number is None else f"{name} {number}"
     here = called == _place and multiprocessing.current_process().name == f"omni-{_stage}" and not _done
-    if here and (_when is None or Path(_when).exists()):
+    if here and (_when is None or _is_there(Path(_when))):
         _done.append(called)
         _fault()
     return _mark(name, number)
