@@ -98,6 +98,11 @@ class EngineConfig:
     seed: int = 0
     trust_remote_code: bool = False
 
+    @property
+    def backends(self) -> frozenset[str]:
+        """What runs the stages: `vllm`, `diffusers` or both."""
+        return frozenset(stage.backend for stage in self.stages)
+
     def stage(self, name: str) -> StageConfig:
         """The stage of that name; `KeyError` if there is none."""
         return {stage.name: stage for stage in self.stages}[name]

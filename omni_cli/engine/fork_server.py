@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
 from typing import Any, ClassVar
@@ -67,14 +67,18 @@ class ForkServer:
 
     _users: ClassVar[set[int]] = set()
 
-    def __init__(self, *, verbose: bool = False) -> None:
-        """`verbose` lets what the imports print reach stderr."""
-        self._preload = "omni_cli.engine.preload_verbose" if verbose else "omni_cli.engine.preload_quiet"
+    def __init__(self, backends: Iterable[str], *, verbose: bool = False) -> None:
+        """It imports what stages on `backends` ("vllm", "diffusers") need; any stage can be forked from it.
+
+        `verbose` lets what the imports print reach stderr.
+        """
+        parts = ["verbose" if verbose else "quiet", *sorted(set(backends), reverse=True)]
+        self._preload = [f"omni_cli.engine.preload_{part}" for part in parts]
 
     def start(self) -> ForkServerContext:
         """The context to start processes with; the imports begin now, if they have not begun before."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([self._preload])
+        context.set_forkserver_preload(self._preload)
         if _TRACKER_FILTER not in sys.warnoptions:
             sys.warnoptions.append(_TRACKER_FILTER)
         # OpenMP's threads otherwise spin while they wait for each other. Several stages share the cores, and a

@@ -72,7 +72,7 @@ class OmniLLM:
         self._requests: dict[str, asyncio.Queue[tuple[str, Report]]] = {}
         self._dead: dict[str, Failure] = {}
         self._on_event: Callable[[Event], None] = lambda event: None
-        self._fork_server = ForkServer(verbose=verbose)
+        self._fork_server = ForkServer(config.backends, verbose=verbose)
         self._watchdog: asyncio.Task[None] | None = None
 
     @property

@@ -99,7 +99,7 @@ def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: P
     except Exception as error:  # noqa: BLE001 - the engine has failed, and with it every request of this stage
         emit(Failure("stage", summary(error), details=traceback.format_exc()))
     finally:
-        stage.close()
+        stage.close(process_ends=True)
 
 
 def _serve(stage: Stage, inbox: queue.SimpleQueue[Command], emit: _Emitter, recorder: Recorder | None) -> None:

@@ -70,7 +70,8 @@ class Stage(Protocol):
     def step(self) -> list[Report]:
         """One turn of the engine: what has been finished or has failed, and progress."""
 
-    def close(self) -> None: ...
+    def close(self, *, process_ends: bool = False) -> None:
+        """Free what it holds; where the process ends next, only what would outlive that."""
 
 
 def load_stage(spec: StageSpec, emit: Callable[[Report], None]) -> Stage:

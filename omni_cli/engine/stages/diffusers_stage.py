@@ -99,5 +99,6 @@ class DiffusersStage:
         }
         return [RequestDone(output.request_id, trace, image=Array.of(output.pixels))]
 
-    def close(self) -> None:
-        self.executor.shutdown()
+    def close(self, *, process_ends: bool = False) -> None:
+        if not process_ends:
+            self.executor.shutdown()

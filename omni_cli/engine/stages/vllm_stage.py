@@ -53,6 +53,8 @@ from omni_cli.outputs import Message, Part  # noqa: E402
 from omni_cli.worker.payloads import PayloadLimits  # noqa: E402
 
 PROGRESS_INTERVAL_S = 0.05
+# Of a device's memory; vLLM wants more than none.
+SMALLEST_SHARE = 1e-6
 
 
 @dataclass
@@ -77,10 +79,11 @@ class VllmStage:
         self.spec = spec
         self.emit = emit
         self.active: dict[str, ActiveRequest] = {}
-        prepare_ranks(spec.stage.tensor_parallel_size * spec.stage.pipeline_parallel_size, spec.stage.name)
+        self.num_ranks = spec.stage.tensor_parallel_size * spec.stage.pipeline_parallel_size
+        prepare_ranks(self.num_ranks, spec.stage.name)
         register_models()
         resolve_in_process(spec.architecture)
-        self.engine = LLMEngine.from_engine_args(EngineArgs(**self.engine_args()))
+        self.engine = LLMEngine.from_engine_args(EngineArgs(**with_given_cache(self.engine_args())))
         self.payload_limits = PayloadLimits.of(spec.stage)
         self.engine.collective_rpc("use_payload_limits", args=(self.payload_limits,))
         self._output_copy, *_ = self.engine.collective_rpc("use_output_copy", args=(spec.stage.output_copy,))
@@ -222,8 +225,10 @@ class VllmStage:
     def output(self, active: ActiveRequest, output: RequestOutput | PoolingRequestOutput) -> list[Report]:
         raise NotImplementedError
 
-    def close(self) -> None:
-        self.engine.engine_core.shutdown()
+    def close(self, *, process_ends: bool = False) -> None:
+        # vLLM looks through all objects for garbage, which takes a second or two. Ranks in other processes need it.
+        if not process_ends or self.num_ranks > 1:
+            self.engine.engine_core.shutdown()
 
 
 class TextStage(VllmStage):
@@ -360,7 +365,7 @@ def prepare_ranks(num_ranks: int, stage: str) -> None:
     if num_ranks == 1:
         return
     # Spawned processes first run the main module again; ours is to be the one with the imports and work-arounds.
-    sys.modules["__main__"].__spec__ = importlib.util.find_spec("omni_cli.engine.preload")
+    sys.modules["__main__"].__spec__ = importlib.util.find_spec("omni_cli.engine.preload_vllm")
     if not current_platform.is_cpu() or "VLLM_CPU_OMP_THREADS_BIND" in os.environ:
         return
     cores = sorted(os.sched_getaffinity(0))
@@ -377,6 +382,16 @@ def execution_args(cudagraph_mode: CudagraphMode) -> dict[str, Any]:
         # Inductor takes minutes to compile a model for the CPU, and there are no graphs to capture.
         return {"enforce_eager": True}
     return {"compilation_config": {"cudagraph_mode": cudagraph_mode.upper()}}
+
+
+def with_given_cache(args: dict[str, Any]) -> dict[str, Any]:
+    """`EngineArgs` that ask for no share of the device's memory where they give the KV cache a size.
+
+    vLLM looks at the share first all the same: without this, a stage would need nine tenths of the device to be free.
+    """
+    if current_platform.is_cpu() or "kv_cache_memory_bytes" not in args:
+        return args
+    return {"gpu_memory_utilization": SMALLEST_SHARE, **args}
 
 
 def _one_line(error: BaseException) -> str:

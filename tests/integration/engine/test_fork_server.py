@@ -32,10 +32,10 @@ def is_running(pid: int) -> bool:
 
 def test_a_stopped_server_is_replaced_at_once():
     others = set(ForkServer._users)
-    first = ForkServer()
+    first = ForkServer(["diffusers"])
     pid = parent_of_a_new_process(first.start())
     assert pid == forkserver._forkserver._forkserver_pid
-    second = ForkServer()
+    second = ForkServer(["diffusers"])
     second.start()
     first.stop()
     assert is_running(pid), "it has another user"
@@ -43,7 +43,7 @@ def test_a_stopped_server_is_replaced_at_once():
     second.stop()
     assert bool(others) == is_running(pid)
 
-    third = ForkServer()
+    third = ForkServer(["diffusers"])
     replaced = parent_of_a_new_process(third.start())
     assert (replaced == pid) == bool(others)
     third.stop()
