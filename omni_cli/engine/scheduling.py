@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
 
+from omni_cli.engine.plan_check import CheckedAsyncScheduler, CheckedScheduler
 from omni_cli.worker.arriving_conditions import Arrived, attach_arrived
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
-    from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.request import Request
 else:
     VllmScheduler = object  # which of vLLM's schedulers is behind the mixin is said where it is used
@@ -111,11 +109,11 @@ def _lacks_rows(request: Request, supply: Supply) -> bool:
     return not supply.is_whole and request.num_tokens_with_spec + request.num_output_placeholders > supply.num_rows
 
 
-class ConditionedScheduler(ConditionedSchedulerMixin, Scheduler):
+class ConditionedScheduler(ConditionedSchedulerMixin, CheckedScheduler):
     pass
 
 
-class ConditionedAsyncScheduler(ConditionedSchedulerMixin, AsyncScheduler):
+class ConditionedAsyncScheduler(ConditionedSchedulerMixin, CheckedAsyncScheduler):
     pass
 
 
@@ -123,9 +121,3 @@ def make_scheduler(*, vllm_config: VllmConfig, **kwargs: Any) -> ConditionedSche
     """For `scheduler_cls` of vLLM's engine arguments: whether it schedules asynchronously is settled by then."""
     is_async = vllm_config.scheduler_config.async_scheduling
     return (ConditionedAsyncScheduler if is_async else ConditionedScheduler)(vllm_config=vllm_config, **kwargs)
-
-
-def scheduler_of(engine: LLMEngine) -> ConditionedSchedulerMixin:
-    """The scheduler of an engine whose core runs in this process and was made with `make_scheduler`."""
-    scheduler: ConditionedSchedulerMixin = engine.engine_core.engine_core.scheduler
-    return scheduler

@@ -23,7 +23,7 @@ from omni_cli.engine.messages import (
     Report,
     StageRequest,
 )
-from omni_cli.engine.scheduling import scheduler_of
+from omni_cli.engine.scheduling import ConditionedSchedulerMixin
 from omni_cli.engine.stages.base import StageSpec
 from omni_cli.engine.stages.vllm_stage import (
     ActiveRequest,
@@ -164,6 +164,7 @@ class TalkerStage(TextStage):
     """Codec tokens from what the thinker left behind."""
 
     makes_text = False
+    scheduler: ConditionedSchedulerMixin
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         super().__init__(spec, emit)
@@ -172,7 +173,6 @@ class TalkerStage(TextStage):
         self.engine.input_processor.generation_config_fields = {}
         self.speakers = load_speakers(spec.model)
         self._thinker_embeddings = open_tensor(spec.model, "thinker.model.embed_tokens.weight")
-        self.scheduler = scheduler_of(self.engine)
         # Whether all requests wait for the thinker: then there is nothing to step for until a command comes.
         self._is_stalled = False
 

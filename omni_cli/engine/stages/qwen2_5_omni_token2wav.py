@@ -198,14 +198,14 @@ class Token2WavStage(VllmStage):
             self._ranges.next("denoising step", done + 1)
         else:
             self._ranges.next("vocoder")
-        active = self._by_engine_id(engine_id)
+        active = self.by_engine_id(engine_id)
         if active is not None and "stream" not in active.context:
             self.emit(Progress(active.request.request_id, done, total, "step"))
 
     def on_end(self, engine_id: str, waveform: torch.Tensor | None) -> None:
         self._marks.append(self._clock.mark())
         self._ranges.close()
-        active = self._by_engine_id(engine_id)
+        active = self.by_engine_id(engine_id)
         if active is None or waveform is None:
             return
         self._marks_of[active.request.request_id] = self._marks
@@ -220,10 +220,6 @@ class Token2WavStage(VllmStage):
     def request_id_of(self, active: ActiveRequest) -> str:
         stream: SpeechStream | None = active.context.get("stream")
         return super().request_id_of(active) if stream is None else stream.request.request_id
-
-    def _by_engine_id(self, engine_id: str) -> ActiveRequest | None:
-        state = self.engine.output_processor.request_states.get(engine_id)
-        return None if state is None else self.active.get(state.external_req_id)
 
     def _parts(self, request_id: str) -> tuple[list[float], float]:
         """Seconds of each step, and of what makes a waveform of the last one's result."""

@@ -62,7 +62,16 @@ CALLABLES = [
         [],
         "says in the log why it settles on another mode",
     ),
-    ("vllm.v1.core.sched.scheduler:Scheduler.schedule", [], "is overridden to leave requests without rows out"),
+    (
+        "vllm.v1.core.sched.scheduler:Scheduler.schedule",
+        [],
+        "is overridden to look at its plans, and to leave requests without rows out",
+    ),
+    (
+        "vllm.v1.core.sched.scheduler:Scheduler.finish_requests",
+        ["request_ids", "finished_status"],
+        "is called on requests whose part of a plan is wrong",
+    ),
     (
         "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
         ["scheduler_output"],
@@ -145,7 +154,24 @@ FIELDS = [
     ("vllm.distributed.parallel_state:GroupCoordinator", ["is_first_rank", "is_last_rank"], "are read"),
     ("vllm.config:ParallelConfig", ["distributed_executor_backend"], "is read"),
     ("vllm.v1.core.sched.output:NewRequestData", ["req_id", "sampling_params", "pooling_params"], "are read"),
-    ("vllm.v1.core.sched.output:SchedulerOutput", ["total_num_scheduled_tokens"], "is read, and rows are attached"),
+    (
+        "vllm.v1.core.sched.output:SchedulerOutput",
+        ["total_num_scheduled_tokens", "scheduled_cached_reqs", "scheduled_encoder_inputs"],
+        "are read and written, and rows are attached",
+    ),
+    (
+        "vllm.v1.core.sched.output:CachedRequestData",
+        [
+            "req_ids",
+            "resumed_req_ids",
+            "new_token_ids",
+            "all_token_ids",
+            "new_block_ids",
+            "num_computed_tokens",
+            "num_output_tokens",
+        ],
+        "are all that is there, each a request's",
+    ),
     ("vllm.v1.request:Request", ["num_tokens_with_spec"], "is read"),
     ("vllm.v1.engine:EngineCoreOutput", ["request_id", "pooling_output"], "are read and written"),
     ("vllm.sampling_params:SamplingParams", ["extra_args"], "carries our payloads"),
@@ -168,6 +194,7 @@ ATTRIBUTES = [
     ),
     ("vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__", ["self.broadcast_pp_output"]),
     ("vllm.v1.worker.worker_base:WorkerBase.__init__", ["self.distributed_init_method"]),
+    ("vllm.v1.request:Request.__init__", ["self.num_in_flight_tokens"]),
     (
         "vllm.v1.executor.uniproc_executor:ExecutorWithExternalLauncher._distributed_args",
         ['distributed_init_method = "env://"'],

@@ -48,7 +48,28 @@ def test_nothing_is_left_of_any(answers):
     assert answers["left"] == []
 
 
-def test_a_wrong_plan_names_the_request_and_changes_nothing(answers):
+@pytest.fixture(scope="module")
+def planned(tiny_omni_path: Path, tmp_path_factory: Any) -> dict[str, Any]:
+    return answer_of("wrong_plans", {"model": str(tiny_omni_path)}, tmp_path_factory.mktemp("plans"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("zero tokens", "a step was planned for it with none of its tokens"),
+        ("never begun", "a step was planned for it that no worker knows the beginning of"),
+    ],
+)
+def test_one_wrong_part_of_a_plan_fails_its_request_alone(planned, wrong, message):
+    assert planned["rounds"][wrong] == {**planned["alone"], "second": {"failed": message}}
+
+
+def test_a_part_of_a_plan_that_is_nobodys_disturbs_nobody(planned):
+    assert planned["rounds"]["nobody's"] == planned["alone"] == planned["after"]
+    assert len(set(planned["alone"].values())) == 3 and planned["left"] == []
+
+
+def test_a_wrong_plan_at_a_worker_names_the_request_and_changes_nothing(answers):
     plans, alone = answers["plans"], answers["alone"]
     assert plans["unknown request"] == "request ghost: a step is planned for it, and this worker does not know it"
     assert plans["rows for nobody"] == plans["unknown request"]

@@ -1,0 +1,108 @@
+"""Runs a thinker whose scheduler, vLLM's own, plans something wrong in the middle; a script.
+
+Reads a JSON task from stdin: `model`. Writes JSON to the path in argv: `alone`, the tokens of each request; `rounds`,
+by what was wrong, what became of each; `left`, what the stage still holds at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PROMPTS = {"first": "hello", "second": "the long road home", "third": "rain on a tin roof"}
+MAX_TOKENS = 8
+
+
+def zero_tokens(plan: Any, second: str) -> bool:
+    """Once it runs."""
+    if second not in plan.scheduled_cached_reqs.req_ids:
+        return False
+    plan.num_scheduled_tokens[second] = 0
+    return True
+
+
+def never_begun(plan: Any, second: str) -> bool:
+    """Its beginning is not sent to the workers; its next step is."""
+    began = [request for request in plan.scheduled_new_reqs if request.req_id == second]
+    if began:
+        plan.scheduled_new_reqs.remove(began[0])
+    return bool(began)
+
+
+def nobodys(plan: Any, second: str) -> bool:
+    plan.num_scheduled_tokens["ghost"] = 3
+    plan.total_num_scheduled_tokens += 3
+    return True
+
+
+WRONG: dict[str, Callable[[Any, str], bool]] = {
+    "zero tokens": zero_tokens,
+    "never begun": never_begun,
+    "nobody's": nobodys,
+}
+
+
+def main() -> None:
+    task = json.loads(sys.stdin.read())
+    from omni_cli.compat.torchvision import ensure_torchvision_importable
+
+    ensure_torchvision_importable()
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from omni_cli.config.engine_config import ARStageConfig
+    from omni_cli.engine.stages.base import StageSpec, load_stage
+
+    sampling = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
+    config = ARStageConfig("thinker", max_num_seqs=4, kv_cache_memory_bytes=64 << 20, sampling=sampling)
+    spec = StageSpec(config, task["model"], "Qwen2_5OmniModel", "float32", 0, False)
+    stage = load_stage(spec, lambda report: None)
+    answers: dict[str, Any] = {"alone": run(stage, "alone")}
+    answers["rounds"] = {name: run_spoilt(stage, Scheduler, name, spoil) for name, spoil in WRONG.items()}
+    answers["after"] = run(stage, "after")
+    answers["left"] = [*stage.active, *stage.scheduler.requests]
+    Path(sys.argv[1]).write_text(json.dumps(answers))
+    stage.close()
+
+
+def run_spoilt(stage: Any, scheduler: Any, name: str, spoil: Callable[[Any, str], bool]) -> dict[str, Any]:
+    """With the first plan that `spoil` can spoil for the second request."""
+    plain, spoilt = scheduler.schedule, []
+
+    def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+        plan = plain(self, *args, **kwargs)
+        second = stage.active.get(f"{name} second")
+        if not spoilt and second is not None and spoil(plan, second.engine_id):
+            spoilt.append(plan)
+        return plan
+
+    scheduler.schedule = schedule
+    try:
+        ends = run(stage, name)
+    finally:
+        scheduler.schedule = plain
+    assert spoilt, f"{name}: nothing was spoilt"
+    return ends
+
+
+def run(stage: Any, prefix: str) -> dict[str, Any]:
+    """By the last word of a request's name: its text, or what it failed with."""
+    from omni_cli.engine.messages import Failure, RequestDone, StageRequest
+
+    for name, prompt in PROMPTS.items():
+        stage.add(StageRequest(f"{prefix} {name}", prompt=prompt))
+    ends: dict[str, Any] = {}
+    while stage.has_work():
+        for report in stage.step():
+            name = report.request_id.split()[-1]
+            if isinstance(report, Failure):
+                ends[name] = {"failed": report.message}
+            elif isinstance(report, RequestDone):
+                ends[name] = report.text.text
+    return ends
+
+
+if __name__ == "__main__":
+    main()
