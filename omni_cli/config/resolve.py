@@ -66,6 +66,9 @@ def _stage_data(stage: StageConfig) -> dict[str, Any]:
 
 
 def _in_reading_order(stage: StageConfig) -> dict[str, Any]:
-    values = {item.name: getattr(stage, item.name) for item in dataclasses.fields(stage)}
-    del values["name"]
-    return {"kind": values.pop("kind"), **values}
+    """What the stage is, what only its kind has, what all have, and mappings last."""
+    common = [item.name for item in dataclasses.fields(stage)]
+    order = ["kind", "backend", "input", *type(stage).__annotations__, *common]
+    last = [name for name in ("sampling", "call") if name in order]
+    names = [name for name in dict.fromkeys(order) if name not in ("name", *last)]
+    return {name: getattr(stage, name) for name in (*names, *last)}
