@@ -332,9 +332,13 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
         outputs = dict(zip(request_ids, made, strict=True))
         tensors = {name: tensor for name, tensor in outputs.items() if isinstance(tensor, torch.Tensor)}
         output = ModelRunnerOutput(req_ids=request_ids, req_id_to_index=dict(self.input_batch.req_id_to_index))
+        # A model may have brought its tensor to the host itself, as transformers' vocoder does.
+        here = {name: tensor for name, tensor in tensors.items() if tensor.device.type != self.device.type}
+        there = {name: tensor for name, tensor in tensors.items() if name not in here}
         with mark("output copy"):
-            arrived = start_together(tensors, self.output_copy) if self.hands_out else dict
+            arrived = start_together(there, self.output_copy) if self.hands_out else dict
         missing = {name: reason for name, reason in outputs.items() if isinstance(reason, NoOutput)}
+        at_once = {**here, **missing}
         return AsyncOmniModelRunnerOutput(
-            lambda: OmniModelRunnerOutput.with_payloads(output, {**arrived(), **missing} if self.hands_out else {})
+            lambda: OmniModelRunnerOutput.with_payloads(output, {**arrived(), **at_once} if self.hands_out else {})
         )

@@ -38,8 +38,7 @@ def chunk_waveform(
     """Samples (num_samples,) of codes [start, end) of a request; `codes` (1, num_codes) int64 begin at `codes_start`.
 
     `speaker` (1, enc_emb_dim), `reference_mel` (1, num_frames, mel_dim). Noise is drawn on the host, where the first
-    rows do not depend on how many are drawn: those of the chunk are rows of the whole's, unless that was drawn on
-    another device.
+    rows do not depend on how many are drawn: those of the chunk are rows of the whole's.
     """
     dit, vocoder = token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model
     first_frame, num_frames = codes_start * dit.repeats, codes.shape[1] * dit.repeats

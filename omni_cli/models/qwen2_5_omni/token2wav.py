@@ -7,7 +7,7 @@ loads and that the diffusion runner calls with a batch of requests.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -140,21 +140,22 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         codes = request.token_ids.unsqueeze(0).long()
         speaker = self.speakers[name]["cond"].to(device).float()
         reference_mel = self.speakers[name]["ref_mel"].to(device).float()
-        sampling: dict[str, Any] = {
-            "num_steps": int(information["num_inference_steps"][0]),
-            "guidance_scale": float(information["guidance_scale"][0]),
-            "sway_coefficient": float(information["sway_coefficient"][0]),
-        }
-        if "chunk" in information:
-            codes_start, start, end = information["chunk"]
-            place = {"codes_start": codes_start, "start": start, "end": end}
-            return chunk_waveform(
-                self.token2wav, codes, **place, seed=seed, speaker=speaker, reference_mel=reference_mel, **sampling
-            )
-        # transformers draws the initial noise from the global generator.
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
-            return self.token2wav(codes, conditioning=speaker, reference_mel=reference_mel, **sampling).reshape(-1)
+        # Without a chunk, all of the codes at once. Noise is drawn on the host for it too, so that a seed is the same
+        # take on every device, streamed or whole; transformers draws it on the device of the codes.
+        codes_start, start, end = information.get("chunk", (0, 0, codes.shape[1]))
+        return chunk_waveform(
+            self.token2wav,
+            codes,
+            codes_start=codes_start,
+            start=start,
+            end=end,
+            seed=seed,
+            speaker=speaker,
+            reference_mel=reference_mel,
+            num_steps=int(information["num_inference_steps"][0]),
+            guidance_scale=float(information["guidance_scale"][0]),
+            sway_coefficient=float(information["sway_coefficient"][0]),
+        )
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         loaded: set[str] = AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
