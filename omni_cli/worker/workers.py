@@ -24,15 +24,19 @@ if TYPE_CHECKING:
 else:
     VllmWorker = object  # which of vLLM's workers is behind the mixin is said where it is used
 
+TRITON_CACHE = "TRITON_CACHE_DIR"
+
 
 class OmniWorkerMixin(VllmWorker):
     """`runner_cls` derives from the V1 runner that the vLLM worker builds."""
 
     runner_cls: ClassVar[type]
+    _triton_cache: str | None
     distributed_init_method: str
 
     def init_device(self, *args: Any, **kwargs: Any) -> None:
         write_stacks_on_signal()
+        self._triton_cache = os.environ.get(TRITON_CACHE)
         if self.distributed_init_method == "env://":
             # An external launcher's. vLLM names the shared memory of CPU ranks by what stands behind the colon: without
             # a launch's own name, two launches would share it, and one that was killed would block all after it.
@@ -61,6 +65,12 @@ class OmniWorkerMixin(VllmWorker):
             super().initialize_from_config(*args, **kwargs)
 
     def compile_or_warm_up_model(self) -> Any:
+        # To compile the model, vLLM has pointed Triton to a folder of its own, which it does not do where it finds the
+        # model compiled. What is compiled now would lie where the next run does not look, and cost half a minute again.
+        if self._triton_cache is None:
+            os.environ.pop(TRITON_CACHE, None)
+        else:
+            os.environ[TRITON_CACHE] = self._triton_cache
         with mark("warm-up"):
             return super().compile_or_warm_up_model()
 
