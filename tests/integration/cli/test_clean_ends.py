@@ -72,7 +72,9 @@ def test_sigterm(moment: float, run_s: float, folder: Path) -> None:
 
 @pytest.mark.parametrize("moment", sample([0.15, 0.7], [0.7]))
 def test_sigkill_of_the_command(moment: float, run_s: float, folder: Path) -> None:
-    process = OmniProcess(folder, "generate", "hi", *SHORT)
+    # It takes longer than a whole short run, however busy the machine was when that was timed.
+    long = ("--set", "thinker.sampling.max_tokens=1500", "--set", "thinker.sampling.ignore_eos=true")
+    process = OmniProcess(folder, "generate", "hi", *long)
     process.wait_until_begun()
     time.sleep(moment * run_s)
     process.popen.kill()

@@ -112,12 +112,12 @@ def test_a_stage_that_hangs_while_it_is_loaded_again(start_server: Any, tmp_path
         "PLANTED_FAULT": "hang@load weights@image",
         "PLANTED_WHEN": str(when),
     }
-    limit = ("--set", "image.load_timeout_s=40")
+    limit = ("--set", "image.load_timeout_s=25")
     server = start_server("--profile", "tiny-image", *limit, environment=environment)
     when.touch()
     stage_process(server, 0).kill()
     server.wait_until(lambda: server.log("stage_not_started"))
-    assert "it was not loaded after 4" in server.log("stage_not_started")[0]["reason"]
+    assert "it was not loaded after 2" in server.log("stage_not_started")[0]["reason"]
     when.unlink()
     server.wait_until(lambda: is_ready(server))
     assert server.request("POST", IMAGES, {"prompt": "x"}).status == 200
