@@ -84,8 +84,8 @@ class ForkServer:
         # OpenMP's threads otherwise spin while they wait for each other. Several stages share the cores, and a
         # spinning thread keeps the very one it waits for from running: measured here, 30 s instead of 1 s.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-        # The imports ask torch whether there is a CUDA device. Its own way of finding out begins to use the device, and a
-        # process that is forked after that cannot. With this it asks the driver's library.
+        # The imports ask torch whether there is a CUDA device. Its own way of finding out begins to use the device, and
+        # a process that is forked after that cannot. With this it asks the driver's library.
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         _settle_sockets()
         resource_tracker.ensure_running()  # unblocks signals when it is done, so not within

@@ -31,7 +31,7 @@ from vllm.platforms import current_platform as current_platform  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 
-from omni_cli.config.engine_config import ARStageConfig, CudagraphMode  # noqa: E402
+from omni_cli.config.engine_config import ARStageConfig  # noqa: E402
 from omni_cli.engine.failures import request_failure  # noqa: E402
 from omni_cli.engine.messages import (  # noqa: E402
     AppendInput,
@@ -47,6 +47,7 @@ from omni_cli.engine.messages import (  # noqa: E402
 from omni_cli.engine.plan_check import CheckedSchedulerMixin, scheduler_of  # noqa: E402
 from omni_cli.engine.stages.base import StageSpec  # noqa: E402
 from omni_cli.engine.stages.cudagraph_mode import ModeMessages, check_platform, check_settled  # noqa: E402
+from omni_cli.engine.stages.device_settings import execution_args, use_whole_float32, with_given_cache  # noqa: E402
 from omni_cli.engine.stages.output_processor import OmniOutputProcessor  # noqa: E402
 from omni_cli.errors import InputError, StageError  # noqa: E402
 from omni_cli.execution.ranges import mark  # noqa: E402
@@ -55,8 +56,6 @@ from omni_cli.outputs import Message, Part  # noqa: E402
 from omni_cli.worker.payloads import PayloadLimits  # noqa: E402
 
 PROGRESS_INTERVAL_S = 0.05
-# Of a device's memory; vLLM wants more than none.
-SMALLEST_SHARE = 1e-6
 
 
 @dataclass
@@ -391,33 +390,6 @@ def prepare_ranks(num_ranks: int, stage: str) -> None:
     share = len(cores) // num_ranks
     groups = [cores[rank * share : (rank + 1) * share] for rank in range(num_ranks)]
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, group)) for group in groups)
-
-
-def execution_args(cudagraph_mode: CudagraphMode) -> dict[str, Any]:
-    """vLLM `EngineArgs` for how a step runs on the device that vLLM is installed for."""
-    if current_platform.is_cpu():
-        # Inductor takes minutes to compile a model for the CPU, and there are no graphs to capture.
-        return {"enforce_eager": True}
-    return {"compilation_config": {"cudagraph_mode": cudagraph_mode.upper()}}
-
-
-def use_whole_float32() -> None:
-    """Have this process multiply float32 as such: attention (Triton) and convolutions (cuDNN) would use TF32's 10 bits.
-
-    Rounded that far, tokens differ from the reference's within twenty steps, and alone from those in a batch.
-    """
-    os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
-    torch.backends.cudnn.allow_tf32 = False
-
-
-def with_given_cache(args: dict[str, Any]) -> dict[str, Any]:
-    """`EngineArgs` that ask for no share of the device's memory where they give the KV cache a size.
-
-    vLLM looks at the share first all the same: without this, a stage would need nine tenths of the device to be free.
-    """
-    if current_platform.is_cpu() or "kv_cache_memory_bytes" not in args:
-        return args
-    return {"gpu_memory_utilization": SMALLEST_SHARE, **args}
 
 
 def _one_line(error: BaseException) -> str:
