@@ -9,8 +9,10 @@ def seconds(value: float) -> str:
 
 
 def milliseconds(value_s: float) -> str:
-    """A short time given in seconds: `38 ms`, `0.6 ms`."""
+    """A short time given in seconds: `38 ms`, `0.6 ms`, `45 µs`."""
     value = value_s * 1000
+    if 0 < value < 0.1:
+        return f"{value * 1000:.0f} µs"
     return f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from omni_cli.record import E2E, Variant
 from omni_cli.stats.compare import Comparison, Verdict, reversed_verdict
@@ -13,7 +12,8 @@ from omni_cli.stats.compare import Comparison, Verdict, reversed_verdict
 PREPARATION = ("capture_s", "compile_s")
 """Counters of seconds that are spent once, so that later runs are faster."""
 
-MODES = frozenset({"execution", "cudagraph_mode", "output_copy"})
+PREPARED_MODES = frozenset({"execution", "cudagraph_mode"})
+MODES = PREPARED_MODES | {"output_copy"}
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Payback:
     """What `mode` gains and costs against `other`, the other variant of the pair.
 
     `gained_s` are seconds a request, below 0 where it is slower; `interval` is theirs, where there is one. `bytes_more`
-    is of device memory reserved, or of resident host memory where there is no device. `requests` is how many of them
+    is of device memory allocated, or of resident host memory where there is no device. `requests` is how many of them
     earn `preparation_s` back: None where it is not faster, or not surely so.
     """
 
@@ -38,8 +38,11 @@ class Payback:
 def payback(a: Variant, b: Variant, comparison: Comparison) -> Payback | None:
     """Of the variant that had more to prepare; None where neither had anything, and no mode was compared."""
     prepared = {variant.name: _preparation_s(variant) for variant in (a, b)}
+    varied = _varied_keys(a, b)
     more_s = prepared[b.name] - prepared[a.name]
-    if comparison.metric != E2E or comparison.ratio is None or not (more_s or _varies_mode(a, b)):
+    if all(prepared.values()) and not varied & PREPARED_MODES:
+        more_s = 0.0  # both prepare the same, and each time it takes a little more or less
+    if comparison.metric != E2E or comparison.ratio is None or not (more_s or varied & MODES):
         return None
     per_request = comparison.a_median / _requests(a)
     gained_s = per_request * (1 - comparison.ratio)
@@ -71,11 +74,10 @@ def _preparation_s(variant: Variant) -> float:
     )  # fmt: skip
 
 
-def _varies_mode(a: Variant, b: Variant) -> bool:
-    differing: set[Any] = {
-        key for key in a.settings.keys() | b.settings.keys() if a.settings.get(key) != b.settings.get(key)
-    }
-    return any(str(key).rpartition(".")[2] in MODES for key in differing)
+def _varied_keys(a: Variant, b: Variant) -> set[str]:
+    """Keys of stages that the variants differ in."""
+    keys = a.settings.keys() | b.settings.keys()
+    return {str(key).rpartition(".")[2] for key in keys if a.settings.get(key) != b.settings.get(key)}
 
 
 def _requests(variant: Variant) -> float:
@@ -84,7 +86,7 @@ def _requests(variant: Variant) -> float:
 
 
 def _bytes_more(a: Variant, b: Variant) -> int | None:
-    for name in ("peak_reserved_bytes", "peak_allocated_bytes", "peak_host_rss_bytes"):
+    for name in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes"):
         in_a, in_b = getattr(a.memory, name), getattr(b.memory, name)
         if in_a and in_b:
             return int(in_b - in_a)

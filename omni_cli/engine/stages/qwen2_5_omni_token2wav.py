@@ -112,7 +112,9 @@ class Token2WavStage(VllmStage):
     def effective(self) -> dict[str, Any]:
         stage = self.spec.stage
         assert isinstance(stage, DiffusionStageConfig)
-        return {**super().effective, "execution": self.denoiser.execution, "stream": bool(stage.stream)}
+        modes = {"execution": self.denoiser.execution, "stream": bool(stage.stream)}
+        # transformers' vocoder brings its waveform to the host itself, and waits for it.
+        return {**super().effective, **modes, "output_copy": "sync"}
 
     @property
     def settings(self) -> dict[str, Any]:

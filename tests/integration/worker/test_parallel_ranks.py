@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support.answers import answer_of
 
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two ranks need two CUDA devices, or none")
 MP, LAUNCHED = "mp", "external_launcher"
 # Tensor ranks add what each of them has made in another order than one rank does. Rows are of the size of 1.
 TOLERANCE = 2e-5

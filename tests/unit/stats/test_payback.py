@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from support.bench_records import record, variant
@@ -52,6 +53,17 @@ def test_a_faster_mode_pays_for_itself_after_so_many_requests() -> None:
     sentence = payback_sentence(pair)
     assert sentence.startswith("Worth it: execution=compile gains ")
     assert "+12 MiB and 7.000 s to compile or capture; pays for itself after " in sentence
+
+
+def test_what_both_prepare_is_no_price_of_another_setting() -> None:
+    def with_copy(mode: str, seconds: float, compile_s: float) -> Variant:
+        found = measured(f"output_copy={mode}", seconds, compile_s=compile_s)
+        return msgspec.structs.replace(found, settings={"output_copy": mode, "execution": "compile"})
+
+    pair = pair_of(with_copy("sync", 0.2, 7.0), with_copy("async", 0.16, 7.1))
+    assert pair.payback.preparation_s == 0
+    assert payback_sentence(pair).startswith("Worth it: output_copy=async gains ")
+    assert "compile or capture" not in payback_sentence(pair)
 
 
 def test_it_is_about_the_mode_whichever_comes_first() -> None:
