@@ -51,6 +51,12 @@ def print_text(text: str) -> None:
     _write(text if text.endswith("\n") else text + "\n")
 
 
+def print_part(text: str) -> None:
+    """Write a part of a line to stdout as it is, and out of this process at once."""
+    _write(text)
+    flush()
+
+
 def print_json(document: Mapping[str, Any], *, one_line: bool = False) -> None:
     """Write the one JSON document of a `--json` command to stdout; call it once.
 

@@ -83,7 +83,7 @@ class BlockPrinter(DocumentPrinter):
             lines = [f"[{record.request_id}]", *(_line(written) for written in record.outputs)]
             self._progress.hide()
             console.print_text(("\n" if self._blocks else "") + "\n".join(lines))
-            sys.stdout.flush()
+            console.flush()
             self._blocks += 1
             self._progress.show()
         super().ended(record)
@@ -101,8 +101,7 @@ class StreamPrinter(BlockPrinter):
         if not text:
             return
         self._progress.hide()
-        sys.stdout.write(on_terminal(text))
-        sys.stdout.flush()
+        console.print_part(on_terminal(text))
         self._streamed += text
         self._line_open = not text.endswith("\n")
 
@@ -119,13 +118,13 @@ class StreamPrinter(BlockPrinter):
             self._progress.hide()
             self._end_line()
             console.print_text(file_line(written))
-        sys.stdout.flush()
+        console.flush()
         self._progress.show()
 
     def ended(self, record: RequestRecord) -> None:
         self._progress.hide()
         self._end_line()
-        sys.stdout.flush()
+        console.flush()
         DocumentPrinter.ended(self, record)
 
     def close(self) -> None:
@@ -134,7 +133,7 @@ class StreamPrinter(BlockPrinter):
 
     def _end_line(self, *, even_if_empty: bool = False) -> None:
         if self._line_open or even_if_empty:
-            sys.stdout.write("\n")
+            console.print_part("\n")
         self._line_open = False
 
 

@@ -313,3 +313,15 @@ def test_stdout_that_nobody_reads(folder: Path) -> None:
     ended.check_clean()
     assert ended.code == CLOSED_PIPE
     assert "error:" not in ended.err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stdout(folder: Path) -> None:
+    """While text streams there: one error, and no files are lost that were done."""
+    with Path("/dev/full").open("w") as full:
+        ended = OmniProcess(folder, "generate", "hi", *SHORT, stdout=full).end()
+    ended.check_clean()
+    assert ended.code == USAGE
+    assert ended.err.count("error:") == 1
+    assert ended.err.endswith("error: cannot write to standard output: No space left on device\n")
