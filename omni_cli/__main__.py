@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from typing import NoReturn
 
 _INTERRUPTED = 130
@@ -14,11 +15,28 @@ def _end_at_once(_number: int, _frame: object) -> None:
     os._exit(_INTERRUPTED)
 
 
+def _open_closed_streams() -> None:
+    """Let a stream that was closed before (`omni ... 2>&-`) lead nowhere.
+
+    Else the next file or socket that is opened gets its number, and whatever a library prints goes there.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - it lives as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def main() -> NoReturn:
     """The console script."""
     # Where Ctrl-C is ignored (`nohup`, a background job) it stays ignored.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end_at_once)
+    _open_closed_streams()
     from omni_cli.cli.app import main as run_command_line
 
     run_command_line()

@@ -88,7 +88,13 @@ def is_stdout_closed() -> bool:
 
 def drop_stdout() -> None:
     """Send what is buffered or still to come nowhere; Python would fail on it once more while it shuts down."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _lead_nowhere(sys.stdout)
+
+
+def _lead_nowhere(stream: TextIO) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _write(text: str) -> None:
@@ -105,9 +111,17 @@ def _write(text: str) -> None:
         raise OutputError(f"cannot write to standard output: {error.strerror or error}") from error
 
 
+def _tell(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+    except OSError:
+        # A full disk, or a pipe that nobody reads: nobody can be told, and results do not depend on that.
+        _lead_nowhere(sys.stderr)
+
+
 def print_note(text: str) -> None:
     """Write progress or a result's context to stderr."""
-    sys.stderr.write(_coloured(text, sys.stderr) + "\n")
+    _tell(_coloured(text, sys.stderr) + "\n")
 
 
 def print_warning(message: str, *, hint: str | None = None) -> None:
@@ -117,10 +131,10 @@ def print_warning(message: str, *, hint: str | None = None) -> None:
 def print_error(error: OmniError, *, verbose: bool = False) -> None:
     """Show a failure on stderr: `error:`, blank line, `hint:`; with `verbose` also what led to it."""
     if verbose:
-        sys.stderr.write("".join(traceback.format_exception(error)) + "\n")
+        _tell("".join(traceback.format_exception(error)) + "\n")
         details = getattr(error, "details", None)
         if details:
-            sys.stderr.write(f"{details.rstrip()}\n\n")
+            _tell(f"{details.rstrip()}\n\n")
     paragraphs = [f"error: {error.message}"]
     if error.hint:
         paragraphs.append(f"hint: {error.hint}")

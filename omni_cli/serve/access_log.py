@@ -50,8 +50,8 @@ class AccessLog:
     def _write(self, event: str, **fields: Any) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         stream = self._stream or sys.stderr
-        # Where nobody reads the log any more, the server goes on.
-        with contextlib.suppress(BrokenPipeError):
+        # Where nobody reads the log any more, or its disk is full, the server goes on.
+        with contextlib.suppress(OSError):
             stream.write(json.dumps({"time": now, "event": event, **fields}) + "\n")
             stream.flush()
 

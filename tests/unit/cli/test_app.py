@@ -190,7 +190,8 @@ class TestProcess:
     """What only a real process shows."""
 
     def start(self, *argv: str, **options: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "omni_cli", *argv], text=True, stderr=subprocess.PIPE, **options)
+        options.setdefault("stderr", subprocess.PIPE)
+        return subprocess.run([sys.executable, "-m", "omni_cli", *argv], text=True, **options)
 
     def test_the_exit_code_arrives(self) -> None:
         done = self.start("profils", stdout=subprocess.PIPE)
@@ -218,6 +219,21 @@ class TestProcess:
             done = self.start("profiles", "list", stdout=full)
         assert done.stderr == "error: cannot write to standard output: No space left on device\n"
         assert done.returncode == 2
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+    def test_a_full_disk_behind_stderr_is_none(self) -> None:
+        with Path("/dev/full").open("w") as full:
+            assert self.start("profiles", "list", "--bogus", stderr=full).returncode == 2
+            assert self.start("profiles", "list", "-v", stderr=full).returncode == 0
+
+    @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+    def test_streams_that_are_closed_lead_nowhere(self, closed: str) -> None:
+        command = f'exec "$0" -m omni_cli profiles list {closed}'
+        done = subprocess.run(
+            ["sh", "-c", command, sys.executable], capture_output=True, text=True, cwd=Path(app.__file__).parents[2]
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert bool(done.stdout) == (" >&-" not in f" {closed}")
 
     def test_any_argument_can_be_shown_in_any_encoding(self) -> None:
         env = {"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin"}
