@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, ClassVar, NoReturn
 
 import typer
@@ -126,10 +127,19 @@ def _run_command(argv: Sequence[str], *, as_json: bool, verbose: bool) -> int:
             return ExitCode.USAGE
         failure = UsageError("missing command") if is_missing_command(error) else usage_error(error)
     except Exception as error:  # noqa: BLE001 - the last resort: whatever is expected is an OmniError
-        failure = _internal_error(error)
+        failure = _lost_folder() or _internal_error(error)
     if interrupts.was_interrupted():
         raise KeyboardInterrupt from failure
     return console.report_failure(failure, as_json=as_json, verbose=verbose)
+
+
+def _lost_folder() -> OmniError | None:
+    """What is wrong where the folder that the command was started in is gone; anything may fail then."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return UsageError("the current folder does not exist any more", hint="change to another one: `cd ~`")
+    return None
 
 
 def _internal_error(error: Exception) -> OmniError:

@@ -325,3 +325,13 @@ def test_a_full_disk_behind_stdout(folder: Path) -> None:
     assert ended.code == USAGE
     assert ended.err.count("error:") == 1
     assert ended.err.endswith("error: cannot write to standard output: No space left on device\n")
+
+
+def test_a_current_folder_that_is_gone(folder: Path) -> None:
+    gone = folder / "gone"
+    gone.mkdir()
+    prefix = ("sh", "-c", f'rmdir "{gone}" && exec "$0" "$@"')
+    ended = run_omni(
+        folder, "generate", "a", "-p", "tiny-image", "--output-dir", str(folder / "out"), cwd=gone, prefix=prefix
+    )
+    check_refused(ended, USAGE, "the current folder does not exist any more", as_json=False)
