@@ -20,6 +20,12 @@ from omni_cli.outputs import Event, GenerateRequest, RequestResult
 ensure_torchvision_importable()
 
 TIMEOUT_S = 180
+# Files of few and long tests, in which one worker would be alone at the end.
+LONGEST = ("/replicas/", "/docs/", "test_parallel_ranks", "test_hidden_states", "test_bench_command", "test_reference")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not any(part in str(item.path) for part in LONGEST))
 
 
 class RunningEngine:
