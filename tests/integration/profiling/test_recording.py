@@ -114,9 +114,10 @@ def test_memory_and_processor_time_are_noted() -> None:
     log.start()
     listen(log)
     with mark("quiet"):
-        time.sleep(0.02)
+        # Long enough for a look at the memory, however late the thread that looks gets its turn.
+        time.sleep(0.5)
     with mark("vae decode"):
-        until = time.process_time() + 0.05
+        until = time.process_time() + 0.5
         # Mapped here: memory that torch asks for may be some that this process already has.
         kept = mmap.mmap(-1, 64 * MIB)
         kept.write(bytes(64 * MIB))
@@ -131,7 +132,7 @@ def test_memory_and_processor_time_are_noted() -> None:
         for item in (quiet, decode)
     }
     assert max(levels["vae decode"]) - max(levels["quiet"]) > 60 * MIB
-    assert 0.05e9 <= recording.cpu_ns < recording.ended_ns - recording.began_ns + 1e9
+    assert 0.5e9 <= recording.cpu_ns < recording.ended_ns - recording.began_ns + 1e9
     assert recording.waited_ns is None or recording.waited_ns >= 0
 
 
