@@ -13,16 +13,10 @@ from omni_cli.engine.devices import has_cuda_device
 from omni_cli.record import Sample, failures_of
 
 TOLERANCE = 0.1
-"""By how much the parts of a time may miss it or exceed it, as a share of it."""
+"""By how much the parts of a time may miss it or exceed it, as a share of it; the median over a variant's runs."""
 
 SLACK_S = 0.005
 """And this much more: messages between processes take their time, however short the work is."""
-
-SOUND_RUNS = 0.25
-"""The share of a variant's runs in which the parts make up the whole, if they ever do.
-
-Where other programs keep the machine busy, processes wait between two parts; that is no fault of the measurement.
-"""
 
 
 @dataclass(frozen=True)
@@ -69,7 +63,7 @@ def unaccounted(shares: Mapping[str, Sequence[float]], seconds: Sequence[float])
         "tokens": "the tokens' times make up {:.0%} of their stage's time",
     }
     for kind, values in shares.items():
-        share = sorted(values, key=lambda value: abs(value - 1))[int(SOUND_RUNS * len(values))]
+        share = statistics.median(values)
         if abs(share - 1) > allowed:
             return f"{words[kind].format(share)}, more than {allowed:.0%} off"
     return None

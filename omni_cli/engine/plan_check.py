@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -74,6 +74,9 @@ class CheckedSchedulerMixin(VllmScheduler):
         self.finish_requests(list(wrong), RequestStatus.FINISHED_ABORTED)
 
 
+S = TypeVar("S", bound=CheckedSchedulerMixin)
+
+
 class CheckedScheduler(CheckedSchedulerMixin, Scheduler):
     pass
 
@@ -82,10 +85,17 @@ class CheckedAsyncScheduler(CheckedSchedulerMixin, AsyncScheduler):
     pass
 
 
-def make_scheduler(*, vllm_config: VllmConfig, **kwargs: Any) -> CheckedSchedulerMixin:
+def scheduler_maker(plain: type[S], asynchronous: type[S]) -> Callable[..., S]:
     """For `scheduler_cls` of vLLM's engine arguments: whether it schedules asynchronously is settled by then."""
-    is_async = vllm_config.scheduler_config.async_scheduling
-    return (CheckedAsyncScheduler if is_async else CheckedScheduler)(vllm_config=vllm_config, **kwargs)
+
+    def make(*, vllm_config: VllmConfig, **kwargs: Any) -> S:
+        is_async = vllm_config.scheduler_config.async_scheduling
+        return (asynchronous if is_async else plain)(vllm_config=vllm_config, **kwargs)
+
+    return make
+
+
+make_scheduler = scheduler_maker(CheckedScheduler, CheckedAsyncScheduler)
 
 
 def scheduler_of(engine: LLMEngine) -> Any:

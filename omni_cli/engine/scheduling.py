@@ -13,11 +13,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from omni_cli.engine.plan_check import CheckedAsyncScheduler, CheckedScheduler
+from omni_cli.engine.plan_check import CheckedAsyncScheduler, CheckedScheduler, scheduler_maker
 from omni_cli.worker.arriving_conditions import Arrived, attach_arrived
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
     from vllm.v1.request import Request
@@ -117,7 +116,4 @@ class ConditionedAsyncScheduler(ConditionedSchedulerMixin, CheckedAsyncScheduler
     pass
 
 
-def make_scheduler(*, vllm_config: VllmConfig, **kwargs: Any) -> ConditionedSchedulerMixin:
-    """For `scheduler_cls` of vLLM's engine arguments: whether it schedules asynchronously is settled by then."""
-    is_async = vllm_config.scheduler_config.async_scheduling
-    return (ConditionedAsyncScheduler if is_async else ConditionedScheduler)(vllm_config=vllm_config, **kwargs)
+make_scheduler = scheduler_maker(ConditionedScheduler, ConditionedAsyncScheduler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -91,8 +92,8 @@ def test_end_to_end_has_the_metrics_of_all_stages_and_they_add_up(tmp_path: Path
         assert {"ttft_s", "tpot_s", "itl_s", "talker.tpot_s", "denoise_step_s", "vocoder_s", "rtf"} <= set(metrics)
         stages = sum(metrics[f"{name}.latency_s"] for name in ("thinker", "talker", "token2wav"))
         shares.append(stages / sample["e2e_s"])
-    # Between two stages a busy machine runs something else for a while; it can only take away from the sum.
-    assert 0.9 < max(shares) <= 1
+    # As bench itself asks for; in one of the runs a busy machine may do something else between two stages.
+    assert statistics.median(shares) > 0.9 and max(shares) <= 1
 
 
 def test_a_real_change_is_found_by_turns_and_so_are_its_outputs(tmp_path: Path) -> None:
@@ -207,7 +208,7 @@ def test_against_a_commit(tmp_path: Path) -> None:
     )
     if asked.returncode:
         pytest.skip("this commit cannot be measured yet")
-    ended = run_omni(tmp_path, *IMAGE, "--against", "HEAD", "--num-iters", "2", "--json")
+    ended = run_omni(tmp_path, *IMAGE, "--against", "HEAD", "--num-iters", "5", "--json")
     assert ended.code == 3, ended.err
     ended.check_clean()
     first, second = ended.document["variants"]

@@ -57,10 +57,8 @@ def test_parts_have_to_make_up_the_whole(kind: str, share: float, seconds: float
         assert f"{share:.0%}" in reason
 
 
-def test_runs_in_which_something_else_was_going_on_are_no_fault() -> None:
+def test_one_run_in_which_something_else_was_going_on_is_no_fault() -> None:
     assert unaccounted({"stages": [0.99, 0.4, 0.98]}, [1.0, 1.0, 1.0]) is None
-    assert unaccounted({"stages": [0.75, 0.97]}, [1.0, 1.0]) is None
-    assert unaccounted({"stages": [0.99, 0.97, *[0.8] * 6]}, [1.0] * 8) is not None
 
 
 GIB = 2**30
