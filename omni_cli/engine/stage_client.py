@@ -74,7 +74,8 @@ class StageClient:
         self._ended = asyncio.Event()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name=f"omni-{self.name}-writer", daemon=True)
-        self._inside: set[str] = set()
+        # The requests that the stage has, and whether all of their input has been sent.
+        self._inside: dict[str, bool] = {}
         self._heard_s = 0.0
         self._began_s: float | None = None
 
@@ -91,7 +92,10 @@ class StageClient:
 
         One whose input is still coming does not count: the stage may have to wait for it.
         """
-        return self._loop.time() - self._heard_s if self._inside and not self._ended.is_set() else None
+        return self._loop.time() - self._heard_s if self._has_work() and not self._ended.is_set() else None
+
+    def _has_work(self) -> bool:
+        return any(self._inside.values())
 
     async def start(self, context: ForkServerContext) -> None:
         """Start the process and the thread that reads from it; does not wait for the stage to load."""
@@ -115,13 +119,17 @@ class StageClient:
         if self._ended.is_set():
             raise StageError(f"stage `{self.name}` is not running", stage=self.name)
         self._outbox.put(encode(command))
+        had_work = self._has_work()
         match command:
-            case StageRequest(more_follows=False) | AppendInput(is_last=True):
-                if not self._inside:
-                    self._heard_s = self._loop.time()
-                self._inside.add(command.request_id)
+            case StageRequest():
+                self._inside[command.request_id] = not command.more_follows
+            # It may have ended before its last input came: a talker may say less than the thinker writes.
+            case AppendInput() if command.request_id in self._inside:
+                self._inside[command.request_id] = command.is_last
             case AbortRequest():
-                self._inside.discard(command.request_id)
+                self._inside.pop(command.request_id, None)
+        if not had_work:
+            self._heard_s = self._loop.time()
 
     def unexpected_end(self) -> Failure:
         """What to say when the process has ended without a word: how, and the last lines that it wrote."""
@@ -241,8 +249,8 @@ class StageClient:
                 self._ended.set()
             case StageReady():
                 self._ready = True
-            case RequestDone() | Failure():
-                self._inside.discard(report.request_id)
+            case RequestDone(request_id=str(ended)) | Failure(request_id=str(ended)):
+                self._inside.pop(ended, None)
         self._on_report(self, report)
 
 

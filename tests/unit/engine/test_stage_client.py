@@ -1,0 +1,60 @@
+"""Which stages the watchdog watches: those that have something to run, whatever order messages cross in."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from omni_cli.config.engine_config import ARStageConfig
+from omni_cli.engine.messages import AbortRequest, AppendInput, Failure, Progress, RequestDone, StageRequest
+from omni_cli.engine.stage_client import StageClient
+from omni_cli.engine.stages.base import StageSpec
+
+WHOLE = StageRequest("a")
+BEGUN = StageRequest("a", more_follows=True)
+MORE = AppendInput("a", b"", is_last=False)
+REST = AppendInput("a", b"", is_last=True)
+GONE = AbortRequest("a")
+OTHER = StageRequest("b")
+
+STEP = Progress("a", 1, 2, "step")
+DONE = RequestDone("a", {})
+FAILED = Failure("stage", "it broke", request_id="a")
+
+
+async def is_busy_after(*messages: Any) -> bool:
+    spec = StageSpec(ARStageConfig("talker"), "folder", "Qwen2_5OmniModel", "float32", 0, trust_remote_code=False)
+    client = StageClient(spec, lambda client, report: None)
+    for message in messages:
+        if isinstance(message, StageRequest | AppendInput | AbortRequest):
+            client.send(message)
+        else:
+            client._handle(message)
+    return client.silent_s is not None
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ((), False),
+        ((WHOLE,), True),
+        ((WHOLE, STEP), True),
+        ((WHOLE, DONE), False),
+        ((WHOLE, FAILED), False),
+        ((WHOLE, GONE), False),
+        ((BEGUN,), False),  # it may have to wait for the rest
+        ((BEGUN, MORE), False),
+        ((BEGUN, MORE, REST), True),
+        ((BEGUN, REST, DONE), False),
+        ((BEGUN, DONE, REST), False),  # ended while the rest was on its way: a talker may say less than is written
+        ((BEGUN, FAILED, MORE, REST), False),
+        ((BEGUN, GONE, REST), False),
+        ((WHOLE, OTHER, DONE), True),
+        ((OTHER, BEGUN, DONE, REST), True),
+        ((OTHER, BEGUN, FAILED), True),
+    ],
+)
+def test_busy(messages: tuple[Any, ...], expected: bool) -> None:
+    assert asyncio.run(is_busy_after(*messages)) is expected
