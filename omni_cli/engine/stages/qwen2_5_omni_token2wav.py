@@ -37,6 +37,7 @@ from omni_cli.execution.denoiser import require_cuda
 from omni_cli.execution.ranges import Consecutive
 from omni_cli.models.qwen2_5_omni.chunks import Chunk, Chunker, ChunkSizes
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
+from omni_cli.models.qwen2_5_omni.token2wav import Unwanted
 from omni_cli.models.vllm_registry import TOKEN2WAV
 from omni_cli.worker.diffusion_entry import NoOutput
 from omni_cli.worker.payloads import decode_additional_information, encode_additional_information, integers_of
@@ -86,6 +87,8 @@ class Token2WavStage(VllmStage):
         self._ranges = Consecutive()
         self._marks_of: dict[str, list[Any]] = {}
         self._streams: dict[str, SpeechStream] = {}
+        # By a thread that reads commands; `abort`, which always follows, takes them out again.
+        self._unwanted: set[str] = set()
         (model,) = self.engine.collective_rpc("get_model")
         self._chunk_sizes = chunk_sizes(spec.stage, model.codes_per_block)
         self.denoiser = model.prepare(execution, stage=spec.stage.name)
@@ -190,12 +193,14 @@ class Token2WavStage(VllmStage):
         extra = {ADDITIONAL_INFORMATION: encode_additional_information(settings, self.payload_limits)}
         return {"prompt_token_ids": list(codes)}, PoolingParams(task="plugin", extra_kwargs=extra)
 
-    def on_begin(self, _: str) -> None:
+    def on_begin(self, engine_id: str) -> None:
         self._marks = [self._clock.mark()]
+        self._leave_unwanted(engine_id)
         self._ranges.next("denoising step", 1)
 
     def on_step(self, engine_id: str, done: int, total: int) -> None:
         self._marks.append(self._clock.mark())
+        self._leave_unwanted(engine_id)
         if done < total:
             self._ranges.next("denoising step", done + 1)
         else:
@@ -203,6 +208,11 @@ class Token2WavStage(VllmStage):
         active = self.by_engine_id(engine_id)
         if active is not None and "stream" not in active.context:
             self.emit(Progress(active.request.request_id, done, total, "step"))
+
+    def _leave_unwanted(self, engine_id: str) -> None:
+        active = self.by_engine_id(engine_id)
+        if active is not None and self.request_id_of(active) in self._unwanted:
+            raise Unwanted
 
     def on_end(self, engine_id: str, waveform: torch.Tensor | None) -> None:
         self._marks.append(self._clock.mark())
@@ -229,7 +239,11 @@ class Token2WavStage(VllmStage):
         *steps, vocoder_s = [self._clock.seconds(start, end) for start, end in itertools.pairwise(marks)]
         return steps, vocoder_s
 
+    def interrupt(self, request_id: str) -> None:
+        self._unwanted.add(request_id)
+
     def abort(self, request_id: str) -> None:
+        self._unwanted.discard(request_id)
         stream = self._streams.pop(request_id, None)
         running_ids = [request_id]
         if stream is not None:
@@ -249,6 +263,9 @@ class Token2WavStage(VllmStage):
 
     def output(self, active: ActiveRequest, output: Any) -> list[Report]:
         request_id = active.request.request_id
+        if self.request_id_of(active) in self._unwanted:
+            self._marks_of.pop(request_id, None)
+            return []
         self._check_waveform(output.outputs.data)
         steps, vocoder_s = self._parts(request_id)
         stream: SpeechStream | None = active.context.get("stream")

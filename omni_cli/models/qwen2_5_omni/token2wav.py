@@ -23,7 +23,7 @@ from omni_cli.models.qwen2_5_omni.chunk_waveform import chunk_waveform, codes_pe
 from omni_cli.models.qwen2_5_omni.speaker_embeddings import SpeakerEmbeddings
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers
 from omni_cli.models.qwen2_5_omni.weights import shards_with_prefix
-from omni_cli.worker.diffusion_entry import DiffusionInput
+from omni_cli.worker.diffusion_entry import DiffusionInput, NoOutput
 
 # transformers' solver evaluates the denoiser this many times a step (Runge-Kutta of order four).
 EVALUATIONS_PER_STEP = 4
@@ -31,8 +31,15 @@ EVALUATIONS_PER_STEP = 4
 WARM_UP_CODES = 100
 
 
+class Unwanted(Exception):
+    """Of a listener: nobody wants the rest of this request."""
+
+
 class WaveformListener(Protocol):
-    """Is told of each request as it runs; `on_end` gets None where it has failed."""
+    """Is told of each request as it runs; `on_end` gets None where it has failed, or was left.
+
+    `on_begin` and `on_step` may raise `Unwanted`: the request is left there, and the others of its batch go on.
+    """
 
     def on_begin(self, request_id: str) -> None: ...
 
@@ -102,7 +109,7 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         """For vLLM's profiling run alone: a diffusion has no token-wise pass. Returns (num_tokens, 1)."""
         return self.embed_input_ids(input_ids)
 
-    def sample(self, inputs: Sequence[DiffusionInput]) -> list[torch.Tensor]:
+    def sample(self, inputs: Sequence[DiffusionInput]) -> list[torch.Tensor | NoOutput]:
         """One waveform (num_samples,) float32 in [-1, 1] for each request, or for the chunk of one.
 
         Requests run one after another within the batch: each draws its noise from its own seed, and none can disturb
@@ -110,7 +117,7 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         """
         return [self._run(request) for request in inputs]
 
-    def _run(self, request: DiffusionInput) -> torch.Tensor:
+    def _run(self, request: DiffusionInput) -> torch.Tensor | NoOutput:
         listener = self.listener
         if listener is None:
             return self._waveform(request)
@@ -124,10 +131,12 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
                 listener.on_step(request.request_id, calls // EVALUATIONS_PER_STEP, last)
 
         handle = self.token2wav.code2wav_dit_model.register_forward_hook(count)
-        listener.on_begin(request.request_id)
         waveform = None
         try:
+            listener.on_begin(request.request_id)
             waveform = self._waveform(request)
+        except Unwanted:
+            return NoOutput("it was left in the middle")
         finally:
             handle.remove()
             listener.on_end(request.request_id, waveform)

@@ -15,7 +15,7 @@ from transformers import AutoConfig  # noqa: E402
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel  # noqa: E402
 
 from omni_cli.config.engine_config import DiffusionStageConfig, Execution  # noqa: E402
-from omni_cli.engine.messages import RequestDone, StageRequest  # noqa: E402
+from omni_cli.engine.messages import Progress, RequestDone, StageRequest, WaveformChunk  # noqa: E402
 from omni_cli.engine.stages.base import StageSpec, load_stage  # noqa: E402
 from omni_cli.errors import StageError  # noqa: E402
 from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser  # noqa: E402
@@ -110,9 +110,13 @@ def spec(execution: Execution) -> StageSpec:
     return StageSpec(stage, resolve_model("builtin:tiny-omni"), "Qwen2_5OmniModel", "float32", 0, False)
 
 
-def waveform(stage, request_id: str, num_codes: int) -> np.ndarray:
+def codes(request_id: str, num_codes: int, **fields) -> StageRequest:
     handoff = encode_additional_information({"codec_token_ids": list(range(num_codes))})
-    stage.add(StageRequest(request_id, seed=3, handoff=handoff))
+    return StageRequest(request_id, seed=3, handoff=handoff, **fields)
+
+
+def waveform(stage, request_id: str, num_codes: int) -> np.ndarray:
+    stage.add(codes(request_id, num_codes))
     reports = []
     while stage.has_work():
         reports += stage.step()
@@ -145,3 +149,40 @@ def test_cudagraph_without_cuda_is_refused_before_the_engine_is_made():
     with pytest.raises(StageError, match="needs a CUDA device, and this machine has none") as caught:
         load_stage(spec("cudagraph"), lambda report: None)
     assert caught.value.hint == "--set token2wav.execution=eager"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_interrupt_leaves_a_running_request_at_the_next_step_and_the_others_finish(streams):
+    emitted, unwanted = [], set()
+
+    def emit(report) -> None:
+        emitted.append(report)
+        if report.request_id in unwanted:
+            # What the reader of commands does, from its thread, when an abort arrives.
+            stage.interrupt(report.request_id)
+
+    stage = load_stage(spec("eager"), emit)
+    try:
+        alone = waveform(stage, "alone", 33)
+        emitted.clear()
+        unwanted.add("gone")
+        for request in (codes("first", 33), codes("gone", 120, streams=streams), codes("third", 33)):
+            stage.add(request)
+        done = []
+        while len(done) < 2:
+            done += stage.step()
+        stage.abort("gone")
+        assert [(type(report), report.request_id) for report in done] == [
+            (RequestDone, "first"),
+            (RequestDone, "third"),
+        ]
+        for report in done:
+            np.testing.assert_array_equal(report.audio.samples.numpy(), alone)
+        # Of a stream the first sign is its first chunk, after which its others are in the same batch.
+        (sign,) = [report for report in emitted if report.request_id == "gone"]
+        assert isinstance(sign, WaveformChunk if streams else Progress)
+        assert not stage.has_work() and not stage.active and not stage._marks_of and not stage._unwanted
+        np.testing.assert_array_equal(waveform(stage, "gone again", 33), alone)
+    finally:
+        stage.close()
