@@ -131,6 +131,8 @@ class OmniLLM:
         for group in groups:
             await self._start_client(group[0], context)
         await asyncio.gather(*(self._load_in_turn(group, context) for group in groups))
+        for name, failure in self._dead.items():
+            raise failure.error(name)  # it had loaded, and ended while the others were loading
 
     async def _load_in_turn(self, group: list[StageClient], context: ForkServerContext) -> None:
         """The first of the group has been started; each of the others is when the one before it has loaded."""
@@ -182,7 +184,6 @@ class OmniLLM:
         self._loaded[name] = asyncio.get_running_loop().create_future()
         await self._start_client(client, self._fork_server.start())
         await self._loaded[name]
-        del self._dead[name]
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """Run one request; the last event is its `RequestResult`, which carries the error if it failed.
@@ -246,8 +247,8 @@ class OmniLLM:
             case MemoryReport():
                 self._infos[client.name] = _with_memory(self._infos[client.name], report)
             case Started() | Recording() | StageDescription() | MachineRates():
-                answer = self._recordings.pop(client.name)
-                if not answer.cancelled():
+                answer = self._recordings.pop(client.name, None)  # None: the stage has been given up
+                if answer is not None and not answer.cancelled():
                     answer.set_result(report)
             case Alive():
                 pass  # the client has noted that it was heard
@@ -276,7 +277,9 @@ class OmniLLM:
         )
         self._on_event(StageLoading(client.name, client.kind, self._infos[client.name]))
         loaded = self._loaded[client.name]
-        if not loaded.done():  # nobody waits for it any more
+        if not loaded.done():  # else nobody waits for it any more
+            # Here and not where it is waited for: it may end before that is told.
+            self._dead.pop(client.name, None)
             loaded.set_result(report)
 
     def _stage_ended(self, client: StageClient, failure: Failure | None) -> None:
