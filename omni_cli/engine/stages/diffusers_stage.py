@@ -29,6 +29,8 @@ class DiffusersStage:
         self.scheduler = DiffusionScheduler(spec.stage.max_num_seqs or DEFAULT_MAX_NUM_SEQS)
         self.added_s: dict[str, float] = {}
         self.num_steps: dict[str, int | None] = {}
+        # By a thread that reads commands; `abort`, which always follows, takes them out again.
+        self.unwanted: set[str] = set()
 
     @property
     def effective(self) -> dict[str, Any]:
@@ -59,11 +61,13 @@ class DiffusersStage:
         raise NotImplementedError("a diffusers pipeline takes its prompt as a whole")
 
     def abort(self, request_id: str) -> None:
+        self.unwanted.discard(request_id)
         self.scheduler.finish_requests([request_id])
         self.added_s.pop(request_id, None)
         self.num_steps.pop(request_id, None)
 
     def interrupt(self, request_id: str) -> None:
+        self.unwanted.add(request_id)
         self.executor.abort_requests([request_id])
 
     def has_work(self) -> bool:
@@ -76,11 +80,18 @@ class DiffusersStage:
         reports: list[Report] = []
         result = self.executor.execute_model(
             batch,
-            on_step=lambda request_id, done, total: self.emit(Progress(request_id, done, total, "step")),
+            on_step=self._on_step,
             on_output=lambda output: reports.extend(self._report(output)),
         )
         self.scheduler.update_from_output(result)
         return reports
+
+    def _on_step(self, request_id: str, done: int, total: int) -> None:
+        if request_id in self.unwanted:
+            # Since before its batch was the executor's, which was then told of a request that it did not know.
+            self.executor.abort_requests([request_id])
+        else:
+            self.emit(Progress(request_id, done, total, "step"))
 
     def _report(self, output: DiffusionOutput) -> list[Report]:
         latency_s = time.perf_counter() - self.added_s.pop(output.request_id)

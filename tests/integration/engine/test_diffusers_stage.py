@@ -37,6 +37,21 @@ def test_an_interrupt_leaves_a_running_batch_at_the_next_step(spec):
     stage.close()
 
 
+def test_an_interrupt_that_comes_before_the_executor_has_the_batch_is_not_lost(spec):
+    reports = []
+    stage = DiffusersStage(spec, reports.append)
+    stage.add(StageRequest("gone", prompt="a red kite"))
+    stage.interrupt("gone")
+    assert stage.step() == reports == []
+    assert not stage.has_work()
+
+    stage.abort("gone")
+    stage.add(StageRequest("gone", prompt="another one, of the same name"))
+    (done,) = stage.step()
+    assert isinstance(done, RequestDone) and len(reports) == 6
+    stage.close()
+
+
 def test_an_abort_drops_a_waiting_request_and_leaves_the_others(spec):
     stage = DiffusersStage(spec, lambda report: None)
     for name in ("a", "b", "c"):
