@@ -82,13 +82,14 @@ class RowLedger:
 
         `rows` (span.length, hidden_size) on the host are those that the step computed.
         """
+        if self._slot_rows is not None:
+            # Also of a request that has ended: its blocks are in the prefix cache, and another may begin with them.
+            self._keep(span, rows)
         with self._lock:
             owed_from = self._next_position.get(span.request_id)
             if owed_from is None:
                 return rows[:0]
             self._next_position[span.request_id] = max(owed_from, span.end)
-        if self._slot_rows is not None:
-            self._keep(span, rows)
         if owed_from >= span.end:
             return rows[:0]
         if owed_from == span.start:

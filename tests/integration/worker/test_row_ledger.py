@@ -31,7 +31,10 @@ def test_every_position_gets_exactly_one_row(data):
     cached = data.draw(st.integers(0, length // BLOCK_SIZE), label="cached blocks") * BLOCK_SIZE
     if cached:
         ledger.begin("other")
-        ledger.settle(ledger.with_blocks(ComputedSpan("other", 0, cached, 0), blocks), row_values(0, cached))
+        span = ledger.with_blocks(ComputedSpan("other", 0, cached, 0), blocks)
+        if data.draw(st.booleans(), label="other aborted while its step was under way"):
+            ledger.forget("other")
+        ledger.settle(span, row_values(0, cached))
     computed = min(cached, length - 1)
     received, on_their_way = [], []
     late = data.draw(st.booleans(), label="late")
