@@ -117,6 +117,10 @@ def _serve(stage: Stage, inbox: queue.SimpleQueue[Command], emit: _Emitter, reco
                     _record(recorder, command, emit)
         with ranges.mark("engine step"):
             reports = stage.step()
+        # At once, so that the request's range is as long as the latency in its report says.
+        for report in reports:
+            if isinstance(report, (RequestDone, Failure)) and report.request_id is not None:
+                ranges.request_ended(report.request_id)
         if recorder is not None:
             recorder.stepped()
         _hand_over(stage, reports, emit)
@@ -127,9 +131,6 @@ def _hand_over(stage: Stage, reports: list[Report], emit: _Emitter) -> None:
         # Before the requests' ends, so that whoever waits for them sees what they took.
         emit(memory_report())
         emit(EngagementReport(stage.engagement))
-    for report in reports:
-        if isinstance(report, (RequestDone, Failure)) and report.request_id is not None:
-            ranges.request_ended(report.request_id)
     with ranges.mark("hand over"):
         for report in reports:
             emit(report)
