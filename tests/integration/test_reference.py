@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -22,6 +24,8 @@ LIMITS = (
     f"talker.sampling.max_tokens={CODEC_MAX_TOKENS}",
 )
 WAVEFORM_TOLERANCE = 1e-3
+# What requests for speech are salted with by themselves.
+OTHERS_SALT = "omni-hidden-states"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -114,6 +118,9 @@ def test_equal_under_pressure(start_brief_engine, references):
         "talker.max_model_len=512",
         f"talker.kv_cache_memory_bytes={18 * bytes_a_block}",
     )
+    # What text alone leaves in the cache has no hidden states, whatever a client calls its salt.
+    texts = [replace(request, modalities=frozenset({"text"}), cache_salt=OTHERS_SALT) for request in requests()]
+    assert [result.error for result in pressed.run_all(texts)] == [None] * len(texts)
     for _ in range(2):
         for result in pressed.run_all(requests()):
             assert_equal(result, references[result.request_id])

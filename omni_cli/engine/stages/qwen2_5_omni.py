@@ -50,8 +50,10 @@ from omni_cli.worker.request_payloads import (
     WANTS_HIDDEN_STATES,
 )
 
-# Blocks that a request without hidden states has filled hold no rows, so the two kinds must not share a prefix.
+# Blocks that a request without hidden states has filled hold no rows, so the two kinds must not share a prefix. Both
+# have a salt in front of the client's own, or a client could make them.
 HIDDEN_STATES_SALT = "omni-hidden-states"
+TEXT_SALT = "omni-text"
 # Codes go to token2wav by a block of its attention, which is what its chunks are made of.
 CODES_PER_PART = 12
 
@@ -86,8 +88,9 @@ class ThinkerStage(TextStage):
             active.context["reply"] = (prompt_ids, reply_ids)
             prompt["prompt_token_ids"] = [*prompt_ids, *reply_ids[:-1]]
             params = self.sampling_params(request, max_tokens=1, min_tokens=0)
+        salt = HIDDEN_STATES_SALT if request.wants_handoff else TEXT_SALT
+        prompt["cache_salt"] = salt + prompt.get("cache_salt", "")
         if request.wants_handoff:
-            prompt["cache_salt"] = HIDDEN_STATES_SALT + prompt.get("cache_salt", "")
             params.extra_args = {WANTS_HIDDEN_STATES: True}
         return prompt, params
 
