@@ -39,6 +39,15 @@ class _CommonStageConfig:
     step_timeout_s: float = 600.0
     devices: str | None = None
 
+    @property
+    def num_ranks(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def has_ranks_elsewhere(self) -> bool:
+        """Whether its ranks are processes of their own."""
+        return self.num_ranks > 1
+
 
 @dataclass(frozen=True)
 class ARStageConfig(_CommonStageConfig):
@@ -56,6 +65,11 @@ class ARStageConfig(_CommonStageConfig):
     talker_prompt: TalkerPrompt = "full"
     sampling: Mapping[str, Any] = field(default_factory=dict)
     kind: Literal["ar"] = "ar"
+
+    @property
+    def has_ranks_elsewhere(self) -> bool:
+        """Several are; a single one is where an executor was asked for."""
+        return self.num_ranks > 1 or self.distributed_executor_backend is not None
 
 
 @dataclass(frozen=True)

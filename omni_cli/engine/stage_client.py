@@ -62,7 +62,9 @@ class StageClient:
         self.kind = spec.stage.kind
         self._log = StageLog(passed_on=verbose)
         # vLLM's workers talk over sockets there.
-        room = len("/omni-0123456789abcdef/01234567-0123-0123-0123-0123456789ab") if _has_workers(spec) else 0
+        room = (
+            len("/omni-0123456789abcdef/01234567-0123-0123-0123-0123456789ab") if spec.stage.has_ranks_elsewhere else 0
+        )
         self._scratch = Path(temporary_folder(room)) / f"omni-{secrets.token_hex(8)}"
         self._on_report = on_report
         self._loop = asyncio.get_running_loop()
@@ -252,7 +254,3 @@ class StageClient:
             case RequestDone(request_id=str(ended)) | Failure(request_id=str(ended)):
                 self._inside.pop(ended, None)
         self._on_report(self, report)
-
-
-def _has_workers(spec: StageSpec) -> bool:
-    return spec.stage.tensor_parallel_size * spec.stage.pipeline_parallel_size > 1

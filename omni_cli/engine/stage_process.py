@@ -39,6 +39,7 @@ from omni_cli.engine.messages import (
     decode_command,
     encode,
 )
+from omni_cli.engine.ray.ranks import ray_for_ranks
 from omni_cli.engine.recording.messages import (
     DescribeStage,
     MeasureRates,
@@ -80,10 +81,23 @@ def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: P
     loaded: list[Stage] = []
     emit = _Emitter(connection)
     threading.Thread(target=_read_commands, args=(connection, inbox, loaded, emit, scratch), daemon=True).start()
+    with contextlib.ExitStack() as cluster:
+        _run(spec, cluster, inbox, loaded, emit)
+
+
+def _run(
+    spec: StageSpec,
+    cluster: contextlib.ExitStack,
+    inbox: queue.SimpleQueue[Command],
+    loaded: list[Stage],
+    emit: _Emitter,
+) -> None:
+    """Load the stage, put it into `loaded`, and run it; `cluster` takes what is to end after it."""
     recorder = Recorder() if spec.records else None
     started_s = time.perf_counter()
     try:
         with ranges.mark("load"):
+            cluster.enter_context(ray_for_ranks(spec.stage))
             stage = load_stage(spec, emit)
     except Exception as error:  # noqa: BLE001 - whatever a library raises while loading must reach the user
         emit(load_failure(error, spec))

@@ -100,7 +100,7 @@ def _stage_profile(
         latency_s=latency.profiled_s,
         unprofiled_latency_s=latency.unprofiled_s,
         activity=activity,
-        launch_gaps=launch_gaps(traced, description),
+        launch_gaps=None if description.ranks_elsewhere else launch_gaps(traced, description),
         copies=copies_of(traced, [one.engagement[name] for one in session.profiled]),
         ranges=range_times(recordings),
         steps=step_times(recordings, [added_by_step(operators, description.device) for operators in traced]),
@@ -126,10 +126,11 @@ def _typical(profiled: Sequence[Profiled]) -> Profiled:
 def _notes(info: StageInfo, session: Session, traced: Sequence[Operators]) -> list[str]:
     description = session.descriptions[info.name]
     found = []
-    if description.num_ranks > 1:
+    ranks = description.ranks_elsewhere
+    if ranks:
         found.append(
-            f"it runs in {description.num_ranks} processes, of which the first one alone was recorded: ranges and the "
-            "host's part, no operators of the model and no roofline"
+            f"its model runs in {ranks} {'processes' if ranks > 1 else 'process'} of {'their' if ranks > 1 else 'its'} "
+            "own, of which nothing was recorded: ranges and the host's part, no operators of the model and no roofline"
         )
     elif not description.marks_modules:
         found.append("operators are not told apart by module: what is compiled or replayed runs no module's code")

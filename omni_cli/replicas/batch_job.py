@@ -15,7 +15,7 @@ from omni_cli.errors import OmniError
 from omni_cli.inputs.request_spec import RequestSpec
 from omni_cli.outputs import StageInfo
 from omni_cli.replicas.batch_replica import BatchAnswer, BatchReplica
-from omni_cli.replicas.cluster import RayCluster, ray_failure, replica_resources
+from omni_cli.replicas.cluster import cluster_for_replicas, ray_failure, replica_resources
 from omni_cli.replicas.process import ReplicaSpec
 from omni_cli.replicas.stages import ReplicaStages
 
@@ -43,7 +43,7 @@ class BatchJob:
         self.config = config
         self._verbose = verbose
         self._replicas = replicas
-        self._cluster = RayCluster(replicas, verbose=verbose)
+        self._cluster = cluster_for_replicas(replicas, verbose=verbose)
         self._stages = ReplicaStages(replicas)
         self._is_stopped = threading.Event()
         self._is_waiting = threading.Event()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from omni_cli.config.engine_config import EngineConfig
 from omni_cli.errors import OmniError, StageError
 from omni_cli.outputs import Event, GenerateRequest, RequestResult, StageInfo, StageLoading
-from omni_cli.replicas.cluster import RayCluster, ray_failure, replica_resources
+from omni_cli.replicas.cluster import cluster_for_replicas, ray_failure, replica_resources
 from omni_cli.replicas.delivered import Delivered
 from omni_cli.replicas.process import ReplicaSpec
 from omni_cli.replicas.served_replica import Lease, ReplicaStatus, ServedReplica
@@ -44,7 +44,7 @@ class ReplicatedEngine:
         self._replicas = replicas
         self._max_requests = max_requests
         self._tell = tell
-        self._cluster = RayCluster(replicas, verbose=verbose)
+        self._cluster = cluster_for_replicas(replicas, verbose=verbose)
         self._name = f"omni-{config.name}-{os.getpid()}-{secrets.token_hex(4)}"
         self._handle: Any = None
         self._stages = ReplicaStages(replicas)

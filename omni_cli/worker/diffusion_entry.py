@@ -19,7 +19,7 @@ ENTRY_POINTS = ("sample", "forward", "diffuse")
 
 @dataclass(frozen=True)
 class DiffusionInput:
-    """One request of a batch: `token_ids` (num_tokens,) on the device, `information` tensors and lists by name."""
+    """One request of a batch: `token_ids` (num_tokens,) on the device, `information` by name, tensors on the host."""
 
     request_id: str
     token_ids: torch.Tensor

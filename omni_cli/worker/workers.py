@@ -8,13 +8,11 @@ class, add hooks and no constructor, and so nothing is built twice and nothing o
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
-
-from vllm.distributed import get_pp_group, get_tp_group
 
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.stacks import write_stacks_on_signal
+from omni_cli.worker.shared_memory import forget_cpu_channels, forget_message_queues
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as VllmWorker
@@ -42,7 +40,7 @@ class OmniWorkerMixin(VllmWorker):
             # a launch's own name, two launches would share it, and one that was killed would block all after it.
             self.distributed_init_method = f"env://#{os.environ['MASTER_PORT']}"
         super().init_device(*args, **kwargs)
-        _forget_shared_memory()
+        forget_cpu_channels()
         built = type(self.model_runner)
         if built not in self.runner_cls.__mro__:
             raise RuntimeError(
@@ -79,6 +77,10 @@ class OmniWorkerMixin(VllmWorker):
         used: OutputCopy = self.model_runner.use_output_copy(mode)
         return used
 
+    def forget_message_queues(self) -> None:
+        """Called on every rank by `collective_rpc`, once the engine is there."""
+        forget_message_queues()
+
     def use_payload_limits(self, limits: PayloadLimits) -> None:
         """Called on every rank by `collective_rpc`: what the payloads of requests from now on may measure."""
         self.model_runner.payload_limits = limits
@@ -90,16 +92,3 @@ class OmniWorkerMixin(VllmWorker):
     def cudagraph_mode(self) -> str:
         """Called on every rank: the mode by which vLLM runs this one's steps, by the profile's name for it."""
         return str(self.model_runner.cudagraph_dispatcher.cudagraph_mode.name).lower()
-
-
-def _forget_shared_memory() -> None:
-    """Take the names off the memory that this rank shares with others on a CPU, which all of them have by now.
-
-    It stays until the last of them ends; vLLM takes the names off at an orderly end only, if at all.
-    """
-    for group in (get_tp_group(), get_pp_group()):
-        channel = getattr(group.device_communicator, "dist_module", None)
-        name: str | None = getattr(channel, "group_name", None)
-        if name is not None:
-            for rank in range(group.world_size):
-                Path("/dev/shm", f"{name.lstrip('/')}_{rank}").unlink(missing_ok=True)

@@ -36,9 +36,12 @@ def main() -> None:
     import rank_diffusion  # noqa: F401 - imported once, for all processes
     from vllm.v1.engine.llm_engine import LLMEngine  # noqa: F401
 
-    from omni_cli.engine.stages.vllm_stage import prepare_ranks
+    import omni_cli.engine.stages.vllm_stage  # noqa: F401 - sets what vLLM reads
+    from omni_cli.engine.stages.device_settings import use_whole_float32
+    from omni_cli.engine.stages.ranks import prepare_ranks
 
     prepare_ranks(2, "ranks")
+    use_whole_float32()
     answers = {name: run_case(task["model"], case) for name, case in task["cases"].items()}
     Path(sys.argv[1]).write_text(json.dumps(answers))
 
@@ -84,9 +87,11 @@ def make_engine(**arguments: Any) -> Any:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    from omni_cli.engine.stages.device_settings import with_given_cache
+
     given = {"dtype": "float32", "enforce_eager": True, "disable_log_stats": True, "max_model_len": 256}
     given |= {"max_num_seqs": 8, "kv_cache_memory_bytes": 16 << 20}
-    return LLMEngine.from_engine_args(EngineArgs(**{**given, **arguments}))
+    return LLMEngine.from_engine_args(EngineArgs(**with_given_cache({**given, **arguments})))
 
 
 def run_thinker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -94,9 +99,10 @@ def run_thinker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
     from vllm import SamplingParams
 
     from omni_cli.engine.stages.output_processor import OmniOutputProcessor
+    from omni_cli.engine.stages.vllm_stage import VllmStage
     from omni_cli.worker.request_payloads import WANTS_HIDDEN_STATES
 
-    worker = "omni_cli.worker.cpu.CPUARWorker"
+    worker = VllmStage.worker_cls("ar")
     engine = make_engine(model=model, worker_cls=worker, skip_mm_profiling=True, mm_processor_cache_gb=0, **arguments)
     processor = OmniOutputProcessor.adopt(engine.output_processor)
     params = SamplingParams(

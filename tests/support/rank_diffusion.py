@@ -18,10 +18,15 @@ from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.pooler import DispatchPooler, IdentityPooler
 from vllm.model_executor.models.interfaces import IsAttentionFree, SupportsPP
+from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
 
-from omni_cli.worker.cpu import CPUDiffusionWorker
 from omni_cli.worker.diffusion_entry import DiffusionInput
+
+if current_platform.is_cpu():
+    from omni_cli.worker.cpu import CPUDiffusionWorker as DiffusionWorker
+else:
+    from omni_cli.worker.gpu import GPUDiffusionWorker as DiffusionWorker
 
 ARCHITECTURE = "RankDiffusion"
 NUM_LAYERS, SIZE, WIDTH = 4, 48, 96
@@ -36,9 +41,9 @@ class Layer(nn.Module):
 
     def fill(self) -> None:
         """The same weights however many ranks share them."""
-        draw = torch.Generator().manual_seed(self.number)
+        draw = torch.Generator("cpu").manual_seed(self.number)
         for linear, shape in ((self.up, (WIDTH, SIZE)), (self.down, (SIZE, WIDTH))):
-            whole = torch.randn(shape, generator=draw) * shape[1] ** -0.5
+            whole = torch.randn(shape, generator=draw, device="cpu") * shape[1] ** -0.5
             linear.weight.weight_loader(linear.weight, whole)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -66,7 +71,7 @@ class RankDiffusion(nn.Module, IsAttentionFree, SupportsPP):
         return IntermediateTensors({"hidden_states": torch.zeros(batch_size, SIZE, dtype=dtype, device=device)})
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return torch.sin(input_ids[:, None].float() * torch.arange(1, SIZE + 1))
+        return torch.sin(input_ids[:, None].float() * torch.arange(1, SIZE + 1, device=input_ids.device))
 
     def forward(
         self,
@@ -81,8 +86,9 @@ class RankDiffusion(nn.Module, IsAttentionFree, SupportsPP):
 
     def sample(self, inputs: Sequence[DiffusionInput], intermediate_tensors: IntermediateTensors | None = None) -> Any:
         lengths = [request.token_ids.shape[0] for request in inputs]
+        device = inputs[0].token_ids.device
         if get_pp_group().is_first_rank:
-            parts = [self.embed_input_ids(each.token_ids) * each.information["scale"] for each in inputs]
+            parts = [self.embed_input_ids(each.token_ids) * each.information["scale"].to(device) for each in inputs]
             hidden = torch.cat(parts)
         else:
             hidden = intermediate_tensors["hidden_states"][: sum(lengths)]
@@ -90,10 +96,13 @@ class RankDiffusion(nn.Module, IsAttentionFree, SupportsPP):
             hidden = layer(hidden)
         if not get_pp_group().is_last_rank:
             return IntermediateTensors({"hidden_states": hidden})
-        return [part + each.information["shift"] for part, each in zip(hidden.split(lengths), inputs, strict=True)]
+        return [
+            part + each.information["shift"].to(device)
+            for part, each in zip(hidden.split(lengths), inputs, strict=True)
+        ]
 
 
-class RankDiffusionWorker(CPUDiffusionWorker):
+class RankDiffusionWorker(DiffusionWorker):
     pass
 
 

@@ -2,7 +2,7 @@
 
 Reads a JSON task from stdin: `model`, `stage` (fields of `ARStageConfig`), `requests` (`id`, `num_prompt`, `num_reply`,
 `max_tokens`), and `ways` where not all of them are wanted. Writes JSON to the path in argv: for each way of feeding the
-same requests, their tokens and what happened.
+same requests, their tokens and what happened; for several ranks `shared_memory`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,20 @@ def main() -> None:
         "aborted": lambda: runs.run(aborting_first()),
     }
     results = {way: ways[way]() for way in task.get("ways", ways)}
+    if config.has_ranks_elsewhere:
+        results["shared_memory"] = shared_memory()
     stage.close()
     Path(sys.argv[1]).write_text(json.dumps(results))
+
+
+def shared_memory() -> list[str]:
+    """What this process and its ranks have of Python's shared memory; a name that is no more ends in `(deleted)`."""
+    import psutil
+
+    this = psutil.Process()
+    maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in (this, *this.children(recursive=True))]
+    lines = [line.partition("/dev/shm/") for text in maps for line in text.splitlines()]
+    return sorted({name for _, _, name in lines if name.startswith("psm_")})
 
 
 class Feed:

@@ -21,18 +21,16 @@ def main() -> None:
     from omni_cli.compat.torchvision import ensure_torchvision_importable
 
     ensure_torchvision_importable()
-
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    import omni_cli.engine.stages.vllm_stage  # noqa: F401 - sets what vLLM reads
     from omni_cli.engine.stages.output_processor import OmniOutputProcessor
-    from omni_cli.engine.stages.vllm_stage import prepare_ranks
     from omni_cli.models.vllm_registry import register_models
     from omni_cli.worker.request_payloads import WANTS_HIDDEN_STATES
 
-    ranks = task["engine"].get("tensor_parallel_size", 1) * task["engine"].get("pipeline_parallel_size", 1)
-    prepare_ranks(ranks, "thinker")
+    ranks = _prepare_ranks(task["engine"])
     register_models()
     worker = {} if task["stock"] else {"worker_cls": _worker()}
     engine = LLMEngine.from_engine_args(
@@ -87,6 +85,15 @@ def main() -> None:
         (answer["engagement"],) = filter(None, engine.collective_rpc("engagement"))
     Path(sys.argv[1]).write_text(json.dumps(answer))
     engine.engine_core.shutdown()
+
+
+def _prepare_ranks(engine: dict[str, Any]) -> int:
+    from omni_cli.engine.stages.ranks import prepare_ranks
+
+    ranks: int = engine.get("tensor_parallel_size", 1) * engine.get("pipeline_parallel_size", 1)
+    if ranks > 1:
+        prepare_ranks(ranks, "thinker")
+    return ranks
 
 
 def _runner(engine: Any) -> Any:

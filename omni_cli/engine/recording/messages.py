@@ -139,13 +139,14 @@ class MemoryBudget(msgspec.Struct, frozen=True, array_like=True):
 class StageDescription(msgspec.Struct, frozen=True, tag=True):
     """A loaded stage. `load` is what was recorded while it loaded; `device` is torch's name.
 
-    `marks_modules` says whether its modules run as Python, so that traces know them.
+    `ranks_elsewhere` is the number of processes that run its model beside this one, 0 where it is the one; of those
+    nothing is recorded. `marks_modules` says whether its modules run as Python, so that traces know them.
     """
 
     device: str
     dtype: str
     num_threads: int
-    num_ranks: int
+    ranks_elsewhere: int
     marks_modules: bool
     load: Recording
     residents: tuple[Resident, ...]

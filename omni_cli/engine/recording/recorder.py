@@ -134,7 +134,7 @@ class Recorder:
             device=str(self._target.device),
             dtype=str(self._target.dtype).removeprefix("torch."),
             num_threads=torch.get_num_threads(),
-            num_ranks=self._target.num_ranks,
+            ranks_elsewhere=self._target.ranks_elsewhere,
             marks_modules=self._marks_modules(),
             load=self._load,
             residents=tuple(largest),

@@ -17,7 +17,7 @@ from omni_cli.engine.stages.diffusers_stage import DiffusersStage
 class Target(Protocol):
     device: torch.device
     dtype: torch.dtype
-    num_ranks: int
+    ranks_elsewhere: int
 
     def modules(self) -> Mapping[str, nn.Module]:
         """The stage's models by name; none where they are in processes of their own."""
@@ -43,7 +43,7 @@ def target_of(stage: Stage) -> Target:
 
 
 class DiffusersTarget:
-    num_ranks = 1
+    ranks_elsewhere = 0
 
     def __init__(self, stage: DiffusersStage) -> None:
         self._executor = stage.executor
@@ -75,17 +75,18 @@ class DiffusersTarget:
 
 
 class VllmTarget:
-    """A stage on a vLLM engine in this process; with several ranks, its models are elsewhere."""
+    """A stage on a vLLM engine in this process; its ranks, and with them its model, may be elsewhere."""
 
     def __init__(self, stage: Any) -> None:
         self._stage = stage
         self._config = stage.engine.vllm_config
         self.device = torch.device(self._config.device_config.device_type)
         self.dtype = self._config.model_config.dtype
-        self.num_ranks = self._config.parallel_config.world_size
+        config = stage.spec.stage
+        self.ranks_elsewhere = config.num_ranks if config.has_ranks_elsewhere else 0
 
     def modules(self) -> Mapping[str, nn.Module]:
-        if self.num_ranks > 1:
+        if self.ranks_elsewhere:
             return {}
         (model,) = self._stage.engine.collective_rpc("get_model")
         return {self._stage.spec.stage.name: model}
@@ -134,7 +135,7 @@ class VllmTarget:
             yield Linear(module_kind(path), rows * columns, rows * columns * self.dtype.itemsize, goes_through)
 
     def attentions(self) -> tuple[Attention, ...]:
-        if self._stage.spec.stage.kind != "ar" or self.num_ranks > 1:
+        if self._stage.spec.stage.kind != "ar" or self.ranks_elsewhere:
             return ()
         return tuple(
             Attention(module_kind(name), layer.num_heads, layer.num_kv_heads, layer.head_size, self.dtype.itemsize)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +18,9 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
 # Logits that are no numbers would otherwise become tokens like any others. Counted on the device, read with the tokens.
 os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
+# Read by Ray when vLLM imports it: a Ray that a stage starts for its ranks asks for a token.
+if "RAY_ADDRESS" not in os.environ:
+    os.environ["RAY_AUTH_MODE"] = "token"
 
 import torch  # noqa: E402
 from vllm import PoolingParams as PoolingParams  # noqa: E402 - `as`: for other stages, after the lines above
@@ -49,6 +50,7 @@ from omni_cli.engine.stages.base import StageSpec  # noqa: E402
 from omni_cli.engine.stages.cudagraph_mode import ModeMessages, check_platform, check_settled  # noqa: E402
 from omni_cli.engine.stages.device_settings import execution_args, use_whole_float32, with_given_cache  # noqa: E402
 from omni_cli.engine.stages.output_processor import OmniOutputProcessor  # noqa: E402
+from omni_cli.engine.stages.ranks import forget_shared_memory, prepare_ranks  # noqa: E402
 from omni_cli.errors import InputError, StageError  # noqa: E402
 from omni_cli.execution.ranges import mark  # noqa: E402
 from omni_cli.models.vllm_registry import register_models, resolve_in_process  # noqa: E402
@@ -80,11 +82,18 @@ class VllmStage:
         self.spec = spec
         self.emit = emit
         self.active: dict[str, ActiveRequest] = {}
-        self.num_ranks = spec.stage.tensor_parallel_size * spec.stage.pipeline_parallel_size
-        prepare_ranks(self.num_ranks, spec.stage.name)
+        num_ranks = spec.stage.tensor_parallel_size * spec.stage.pipeline_parallel_size
+        # Several ranks, or a single one that was asked for in this way, are processes of their own.
+        self.has_ranks_elsewhere = (
+            num_ranks > 1 or getattr(spec.stage, "distributed_executor_backend", None) is not None
+        )
+        if self.has_ranks_elsewhere:
+            prepare_ranks(num_ranks, spec.stage.name)
         register_models()
         resolve_in_process(spec.architecture)
         self.engine = LLMEngine.from_engine_args(EngineArgs(**with_given_cache(self.engine_args())))
+        if spec.stage.has_ranks_elsewhere:
+            forget_shared_memory(self.engine)
         self.scheduler: CheckedSchedulerMixin = scheduler_of(self.engine)
         self.payload_limits = PayloadLimits.of(spec.stage)
         self.engine.collective_rpc("use_payload_limits", args=(self.payload_limits,))
@@ -241,7 +250,7 @@ class VllmStage:
 
     def close(self, *, process_ends: bool = False) -> None:
         # vLLM looks through all objects for garbage, which takes a second or two. Ranks in other processes need it.
-        if not process_ends or self.num_ranks > 1:
+        if not process_ends or self.spec.stage.has_ranks_elsewhere:
             self.engine.engine_core.shutdown()
 
 
@@ -370,26 +379,6 @@ def apply_chat_template(tokenizer: Any, conversation: list[dict[str, Any]]) -> s
         return str(tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
     except TemplateError as error:
         raise InputError(f"the model's chat template refuses this conversation: {_one_line(error)}") from error
-
-
-def prepare_ranks(num_ranks: int, stage: str) -> None:
-    """What vLLM's ranks need beyond vLLM, where a stage has several of them in processes of their own.
-
-    On a CPU, vLLM wants to be told each rank's cores unless the machine has as many NUMA nodes; they are shared out
-    evenly here, and `VLLM_CPU_OMP_THREADS_BIND` overrides that.
-    """
-    if num_ranks == 1:
-        return
-    # Spawned processes first run the main module again; ours is to be the one with the imports and work-arounds.
-    sys.modules["__main__"].__spec__ = importlib.util.find_spec("omni_cli.engine.preload_vllm")
-    if not current_platform.is_cpu() or "VLLM_CPU_OMP_THREADS_BIND" in os.environ:
-        return
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < num_ranks:
-        raise StageError(f"{num_ranks} ranks need as many cores, and there are {len(cores)}", stage=stage)
-    share = len(cores) // num_ranks
-    groups = [cores[rank * share : (rank + 1) * share] for rank in range(num_ranks)]
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, group)) for group in groups)
 
 
 def _one_line(error: BaseException) -> str:

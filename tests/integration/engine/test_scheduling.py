@@ -95,3 +95,5 @@ def test_pipeline_ranks_have_two_steps_under_way_and_nobody_stands_still(roomy, 
         assert ranks[way]["tokens"] == roomy["whole"]["tokens"], way
     assert ranks["whole"]["num_stalls"] == 0, "all rows are there"
     assert ranks["random"]["num_stalls"] > 10, "rows were late"
+    shared = ranks["shared_memory"]
+    assert shared and all(name.endswith(" (deleted)") for name in shared), "what is killed would leave it behind"

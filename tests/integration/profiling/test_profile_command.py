@@ -310,3 +310,14 @@ def test_refusals_come_before_anything_starts(tmp_path: Path, unwritable: Path) 
 def make(folder: Path) -> Path:
     folder.mkdir()
     return folder
+
+
+def test_a_model_in_a_process_of_its_own_is_said_to_be_there_and_gets_no_hint_of_gaps(tmp_path: Path) -> None:
+    rank = ("--stage", "thinker", "--set", "thinker.distributed_executor_backend=mp")
+    ended = run_omni(tmp_path, "profile", *rank, "--num-iters", "1", "--output-dir", str(tmp_path / "out"))
+    assert ended.code == OK, ended.err
+    assert "its model runs in 1 process of its own, of which nothing was recorded" in " ".join(ended.out.split())
+    assert "operators run" not in ended.out
+    (stage,) = load_profile_record(tmp_path / "out" / "profile.json").stages
+    assert stage.launch_gaps is None and stage.roofline is None
+    ended.check_clean()

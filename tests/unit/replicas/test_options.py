@@ -7,13 +7,13 @@ import importlib.util
 import pytest
 
 from omni_cli.errors import UsageError
-from omni_cli.replicas.cluster import RayCluster, ray_failure
+from omni_cli.replicas.cluster import cluster_for_replicas, ray_failure
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="Ray, which is not installed") as caught:
-        RayCluster(2, verbose=True)
+        cluster_for_replicas(2, verbose=True)
     assert "omni-cli[ray]" in (caught.value.hint or "")
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from omni_cli.replicas import quiet
+from omni_cli.engine.ray import quiet
 
 
 @pytest.mark.parametrize("verbose", [False, True])
