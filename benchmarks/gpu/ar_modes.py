@@ -32,6 +32,7 @@ import msgspec
 import numpy as np
 import torch
 from environment import kit_environment
+from omni_checkpoint import SEVEN_B, TOKENIZER_SIZE
 
 from omni_cli.bench.engagement import since
 from omni_cli.bench.prompts import Prompts
@@ -42,7 +43,7 @@ from omni_cli.engine.stages.qwen2_5_omni import ThinkerStage
 from omni_cli.models.builders.files import quiet_transformers
 from omni_cli.models.builders.omni import omni_config
 from omni_cli.models.builders.processor import write_processor
-from omni_cli.models.builders.sizes import BUILTIN_SIZES, DecoderSizes, EncoderSizes, OmniSizes
+from omni_cli.models.builders.sizes import BUILTIN_SIZES, OmniSizes
 from omni_cli.models.builders.tokenizer import train_tokenizer
 from omni_cli.record import Record, Sample, Variant, save_record, workload_fingerprint
 from omni_cli.report.bench_json import summary_json
@@ -50,15 +51,6 @@ from omni_cli.stats.compare import compare_variants
 from omni_cli.stats.summary import summarise
 from omni_cli.worker.payloads import decode_additional_information
 
-# Qwen2.5-Omni-7B's configuration of thinker, audio and vision; talker and token2wav are not loaded.
-SEVEN_B = OmniSizes(
-    vocab_size=152064,
-    max_position_embeddings=32768,
-    thinker=DecoderSizes(3584, 18944, 28, 28, 4, 128),
-    audio=EncoderSizes(1280, 5120, 32, 20),
-    vision=EncoderSizes(1280, 3420, 32, 16),
-)
-TOKENIZER_SIZE = 2048
 # Of the device, for each of the two engines; vLLM wants that much to be free.
 MEMORY_SHARE = 0.4
 METRICS = ("e2e_s", "tpot_s", "output_tokens_per_second")

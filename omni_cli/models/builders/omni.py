@@ -17,9 +17,9 @@ from transformers import (
 
 from omni_cli.models.builders.files import make_readable, quiet_transformers
 from omni_cli.models.builders.processor import write_processor
-from omni_cli.models.builders.sizes import OmniSizes, VocoderSizes
+from omni_cli.models.builders.sizes import OmniSizes
 from omni_cli.models.builders.tokenizer import train_tokenizer, unreadable_token_ids
-from omni_cli.models.builders.weights import random_state_dict, random_tensor
+from omni_cli.models.builders.weights import Draw, normal_tensor, random_state_dict
 
 _MEL_DIM = 80
 _REFERENCE_MEL_FRAMES = 96
@@ -57,9 +57,17 @@ def write_omni(output_dir: Path, sizes: OmniSizes, seed: int) -> None:
     tokenizer = train_tokenizer(sizes.vocab_size, sizes.max_position_embeddings)
     with quiet_transformers():
         config = omni_config(sizes, tokenizer)
+    write_checkpoint(output_dir, config, tokenizer, seed)
+
+
+def write_checkpoint(
+    output_dir: Path, config: Qwen2_5OmniConfig, tokenizer: Qwen2Tokenizer, seed: int, *, draw: Draw = normal_tensor
+) -> None:
+    """Write a model of that configuration, its processor and its speakers; `draw` makes the weights."""
+    with quiet_transformers():
         with torch.device("meta"):
             model = Qwen2_5OmniForConditionalGeneration(config)
-        model.load_state_dict(_weights(model, config, tokenizer, seed), assign=True)
+        model.load_state_dict(_weights(model, config, tokenizer, seed, draw), assign=True)
         # vLLM and `generate` stop at this token.
         model.generation_config = GenerationConfig(
             eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
@@ -67,7 +75,8 @@ def write_omni(output_dir: Path, sizes: OmniSizes, seed: int) -> None:
         model.save_pretrained(output_dir)
         write_processor(output_dir, tokenizer)
     _name_architecture(output_dir / "config.json")
-    torch.save(_speakers(sizes.token2wav, tokenizer, seed), output_dir / "spk_dict.pt")
+    speaker_dim = config.token2wav_config.dit_config.enc_emb_dim
+    torch.save(_speakers(speaker_dim, tokenizer, seed), output_dir / "spk_dict.pt")
     make_readable(output_dir)
 
 
@@ -211,13 +220,14 @@ def _weights(
     config: Qwen2_5OmniConfig,
     tokenizer: Qwen2Tokenizer,
     seed: int,
+    draw: Draw,
 ) -> dict[str, torch.Tensor]:
     """Random weights whose outputs are made of readable tokens and of codes, with an end now and then."""
-    state = random_state_dict(model, seed, gains=_GAINS)
-    talker = config.talker_config
+    state = random_state_dict(model, seed, gains=_GAINS, draw=draw)
+    talker, vocab_size = config.talker_config, config.thinker_config.text_config.vocab_size
     _shape_head(
         state["thinker.lm_head.weight"],
-        never=unreadable_token_ids(tokenizer),
+        never=[*unreadable_token_ids(tokenizer), *range(len(tokenizer), vocab_size)],
         end=tokenizer.eos_token_id,
         end_gain=_TEXT_END_GAIN,
     )
@@ -247,15 +257,13 @@ def _shape_head(weight: torch.Tensor, *, never: list[int], end: int, end_gain: f
     weight[end] = end_row
 
 
-def _speakers(sizes: VocoderSizes, tokenizer: Qwen2Tokenizer, seed: int) -> dict[str, dict[str, Any]]:
+def _speakers(speaker_dim: int, tokenizer: Qwen2Tokenizer, seed: int) -> dict[str, dict[str, Any]]:
     """Per speaker: its first text token, embedding (1, speaker_dim), reference mel (1, num_frames, 80)."""
     return {
         name: {
             "bos_token": tokenizer.convert_tokens_to_ids(f"<|tts_bos_{name.lower()}|>"),
-            "cond": random_tensor(f"speakers.{name}.cond", (1, sizes.speaker_dim), seed),
-            "ref_mel": random_tensor(
-                f"speakers.{name}.ref_mel", (1, _REFERENCE_MEL_FRAMES, _MEL_DIM), seed, mean=-4.0, std=2.0
-            ),
+            "cond": normal_tensor(f"speakers.{name}.cond", (1, speaker_dim), 0.0, 1.0, seed),
+            "ref_mel": normal_tensor(f"speakers.{name}.ref_mel", (1, _REFERENCE_MEL_FRAMES, _MEL_DIM), -4.0, 2.0, seed),
         }
         for name in ("Chelsie", "Ethan")
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -17,11 +17,28 @@ from torch import nn
 _BIAS_STD = 0.05
 _NORM_STD = 0.05
 
+Draw = Callable[[str, tuple[int, ...], float, float, int], torch.Tensor]
+"""A tensor from its name, shape, mean, standard deviation and seed."""
+
+
+def normal_tensor(name: str, shape: tuple[int, ...], mean: float, std: float, seed: int) -> torch.Tensor:
+    """One float32 tensor of the stream `name`."""
+    generator = np.random.Generator(np.random.PCG64([seed, zlib.crc32(name.encode())]))
+    values = generator.standard_normal(shape, dtype=np.float32)
+    values *= np.float32(std)
+    values += np.float32(mean)
+    return torch.from_numpy(values)
+
 
 def random_state_dict(
-    model: nn.Module, seed: int, *, prefix: str = "", gains: Mapping[str, float] | None = None
+    model: nn.Module,
+    seed: int,
+    *,
+    prefix: str = "",
+    gains: Mapping[str, float] | None = None,
+    draw: Draw = normal_tensor,
 ) -> dict[str, torch.Tensor]:
-    """A float32 state dict for `model`, which may live on the meta device.
+    """A state dict for `model`, which may live on the meta device; float32, or what `draw` makes.
 
     Linear and convolution weights have a standard deviation of gain / sqrt(fan-in), embeddings of gain, so
     that activations stay near unit scale at every width. Biases and norms are close to, not at, zero and one:
@@ -34,24 +51,11 @@ def random_state_dict(
         for parameter_name, parameter in module.named_parameters(recurse=False):
             name = f"{module_name}.{parameter_name}" if module_name else parameter_name
             mean, std = _moments(name, module, parameter, _gain(name, gains or {}))
-            state[name] = _normal(prefix + name, tuple(parameter.shape), mean, std, seed)
+            state[name] = draw(prefix + name, tuple(parameter.shape), mean, std, seed)
     persistent = model.state_dict().keys() - state.keys()
     if persistent:
         raise TypeError(f"no rule for the buffers {sorted(persistent)} of {type(model).__name__}")
     return state
-
-
-def random_tensor(name: str, shape: tuple[int, ...], seed: int, *, mean: float = 0.0, std: float = 1.0) -> torch.Tensor:
-    """One float32 tensor of the stream `name`."""
-    return _normal(name, shape, mean, std, seed)
-
-
-def _normal(name: str, shape: tuple[int, ...], mean: float, std: float, seed: int) -> torch.Tensor:
-    generator = np.random.Generator(np.random.PCG64([seed, zlib.crc32(name.encode())]))
-    values = generator.standard_normal(shape, dtype=np.float32)
-    values *= np.float32(std)
-    values += np.float32(mean)
-    return torch.from_numpy(values)
 
 
 def _gain(name: str, gains: Mapping[str, float]) -> float:

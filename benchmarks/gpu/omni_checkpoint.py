@@ -1,0 +1,66 @@
+"""A Qwen2.5-Omni-7B checkpoint of its real size, random weights: what the bundled profile runs where no hub is reached.
+
+    PYTHONPATH=. python benchmarks/gpu/omni_checkpoint.py DIR
+
+Needs torch, transformers and 18 GB on the disk and on the device. Weights are bfloat16, drawn on the device. Sizes are
+those of the released configuration; the text's and the codecs' tokens are those of a small tokenizer and 8,192 codes,
+in vocabularies of the real size, so answers can be read and heard, and say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import zlib
+from pathlib import Path
+
+from omni_cli.compat.torchvision import ensure_torchvision_importable  # isort: skip
+
+ensure_torchvision_importable()
+
+import torch  # noqa: E402
+from transformers import Qwen2_5OmniConfig, Qwen2_5OmniToken2WavConfig  # noqa: E402
+
+from omni_cli.models.builders.files import quiet_transformers  # noqa: E402
+from omni_cli.models.builders.omni import omni_config, write_checkpoint  # noqa: E402
+from omni_cli.models.builders.sizes import DecoderSizes, EncoderSizes, OmniSizes  # noqa: E402
+from omni_cli.models.builders.tokenizer import train_tokenizer  # noqa: E402
+
+# token2wav's are transformers' defaults.
+SEVEN_B = OmniSizes(
+    vocab_size=152064,
+    num_codes=8192,
+    max_position_embeddings=32768,
+    thinker=DecoderSizes(3584, 18944, 28, 28, 4, 128),
+    talker=DecoderSizes(896, 18944, 24, 12, 4, 128),
+    audio=EncoderSizes(1280, 5120, 32, 20),
+    vision=EncoderSizes(1280, 3420, 32, 16),
+)
+TOKENIZER_SIZE = 2048
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="DIR", type=Path)
+    parser.add_argument("--tiny", action="store_true", help="small decoders, for a try on any machine")
+    options = parser.parse_args()
+    sizes = OmniSizes(vocab_size=152064, num_codes=8192) if options.tiny else SEVEN_B
+    tokenizer = train_tokenizer(TOKENIZER_SIZE, sizes.max_position_embeddings)
+    with quiet_transformers():
+        parts = omni_config(sizes, tokenizer).to_dict()
+        config = Qwen2_5OmniConfig(
+            **{**parts, "token2wav_config": Qwen2_5OmniToken2WavConfig().to_dict(), "dtype": "bfloat16"}
+        )
+    options.folder.mkdir(parents=True, exist_ok=True)
+    write_checkpoint(options.folder, config, tokenizer, seed=0, draw=_on_device)
+
+
+def _on_device(name: str, shape: tuple[int, ...], mean: float, std: float, seed: int) -> torch.Tensor:
+    """bfloat16, on a CUDA device where there is one; which numbers come depends on the device."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()) + (seed << 32))
+    drawn = torch.empty(shape, dtype=torch.bfloat16, device=device)
+    return drawn.normal_(mean, std, generator=generator)
+
+
+if __name__ == "__main__":
+    main()
