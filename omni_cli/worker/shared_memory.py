@@ -1,7 +1,7 @@
 """Memory that a stage's ranks share: its names are taken off as soon as all of them have it.
 
-It stays until the last of them ends. vLLM takes the names off at an orderly end only, if at all: of a process that is
-killed, and of all that run on Ray, some would be left, 160 to 240 MiB each.
+It stays until the last of them ends. vLLM takes the names off at an orderly end only: what is killed would leave it
+behind, and so would ranks on Ray, which always are.
 """
 
 from __future__ import annotations
