@@ -66,6 +66,17 @@ class APIError(Exception):
         return JSONResponse(self.body(), self.status, headers)
 
 
+class BrokenOff(Exception):
+    """An answer that fails when its status has gone out, and that cannot say so: its connection is closed.
+
+    `kind` is the word for logs and metrics.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
 def unavailable(message: str) -> APIError:
     """The engine is not there; it may be soon."""
     return APIError(503, message, code="engine_unavailable", retry_after_s=RETRY_AFTER_S)
@@ -87,6 +98,10 @@ def api_error(error: OmniError) -> APIError:
         case StageError():
             return APIError(500, f"stage `{error.stage}` failed on this request", code="stage_failed")
     return APIError(500, error.message, code="run_failed")
+
+
+def as_api_error(failure: OmniError | APIError) -> APIError:
+    return failure if isinstance(failure, APIError) else api_error(failure)
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]], known: Sequence[str]) -> APIError:

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_cli.serve.body import Disconnected, discard_body, read_body
-from omni_cli.serve.errors import RETRY_AFTER_S, APIError
+from omni_cli.serve.errors import RETRY_AFTER_S, APIError, BrokenOff
 from omni_cli.serve.exchange import REQUEST_ID, REQUEST_TIMEOUT, Exchange
 from omni_cli.serve.service import Service
 
@@ -50,6 +50,8 @@ class Gate:
             await self._answer(scope, receive, reply, exchange)
         except Disconnected:
             exchange.error = "client_disconnected"
+        except BrokenOff as failure:
+            exchange.error = failure.kind
         except APIError as error:
             exchange.error = error.kind
             await error.response()(scope, receive, reply)

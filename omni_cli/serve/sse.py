@@ -11,7 +11,7 @@ from starlette.responses import StreamingResponse
 
 from omni_cli.errors import OmniError
 from omni_cli.serve.access_log import AccessLog
-from omni_cli.serve.errors import APIError, api_error
+from omni_cli.serve.errors import APIError, as_api_error
 from omni_cli.serve.exchange import Exchange
 
 DONE = b"data: [DONE]\n\n"
@@ -37,7 +37,7 @@ async def event_stream(
                 async for document in documents:
                     yield _event(document)
         except (OmniError, APIError) as failure:
-            error = failure if isinstance(failure, APIError) else api_error(failure)
+            error = as_api_error(failure)
             exchange.error = error.kind
             yield _event(error.body())
         except Exception as failure:  # noqa: BLE001 - the status has gone out; the client must not take this for the end

@@ -12,9 +12,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
 from omni_cli.encoding import encode_flac, encode_pcm16, encode_wav
+from omni_cli.errors import OmniError
 from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
 from omni_cli.serve.chat_reply import split_audio, usage
-from omni_cli.serve.errors import APIError
+from omni_cli.serve.errors import APIError, BrokenOff, as_api_error
 from omni_cli.serve.exchange import Exchange, new_id
 from omni_cli.serve.schemas.fields import voice_name
 from omni_cli.serve.schemas.speech import SpeechRequest
@@ -100,10 +101,13 @@ async def _stream(service: Service, request: GenerateRequest, exchange: Exchange
         raise
 
     async def send() -> AsyncIterator[bytes]:
-        async with aclosing(pieces):
-            yield first
-            async for piece in pieces:
-                yield piece
+        try:
+            async with aclosing(pieces):
+                yield first
+                async for piece in pieces:
+                    yield piece
+        except (OmniError, APIError) as failure:
+            raise BrokenOff(as_api_error(failure).kind) from failure
 
     return StreamingResponse(send(), media_type=_MEDIA_TYPES["pcm"])
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
 import os
 import signal
+import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from support.omni_process import ROOT
-from support.omni_server import CHAT, IMAGES, Answer, OmniServer
+from support.omni_server import CHAT, IMAGES, SPEECH, Answer, OmniServer
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 SPOKEN = {**HELLO, "modalities": ["text", "audio"], "audio": {"format": "pcm16"}}
@@ -77,6 +81,24 @@ def test_the_same_stage_may_die_again(mortal: OmniServer) -> None:
         mortal.wait_until(lambda: is_ready(mortal))
         assert mortal.metric("omni_stage_restarts_total", stage=name) >= before
         assert mortal.request("POST", CHAT, SPOKEN).status == 200
+
+
+def test_raw_speech_that_fails_in_the_middle_breaks_off_and_is_no_fault_of_the_server(start_server: Any) -> None:
+    """Its status has gone out, and in bare samples nothing can say what went wrong."""
+    settings = ("token2wav.stream=true", "talker.sampling.max_tokens=1900", "talker.sampling.min_tokens=1900")
+    server = start_server(*(word for setting in settings for word in ("--set", setting)))
+    speech = {"input": "The sun sets.", "voice": "Chelsie", "response_format": "pcm", "stream_format": "audio"}
+    address = urllib.parse.urlsplit(server.url)
+    with contextlib.closing(http.client.HTTPConnection(address.hostname, address.port, timeout=60)) as connection:
+        connection.request("POST", SPEECH, json.dumps(speech), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status == 200 and answer.read(1000)
+        server.stage_processes()[2].kill()
+        with pytest.raises(http.client.IncompleteRead):
+            answer.read()
+    (line,) = server.wait_until(lambda: [line for line in server.log("request") if line["path"] == SPEECH])
+    assert (line["status"], line["error"]) == (200, "engine_unavailable")
+    assert "Traceback" not in server.raw_log
 
 
 def test_a_hanging_stage_is_replaced(hanging: OmniServer) -> None:
