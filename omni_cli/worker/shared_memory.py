@@ -6,6 +6,7 @@ behind, and so would ranks on Ray, which always are.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from vllm.distributed.device_communicators.shm_broadcast import ShmRingBuffer
 
 
 def forget_message_queues() -> None:
-    """Those that this process has made, by which the engine talks to its ranks; call it once the engine is there."""
+    """Those by which the engine talks to its ranks and that this process or, before a fork, its parent has made.
+
+    Call it once the engine is there.
+    """
     # vLLM hides what there is after loading from the garbage collector, and from a search.
     was_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
@@ -24,7 +28,9 @@ def forget_message_queues() -> None:
     for buffer in objects:
         # Not `isinstance`, which asks proxies, also those of things that are no more.
         if type(buffer) is ShmRingBuffer and buffer.is_creator:
-            buffer.shared_memory.unlink()
+            # A forked rank has what its parent has made as well; each of them comes here, and the first one is enough.
+            with contextlib.suppress(FileNotFoundError):
+                buffer.shared_memory.unlink()
             # Or it would be unlinked again.
             buffer.is_creator = False
 
