@@ -77,14 +77,18 @@ class RowLedger:
         first = min(span.start, self._next_position.get(span.request_id, 0)) // self._block_size
         return span._replace(block_ids=block_ids[first : -(-span.end // self._block_size)], first_block=first)
 
-    def settle(self, span: ComputedSpan, rows: torch.Tensor) -> torch.Tensor:
-        """Rows that the span's request is owed now: (num_owed, hidden_size), in order of position.
+    def settle_step(self, spans: Sequence[ComputedSpan], rows: torch.Tensor) -> list[torch.Tensor]:
+        """The rows that each span's request is owed now: (num_owed, hidden_size), in order of position.
 
-        `rows` (span.length, hidden_size) on the host are those that the step computed.
+        `rows` (sum of the spans' lengths, hidden_size) on the host are those that the step computed, span by span.
         """
         if self._slot_rows is not None:
             # Also of a request that has ended: its blocks are in the prefix cache, and another may begin with them.
-            self._keep(span, rows)
+            self._slot_rows[self._slots_of(spans)] = rows
+        parts = rows.split([span.length for span in spans])
+        return [self._owed(span, part) for span, part in zip(spans, parts, strict=True)]
+
+    def _owed(self, span: ComputedSpan, rows: torch.Tensor) -> torch.Tensor:
         with self._lock:
             owed_from = self._next_position.get(span.request_id)
             if owed_from is None:
@@ -106,14 +110,16 @@ class RowLedger:
             )
         return self._slot_rows[self._slots(span, owed_from, span.start)]
 
-    def _keep(self, span: ComputedSpan, rows: torch.Tensor) -> None:
-        assert self._slot_rows is not None and span.block_ids is not None
-        if span.length == 1:
-            # Every step of decoding: no index tensors for a single row.
-            block, offset = divmod(span.start, self._block_size)
-            self._slot_rows[span.block_ids[block - span.first_block] * self._block_size + offset] = rows[0]
-        else:
-            self._slot_rows[self._slots(span, span.start, span.end)] = rows
+    def _slots_of(self, spans: Sequence[ComputedSpan]) -> torch.Tensor:
+        if all(span.length == 1 for span in spans):
+            # Every step of decoding, on a thread that the next step waits for: one small operation for all.
+            return torch.tensor([self._slot(span) for span in spans])
+        return torch.cat([self._slots(span, span.start, span.end) for span in spans])
+
+    def _slot(self, span: ComputedSpan) -> int:
+        assert span.block_ids is not None
+        block, offset = divmod(span.start, self._block_size)
+        return span.block_ids[block - span.first_block] * self._block_size + offset
 
     def _slots(self, span: ComputedSpan, start: int, end: int) -> torch.Tensor:
         assert span.block_ids is not None

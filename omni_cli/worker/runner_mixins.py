@@ -238,17 +238,22 @@ class ARRunnerMixin(OmniRunnerMixin):
         if rows.is_pinned():
             # Kept until the request ends; page-locked memory is for the next steps' rows.
             rows = rows.clone()
-        payloads = {}
-        for span, step_rows in zip(spans, rows.split([span.length for span in spans]), strict=True):
-            if span.num_draft_tokens:
-                sampled = output.sampled_token_ids[output.req_id_to_index[span.request_id]]
-                accepted = span.accepted(len(sampled))
-                owed = self.row_ledger.settle(accepted, step_rows[: accepted.length])
-            else:
-                owed = self.row_ledger.settle(span, step_rows)
-            if len(owed):
-                payloads[span.request_id] = owed
+        if any(span.num_draft_tokens for span in spans):
+            spans, rows = self._accepted(spans, rows, output)
+        owed = self.row_ledger.settle_step(spans, rows)
+        payloads = {span.request_id: part for span, part in zip(spans, owed, strict=True) if len(part)}
         return OmniModelRunnerOutput.with_payloads(output, payloads)
+
+    def _accepted(
+        self, spans: list[ComputedSpan], rows: torch.Tensor, output: ModelRunnerOutput
+    ) -> tuple[list[ComputedSpan], torch.Tensor]:
+        """`spans` and their rows without the positions of rejected draft tokens."""
+        accepted, parts = [], []
+        for span, part in zip(spans, rows.split([span.length for span in spans]), strict=True):
+            sampled = output.sampled_token_ids[output.req_id_to_index[span.request_id]]
+            accepted.append(span.accepted(len(sampled)))
+            parts.append(part[: accepted[-1].length])
+        return accepted, torch.cat(parts)
 
 
 def _joined(spans: list[ComputedSpan]) -> list[tuple[int, int]]:
