@@ -54,9 +54,8 @@ def variant_text(number: int, variant: Variant, summaries: Sequence[Summary]) ->
         return f"Benchmark {number}: {variant.name}\n  no runs"
     if num_requests(variant):
         return "\n".join(server_lines(number, variant, summaries))
-    return "\n".join(
-        summary_lines(number, variant, summaries, ", ".join(filter(None, (_work(variant), _engaged(variant)))))
-    )
+    did = "; ".join(filter(None, (_work(variant), *_engaged(variant))))
+    return "\n".join(summary_lines(number, variant, summaries, did))
 
 
 def self_check_text(check: SelfCheck) -> str:
@@ -94,10 +93,15 @@ def _work(variant: Variant) -> str:
     return ", ".join(f"{works[0][name]:g} {word}" for name, word in words.items() if works[0].get(name))
 
 
-def _engaged(variant: Variant) -> str:
-    """`replayed 840 of 840 calls`, `compiled 4 regions`: what really ran in the runs that were counted."""
-    parts = []
-    for stage, total in counters_of(variant).items():
+def _engaged(variant: Variant) -> list[str]:
+    """`talker replayed 840 of 840 calls, hid 100% of the copying`: what really ran in the runs that were counted.
+
+    One stage alone is not named.
+    """
+    by_stage = counters_of(variant)
+    engaged = []
+    for stage, total in by_stage.items():
+        parts = []
         ran = [sample.engagement.get(stage, {}) for sample in variant.samples]
         replays, eager = (sum(counters.get(name, 0) for counters in ran) for name in ("graph_replays", "eager_calls"))
         if replays:
@@ -107,7 +111,9 @@ def _engaged(variant: Variant) -> str:
         hidden, copied = (sum(counters.get(name, 0) for counters in ran) for name in ("copy_hidden_s", "copy_s"))
         if hidden and copied:
             parts.append(f"hid {hidden / copied:.0%} of the copying")
-    return ", ".join(parts)
+        if parts:
+            engaged.append((f"{stage} " if len(by_stage) > 1 else "") + ", ".join(parts))
+    return engaged
 
 
 def _lengths(workload: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from omni_cli.report.bench_json import compare_document, smaller_is_better_json,
 from omni_cli.report.bench_junit import findings_junit
 from omni_cli.report.bench_markdown import findings_markdown
 from omni_cli.report.bench_notes import gate_failure, warnings
+from omni_cli.report.bench_run import variant_text
 from omni_cli.report.bench_text import Labels, findings_text, summary_lines
 from omni_cli.stats.findings import compare_within
 from omni_cli.stats.summary import summarise
@@ -54,6 +55,23 @@ def test_the_table_of_a_comparison() -> None:
     ]
     assert gate_failure(found.gate).message == (
         "gate failed: `peak_allocated_bytes` is worse by +3.7%, the limit is 2%"
+    )
+
+
+def test_what_engaged_is_told_by_stage_where_there_are_several() -> None:
+    talker = {"graph_replays": 32.0, "eager_calls": 1.0, "copy_s": 0.2, "copy_hidden_s": 0.2}
+
+    def title(engagement: dict[str, dict[str, float]]) -> str:
+        ran = steady("full", 0.1, ABBA[0], blocks=2, work={"output_tokens": 64}, effective={"engagement": engagement})
+        samples = tuple(msgspec.structs.replace(sample, engagement=engagement) for sample in ran.samples)
+        return variant_text(1, msgspec.structs.replace(ran, samples=samples), []).splitlines()[0]
+
+    assert title({"talker": talker}) == (
+        "Benchmark 1: full   64 output tokens; replayed 128 of 132 calls, hid 100% of the copying"
+    )
+    assert title({"thinker": {"copies": 0.0}, "talker": talker, "token2wav": {"graph_replays": 10.0}}) == (
+        "Benchmark 1: full   64 output tokens; talker replayed 128 of 132 calls, hid 100% of the copying; "
+        "token2wav replayed 40 of 40 calls"
     )
 
 
