@@ -139,7 +139,9 @@ class RequestRun:
         """To the stage at `position`: into it, or more input where it is in there already."""
         name = self._chain[position]
         if name in self._inside and handoff is not None:
-            self._inside[name].send(AppendInput(self._request.request_id, handoff, is_last))
+            # Where it has just ended, why is in the queue already, behind what the stage before it had sent.
+            with contextlib.suppress(StageError):
+                self._inside[name].send(AppendInput(self._request.request_id, handoff, is_last))
         elif name not in self._traces:  # one that is done needs no more of it
             client = self._enter(name)
             self._inside[name] = client
