@@ -98,10 +98,9 @@ def _stretches(recording: Recording, added: dict[str, int], kind: str) -> list[_
         index = int(holders[first])
         phase = recording.ranges[index].name if index >= 0 else _BETWEEN
         place = _place(recording.ranges, index, phase)
-        # The sample before is that of the phase's beginning.
-        samples = recording.samples[max(0, first - 1) : last]
-        began_ns, ended_ns = recording.samples[first].at_ns, recording.samples[last - 1].at_ns
-        found.append(_stretch(phase, place, began_ns, ended_ns, samples, kind, added.get(phase, 0)))
+        # The one after is that of its end.
+        samples = recording.samples[first : last + 1]
+        found.append(_stretch(phase, place, samples[0].at_ns, samples[-1].at_ns, samples, kind, added.get(phase, 0)))
     return found
 
 

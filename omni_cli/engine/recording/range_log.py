@@ -18,7 +18,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class RangeLog:
     """From `start` to `stop`. With `annotates`, ranges are shown to torch's profiler as well, on the device's track.
 
-    Memory is sampled by a thread of its own and at each beginning and end of a range.
+    Memory is sampled by a thread of its own and at each beginning and end of a range, with that very time.
     """
 
     def __init__(self, *, annotates: bool = False) -> None:
@@ -63,13 +63,15 @@ class RangeLog:
 
             annotation = torch.profiler.record_function(name)
             annotation.__enter__()
-        self._samples.append(self._sample())
-        self._open.append((name, time.time_ns(), annotation))
+        sample = self._sample()
+        self._samples.append(sample)
+        self._open.append((name, sample.at_ns, annotation))
 
     def end(self) -> None:
+        ended_ns = time.time_ns()
         name, began_ns, annotation = self._open.pop()
-        self._ranges.append(Range(name, began_ns, time.time_ns(), len(self._open)))
-        self._samples.append(self._sample())
+        self._ranges.append(Range(name, began_ns, ended_ns, len(self._open)))
+        self._samples.append(self._sample(ended_ns))
         if annotation is not None:
             annotation.__exit__(None, None, None)
 
@@ -85,12 +87,12 @@ class RangeLog:
         while not self._stopped.wait(_INTERVAL_S):
             self._samples.append(self._sample())
 
-    def _sample(self) -> Sample:
-        pages = int(os.pread(self._statm, 128, 0).split()[1])
+    def _sample(self, at_ns: int | None = None) -> Sample:
+        """What is held at `at_ns`, which has just been; at the end of the call without it."""
+        host_rss = int(os.pread(self._statm, 128, 0).split()[1]) * _PAGE_BYTES
         cuda = initialized_cuda()
-        if cuda is None:
-            return Sample(time.time_ns(), pages * _PAGE_BYTES)
-        return Sample(time.time_ns(), pages * _PAGE_BYTES, cuda.memory_allocated(), cuda.memory_reserved())
+        device = () if cuda is None else (cuda.memory_allocated(), cuda.memory_reserved())
+        return Sample(time.time_ns() if at_ns is None else at_ns, host_rss, *device)
 
 
 def initialized_cuda() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 from omni_cli.bench.metrics import Iteration
 from omni_cli.engine.recording.messages import Range, Recording, RequestSpan, Sample, StageDescription
+from omni_cli.engine.recording.range_log import RangeLog
 from omni_cli.errors import OutputError
+from omni_cli.execution.ranges import listen, mark
 from omni_cli.profiling.activity import activity_of, launch_gaps
 from omni_cli.profiling.chrome_trace import merged_trace
 from omni_cli.profiling.memory import added_by_step, stage_memory
@@ -152,6 +155,29 @@ def test_memory_at_the_peak_and_by_phase(operators) -> None:
     assert (largest.size_bytes, largest.where) == (200 * MIB, "vae decode: vae.blocks.3.conv (aten::conv2d)")
     assert (other.size_bytes, other.where) == (4 * MIB, "engine step (aten::add)")
     assert added_by_step(operators, "cpu") == [204 * MIB], "one step of the engine"
+
+
+def test_a_range_is_a_phase_however_short_it_is() -> None:
+    log = RangeLog()
+    log.start()
+    listen(log)
+    kept = []
+    with mark("engine step"):
+        for number in range(20):
+            with mark("nothing", number):
+                pass
+            with mark("holds", number):
+                kept.append(mmap.mmap(-1, MIB))
+                kept[-1].write(bytes(MIB))
+    listen(None)
+    request = log.stop()
+    phases = {phase.name: phase for phase in stage_memory(description(), request, request, [], None).phases}
+    assert {f"nothing {number}" for number in range(20)} | {f"holds {number}" for number in range(20)} < set(phases)
+    for number in range(20):
+        assert phases[f"holds {number}"].added_bytes >= 0.9 * MIB, "as soon as it ends, and not what comes after it"
+        assert phases[f"nothing {number}"].added_bytes <= 0.1 * MIB
+    for held in kept:
+        held.close()
 
 
 @pytest.mark.parametrize("content", ["", '{"traceEvents": [{"ph": "X"', "[]"])
