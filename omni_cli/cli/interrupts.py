@@ -32,6 +32,12 @@ def was_interrupted() -> bool:
     return _seen
 
 
+def check() -> None:
+    """Raise the interrupt once more where a library, in the middle of an import, say, has swallowed it."""
+    if _seen:
+        raise KeyboardInterrupt
+
+
 def _set_all(handler: Any) -> None:
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:

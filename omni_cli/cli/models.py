@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from omni_cli.cli import console
+from omni_cli.cli import console, interrupts
 from omni_cli.cli.options import MAX_SEED, JsonOption, QuietOption, VerboseOption
 from omni_cli.cli.usage import did_you_mean
 from omni_cli.errors import UsageError
@@ -52,7 +52,7 @@ def build(
         )
     target = output_dir if output_dir is not None else Path(name)
     start = time.perf_counter()
-    written = build_folder(name, target, seed)
+    written = build_folder(name, target, seed, go_on=interrupts.check)
     build_s = time.perf_counter() - start
     num_parameters = count_parameters(target)
     num_bytes = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())

@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,11 +18,12 @@ _PARTIAL = ".partial-"
 _ENTRY_FILES = ("config.json", "model_index.json")
 
 
-def build_folder(name: str, target: Path, seed: int) -> bool:
+def build_folder(name: str, target: Path, seed: int, go_on: Callable[[], None] = lambda: None) -> bool:
     """Build the checkpoint `name` at `target`, a path that is free or an empty folder.
 
     A folder that already holds exactly these bytes is left as it is: then, False. Raises `OutputError` where
     `target` is something else or cannot be written, and leaves nothing half-written, also when interrupted.
+    `go_on` is called when all is built and nothing is in place yet; what it raises stops the build.
     """
     try:
         place = target.resolve()
@@ -40,6 +41,7 @@ def build_folder(name: str, target: Path, seed: int) -> bool:
     # Beside the target, to be renamed into place; inside an empty folder, whose parent may be read-only.
     with _partial(place / _PARTIAL if empty else place.parent / f".{place.name}{_PARTIAL}", target) as partial:
         _build(name, partial, seed, target)
+        go_on()
         if occupied:
             _require_same(name, seed, partial, target)
             return False

@@ -10,7 +10,7 @@ import wave
 from pathlib import Path
 
 import pytest
-from support.omni_process import SHORT, Ended, OmniProcess, run_omni
+from support.omni_process import ROOT, SHORT, Ended, OmniProcess, run_omni
 from support.samples import sample
 
 OK, FAILED, INTERRUPTED = 0, 6, 130
@@ -200,6 +200,33 @@ def test_ctrl_c_during_models_build(delay_s: float | None, folder: Path) -> None
     ended.check_error(INTERRUPTED, "error: interrupted")
     assert ended.output_files == ()
     assert not (process.output / "model").exists()
+
+
+_SWALLOWS = """
+import os, signal, sys, time
+
+class Swallows:
+    def find_spec(self, name, path=None, target=None):
+        if name == "tokenizers":
+            sys.meta_path.remove(self)
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(10)
+            except BaseException:
+                pass
+
+sys.meta_path.insert(0, Swallows())
+"""
+
+
+def test_an_interrupt_that_a_library_swallows_is_not_lost(folder: Path, tmp_path: Path) -> None:
+    """While it is imported, for instance."""
+    (tmp_path / "sitecustomize.py").write_text(_SWALLOWS)
+    environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    ended = run_omni(folder, "models", "build", "tiny-omni", "--output-dir", "out/model", environment=environment)
+    ended.check_clean()
+    ended.check_error(INTERRUPTED, "error: interrupted")
+    assert ended.output_files == ()
 
 
 def test_a_folder_for_temporary_files_may_have_a_long_name(tmp_path: Path) -> None:

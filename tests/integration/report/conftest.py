@@ -39,7 +39,7 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Made:
     neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         result = omni(
-            "bench", "-p", "tiny-image", "--vary", "num_inference_steps=2,2", "--num-iters", "16",
+            "bench", "-p", "tiny-image", "--vary", "num_inference_steps=2,2", "--num-iters", "48",
             "--time-budget", "6", "--max-regression", "20%", "--output-json", str(path),
         )  # fmt: skip
     finally:
