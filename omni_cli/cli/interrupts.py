@@ -34,7 +34,7 @@ def was_interrupted() -> bool:
 
 def check() -> None:
     """Raise the interrupt once more where a library, in the middle of an import, say, has swallowed it."""
-    if _seen:
+    if was_interrupted():
         raise KeyboardInterrupt
 
 

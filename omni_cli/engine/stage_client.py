@@ -38,6 +38,8 @@ from omni_cli.engine.temporary_folder import temporary_folder
 from omni_cli.errors import StageError
 from omni_cli.execution import stacks
 
+# vLLM's workers talk over sockets in a stage's folder.
+_SOCKET_ROOM = len("/omni-0123456789abcdef/01234567-0123-0123-0123-0123456789ab")
 STOP_GRACE_S = 3.0
 LOG_TAIL_LINES = 40
 _STACKS_TRIES = 10
@@ -61,10 +63,7 @@ class StageClient:
         self.name = spec.stage.name
         self.kind = spec.stage.kind
         self._log = StageLog(passed_on=verbose)
-        # vLLM's workers talk over sockets there.
-        room = (
-            len("/omni-0123456789abcdef/01234567-0123-0123-0123-0123456789ab") if spec.stage.has_ranks_elsewhere else 0
-        )
+        room = _SOCKET_ROOM if spec.stage.has_ranks_elsewhere else 0
         self._scratch = Path(temporary_folder(room)) / f"omni-{secrets.token_hex(8)}"
         self._on_report = on_report
         self._loop = asyncio.get_running_loop()

@@ -82,13 +82,8 @@ class VllmStage:
         self.spec = spec
         self.emit = emit
         self.active: dict[str, ActiveRequest] = {}
-        num_ranks = spec.stage.tensor_parallel_size * spec.stage.pipeline_parallel_size
-        # Several ranks, or a single one that was asked for in this way, are processes of their own.
-        self.has_ranks_elsewhere = (
-            num_ranks > 1 or getattr(spec.stage, "distributed_executor_backend", None) is not None
-        )
-        if self.has_ranks_elsewhere:
-            prepare_ranks(num_ranks, spec.stage.name)
+        if spec.stage.has_ranks_elsewhere:
+            prepare_ranks(spec.stage.num_ranks, spec.stage.name)
         register_models()
         resolve_in_process(spec.architecture)
         self.engine = LLMEngine.from_engine_args(EngineArgs(**with_given_cache(self.engine_args())))
