@@ -43,18 +43,18 @@ from common import Ratio, in_turns, machine, machine_line
 os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
 
 # First of all that is vLLM's: it sets what vLLM reads when it is imported.
-from omni_cli.engine.stages import vllm_stage  # isort: skip
+from omni_cli.vllm_integration import stage as vllm_stage  # isort: skip
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from omni_cli.engine.stages.output_processor import OmniOutputProcessor
-from omni_cli.models.checkpoints import read_model_kind, resolve_model
-from omni_cli.models.vllm_registry import register_models, resolve_in_process
+from omni_cli.checkpoints.resolve import read_model_kind, resolve_model
+from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
 from omni_cli.stats.blocks import independent_units
 from omni_cli.stats.estimate import centre_of
-from omni_cli.worker.request_payloads import WANTS_HIDDEN_STATES
+from omni_cli.vllm_integration.output_processor import OmniOutputProcessor
+from omni_cli.vllm_integration.registry import register_models, resolve_in_process
 
 STOCK, WITHOUT, WITH = "stock", "without", "with"
 GOALS = {WITHOUT: 0.99, WITH: 0.97}

@@ -45,9 +45,9 @@ from omni_cli.bench.outputs import hash_arrays, output_arrays
 from omni_cli.bench.prompts import Prompts
 from omni_cli.bench.protocol import Close, Failed, Load, Loaded, Loading, Ran, Run
 from omni_cli.bench.variant_worker import VariantWorker
+from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.loader import load_profile
 from omni_cli.engine.omni_llm import OmniLLM
-from omni_cli.models.checkpoints import resolve_model
 from omni_cli.outputs import GenerateRequest, RequestResult
 from omni_cli.record import load_record
 from omni_cli.stats.blocks import independent_units

@@ -26,9 +26,9 @@ from typing import Any
 
 from common import in_turns, machine
 
-from omni_cli.bench.http.client import Client, Outcome
-from omni_cli.bench.http.endpoints import chat
-from omni_cli.bench.http.traffic import ClosedLoop
+from omni_cli.loadtest.client import Client, Outcome
+from omni_cli.loadtest.endpoints import chat
+from omni_cli.loadtest.traffic import ClosedLoop
 from omni_cli.record import load_record, request_values
 
 FIRST_S, GAP_S, TOKENS = 0.02, 0.01, 32

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from chain_workload import CHAIN, PROMPTS, RequestWork, Round
 
+from omni_cli.checkpoints.resolve import read_model_kind, resolve_model
 from omni_cli.config.engine_config import EngineConfig
-from omni_cli.engine.fork_server import ForkServer
-from omni_cli.engine.messages import Failure, Report, RequestDone, StageReady, StageRequest
 from omni_cli.engine.omni_llm import OmniLLM
-from omni_cli.engine.stage_client import StageClient
-from omni_cli.engine.stages.base import StageSpec
-from omni_cli.models.checkpoints import read_model_kind, resolve_model
+from omni_cli.engine.process.fork_server import ForkServer
+from omni_cli.engine.process.stage_client import StageClient
 from omni_cli.outputs import AudioOutput, GenerateRequest, RequestResult, TextOutput
+from omni_cli.stage.messages import Failure, Report, RequestDone, StageReady, StageRequest
+from omni_cli.stage.protocol import StageSpec
 
 
 class OmniSide:

@@ -32,8 +32,8 @@ from chain_omni import OmniSide
 from chain_workload import CHAIN, PROFILE, STAGES, RequestWork, Round, overrides
 from common import Ratio, in_turns, machine, machine_line, ratio_of_medians
 
+from omni_cli.checkpoints.resolve import is_built, resolve_model
 from omni_cli.config.loader import load_profile
-from omni_cli.models.checkpoints import is_built, resolve_model
 
 GOALS = {"thinker": 3.0, "talker": 3.0, "token2wav": 1.0, CHAIN: 2.0}
 OMNI, HUGGING_FACE = "omni", "Hugging Face"
@@ -62,7 +62,7 @@ def main() -> int:
 def _build(model: str) -> None:
     """In a process of its own, so that this one never imports torch."""
     if not is_built(model):
-        code = f"import sys; sys.path[:0] = {sys.path!r}; from omni_cli.models.checkpoints import resolve_model as r"
+        code = f"import sys; sys.path[:0] = {sys.path!r}; from omni_cli.checkpoints.resolve import resolve_model as r"
         subprocess.run([sys.executable, "-c", f"{code}; r({model!r})"], check=True)
 
 

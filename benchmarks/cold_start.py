@@ -41,7 +41,7 @@ if __name__ == "__main__":
 TORCHVISION_WORKAROUND = """
 from omni_cli.compat.torchvision import ensure_torchvision_importable
 ensure_torchvision_importable()
-from omni_cli.models.vllm_registry import resolve_in_process
+from omni_cli.vllm_integration.registry import resolve_in_process
 resolve_in_process("Qwen2_5OmniModel")
 """
 
@@ -95,7 +95,7 @@ def _programs(folder: Path, torchvision_imports: bool) -> dict[str, tuple[list[s
 
 def _built_checkpoint() -> str:
     """The folder of tiny-omni, built in a process of its own, so that this one stays small."""
-    code = "from omni_cli.models.checkpoints import resolve_model; print(resolve_model('builtin:tiny-omni'))"
+    code = "from omni_cli.checkpoints.resolve import resolve_model; print(resolve_model('builtin:tiny-omni'))"
     built = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=_environment({}))
     if built.returncode:
         sys.exit(f"error: the checkpoint could not be built\n{built.stderr}")

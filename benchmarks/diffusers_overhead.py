@@ -26,9 +26,9 @@ import numpy as np
 from common import Ratio, machine_line, ratio_of_medians
 
 from omni_cli.config.engine_config import DiffusionStageConfig
-from omni_cli.engine.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.engine.diffusers.loading import load_pipeline
-from omni_cli.engine.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
+from omni_cli.diffusers_integration.loading import load_pipeline
+from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 
 PROMPT = "a red cat on a mat"
 GOAL = 1.01
@@ -95,7 +95,7 @@ def _build(folder: Path) -> None:
     ensure_torchvision_importable()
     from diffusers.utils import logging
 
-    from omni_cli.models.builders import build_checkpoint
+    from omni_cli.checkpoints.builtin import build_checkpoint
 
     # The plain call tells, each time, of a default of Qwen-Image's that has no effect here.
     logging.set_verbosity_error()

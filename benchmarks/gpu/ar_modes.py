@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 # First of all that is vLLM's: it sets what vLLM reads when it is imported.
-from omni_cli.engine.stages.vllm_stage import current_platform  # isort: skip
+from omni_cli.vllm_integration.stage import current_platform  # isort: skip
 
 import msgspec
 import numpy as np
@@ -36,20 +36,20 @@ from omni_checkpoint import SEVEN_B, TOKENIZER_SIZE
 
 from omni_cli.bench.engagement import since
 from omni_cli.bench.prompts import Prompts
+from omni_cli.checkpoints.output_files import quiet_transformers
+from omni_cli.checkpoints.sizes import BUILTIN_SIZES, OmniSizes
+from omni_cli.checkpoints.tokenizer import train_tokenizer
 from omni_cli.config.engine_config import ARStageConfig
-from omni_cli.engine.messages import RequestDone, StageRequest
-from omni_cli.engine.stages.base import OMNI_ARCHITECTURE, StageSpec
-from omni_cli.engine.stages.qwen2_5_omni import ThinkerStage
-from omni_cli.models.builders.files import quiet_transformers
-from omni_cli.models.builders.omni import omni_config
-from omni_cli.models.builders.processor import write_processor
-from omni_cli.models.builders.sizes import BUILTIN_SIZES, OmniSizes
-from omni_cli.models.builders.tokenizer import train_tokenizer
+from omni_cli.models.qwen2_5_omni.builder import omni_config
+from omni_cli.models.qwen2_5_omni.processor import write_processor
+from omni_cli.models.qwen2_5_omni.stages import ThinkerStage
+from omni_cli.models.registry import OMNI_ARCHITECTURE, StageSpec
 from omni_cli.record import Record, Sample, Variant, save_record, workload_fingerprint
 from omni_cli.report.bench_json import summary_json
+from omni_cli.stage.messages import RequestDone, StageRequest
+from omni_cli.stage.payloads import decode_additional_information
 from omni_cli.stats.compare import compare_variants
 from omni_cli.stats.summary import summarise
-from omni_cli.worker.payloads import decode_additional_information
 
 # Of the device, for each of the two engines; vLLM wants that much to be free.
 MEMORY_SHARE = 0.4

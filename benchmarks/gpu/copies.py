@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from omni_cli.engine.diffusers.timeline import clock_for
 from omni_cli.execution.copies import CopyCounters, OutputCopy, make_output_copy
+from omni_cli.execution.timeline import clock_for
 from omni_cli.record import Sample, Variant
 
 RAW = "raw copy_"

@@ -20,10 +20,10 @@ ensure_torchvision_importable()
 import torch  # noqa: E402
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniToken2WavConfig  # noqa: E402
 
-from omni_cli.models.builders.files import quiet_transformers  # noqa: E402
-from omni_cli.models.builders.omni import omni_config, write_checkpoint  # noqa: E402
-from omni_cli.models.builders.sizes import DecoderSizes, EncoderSizes, OmniSizes  # noqa: E402
-from omni_cli.models.builders.tokenizer import train_tokenizer  # noqa: E402
+from omni_cli.checkpoints.output_files import quiet_transformers  # noqa: E402
+from omni_cli.checkpoints.sizes import DecoderSizes, EncoderSizes, OmniSizes  # noqa: E402
+from omni_cli.checkpoints.tokenizer import train_tokenizer  # noqa: E402
+from omni_cli.models.qwen2_5_omni.builder import omni_config, write_checkpoint  # noqa: E402
 
 # token2wav's are transformers' defaults.
 SEVEN_B = OmniSizes(

@@ -12,9 +12,9 @@ import torch
 from models import PipelineModel, Token2WavModel, twin, twin_pipeline
 
 from omni_cli.config.engine_config import DiffusionStageConfig, Execution, OutputCopy
-from omni_cli.engine.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.engine.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.engine.diffusers.timeline import clock_for
+from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
+from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.execution.timeline import clock_for
 
 PLAIN = "plain"
 PROMPT = "a picture"

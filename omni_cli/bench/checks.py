@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from omni_cli.bench.http.failures import sentence
 from omni_cli.bench.protocol import LoadedStage
 from omni_cli.bench.variants import ENVIRONMENT, Variant
 from omni_cli.engine.devices import has_cuda_device
+from omni_cli.loadtest.failures import sentence
 from omni_cli.record import Sample, failures_of
 
 TOLERANCE = 0.1

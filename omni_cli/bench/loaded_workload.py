@@ -13,11 +13,11 @@ import msgspec
 from omni_cli.bench.metrics import Finished, Iteration
 from omni_cli.bench.prompts import Prompts
 from omni_cli.bench.workload import Workload, has_successor, measured_stages, stages_before, with_fixed_work
+from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.engine_config import EngineConfig, StageConfig
-from omni_cli.engine.fork_server import ForkServer
 from omni_cli.engine.omni_llm import OmniLLM
+from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.errors import StageError
-from omni_cli.models.checkpoints import resolve_model
 from omni_cli.outputs import Event, GenerateRequest, RequestResult
 
 _MAX_SEED = 2**32

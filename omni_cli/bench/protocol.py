@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from omni_cli.engine.messages import Failure
 from omni_cli.record import Failures
+from omni_cli.stage.messages import Failure
 
 PROTOCOL = 1
 """Raised when messages change: `--against` may meet the process of another commit."""

@@ -32,10 +32,10 @@ from omni_cli.bench.protocol import (
     decode_reply,
     encode,
 )
-from omni_cli.engine.fork_server import SOCKET, SOCKETS_FOLDER
-from omni_cli.engine.stage_log import StageLog
-from omni_cli.engine.temporary_folder import temporary_folder
+from omni_cli.engine.process.fork_server import SOCKET, SOCKETS_FOLDER
+from omni_cli.engine.process.stage_log import StageLog
 from omni_cli.errors import ExitCode, OmniError
+from omni_cli.temporary_folder import temporary_folder
 
 HELLO_TIMEOUT_S = 60.0
 CLOSE_GRACE_S = 10.0

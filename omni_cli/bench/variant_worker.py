@@ -37,9 +37,9 @@ from omni_cli.bench.protocol import (
 )
 from omni_cli.bench.workload import Workload
 from omni_cli.config.loader import load_profile
-from omni_cli.engine.messages import Failure
 from omni_cli.errors import OmniError
 from omni_cli.outputs import Event, StageInfo, StageLoading
+from omni_cli.stage.messages import Failure
 
 
 class VariantWorker:

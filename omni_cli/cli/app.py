@@ -11,8 +11,8 @@ import typer
 from typer.main import get_group
 
 from omni_cli import __version__
-from omni_cli.cli import console, interrupts
 from omni_cli.cli.lazy import LazyCommand, LazyGroup
+from omni_cli.cli.terminal import console, interrupts
 from omni_cli.cli.usage import TYPER_ERROR, is_missing_command, usage_error
 from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
 
@@ -23,11 +23,15 @@ _BROKEN_PIPE = 141
 class _Commands(LazyGroup):
     lazy_commands: ClassVar[dict[str, LazyCommand]] = {
         "generate": LazyCommand(
-            "omni_cli.cli.generate:generate", "Run a model end to end and write its text, audio and images."
+            "omni_cli.cli.generate.command:generate", "Run a model end to end and write its text, audio and images."
         ),
-        "serve": LazyCommand("omni_cli.cli.serve:serve", "Serve a model over OpenAI-compatible HTTP."),
-        "bench": LazyCommand("omni_cli.cli.bench:bench", "Measure latency and memory, compare variants, judge a gate."),
-        "profile": LazyCommand("omni_cli.cli.profile:profile", "Record where time and memory go in a stage or all."),
+        "serve": LazyCommand("omni_cli.cli.serve.command:serve", "Serve a model over OpenAI-compatible HTTP."),
+        "bench": LazyCommand(
+            "omni_cli.cli.bench.command:bench", "Measure latency and memory, compare variants, judge a gate."
+        ),
+        "profile": LazyCommand(
+            "omni_cli.cli.profile.command:profile", "Record where time and memory go in a stage or all."
+        ),
         "compare": LazyCommand("omni_cli.cli.compare:compare", "Compare two saved bench records and judge a gate."),
         "report": LazyCommand("omni_cli.cli.report:report", "Show saved records as one HTML page."),
         "profiles": LazyCommand("omni_cli.cli.profiles:profiles", "List, show and check the YAML profiles."),

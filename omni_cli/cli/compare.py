@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omni_cli.cli import console
 from omni_cli.cli.compare_options import FirstArgument, SecondArgument
 from omni_cli.cli.gate_options import (
     AllowDifferenceOption,
@@ -24,6 +23,7 @@ from omni_cli.cli.gate_options import (
     write_report,
 )
 from omni_cli.cli.options import JsonOption, QuietOption, VerboseOption
+from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, InputError, OmniError, UsageError
 
 if TYPE_CHECKING:

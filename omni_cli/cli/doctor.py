@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from omni_cli.cli import console
 from omni_cli.cli.options import JsonOption, VerboseOption
+from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode
 
 TINY_PROFILES = frozenset({"tiny-omni", "tiny-image"})
@@ -14,10 +14,10 @@ def doctor(as_json: JsonOption = False, verbose: VerboseOption = False) -> int:
 
     Exits with 0 when the profiles that need no download can run, else with 6.
     """
+    from omni_cli.checkpoints.resolve import cache_folder
     from omni_cli.config.bundled import bundled_profiles
     from omni_cli.config.loader import load_profile
     from omni_cli.doctor import checkup, report
-    from omni_cli.models.checkpoints import cache_folder
 
     facts = checkup.look(cache_folder())
     problems = checkup.find_problems(facts)

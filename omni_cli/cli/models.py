@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from omni_cli.cli import console, interrupts
 from omni_cli.cli.options import MAX_SEED, JsonOption, QuietOption, VerboseOption
+from omni_cli.cli.terminal import console, interrupts
 from omni_cli.cli.usage import did_you_mean
 from omni_cli.errors import UsageError
 
@@ -40,9 +40,9 @@ def build(
 
     The same name and seed give the same bytes. A folder that already holds them is left as it is.
     """
-    from omni_cli.models import builders
-    from omni_cli.models.build import build_folder
-    from omni_cli.models.checkpoint_files import count_parameters
+    from omni_cli.checkpoints import builtin as builders
+    from omni_cli.checkpoints.build import build_folder
+    from omni_cli.checkpoints.files import count_parameters
 
     if name not in builders.BUILTIN_NAMES:
         raise UsageError(

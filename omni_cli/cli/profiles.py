@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from omni_cli.cli import console
 from omni_cli.cli.options import (
     DEFAULT_PROFILE,
     JsonOption,
@@ -18,6 +17,7 @@ from omni_cli.cli.options import (
     TrustRemoteCodeOption,
     VerboseOption,
 )
+from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, UsageError
 
 profiles = typer.Typer(rich_markup_mode=None, no_args_is_help=True)

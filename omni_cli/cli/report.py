@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from omni_cli.cli import console
 from omni_cli.cli.gate_options import write_report
 from omni_cli.cli.options import QuietOption, VerboseOption
+from omni_cli.cli.terminal import console
 from omni_cli.errors import OmniError, OutputError, UsageError
 
 RecordsArgument = Annotated[

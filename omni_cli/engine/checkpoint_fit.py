@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from omni_cli.checkpoints.files import read_model_kind
 from omni_cli.config.engine_config import EngineConfig, StageConfig
-from omni_cli.engine.stages.base import OMNI_ARCHITECTURE
 from omni_cli.errors import CheckpointError
-from omni_cli.models.checkpoint_files import read_model_kind
+from omni_cli.models.registry import OMNI_ARCHITECTURE
 
 _INCOMPLETE = "the folder is incomplete: download or copy it again"
 # Files that a stage reads beside the weights; of each group one is enough.

@@ -14,34 +14,16 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+from omni_cli.checkpoints.resolve import is_built, read_model_kind, resolve_model
 from omni_cli.config.engine_config import DiffusionStageConfig, EngineConfig
-from omni_cli.engine.building import provide_in_child
 from omni_cli.engine.checkpoint_fit import check_fit
 from omni_cli.engine.devices import check_devices, has_cuda_device
-from omni_cli.engine.fork_server import ForkServer
-from omni_cli.engine.messages import (
-    Alive,
-    EngagementReport,
-    Failure,
-    MemoryReport,
-    Report,
-    RequestDone,
-    StageReady,
-)
-from omni_cli.engine.recording.messages import (
-    MachineRates,
-    Recording,
-    RecordingCommand,
-    RecordingReport,
-    StageDescription,
-    Started,
-)
+from omni_cli.engine.process.building import provide_in_child
+from omni_cli.engine.process.fork_server import ForkServer
+from omni_cli.engine.process.stage_client import StageClient
+from omni_cli.engine.process.watchdog import Watchdog
 from omni_cli.engine.request_run import RequestRun
-from omni_cli.engine.stage_client import StageClient
-from omni_cli.engine.stages.base import StageSpec
-from omni_cli.engine.watchdog import Watchdog
 from omni_cli.errors import OmniError, StageError
-from omni_cli.models.checkpoints import is_built, read_model_kind, resolve_model
 from omni_cli.outputs import (
     Event,
     GenerateRequest,
@@ -50,6 +32,24 @@ from omni_cli.outputs import (
     StageInfo,
     StageLoading,
     StageTrace,
+)
+from omni_cli.stage.messages import (
+    Alive,
+    EngagementReport,
+    Failure,
+    MemoryReport,
+    Report,
+    RequestDone,
+    StageReady,
+)
+from omni_cli.stage.protocol import StageSpec
+from omni_cli.stage.recording import (
+    MachineRates,
+    Recording,
+    RecordingCommand,
+    RecordingReport,
+    StageDescription,
+    Started,
 )
 
 

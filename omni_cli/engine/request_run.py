@@ -9,21 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from omni_cli.engine.messages import (
-    AbortRequest,
-    AppendInput,
-    Array,
-    AudioInput,
-    Failure,
-    HandoffChunk,
-    Progress,
-    Report,
-    RequestDone,
-    StageRequest,
-    TextChunk,
-    WaveformChunk,
-)
-from omni_cli.engine.stage_client import StageClient
+from omni_cli.engine.process.stage_client import StageClient
 from omni_cli.errors import StageError
 from omni_cli.outputs import (
     AudioChunk,
@@ -38,6 +24,20 @@ from omni_cli.outputs import (
     StageTrace,
     TextDelta,
     TextOutput,
+)
+from omni_cli.stage.messages import (
+    AbortRequest,
+    AppendInput,
+    Array,
+    AudioInput,
+    Failure,
+    HandoffChunk,
+    Progress,
+    Report,
+    RequestDone,
+    StageRequest,
+    TextChunk,
+    WaveformChunk,
 )
 
 

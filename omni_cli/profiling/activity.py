@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from omni_cli.engine.recording.messages import Recording, StageDescription
 from omni_cli.profile_record import Activity, LaunchGaps
 from omni_cli.profiling.operators import Operators
 from omni_cli.profiling.ranges import ENGINE_STEP
 from omni_cli.profiling.tracks import Interval, length, merged, within, without
+from omni_cli.stage.recording import Recording, StageDescription
 
 BETWEEN_OPERATORS = "between operators"
 INSIDE_OPERATORS = "inside operators"

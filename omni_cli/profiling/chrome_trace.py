@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from omni_cli.engine.recording.messages import RequestSpan
 from omni_cli.profiling.session import Profiled
 from omni_cli.profiling.trace_file import Event, TraceFile
 from omni_cli.profiling.waterfall import CONNECTORS, connectors
+from omni_cli.stage.recording import RequestSpan
 
 RANGES_PID = 1
 _STAGE_PIDS = 100

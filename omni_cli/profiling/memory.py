@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from omni_cli.engine.recording.messages import Range, Recording, Sample, StageDescription
 from omni_cli.profile_record import Budget, LargeTensor, MemorySample, PhaseMemory, StageMemory
 from omni_cli.profiling.operators import Allocation, Operators
 from omni_cli.profiling.ranges import ENGINE_STEP, base_name, step_indices
 from omni_cli.profiling.tracks import Innermost
+from omni_cli.stage.recording import Range, Recording, Sample, StageDescription
 
 _WARM_UP = "first request"
 _BETWEEN = "between steps"

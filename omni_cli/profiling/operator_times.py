@@ -7,10 +7,10 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from omni_cli.engine.recording.messages import module_kind
 from omni_cli.profile_record import Copies, CopyPlace, OperatorTime
 from omni_cli.profiling.operators import Operators
 from omni_cli.profiling.ranges import base_name
+from omni_cli.stage.recording import module_kind
 
 _COPY = "aten::copy_"
 _OUTSIDE = "(outside modules)"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from omni_cli.engine.recording.messages import MODULE_PREFIX, Recording
 from omni_cli.profiling.trace_file import Event, TraceFile
 from omni_cli.profiling.tracks import Innermost, Interval, merged
+from omni_cli.stage.recording import MODULE_PREFIX, Recording
 
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _MEMORY = "[memory]"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from omni_cli.engine.recording.messages import Range, Recording
 from omni_cli.profile_record import RangeTime, Step
+from omni_cli.stage.recording import Range, Recording
 
 ENGINE_STEP = "engine step"
 _STEPS = ("denoising step", ENGINE_STEP)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from omni_cli.engine.recording.messages import MachineRates, Recording, StageDescription, WorkPart
 from omni_cli.outputs import StageTrace
 from omni_cli.profile_record import Limit, Roofline, RooflinePart
+from omni_cli.stage.recording import MachineRates, Recording, StageDescription, WorkPart
 
 _MAX_PARTS = 12
 _NOT_MATRICES = "norms, activations, embeddings and sampling: taken as fused into the products next to them"

@@ -14,7 +14,8 @@ from omni_cli.bench.metrics import Iteration
 from omni_cli.bench.schedule import Schedule
 from omni_cli.bench.workload import Workload
 from omni_cli.config.engine_config import EngineConfig
-from omni_cli.engine.recording.messages import (
+from omni_cli.outputs import Event, StageInfo
+from omni_cli.stage.recording import (
     DescribeStage,
     MachineRates,
     MeasureRates,
@@ -25,7 +26,6 @@ from omni_cli.engine.recording.messages import (
     StopRecording,
     What,
 )
-from omni_cli.outputs import Event, StageInfo
 
 MIN_WARMUP = 2
 """A plain iteration and a profiled one: the first of these waits for the profiler to set itself up."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from omni_cli.engine.recording.messages import Range
+from omni_cli.stage.recording import Range
 
 Interval = tuple[int, int]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from omni_cli.engine.recording.messages import Range, Recording, RequestSpan
 from omni_cli.profile_record import Span
 from omni_cli.profiling.activity import windows
 from omni_cli.profiling.tracks import Interval, length, merged, without
+from omni_cli.stage.recording import Range, Recording, RequestSpan
 
 CONNECTORS = "connectors"
 OTHER = "other"

@@ -6,8 +6,8 @@ import re
 
 from omni_cli.config.engine_config import EngineConfig
 from omni_cli.engine.devices import INSTALL_RAY, has_ray
-from omni_cli.engine.ray.cluster import RayCluster
 from omni_cli.errors import OmniError, UsageError
+from omni_cli.ray_integration.cluster import RayCluster
 
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception)\b: ")
 

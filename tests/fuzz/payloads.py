@@ -12,8 +12,8 @@ import msgspec
 import torch
 
 from fuzz.msgpack_mutation import damaged
-from omni_cli.engine.connectors.qwen2_5_omni import ReplyRows, ThinkerHandoff
-from omni_cli.worker.payloads import (
+from omni_cli.models.qwen2_5_omni.connectors import ReplyRows, ThinkerHandoff
+from omni_cli.stage.payloads import (
     DEFAULT_LIMITS,
     PayloadError,
     PayloadLimits,
@@ -22,7 +22,7 @@ from omni_cli.worker.payloads import (
     encode_additional_information,
     encode_prompt_embeds,
 )
-from omni_cli.worker.request_payloads import ADDITIONAL_INFORMATION, PROMPT_EMBEDS, read_request_payload
+from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION, PROMPT_EMBEDS, read_request_payload
 
 DTYPES = ["float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool"]
 ITEMSIZES = dict(zip(DTYPES, [4, 2, 2, 8, 4, 1, 1], strict=True))

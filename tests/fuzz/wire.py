@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from fuzz.msgpack_mutation import damaged
-from omni_cli.engine.messages import (
+from omni_cli.stage.messages import (
     AppendInput,
     Array,
     Audio,

@@ -28,7 +28,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     """Tiny checkpoints: a transformer with flow matching, a UNet with classifier-free guidance."""
     from support.stable_diffusion import build_stable_diffusion
 
-    from omni_cli.models.builders import build_checkpoint
+    from omni_cli.checkpoints.builtin import build_checkpoint
 
     root = tmp_path_factory.mktemp("checkpoints")
     build_checkpoint("tiny-image", root / "qwen_image", seed=0)

@@ -28,7 +28,7 @@ def runs(tmp_path_factory: Any) -> dict[str, dict[str, Any]]:
     reason = _why_not()
     if reason is not None:
         pytest.skip(reason)
-    from omni_cli.models.builders import build_checkpoint
+    from omni_cli.checkpoints.builtin import build_checkpoint
 
     folder = tmp_path_factory.mktemp("drafts")
     build_checkpoint("tiny-omni", folder / "model", seed=0)

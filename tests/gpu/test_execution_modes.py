@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from omni_cli.config.engine_config import DiffusionStageConfig
-from omni_cli.engine.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.engine.diffusers.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
+from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.execution.denoiser import prepare_denoiser
 
 STEPS = 4

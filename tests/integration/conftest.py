@@ -86,7 +86,7 @@ start_brief_engine = pytest.fixture(_engines, name="start_brief_engine")
 @pytest.fixture(scope="session")
 def tiny_omni_path() -> Path:
     """The built-in checkpoint, built if it is not in the cache yet."""
-    from omni_cli.models.checkpoints import resolve_model
+    from omni_cli.checkpoints.resolve import resolve_model
 
     return Path(resolve_model("builtin:tiny-omni"))
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.errors import InputError
-from omni_cli.models.checkpoints import resolve_model
 from omni_cli.outputs import (
     AudioOutput,
     GenerateRequest,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.reference import Reference, ReferenceResult
 
-from omni_cli.models.builders import build_omni
-from omni_cli.models.builders.sizes import DecoderSizes, OmniSizes
+from omni_cli.checkpoints.builtin import build_omni
+from omni_cli.checkpoints.sizes import DecoderSizes, OmniSizes
 from omni_cli.outputs import AudioOutput, GenerateRequest, RequestResult, TextOutput
 
 MAX_TOKENS = 24

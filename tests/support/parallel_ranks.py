@@ -36,9 +36,9 @@ def main() -> None:
     import rank_diffusion  # noqa: F401 - imported once, for all processes
     from vllm.v1.engine.llm_engine import LLMEngine  # noqa: F401
 
-    import omni_cli.engine.stages.vllm_stage  # noqa: F401 - sets what vLLM reads
-    from omni_cli.engine.stages.device_settings import use_whole_float32
-    from omni_cli.engine.stages.ranks import prepare_ranks
+    import omni_cli.vllm_integration.stage  # noqa: F401 - sets what vLLM reads
+    from omni_cli.vllm_integration.device_settings import use_whole_float32
+    from omni_cli.vllm_integration.ranks import prepare_ranks
 
     prepare_ranks(2, "ranks")
     use_whole_float32()
@@ -87,7 +87,7 @@ def make_engine(**arguments: Any) -> Any:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from omni_cli.engine.stages.device_settings import with_given_cache
+    from omni_cli.vllm_integration.device_settings import with_given_cache
 
     given = {"dtype": "float32", "enforce_eager": True, "disable_log_stats": True, "max_model_len": 256}
     given |= {"max_num_seqs": 8, "kv_cache_memory_bytes": 16 << 20}
@@ -98,9 +98,9 @@ def run_thinker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Tokens and hidden-state rows by request id; rows are None on ranks that hand none out."""
     from vllm import SamplingParams
 
-    from omni_cli.engine.stages.output_processor import OmniOutputProcessor
-    from omni_cli.engine.stages.vllm_stage import VllmStage
-    from omni_cli.worker.request_payloads import WANTS_HIDDEN_STATES
+    from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
+    from omni_cli.vllm_integration.output_processor import OmniOutputProcessor
+    from omni_cli.vllm_integration.stage import VllmStage
 
     worker = VllmStage.worker_cls("ar")
     engine = make_engine(model=model, worker_cls=worker, skip_mm_profiling=True, mm_processor_cache_gb=0, **arguments)
@@ -127,7 +127,7 @@ def run_talker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
     from talker_rows import Runs, feeding_at_random
 
     from omni_cli.config.engine_config import ARStageConfig
-    from omni_cli.engine.stages.base import StageSpec, load_stage
+    from omni_cli.stage.protocol import StageSpec, load_stage
 
     stage = ARStageConfig(
         "talker", input="thinker", max_model_len=256, max_num_seqs=8, kv_cache_memory_bytes=16 << 20,
@@ -144,8 +144,8 @@ def run_diffusion(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
     from rank_diffusion import ARCHITECTURE, SIZE
     from vllm import PoolingParams
 
-    from omni_cli.worker.payloads import encode_additional_information
-    from omni_cli.worker.request_payloads import ADDITIONAL_INFORMATION
+    from omni_cli.stage.payloads import encode_additional_information
+    from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
 
     engine = make_engine(
         model=model, worker_cls="rank_diffusion.RankDiffusionWorker", hf_overrides={"architectures": [ARCHITECTURE]},

@@ -21,12 +21,12 @@ from vllm.model_executor.models.interfaces import IsAttentionFree, SupportsPP
 from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
 
-from omni_cli.worker.diffusion_entry import DiffusionInput
+from omni_cli.vllm_integration.diffusion_entry import DiffusionInput
 
 if current_platform.is_cpu():
-    from omni_cli.worker.cpu import CPUDiffusionWorker as DiffusionWorker
+    from omni_cli.vllm_integration.cpu import CPUDiffusionWorker as DiffusionWorker
 else:
-    from omni_cli.worker.gpu import GPUDiffusionWorker as DiffusionWorker
+    from omni_cli.vllm_integration.gpu import GPUDiffusionWorker as DiffusionWorker
 
 ARCHITECTURE = "RankDiffusion"
 NUM_LAYERS, SIZE, WIDTH = 4, 48, 96

@@ -26,7 +26,7 @@ def main() -> None:
 
     ensure_torchvision_importable()
     from omni_cli.config.engine_config import ARStageConfig
-    from omni_cli.engine.stages.base import StageSpec, load_stage
+    from omni_cli.stage.protocol import StageSpec, load_stage
 
     config = ARStageConfig("talker", input="thinker", **task["stage"])
     stage = load_stage(StageSpec(config, task["model"], "Qwen2_5OmniModel", "float32", 0, False), lambda report: None)
@@ -59,8 +59,8 @@ class Feed:
     """One request's rows: those that are still to come, in order."""
 
     def __init__(self, stage: Any, request: dict[str, Any], *, whole: bool) -> None:
-        from omni_cli.engine.messages import StageRequest
-        from omni_cli.worker.payloads import encode_additional_information
+        from omni_cli.stage.messages import StageRequest
+        from omni_cli.stage.payloads import encode_additional_information
 
         self.stage, self.id, self.is_done = stage, request["id"], False
         parts = [encode_additional_information(part) for part in handoff_parts(stage, request, whole=whole)]
@@ -75,7 +75,7 @@ class Feed:
         )
 
     def more(self) -> None:
-        from omni_cli.engine.messages import AppendInput
+        from omni_cli.stage.messages import AppendInput
 
         self.stage.append(AppendInput(self.id, self.parts.popleft(), is_last=not self.parts))
 
@@ -91,7 +91,7 @@ def handoff_parts(stage: Any, request: dict[str, Any], *, whole: bool) -> list[d
     """What a thinker that makes a token a step would hand over."""
     import torch
 
-    from omni_cli.engine.connectors.partial_handoff import PartialHandoff
+    from omni_cli.models.qwen2_5_omni.partial_handoff import PartialHandoff
 
     draw = torch.Generator().manual_seed(sum(request["id"].encode()))
     num_prompt, num_reply = request["num_prompt"], request["num_reply"]
@@ -123,7 +123,7 @@ class Runs:
 
     def run(self, feed: Feeding, *, whole: bool = False) -> dict[str, Any]:
         """All requests at once. `feed(feeds)` is called between steps, and must give rows where nothing can run."""
-        from omni_cli.engine.messages import RequestDone
+        from omni_cli.stage.messages import RequestDone
 
         self.preempted, tokens, order, num_stalls = [], {}, [], 0
         feeds = {request["id"]: Feed(self.stage, request, whole=whole) for request in self.requests}

@@ -25,10 +25,10 @@ def main() -> None:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    import omni_cli.engine.stages.vllm_stage  # noqa: F401 - sets what vLLM reads
-    from omni_cli.engine.stages.output_processor import OmniOutputProcessor
-    from omni_cli.models.vllm_registry import register_models
-    from omni_cli.worker.request_payloads import WANTS_HIDDEN_STATES
+    import omni_cli.vllm_integration.stage  # noqa: F401 - sets what vLLM reads
+    from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
+    from omni_cli.vllm_integration.output_processor import OmniOutputProcessor
+    from omni_cli.vllm_integration.registry import register_models
 
     ranks = _prepare_ranks(task["engine"])
     register_models()
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def _prepare_ranks(engine: dict[str, Any]) -> int:
-    from omni_cli.engine.stages.ranks import prepare_ranks
+    from omni_cli.vllm_integration.ranks import prepare_ranks
 
     ranks: int = engine.get("tensor_parallel_size", 1) * engine.get("pipeline_parallel_size", 1)
     if ranks > 1:
@@ -151,9 +151,9 @@ def _worker() -> str:
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
-        return "omni_cli.worker.gpu.GPUARWorker"
+        return "omni_cli.vllm_integration.gpu.GPUARWorker"
     _reject_on_a_cpu()
-    return "omni_cli.worker.cpu.CPUARWorker"
+    return "omni_cli.vllm_integration.cpu.CPUARWorker"
 
 
 def _reject_on_a_cpu() -> None:

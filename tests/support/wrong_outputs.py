@@ -30,7 +30,7 @@ def main() -> None:
 
     ensure_torchvision_importable()
     from omni_cli.config.engine_config import DiffusionStageConfig
-    from omni_cli.engine.stages.base import StageSpec, load_stage
+    from omni_cli.stage.protocol import StageSpec, load_stage
 
     config = DiffusionStageConfig("token2wav", backend="vllm", input="talker", max_num_seqs=4, num_inference_steps=2)
     spec = StageSpec(config, task["model"], "Qwen2_5OmniModel", "float32", 0, False)
@@ -50,8 +50,8 @@ def main() -> None:
 
 
 def add(stage: Any, prefix: str) -> None:
-    from omni_cli.engine.messages import StageRequest
-    from omni_cli.worker.payloads import encode_additional_information
+    from omni_cli.stage.messages import StageRequest
+    from omni_cli.stage.payloads import encode_additional_information
 
     for name, codes in CODES.items():
         handoff = encode_additional_information({"codec_token_ids": codes})
@@ -60,7 +60,7 @@ def add(stage: Any, prefix: str) -> None:
 
 def finish(stage: Any) -> dict[str, Any]:
     """By the last word of a request's name: its number of samples, or what it failed with."""
-    from omni_cli.engine.messages import Failure, RequestDone
+    from omni_cli.stage.messages import Failure, RequestDone
 
     ends: dict[str, Any] = {}
     while stage.has_work():
@@ -82,7 +82,7 @@ def plans(stage: Any, runner: Any) -> dict[str, Any]:
     """A plan of vLLM's scheduler, made wrong in several ways, and then as it is."""
     from vllm.v1.core.sched.output import SchedulerOutput
 
-    from omni_cli.worker.arriving_conditions import Arrived, attach_arrived
+    from omni_cli.vllm_integration.arriving_conditions import Arrived, attach_arrived
 
     add(stage, "plan")
     core = stage.engine.engine_core.engine_core

@@ -53,7 +53,7 @@ def main() -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from omni_cli.config.engine_config import ARStageConfig
-    from omni_cli.engine.stages.base import StageSpec, load_stage
+    from omni_cli.stage.protocol import StageSpec, load_stage
 
     sampling = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
     config = ARStageConfig("thinker", max_num_seqs=4, kv_cache_memory_bytes=64 << 20, sampling=sampling)
@@ -89,7 +89,7 @@ def run_spoilt(stage: Any, scheduler: Any, name: str, spoil: Callable[[Any, str]
 
 def run(stage: Any, prefix: str) -> dict[str, Any]:
     """By the last word of a request's name: its text, or what it failed with."""
-    from omni_cli.engine.messages import Failure, RequestDone, StageRequest
+    from omni_cli.stage.messages import Failure, RequestDone, StageRequest
 
     for name, prompt in PROMPTS.items():
         stage.add(StageRequest(f"{prefix} {name}", prompt=prompt))

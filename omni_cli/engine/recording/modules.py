@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from omni_cli.engine.recording.messages import MODULE_PREFIX
+from omni_cli.stage.recording import MODULE_PREFIX
 
 
 class ModuleMarks:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from omni_cli.engine.recording.messages import Range, Recording, RequestSpan, Sample
+from omni_cli.stage.recording import Range, Recording, RequestSpan, Sample
 
 _INTERVAL_S = 0.005
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

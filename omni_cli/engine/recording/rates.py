@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from omni_cli.engine.recording.messages import MachineRates
+from omni_cli.stage.recording import MachineRates
 
 # Large enough for the device to reach its rate, small enough for a fraction of a second on a slow CPU.
 _MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from omni_cli.engine.recording.messages import (
+from omni_cli.engine.recording.range_log import RangeLog, initialized_cuda
+from omni_cli.errors import OutputError
+from omni_cli.execution import ranges
+from omni_cli.stage.recording import (
     DescribeStage,
     MachineRates,
     MeasureRates,
@@ -21,15 +24,12 @@ from omni_cli.engine.recording.messages import (
     StartRecording,
     StopRecording,
 )
-from omni_cli.engine.recording.range_log import RangeLog, initialized_cuda
-from omni_cli.errors import OutputError
-from omni_cli.execution import ranges
 
 if TYPE_CHECKING:
     from omni_cli.engine.recording.target import Target
     from omni_cli.engine.recording.tracer import Tracer
     from omni_cli.engine.recording.work import WorkCounter
-    from omni_cli.engine.stages.base import Stage
+    from omni_cli.stage.protocol import Stage
 
 # So many of the stage's own tensors are named; the rest is counted.
 _NAMED_RESIDENTS = 20

@@ -9,9 +9,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import nn
 
-from omni_cli.engine.recording.messages import Attention, Linear, MemoryBudget, Resident, module_kind
-from omni_cli.engine.stages.base import Stage
-from omni_cli.engine.stages.diffusers_stage import DiffusersStage
+from omni_cli.diffusers_integration.stage import DiffusersStage
+from omni_cli.stage.protocol import Stage
+from omni_cli.stage.recording import Attention, Linear, MemoryBudget, Resident, module_kind
 
 
 class Target(Protocol):

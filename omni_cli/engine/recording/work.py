@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-from omni_cli.engine.recording.messages import WorkPart, module_kind
 from omni_cli.engine.recording.modules import ModuleMarks
+from omni_cli.stage.recording import WorkPart, module_kind
 
 _OUTSIDE = "(outside modules)"
 

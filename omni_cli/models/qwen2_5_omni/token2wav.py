@@ -23,7 +23,7 @@ from omni_cli.models.qwen2_5_omni.chunk_waveform import chunk_waveform, codes_pe
 from omni_cli.models.qwen2_5_omni.speaker_embeddings import SpeakerEmbeddings
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers
 from omni_cli.models.qwen2_5_omni.weights import shards_with_prefix
-from omni_cli.worker.diffusion_entry import DiffusionInput, NoOutput
+from omni_cli.vllm_integration.diffusion_entry import DiffusionInput, NoOutput
 
 # transformers' solver evaluates the denoiser this many times a step (Runge-Kutta of order four).
 EVALUATIONS_PER_STEP = 4

@@ -21,9 +21,9 @@ from omni_cli.bench.utilisation import UtilisationSampler
 from omni_cli.bench.variant_process import Launch, VariantError, VariantProcess
 from omni_cli.bench.variants import Variant
 from omni_cli.bench.workload import Workload
+from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.loader import load_profile
 from omni_cli.errors import ExitCode
-from omni_cli.models.checkpoints import resolve_model
 
 pytestmark = pytest.mark.slow
 

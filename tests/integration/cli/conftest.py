@@ -12,7 +12,7 @@ import pytest
 @pytest.fixture
 def copy_of(tmp_path: Path) -> Callable[[str], Path]:
     """`copy_of("tiny-omni")` -> a folder with the built-in checkpoint's files."""
-    from omni_cli.models.checkpoints import resolve_model
+    from omni_cli.checkpoints.resolve import resolve_model
 
     def copy(name: str) -> Path:
         return Path(shutil.copytree(resolve_model(f"builtin:{name}"), tmp_path / "checkpoint"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from multiprocessing import forkserver
 
-from omni_cli.engine.fork_server import ForkServer
+from omni_cli.engine.process.fork_server import ForkServer
 
 
 def answer(connection) -> None:

@@ -17,14 +17,14 @@ import pytest
 import torch
 from PIL import Image
 
+from omni_cli.checkpoints import builtin as builders
+from omni_cli.checkpoints.build import build_folder
+from omni_cli.checkpoints.files import check_checkpoint, count_parameters, read_model_kind
 from omni_cli.errors import OutputError
-from omni_cli.models import builders
-from omni_cli.models.build import build_folder
-from omni_cli.models.checkpoint_files import check_checkpoint, count_parameters, read_model_kind
 
 pytestmark = pytest.mark.slow
 
-RESOLVE = "import sys; from omni_cli.models.checkpoints import resolve_model; print(resolve_model(sys.argv[1]))"
+RESOLVE = "import sys; from omni_cli.checkpoints.resolve import resolve_model; print(resolve_model(sys.argv[1]))"
 OTHER_SIZES = builders.OmniSizes(
     vocab_size=640,
     num_codes=100,
@@ -100,7 +100,7 @@ def test_two_processes_build_once_and_the_same_bytes(omni_folder: Path, image_fo
     }
 
 
-_CACHE_PATH = "import sys; from omni_cli.models.checkpoints import _cache_path; print(_cache_path(sys.argv[1]).name)"
+_CACHE_PATH = "import sys; from omni_cli.checkpoints.resolve import _cache_path; print(_cache_path(sys.argv[1]).name)"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_written_whole(tmp_path: Path) -> None:
 import resource, sys
 from pathlib import Path
 from omni_cli.errors import OutputError
-from omni_cli.models.build import build_folder
+from omni_cli.checkpoints.build import build_folder
 
 for limit in (4_000, 1_000_000):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
@@ -157,8 +157,8 @@ for limit in (4_000, 1_000_000):
 def test_small_omni_is_mostly_thinker_and_talker() -> None:
     from transformers import Qwen2_5OmniForConditionalGeneration
 
-    from omni_cli.models.builders.omni import omni_config
-    from omni_cli.models.builders.tokenizer import train_tokenizer
+    from omni_cli.checkpoints.tokenizer import train_tokenizer
+    from omni_cli.models.qwen2_5_omni.builder import omni_config
 
     sizes = builders.BUILTIN_SIZES["small-omni"]
     with torch.device("meta"):

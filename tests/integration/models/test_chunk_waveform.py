@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_cli.models.builders import build_omni
-from omni_cli.models.builders.sizes import OmniSizes, VocoderSizes
-from omni_cli.models.checkpoints import resolve_model
+from omni_cli.checkpoints.builtin import build_omni
+from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.checkpoints.sizes import OmniSizes, VocoderSizes
 from omni_cli.models.qwen2_5_omni.chunk_waveform import chunk_waveform, codes_per_block, denoise
 from omni_cli.models.qwen2_5_omni.chunks import Chunker, ChunkSizes
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from omni_cli.models.qwen2_5_omni import talker as module
-from omni_cli.worker.request_payloads import RequestPayload
+from omni_cli.stage.request_payloads import RequestPayload
 
 NUM_ROWS, SIZE, HIDDEN, VOCABULARY, MASK = 16, 6, 4, 32, 31
 

@@ -11,16 +11,16 @@ import msgspec
 import pytest
 
 from omni_cli.bench.checks import failed_requests
-from omni_cli.bench.http.endpoints import chat
-from omni_cli.bench.http.slo import SLO
-from omni_cli.bench.http.traffic import ClosedLoop
-from omni_cli.bench.http.workload import ServerWorkload
 from omni_cli.bench.protocol import Ran
 from omni_cli.bench.session import Session
 from omni_cli.bench.variants import Variant
 from omni_cli.bench.verdicts import Question
 from omni_cli.config.gate_file import GateLimits
 from omni_cli.errors import ExitCode, InputError
+from omni_cli.loadtest.endpoints import chat
+from omni_cli.loadtest.slo import SLO
+from omni_cli.loadtest.traffic import ClosedLoop
+from omni_cli.loadtest.workload import ServerWorkload
 from omni_cli.record import Failures, Record, Utilisation, load_record, save_record
 from omni_cli.report.bench_notes import machine_warnings
 from omni_cli.report.bench_run import heading, short_title, variant_text

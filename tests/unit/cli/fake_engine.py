@@ -134,10 +134,10 @@ def announce(word: str) -> None:
 
 def main() -> None:
     """The `omni` command on this engine, for tests that need a process of its own."""
-    import omni_cli.cli.generate
+    import omni_cli.cli.generate.command
     from omni_cli.cli.app import run
 
-    omni_cli.cli.generate.make_engine = FakeEngine
+    omni_cli.cli.generate.command.make_engine = FakeEngine
     sys.exit(run(sys.argv[1:]))
 
 

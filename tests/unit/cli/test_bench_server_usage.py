@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_cli.cli.app import run
-from omni_cli.cli.server_options import ServerOptions, without_key
+from omni_cli.cli.loadtest.options import ServerOptions, without_key
 
 URL = "http://127.0.0.1:1"
 

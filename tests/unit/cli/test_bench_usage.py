@@ -60,7 +60,7 @@ def _nothing_starts(*_: object, **__: object) -> None:
 @pytest.mark.slow
 def test_the_command_and_all_that_it_measures_with_need_no_torch() -> None:
     code = (
-        "import sys; import omni_cli.cli.bench_run, omni_cli.cli.bench;"
+        "import sys; import omni_cli.cli.bench.run, omni_cli.cli.bench.command;"
         "print([name for name in ('torch', 'vllm', 'diffusers', 'transformers') if name in sys.modules])"
     )
     asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 import soundfile
 
-import omni_cli.cli.generate
+import omni_cli.cli.generate.command
 from omni_cli.cli.app import run
 from omni_cli.errors import ExitCode
 
@@ -38,7 +38,7 @@ def load_fake_engine() -> type:
 def omni(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Omni]:
     """Runs a command line in an empty folder; gives code, out, err and the engines that were made."""
     engine = load_fake_engine()
-    monkeypatch.setattr(omni_cli.cli.generate, "make_engine", engine)
+    monkeypatch.setattr(omni_cli.cli.generate.command, "make_engine", engine)
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str, stdin: bytes | None = None) -> SimpleNamespace:
@@ -329,7 +329,7 @@ def test_a_folder_that_fails_midway_keeps_what_was_written(omni: Omni) -> None:
 
 
 def test_input_beyond_the_memory_budget_is_decoded_again(omni: Omni, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_cli.cli.inputs.MAX_HELD_BYTES", 0)
+    monkeypatch.setattr("omni_cli.cli.generate.inputs.MAX_HELD_BYTES", 0)
     soundfile.write("a.wav", [0.5] * 100, 8000)
     result = omni("--requests", requests_file({"prompt": "a", "audio": "a.wav"}))
     assert result.code == 0

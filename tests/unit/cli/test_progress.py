@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from omni_cli.cli.progress import LineProgress, LiveProgress, NoProgress, StageBoard, choose_progress
+from omni_cli.cli.terminal.progress import LineProgress, LiveProgress, NoProgress, StageBoard, choose_progress
 from omni_cli.outputs import RequestResult, StageInfo, StageLoading, StageProgress
 
 STAGES = [("thinker", "ar"), ("token2wav", "diffusion")]

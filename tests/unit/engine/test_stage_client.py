@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from omni_cli.config.engine_config import ARStageConfig
-from omni_cli.engine.messages import AbortRequest, AppendInput, Failure, Progress, RequestDone, StageRequest
-from omni_cli.engine.stage_client import StageClient
-from omni_cli.engine.stages.base import StageSpec
+from omni_cli.engine.process.stage_client import StageClient
+from omni_cli.stage.messages import AbortRequest, AppendInput, Failure, Progress, RequestDone, StageRequest
+from omni_cli.stage.protocol import StageSpec
 
 WHOLE = StageRequest("a")
 BEGUN = StageRequest("a", more_follows=True)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cli.engine.recording.messages import Range, Recording
 from omni_cli.execution import ranges
 from omni_cli.execution.ranges import Consecutive, listen, mark
 from omni_cli.profiling.ranges import base_name, range_times, step_times
 from omni_cli.profiling.tracks import Innermost, length, merged, within, without
+from omni_cli.stage.recording import Range, Recording
 
 
 class Heard:

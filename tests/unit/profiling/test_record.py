@@ -8,15 +8,6 @@ import msgspec
 import pytest
 
 from omni_cli.bench.metrics import Finished, Iteration
-from omni_cli.engine.recording.messages import (
-    Attention,
-    Linear,
-    MachineRates,
-    Recording,
-    RequestSpan,
-    StageDescription,
-    WorkPart,
-)
 from omni_cli.errors import InputError, OutputError
 from omni_cli.outputs import RequestResult, StageTrace
 from omni_cli.profile_record import (
@@ -38,6 +29,15 @@ from omni_cli.profiling.overhead import overhead_of
 from omni_cli.profiling.roofline import roofline_of
 from omni_cli.profiling.waterfall import stage_seconds
 from omni_cli.report.profile_text import profile_text
+from omni_cli.stage.recording import (
+    Attention,
+    Linear,
+    MachineRates,
+    Recording,
+    RequestSpan,
+    StageDescription,
+    WorkPart,
+)
 
 MIB = 2**20
 MS = 10**6

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from omni_cli.bench.metrics import Iteration
-from omni_cli.engine.recording.messages import Range, Recording, RequestSpan, Sample, StageDescription
 from omni_cli.engine.recording.range_log import RangeLog
 from omni_cli.errors import OutputError
 from omni_cli.execution.ranges import listen, mark
@@ -22,6 +21,7 @@ from omni_cli.profiling.operator_times import copies_of, kernel_name, operator_t
 from omni_cli.profiling.operators import read_operators
 from omni_cli.profiling.session import Profiled
 from omni_cli.profiling.trace_file import TraceFile, read_trace
+from omni_cli.stage.recording import Range, Recording, RequestSpan, Sample, StageDescription
 
 MS = 10**6
 MIB = 2**20

@@ -1,0 +1,154 @@
+"""Where a model's files are.
+
+`builtin:NAME` is built once into the user's cache, a folder is checked, a repo id is left to the engines.
+Imports neither torch nor transformers unless something has to be built.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from omni_cli.checkpoints import builtin as builders
+from omni_cli.checkpoints.build import build_folder, remove_partials
+from omni_cli.checkpoints.files import check_checkpoint, read_model_kind
+from omni_cli.errors import CheckpointError, OutputError
+
+__all__ = ["builtin_name", "cache_folder", "is_built", "read_model_kind", "remove_unfinished", "resolve_model"]
+
+_BUILTIN = "builtin:"
+_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# What decides the bytes of a built folder beside our own code.
+_PACKAGES = ("transformers", "diffusers", "tokenizers", "safetensors", "torch", "numpy")
+
+
+def resolve_model(model: str) -> str:
+    """A folder or a Hugging Face repo id for `builtin:NAME`, a folder, or a repo id.
+
+    Raises `CheckpointError` for what is none of them and for a folder that is not a whole checkpoint.
+    """
+    if model.startswith(_BUILTIN):
+        return str(_built_folder(builtin_name(model)))
+    if not model.strip():
+        raise CheckpointError("the name of the model is empty", hint=_CHOICES)
+    try:
+        folder = Path(model).expanduser()
+        if folder.is_dir():
+            check_checkpoint(folder)
+            return str(folder)
+        exists = folder.exists()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"cannot read the model folder `{model}`: {error}") from error
+    if exists:
+        raise CheckpointError(f"`{model}` is a file; a model is a folder", hint=_CHOICES)
+    if _REPO_ID.fullmatch(model):
+        return model
+    raise CheckpointError(f"there is no model folder `{model}`", hint=_did_you_mean(model))
+
+
+def is_built(model: str) -> bool:
+    """Whether `resolve_model` answers without building; `CheckpointError` for an unknown `builtin:NAME`."""
+    return not model.startswith(_BUILTIN) or _cache_path(builtin_name(model)).is_dir()
+
+
+def remove_unfinished(model: str) -> None:
+    """Remove what a killed build of `builtin:NAME` left behind, unless another process builds it just now.
+
+    Of a repo id nothing: a download goes on where it was left.
+    """
+    if not model.startswith(_BUILTIN):
+        return
+    target = _cache_path(builtin_name(model))
+    try:
+        with (target.parent / f".{target.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_partials(target)
+    except OSError:
+        return  # another build holds the lock and cleans up itself, or the build had not even begun
+
+
+def builtin_name(model: str) -> str:
+    """NAME of `builtin:NAME`; `CheckpointError` if there is no such built-in model."""
+    name = model.removeprefix(_BUILTIN)
+    if name not in builders.BUILTIN_NAMES:
+        raise CheckpointError(f"there is no built-in model `{name}`", hint=_did_you_mean(name))
+    return name
+
+
+def cache_folder() -> Path:
+    """Where built-in models are kept: `$XDG_CACHE_HOME/omni-cli/checkpoints`, by default below `~/.cache`."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification tells programs to ignore a relative path.
+    root = Path(base) if Path(base).is_absolute() else Path("~/.cache").expanduser()
+    return root / "omni-cli" / "checkpoints"
+
+
+_BUILTIN_MODELS = ", ".join(_BUILTIN + name for name in builders.BUILTIN_NAMES)
+_CHOICES = f"use {_BUILTIN_MODELS}, a folder, or a Hugging Face repo id"
+
+
+def _did_you_mean(text: str) -> str:
+    near = difflib.get_close_matches(text, builders.BUILTIN_NAMES, n=1)
+    return f"did you mean `{_BUILTIN}{near[0]}`?" if near else _CHOICES
+
+
+def _built_folder(name: str) -> Path:
+    """The cached folder, built now if it is not there; a second process waits for the first one's."""
+    target = _cache_path(name)
+    if target.is_dir():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.parent / f".{target.name}.lock"):
+            if not target.is_dir():
+                remove_partials(target)
+                build_folder(name, target, seed=0)
+    except OutputError as error:
+        raise _cache_unusable(error.message) from error
+    except OSError as error:
+        raise _cache_unusable(f"cannot write `{target.parent}`: {error.strerror or error}") from error
+    return target
+
+
+def _cache_unusable(reason: str) -> OutputError:
+    return OutputError(
+        f"the built-in model cannot be kept: {reason}",
+        hint="set XDG_CACHE_HOME to a folder with space, or use `omni models build` and `--model DIR`",
+    )
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock, which the system releases also when the process is killed."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _cache_path(name: str) -> Path:
+    return cache_folder() / f"{name}-{_fingerprint(name)}"
+
+
+def _fingerprint(name: str) -> str:
+    """Changes with anything that may change the built bytes: the builders' code, the sizes, the libraries."""
+    digest = hashlib.sha256(repr((name, builders.BUILTIN_SIZES[name])).encode())
+    for source in sorted(Path(builders.__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    for package in _PACKAGES:
+        digest.update(f"{package}=={_version(package)}".encode())
+    return digest.hexdigest()[:12]
+
+
+def _version(package: str) -> str | None:
+    """None where it is not installed; building then says so."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

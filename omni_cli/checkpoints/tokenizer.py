@@ -1,0 +1,93 @@
+"""A byte-level BPE tokenizer of Qwen2's kind, trained in place; the special tokens are its last ids."""
+
+from __future__ import annotations
+
+import json
+
+from tokenizers import AddedToken
+from transformers import Qwen2Tokenizer
+
+from omni_cli.checkpoints.corpus import training_text
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|AUDIO|>",
+    "<|audio_bos|>",
+    "<|audio_eos|>",
+    "<|vision_bos|>",
+    "<|vision_eos|>",
+    "<|vision_pad|>",
+    "<|IMAGE|>",
+    "<|VIDEO|>",
+    "<|tts_pad|>",
+    "<|tts_bos|>",
+    "<|tts_eos|>",
+    "<|tts_bos_chelsie|>",
+    "<|tts_bos_ethan|>",
+)
+
+# The names by which Qwen2.5-Omni's processor asks its tokenizer for the placeholders.
+_OMNI_ROLES = {
+    "image_token": "<|IMAGE|>",
+    "audio_token": "<|AUDIO|>",
+    "video_token": "<|VIDEO|>",
+    "vision_bos_token": "<|vision_bos|>",
+    "vision_eos_token": "<|vision_eos|>",
+    "audio_bos_token": "<|audio_bos|>",
+    "audio_eos_token": "<|audio_eos|>",
+}
+
+
+def train_tokenizer(vocab_size: int, model_max_length: int) -> Qwen2Tokenizer:
+    """A tokenizer with exactly `vocab_size` ids, `SPECIAL_TOKENS` last.
+
+    `ValueError` if the training text has too few words for that many, or no words fit into so few.
+    """
+    num_merges = vocab_size - 256 - len(SPECIAL_TOKENS)
+    if num_merges < 128:
+        raise ValueError(f"a vocabulary of {vocab_size} is too small; the least is {256 + len(SPECIAL_TOKENS) + 128}")
+    vocab, merges = _train_bpe(vocab_size - len(SPECIAL_TOKENS))
+    if len(merges) != num_merges:
+        raise ValueError(f"a vocabulary of {vocab_size} is too large for the training text")
+    vocab |= {token: len(vocab) + index for index, token in enumerate(SPECIAL_TOKENS)}
+    tokenizer = Qwen2Tokenizer(
+        vocab=vocab,
+        merges=merges,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        unk_token=None,
+        extra_special_tokens=_OMNI_ROLES,
+        model_max_length=model_max_length,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.add_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    return tokenizer
+
+
+def _train_bpe(vocab_size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Vocabulary in id order, and merges in rank order."""
+    from tokenizers import trainers
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    # An untrained Qwen2 tokenizer, for its own normalizer and pre-tokenizer.
+    backend = Qwen2Tokenizer(vocab={}, merges=[], eos_token=None, pad_token=None, unk_token=None).backend_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, initial_alphabet=sorted(ByteLevel.alphabet()), show_progress=False
+    )
+    backend.train_from_iterator(training_text(num_words=vocab_size), trainer)
+    model = json.loads(backend.to_str())["model"]
+    vocab = dict(sorted(model["vocab"].items(), key=lambda item: item[1]))
+    return vocab, [tuple(merge) for merge in model["merges"]]
+
+
+def unreadable_token_ids(tokenizer: Qwen2Tokenizer) -> list[int]:
+    """Special tokens, and tokens that are not whole characters or not printable on their own."""
+    special = set(tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)))
+    texts = tokenizer.batch_decode([[token_id] for token_id in range(len(tokenizer))])
+    return [
+        token_id
+        for token_id, text in enumerate(texts)
+        if token_id in special or "\ufffd" in text or not text.replace("\n", " ").isprintable()
+    ]

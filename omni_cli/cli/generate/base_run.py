@@ -1,0 +1,174 @@
+"""A run of `omni generate` but for what does the work: requests in, records out, an orderly end in any case."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from omni_cli.cli.artifacts import ArtifactWriter
+from omni_cli.cli.generate.printers import Printer
+from omni_cli.cli.terminal.progress import Progress
+from omni_cli.cli.terminal.stop_signals import Interrupted, stop_signals
+from omni_cli.errors import DeadlineError, ExitCode, OmniError, OutputError, UsageError
+from omni_cli.inputs.request_spec import BadRequest
+from omni_cli.outputs import AudioOutput, Modality, Output, StageInfo, TextOutput
+from omni_cli.report.records import RequestRecord, WrittenOutput
+
+
+class Runner(Protocol):
+    """What does the work, as far as every run needs it."""
+
+    @property
+    def stages(self) -> tuple[StageInfo, ...]: ...
+
+    async def close(self) -> None: ...
+
+
+class Request(Protocol):
+    """A request that is to be run, or why it cannot be."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def place(self) -> str | None: ...
+
+
+RunnerT = TypeVar("RunnerT", bound=Runner)
+RequestT = TypeVar("RequestT", bound=Request)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`records` are in the order of the requests; `stopped` is why the run ended early, if it did."""
+
+    records: tuple[RequestRecord, ...]
+    stages: tuple[StageInfo, ...]
+    total_s: float
+    stopped: OmniError | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.stopped is not None:
+            return self.stopped.exit_code
+        errors = [record.error for record in self.records if record.error is not None]
+        if not errors:
+            return ExitCode.OK
+        return ExitCode.USAGE if all(isinstance(error, UsageError) for error in errors) else ExitCode.RUN_FAILED
+
+
+class BaseRun(ABC, Generic[RunnerT, RequestT]):
+    """Runs requests, writes what comes out and closes the runner; use it once."""
+
+    def __init__(
+        self,
+        runner: RunnerT,
+        requests: Sequence[RequestT],
+        *,
+        writer: ArtifactWriter,
+        printer: Printer,
+        progress: Progress,
+    ) -> None:
+        self._runner = runner
+        self._requests = requests
+        self._writer = writer
+        self._printer = printer
+        self._progress = progress
+        self._written: dict[int, list[WrittenOutput]] = {index: [] for index in range(len(requests))}
+        self._records: dict[int, RequestRecord] = {}
+        self._started = False
+        self._stages: tuple[StageInfo, ...] = ()
+
+    async def run(self, *, timeout_s: float | None) -> Outcome:
+        """Run everything; what is finished is kept when a signal, the deadline or a full disk ends it early.
+
+        Raises `OmniError` only where the engine could not be started, for then there is nothing to keep.
+        """
+        began = time.monotonic()
+        with stop_signals() as stop_requested:
+            work = asyncio.create_task(self._work())
+            try:
+                self._progress.show()
+                either: set[asyncio.Future[Any]] = {work, stop_requested}
+                await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                stopped = None if work.done() else _why_stopped(stop_requested, timeout_s)
+            finally:
+                await self._end_run(work)
+        failure = None if work.cancelled() else work.exception()
+        if isinstance(failure, OutputError) and self._started:
+            stopped = failure
+        elif failure is not None:
+            raise failure
+        return Outcome(self._all_records(stopped), self._stages, time.monotonic() - began, stopped)
+
+    async def _end_run(self, work: asyncio.Task[None]) -> None:
+        await cancel_all({work})
+        try:
+            self._printer.close()  # may fail: the terminal or the pipe can be gone
+            # Read late: by now the peaks of memory are those of the whole run.
+            self._stages = self._runner.stages if self._started else ()
+        finally:
+            await self._runner.close()
+
+    @abstractmethod
+    async def _work(self) -> None:
+        """Run all requests. Raises `OmniError` where none can be, `OutputError` where nothing can be kept."""
+
+    def _end_bad_requests(self) -> bool:
+        """Tell of the requests that are none; whether there are others."""
+        for index, request in enumerate(self._requests):
+            if isinstance(request, BadRequest):
+                self._end(index, RequestRecord(request.request_id, error=request.error, place=request.place))
+        return len(self._records) < len(self._requests)
+
+    def _show(self, index: int, request_id: str, output: Output, wanted: frozenset[Modality] | None) -> None:
+        """Write and show an output, if it is one that was asked for."""
+        if wanted is not None and _modality(output) not in wanted:
+            return
+        path = None if isinstance(output, TextOutput) else self._writer.write(request_id, output)
+        written = WrittenOutput(output, path)
+        self._written[index].append(written)
+        self._printer.output(written)
+
+    def _end(self, index: int, record: RequestRecord) -> None:
+        self._records[index] = record
+        self._printer.ended(record)
+
+    def _all_records(self, stopped: OmniError | None) -> tuple[RequestRecord, ...]:
+        """A record of every request in order; those that did not end say why, and keep what they had."""
+        unfinished = stopped or OmniError("the run ended before this request")
+        return tuple(
+            self._records.get(index)
+            or RequestRecord(
+                request.request_id,
+                outputs=tuple(self._written[index]),
+                error=unfinished,
+                place=request.place,
+            )
+            for index, request in enumerate(self._requests)
+        )
+
+
+def _why_stopped(stop_requested: asyncio.Future[signal.Signals], timeout_s: float | None) -> OmniError:
+    if stop_requested.done():
+        return Interrupted("interrupted")
+    return DeadlineError(f"the run was not done within {timeout_s:g} s", hint="give it more time with `--timeout`")
+
+
+def _modality(output: Output) -> Modality:
+    if isinstance(output, TextOutput):
+        return "text"
+    return "audio" if isinstance(output, AudioOutput) else "image"
+
+
+async def cancel_all(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel what still runs and wait for its clean-up; results and failures stay in the tasks."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

@@ -1,0 +1,114 @@
+"""From the command line's words to requests: checked at once, decoded before any engine starts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omni_cli.cli.generate.run import PendingRequest
+from omni_cli.cli.terminal import console
+from omni_cli.config.engine_config import EngineConfig
+from omni_cli.errors import InputError, UsageError
+from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.inputs.jsonl import read_requests
+from omni_cli.inputs.request_spec import BadRequest, RequestSpec, build_request, check_fields, spec_of
+from omni_cli.outputs import GenerateRequest
+
+MAX_STDIN_BYTES = 16 * 1024 * 1024
+# Decoded inputs beyond this are not held but decoded again when their request's turn comes.
+MAX_HELD_BYTES = 512 * 1024 * 1024
+
+
+def read_specs(
+    given: Mapping[str, Any], requests: Path | None, config: EngineConfig
+) -> Sequence[RequestSpec | BadRequest]:
+    """The requests that a command line asks for, checked as far as that goes without reading their files.
+
+    `given` are the values of the options that describe a request, by field name, only those that were given.
+    Raises `UsageError` for a wrong option or file; a wrong line of `requests` becomes a `BadRequest`.
+    """
+    capabilities = Capabilities.of(config)
+    if requests is None:
+        prompt = _read_prompt(given.get("prompt"), capabilities)
+        checked = check_fields({**given, "prompt": prompt}, capabilities, _label)
+        return [spec_of(checked, request_id="0", folder=Path())]
+    for name in ("prompt", "audio", "image"):
+        if name in given:
+            raise UsageError(
+                f"{_label(name)} and `--requests` exclude each other",
+                hint=f"put the {name} into the lines of the file",
+            )
+    return read_requests(requests, capabilities, check_fields(given, capabilities, _label))
+
+
+def decode_specs(specs: Sequence[RequestSpec | BadRequest], config: EngineConfig) -> list[PendingRequest | BadRequest]:
+    """Read and decode the files of all requests, so that what is wrong with them is known before any load.
+
+    A JSONL line with a file that cannot be used becomes a `BadRequest`; for the request of the command line
+    itself `InputError` is raised.
+    """
+    capabilities = Capabilities.of(config)
+    held_bytes = 0
+    pending: list[PendingRequest | BadRequest] = []
+    for spec in specs:
+        if isinstance(spec, BadRequest):
+            pending.append(spec)
+            continue
+        try:
+            request = build_request(spec, seed=config.seed, warn=partial(_warn, spec.place))
+        except InputError as error:
+            if spec.place is None:
+                raise
+            pending.append(BadRequest(spec.request_id, error, spec.place))
+            continue
+        size = _decoded_bytes(request)
+        if held_bytes + size <= MAX_HELD_BYTES:
+            held_bytes += size
+            build = partial(_held, request)
+        else:
+            build = partial(build_request, spec, seed=config.seed, warn=_no_second_warning)
+        writes_files = capabilities.makes_files(spec.modalities)
+        pending.append(PendingRequest(spec.request_id, build, writes_files, spec.place))
+    return pending
+
+
+def _read_prompt(prompt: str | None, capabilities: Capabilities) -> str:
+    """The prompt from the command line, or from stdin if that is `-` or something is piped in."""
+    if prompt is not None and prompt != "-":
+        return prompt
+    if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
+        example = "a red cube" if "image" in capabilities.modalities else "hello"
+        raise UsageError(
+            "there is no prompt",
+            hint=f'give one, as `omni generate "{example}"`, or pipe it in',
+        )
+    content = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
+    if len(content) > MAX_STDIN_BYTES:
+        raise InputError(f"the prompt on stdin is longer than {MAX_STDIN_BYTES // 2**20} MiB")
+    try:
+        return content.decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise InputError("the prompt on stdin is not UTF-8 text") from error
+
+
+def _label(name: str) -> str:
+    return "the prompt" if name == "prompt" else f"`--{name.replace('_', '-')}`"
+
+
+def _decoded_bytes(request: GenerateRequest) -> int:
+    return sum(samples.nbytes for samples, _ in request.audio) + sum(image.nbytes for image in request.images)
+
+
+def _held(request: GenerateRequest) -> GenerateRequest:
+    return request
+
+
+def _warn(place: str | None, message: str) -> None:
+    console.print_warning(message if place is None else f"{place}: {message}")
+
+
+def _no_second_warning(_message: str) -> None:
+    """The first reading of the same file has already warned."""

@@ -1,0 +1,165 @@
+"""What a run writes to the terminal while it runs: one object for each way of showing results."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+from unicodedata import category
+
+from omni_cli.cli.terminal import console
+from omni_cli.cli.terminal.progress import Progress
+from omni_cli.errors import OmniError
+from omni_cli.outputs import StageInfo, TextOutput
+from omni_cli.report.generate_text import file_line, loaded_lines
+from omni_cli.report.records import RequestRecord, WrittenOutput
+
+
+class Printer(Protocol):
+    """Called in the order in which things happen; `text` is a further piece of an answer."""
+
+    def loaded(self, stages: Sequence[StageInfo]) -> None: ...
+
+    def text(self, text: str) -> None: ...
+
+    def output(self, written: WrittenOutput) -> None: ...
+
+    def ended(self, record: RequestRecord) -> None: ...
+
+    def warn(self, message: str) -> None: ...
+
+    def close(self) -> None:
+        """Leave the terminal as it should be when the run is over, however it ended."""
+        ...
+
+
+class DocumentPrinter:
+    """For `--json`: nothing until the document, but warnings and failures on stderr at once."""
+
+    def __init__(self, progress: Progress, *, verbose: bool) -> None:
+        self._progress = progress
+        self._verbose = verbose
+
+    def loaded(self, stages: Sequence[StageInfo]) -> None:
+        pass
+
+    def text(self, text: str) -> None:
+        pass
+
+    def output(self, written: WrittenOutput) -> None:
+        pass
+
+    def ended(self, record: RequestRecord) -> None:
+        if record.error is not None:
+            self._progress.hide()
+            console.print_error(placed(record), verbose=self._verbose)
+            self._progress.show()
+
+    def warn(self, message: str) -> None:
+        self._progress.hide()
+        console.print_warning(message)
+        self._progress.show()
+
+    def close(self) -> None:
+        self._progress.hide()
+
+
+class BlockPrinter(DocumentPrinter):
+    """For several requests: each whole, under its name, when it ends."""
+
+    def __init__(self, progress: Progress, *, verbose: bool, quiet: bool) -> None:
+        super().__init__(progress, verbose=verbose)
+        self._quiet = quiet
+        self._blocks = 0
+
+    def loaded(self, stages: Sequence[StageInfo]) -> None:
+        if not self._quiet:
+            self._progress.hide()
+            console.print_note("\n".join(loaded_lines(stages)))
+            self._progress.show()
+
+    def ended(self, record: RequestRecord) -> None:
+        if record.outputs:
+            lines = [f"[{record.request_id}]", *(_line(written) for written in record.outputs)]
+            self._progress.hide()
+            console.print_text(("\n" if self._blocks else "") + "\n".join(lines))
+            console.flush()
+            self._blocks += 1
+            self._progress.show()
+        super().ended(record)
+
+
+class StreamPrinter(BlockPrinter):
+    """For a single request: its text as it is made, then each file as it is written."""
+
+    def __init__(self, progress: Progress, *, verbose: bool, quiet: bool) -> None:
+        super().__init__(progress, verbose=verbose, quiet=quiet)
+        self._streamed = ""
+        self._line_open = False
+
+    def text(self, text: str) -> None:
+        if not text:
+            return
+        self._progress.hide()
+        console.print_part(on_terminal(text))
+        self._streamed += text
+        self._line_open = not text.endswith("\n")
+
+    def output(self, written: WrittenOutput) -> None:
+        if isinstance(written.output, TextOutput):
+            # Normally all of it has been streamed; what was not (a held-back last piece) follows here.
+            whole = written.output.text
+            rest = whole.removeprefix(self._streamed)
+            if rest == whole and self._streamed:
+                self._end_line()
+            self.text(rest)
+            self._end_line(even_if_empty=not whole)
+        else:
+            self._progress.hide()
+            self._end_line()
+            console.print_text(file_line(written))
+        console.flush()
+        self._progress.show()
+
+    def ended(self, record: RequestRecord) -> None:
+        self._progress.hide()
+        self._end_line()
+        console.flush()
+        DocumentPrinter.ended(self, record)
+
+    def close(self) -> None:
+        super().close()
+        self._end_line()
+
+    def _end_line(self, *, even_if_empty: bool = False) -> None:
+        if self._line_open or even_if_empty:
+            console.print_part("\n")
+        self._line_open = False
+
+
+def placed(record: RequestRecord) -> OmniError:
+    """The failure of a request with where the request is: FILE:LINE, as compilers say it."""
+    error = record.error
+    if error is None:
+        raise ValueError("the request did not fail")
+    if record.place is None:
+        return error
+    shown = OmniError(f"{record.place}: {error.message}", hint=error.hint)
+    shown.__cause__ = error
+    return shown
+
+
+def on_terminal(text: str) -> str:
+    """Text as it is for a pipe; for a terminal without control characters, which could command it."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(
+        char.encode("unicode_escape").decode() if category(char) == "Cc" and char not in "\n\t" else char
+        for char in text
+    )
+
+
+def _line(written: WrittenOutput) -> str:
+    if isinstance(written.output, TextOutput):
+        return on_terminal(written.output.text)
+    return file_line(written)

@@ -1,0 +1,86 @@
+"""One run of `omni generate --replicas`: what is not yet done of a file, on engines that Ray places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from omni_cli.cli.artifacts import ArtifactWriter
+from omni_cli.cli.generate.base_run import BaseRun
+from omni_cli.cli.generate.printers import Printer
+from omni_cli.cli.terminal import console
+from omni_cli.cli.terminal.progress import Progress
+from omni_cli.inputs.request_spec import BadRequest, RequestSpec
+from omni_cli.outputs import RequestResult, StageLoading
+from omni_cli.replicas.batch_job import BatchJob
+from omni_cli.replicas.batch_replica import BatchAnswer
+from omni_cli.report.finished import FinishedRequests
+from omni_cli.report.records import RequestRecord
+from omni_cli.report.units import count
+
+
+class ReplicatedRun(BaseRun[BatchJob, RequestSpec | BadRequest]):
+    """Writes every finished request down at once; those that an earlier run has written down are not run again."""
+
+    def __init__(
+        self,
+        job: BatchJob,
+        specs: Sequence[RequestSpec | BadRequest],
+        finished: FinishedRequests,
+        *,
+        writer: ArtifactWriter,
+        printer: Printer,
+        progress: Progress,
+    ) -> None:
+        super().__init__(job, specs, writer=writer, printer=printer, progress=progress)
+        self._finished = finished
+
+    async def _work(self) -> None:
+        if not self._end_bad_requests():
+            return
+        specs = {index: spec for index, spec in enumerate(self._requests) if isinstance(spec, RequestSpec)}
+        keys = {index: self._finished.key(spec) for index, spec in specs.items()}
+        earlier = self._finished.read()
+        open_specs: dict[int, RequestSpec] = {}
+        for index, spec in specs.items():
+            result = earlier.get(keys[index])
+            if result is None:
+                open_specs[index] = spec
+            else:
+                self._end(index, RequestRecord(spec.request_id, place=spec.place, earlier=result))
+                self._progress.handle(RequestResult(spec.request_id, (), ()))
+        if len(open_specs) < len(specs):
+            done = count(len(specs) - len(open_specs), "request")
+            self._tell(f"{done} of {len(specs)} done before: {self._finished.path}")
+        if not open_specs:
+            return
+        for stage in self._runner.config.stages:
+            self._progress.handle(StageLoading(stage.name, stage.kind))
+        async with aclosing(self._runner.answers(open_specs)) as answers:
+            async for index, answer in answers:
+                self._take(index, open_specs[index], answer)
+                if self._records[index].error is None:
+                    self._finished.add(keys[index], self._records[index])
+
+    def _take(self, index: int, spec: RequestSpec, answer: BatchAnswer) -> None:
+        if answer.load_error is not None and not self._started:
+            raise answer.load_error  # it is everybody's, and nothing has come of anything yet
+        if answer.stages and not self._started:
+            for stage in answer.stages:
+                self._progress.handle(StageLoading(stage.name, stage.kind, stage))
+            self._started = True
+        for warning in answer.warnings:
+            self._printer.warn(warning if spec.place is None else f"{spec.place}: {warning}")
+        for output in answer.result.outputs:
+            self._show(index, spec.request_id, output, spec.modalities)
+        self._progress.handle(answer.result)
+        error, outputs = answer.result.error, tuple(self._written[index])
+        self._end(
+            index,
+            RequestRecord(spec.request_id, outputs, answer.result.stages, error, spec.place, total_s=answer.total_s),
+        )
+
+    def _tell(self, message: str) -> None:
+        self._progress.hide()
+        console.print_note(message)
+        self._progress.show()

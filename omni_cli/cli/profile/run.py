@@ -1,0 +1,133 @@
+"""One run of `omni profile`: records, writes the files, and says what was found, or why there is nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omni_cli.bench.environment import read_environment
+from omni_cli.cli.artifacts import ArtifactWriter, write_whole
+from omni_cli.cli.terminal import console
+from omni_cli.cli.terminal.live_line import LiveLine
+from omni_cli.cli.terminal.stop_signals import Interrupted, stop_signals
+from omni_cli.errors import DeadlineError, ExitCode, OmniError, OutputError
+from omni_cli.outputs import Event, StageLoading
+from omni_cli.profile_record import Profile, profile_document, save_profile
+from omni_cli.profiling.build import About, build_profile, read_traces
+from omni_cli.profiling.chrome_trace import merged_trace
+from omni_cli.profiling.session import ProfilingRun, Session
+from omni_cli.report.profile_text import profile_text, saved_text
+from omni_cli.report.units import seconds
+
+if TYPE_CHECKING:
+    from omni_cli.bench.workload import Workload
+    from omni_cli.cli.profile.command import Settings
+    from omni_cli.config.engine_config import EngineConfig
+
+TRACE_NAME = "trace.json.gz"
+RECORD_NAME = "profile.json"
+
+
+def run_profile(config: EngineConfig, workload: Workload, settings: Settings, *, command: tuple[str, ...]) -> ExitCode:
+    """Raises `OmniError` where the run ends early: then there are no files of it."""
+    began_s = time.monotonic()
+    ArtifactWriter(settings.output_dir, ()).prepare()
+    environment = read_environment()
+    line = LiveLine(sys.stderr, quiet=settings.quiet, verbose=settings.verbose)
+    try:
+        with _working_folder(settings.output_dir) as folder:
+            run = _profiling_run(config, workload, settings, folder, line)
+            session = asyncio.run(_record(run, settings.timeout_s))
+            line.say("reading the traces")
+            about = About(command, environment, workload.describe(config), run.num_iters_warmup, TRACE_NAME)
+            profile = _write(session, config, about, settings.output_dir)
+    finally:
+        line.hide()
+    if settings.as_json:
+        console.print_json(profile_document(profile))
+    else:
+        console.print_text(profile_text(profile))
+        console.print_text("")
+        names = [str(settings.output_dir / name) for name in (TRACE_NAME, RECORD_NAME)]
+        console.print_text(saved_text(names, time.monotonic() - began_s))
+    return ExitCode.OK
+
+
+def _profiling_run(
+    config: EngineConfig, workload: Workload, settings: Settings, folder: Path, line: LiveLine
+) -> ProfilingRun:
+    def on_event(event: Event) -> None:
+        if isinstance(event, StageLoading):
+            state = "loading" if event.info is None else f"ready in {seconds(event.info.load_s)}"
+            line.say(f"stage {event.name} {state}")
+
+    return ProfilingRun(
+        config,
+        workload,
+        num_iters=settings.num_iters,
+        num_iters_warmup=settings.num_iters_warmup,
+        folder=folder,
+        on_event=on_event,
+        on_progress=line.say,
+        verbose=settings.verbose,
+    )
+
+
+async def _record(run: ProfilingRun, timeout_s: float | None) -> Session:
+    """Raises what it fails with, is interrupted by, or has no time left for; the stages have ended by then."""
+    with stop_signals() as stop_requested:
+        work = asyncio.create_task(run.run())
+        either: set[asyncio.Future[Any]] = {work, stop_requested}
+        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        stopped: OmniError = (
+            Interrupted("interrupted; nothing was written")
+            if stop_requested.done()
+            else DeadlineError(
+                f"the run was not done within {timeout_s:g} s",
+                hint="give it more with `--timeout`, or fewer iterations",
+            )
+        )
+        work.cancel()
+        await asyncio.wait({work})
+        raise stopped
+
+
+@contextmanager
+def _working_folder(output_dir: Path) -> Iterator[Path]:
+    """For what the stages leave: on the disk that the results go to, and gone in the end."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=".omni-profile-", dir=output_dir))
+    except OSError as error:
+        raise _output_error(output_dir, error) from error
+    try:
+        yield folder.absolute()
+    except OSError as error:
+        raise _output_error(output_dir, error) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write(session: Session, config: EngineConfig, about: About, output_dir: Path) -> Profile:
+    """The trace, snapshots of memory, and last the record, which names them. Raises `OutputError` or `OSError`."""
+    traces = read_traces(session)
+    snapshots = {stage: f"memory-{stage}.pickle" for stage in session.snapshots}
+    profile = build_profile(session, traces, config, about, snapshots)
+    write_whole(output_dir / TRACE_NAME, merged_trace(session.profiled, traces))
+    for stage, path in session.snapshots.items():
+        write_whole(output_dir / snapshots[stage], path.read_bytes())
+    save_profile(profile, output_dir / RECORD_NAME)
+    return profile
+
+
+def _output_error(folder: Path, error: OSError) -> OutputError:
+    reason = error.strerror or str(error)
+    return OutputError(f"cannot write into `{folder}`: {reason}", hint="choose another folder with `--output-dir`")

@@ -1,0 +1,153 @@
+"""`omni serve`: the same model over OpenAI-compatible HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from omni_cli.cli.options import (
+    DEFAULT_PROFILE,
+    JsonOption,
+    ModelOption,
+    ProfileOption,
+    QuietOption,
+    SeedOption,
+    SetOption,
+    TrustRemoteCodeOption,
+    VerboseOption,
+)
+from omni_cli.cli.serve.options import (
+    ApiKeyOption,
+    DrainTimeoutOption,
+    HangTimeoutOption,
+    HostOption,
+    MaxAudioOption,
+    MaxBodyOption,
+    MaxImagePixelsOption,
+    MaxNOption,
+    MaxPromptOption,
+    MaxRequestsOption,
+    PortOption,
+    ReplicasOption,
+    RequestTimeoutOption,
+)
+from omni_cli.cli.terminal import console
+from omni_cli.errors import ExitCode, UsageError
+from omni_cli.serve.limits import Limits
+
+# What follows is loaded when the server begins, so that `--help` and a wrong option are answered at once.
+if TYPE_CHECKING:
+    import socket
+
+    from omni_cli.config.engine_config import EngineConfig
+    from omni_cli.serve.access_log import AccessLog
+    from omni_cli.serve.server import Server
+    from omni_cli.serve.supervisor import Engine
+
+SCHEMA = "omni.serve/1"
+_LIMITS = Limits()
+
+
+def serve(
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8000,
+    api_key: ApiKeyOption = None,
+    timeout: RequestTimeoutOption = _LIMITS.timeout_s,
+    drain_timeout: DrainTimeoutOption = 30.0,
+    hang_timeout: HangTimeoutOption = None,
+    replicas: ReplicasOption = None,
+    max_requests: MaxRequestsOption = _LIMITS.max_requests,
+    max_body_bytes: MaxBodyOption = _LIMITS.max_body_bytes,
+    max_prompt_chars: MaxPromptOption = _LIMITS.max_prompt_chars,
+    max_image_pixels: MaxImagePixelsOption = _LIMITS.max_image_pixels,
+    max_audio_seconds: MaxAudioOption = _LIMITS.max_audio_s,
+    max_n: MaxNOption = _LIMITS.max_n,
+    profile: ProfileOption = DEFAULT_PROFILE,
+    model: ModelOption = None,
+    set_: SetOption = None,
+    seed: SeedOption = None,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+    trust_remote_code: TrustRemoteCodeOption = False,
+) -> int:
+    """Serve a model over OpenAI-compatible HTTP until a signal comes.
+
+    Chat, speech and pictures, as far as the profile makes them; `/health`, `/ready` and `/metrics` say how the
+    server is. The log on stderr has one JSON line for each request. SIGTERM and Ctrl-C let running requests end,
+    a second one stops at once.
+    """
+    from omni_cli.config.loader import load_profile
+
+    if api_key is not None and not api_key.strip():
+        raise UsageError("the API key is empty", hint="leave `--api-key` and `OMNI_API_KEY` out to serve without one")
+    config = load_profile(profile, overrides=set_ or [], model=model, trust_remote_code=trust_remote_code, seed=seed)
+    if hang_timeout is not None:
+        stages = tuple(dataclasses.replace(stage, step_timeout_s=hang_timeout) for stage in config.stages)
+        config = dataclasses.replace(config, stages=stages)
+    from omni_cli.serve.access_log import AccessLog
+    from omni_cli.serve.server import Server, Settings, bind, is_loopback
+
+    limits = Limits(
+        max_requests=max_requests,
+        max_body_bytes=max_body_bytes,
+        max_prompt_chars=max_prompt_chars,
+        max_image_pixels=max_image_pixels,
+        max_audio_s=max_audio_seconds,
+        max_n=max_n,
+        timeout_s=timeout,
+    )
+    listener = bind(host, port)
+    is_local = is_loopback(listener)
+    if not is_local and api_key is None:
+        console.print_warning(f"anybody who can reach {host} may use this server", hint="set a key: `--api-key`")
+    settings = Settings(api_key, is_local and api_key is None, drain_timeout, limits)
+    log = AccessLog(only_failures=quiet)
+    engine = _make_engine(config, replicas, limits, log, verbose=verbose)
+    server = Server(engine, config, settings, log)
+    asyncio.run(_run(server, config, listener, as_json=as_json, verbose=verbose, quiet=quiet))
+    return ExitCode.OK
+
+
+def _make_engine(
+    config: EngineConfig, replicas: int | None, limits: Limits, log: AccessLog, *, verbose: bool
+) -> Engine:
+    """The engine of this process, or the replicas' on Ray; not yet started."""
+    if replicas is None:
+        from omni_cli.engine.omni_llm import OmniLLM
+
+        return OmniLLM(config, verbose=verbose)
+    from omni_cli.replicas.replicated_engine import ReplicatedEngine
+
+    return ReplicatedEngine(config, replicas, max_requests=limits.max_requests, tell=log.event, verbose=verbose)
+
+
+async def _run(
+    server: Server, config: EngineConfig, listener: socket.socket, *, as_json: bool, verbose: bool, quiet: bool
+) -> None:
+    from omni_cli.cli.terminal.progress import choose_progress
+    from omni_cli.cli.terminal.stop_signals import stop_signals
+    from omni_cli.serve.server import address_of
+
+    host, port, url = address_of(listener)
+    stages = [(stage.name, stage.kind) for stage in config.stages]
+    progress = choose_progress(stages, 0, sys.stderr, quiet=quiet or as_json, verbose=verbose)
+
+    def on_ready() -> None:
+        progress.hide()
+        if as_json:
+            document = {"schema": SCHEMA, "url": url, "host": host, "port": port, "pid": os.getpid()}
+            console.print_json({**document, "profile": config.name, "model": config.model}, one_line=True)
+            console.flush()
+        elif not quiet:
+            console.print_note(f"{config.name} is served at {url}")
+
+    with stop_signals() as stop:
+        progress.show()
+        try:
+            await server.run(listener, stop, on_event=progress.handle, on_ready=on_ready)
+        finally:
+            progress.hide()

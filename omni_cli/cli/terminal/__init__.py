@@ -1,0 +1,1 @@
+"""The terminal: messages, progress and interrupts."""

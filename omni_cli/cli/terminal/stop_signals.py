@@ -1,0 +1,76 @@
+"""Ctrl-C and SIGTERM while an engine runs: the first asks for an orderly stop, the second kills at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import psutil
+
+from omni_cli.cli.terminal.interrupts import STOP_SIGNALS
+from omni_cli.errors import ExitCode, OmniError
+
+# `timeout` and some shells send one signal both to the process and to its group: that is not a second wish.
+_SAME_SIGNAL_S = 0.5
+_SHOW_CURSOR = b"\x1b[?25h\n"
+
+
+class Interrupted(OmniError):
+    """The run was asked to stop, and has stopped in good order."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+@contextmanager
+def stop_signals() -> Iterator[asyncio.Future[signal.Signals]]:
+    """Within a running event loop's main thread: a future that the first signal fulfils.
+
+    A second signal kills every child process and this one, without any clean-up. A signal that was ignored
+    before (`nohup`, a background job) stays ignored.
+    """
+    loop = asyncio.get_running_loop()
+    requested: asyncio.Future[signal.Signals] = loop.create_future()
+    first_at: float | None = None
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        nonlocal first_at
+        now = time.monotonic()
+        if first_at is None:
+            first_at = now
+            loop.call_soon_threadsafe(_fulfil, requested, signal.Signals(number))
+        elif now - first_at > _SAME_SIGNAL_S:
+            kill_now()
+
+    previous = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    for number, handler in previous.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, on_signal)
+    try:
+        yield requested
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        requested.cancel()
+
+
+def kill_now() -> None:
+    """Kill all descendants of this process, then this process; does not return."""
+    for child in psutil.Process().children(recursive=True):
+        try:
+            child.kill()
+        except psutil.NoSuchProcess:
+            continue
+    if sys.stderr.isatty():
+        os.write(sys.stderr.fileno(), _SHOW_CURSOR)
+    os._exit(ExitCode.INTERRUPTED)
+
+
+def _fulfil(requested: asyncio.Future[signal.Signals], number: signal.Signals) -> None:
+    if not requested.done():
+        requested.set_result(number)

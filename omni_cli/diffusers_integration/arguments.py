@@ -1,0 +1,286 @@
+"""The arguments of a pipeline's call: what it takes, what a request may set, and what is wrong with a
+request.
+
+Everything here looks at a loaded pipeline but runs none of its models.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.diffusers_integration.prompt_length import check_prompt_lengths
+from omni_cli.diffusers_integration.requests import STANDARD_ARGUMENTS, DiffusionRequest, freeze
+from omni_cli.errors import InputError
+
+# More would need tens of GiB for the VAE alone; the largest that published text-to-image models are trained
+# for.
+MAX_PIXELS = 4096 * 4096
+MAX_INFERENCE_STEPS = 1000
+MAX_SEED = 2**64 - 1
+
+# Arguments of a pipeline call that the executor sets itself, with what to use instead.
+OWNED_ARGUMENTS: Mapping[str, str] = {
+    "prompt": "the prompt is the request's own",
+    "seed": "the seed is the request's own: `--seed`",
+    "generator": "use `--seed`",
+    "latents": "the initial noise comes from the seed: use `--seed`",
+    "num_images_per_prompt": "make one request a picture, each with its own seed",
+    "output_type": "pictures are always uint8 RGB",
+    "return_dict": "pictures are always uint8 RGB",
+    "callback_on_step_end": "progress is reported by omni itself",
+    "callback_on_step_end_tensor_inputs": "progress is reported by omni itself",
+    "callback": "progress is reported by omni itself",
+    "callback_steps": "progress is reported by omni itself",
+}
+
+
+@dataclass(frozen=True)
+class PipelineCall:
+    """A pipeline's `__call__`, inspected once.
+
+    `defaults` maps argument names to their defaults (None where there is none); `size_multiple` is what
+    height and width have to be multiples of; `default_height` and `default_width` are pixels, None where the
+    pipeline does not say.
+    """
+
+    defaults: Mapping[str, Any]
+    size_multiple: int
+    default_height: int | None
+    default_width: int | None
+    ignores_guidance_scale: bool
+
+    @classmethod
+    def inspect(cls, pipeline: Any) -> PipelineCall:
+        parameters = inspect.signature(pipeline.__call__).parameters.values()
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        height, width = _default_size(pipeline)
+        # A transformer that has no guidance embedding, in a pipeline with the classifier-free kind under
+        # another name: diffusers then accepts `guidance_scale` and does nothing with it.
+        denoiser = getattr(pipeline, "transformer", None)
+        embeds_guidance = getattr(getattr(denoiser, "config", None), "guidance_embeds", None)
+        defaults = {p.name: None if p.default is p.empty else p.default for p in named}
+        return cls(
+            defaults=defaults,
+            size_multiple=_size_multiple(pipeline),
+            default_height=height,
+            default_width=width,
+            ignores_guidance_scale=embeds_guidance is False and "true_cfg_scale" in defaults,
+        )
+
+    def arguments(self, request: DiffusionRequest) -> dict[str, Any]:
+        """The arguments of the call that a resolved request sets, its prompts included."""
+        standard = {name: getattr(request, name) for name in STANDARD_ARGUMENTS}
+        chosen = {name: value for name, value in standard.items() if value is not None and name in self.defaults}
+        return {"prompt": request.prompt, **chosen, **request.call}
+
+
+def resolve_request(
+    request: DiffusionRequest,
+    config: DiffusionStageConfig,
+    pipeline: Any,
+    call: PipelineCall,
+    max_pixels: int,
+) -> DiffusionRequest:
+    """The request with the stage's values and then the pipeline's filled in, checked; raises `InputError`.
+
+    Nothing has been encoded or denoised when it raises.
+    """
+    _check_names(request, call)
+    _check_effect(request, call)
+    resolved = _fill(request, config, call)
+    _check_numbers(resolved, call)
+    _check_size(resolved, call, max_pixels)
+    if not resolved.prompt.strip():
+        raise InputError("the prompt is empty", hint="say what the picture should show")
+    _check_negative_prompt(resolved, call)
+    tokens = check_prompt_lengths(pipeline, call.defaults, resolved)
+    _ask_pipeline(pipeline, call, resolved)
+    return replace(resolved, num_prompt_tokens=tokens)
+
+
+def check_stage(config: DiffusionStageConfig, call: PipelineCall) -> None:
+    """Refuse stage settings that the pipeline's call does not take; raises `InputError` with the stage's
+    name.
+    """
+    settings = {name: getattr(config, name) for name in STANDARD_ARGUMENTS}
+    request = DiffusionRequest("", "", call=config.call, **settings)
+    try:
+        _check_names(request, call)
+        _check_effect(request, call)
+        _check_numbers(request, call)
+    except InputError as error:
+        raise InputError(f"stage `{config.name}`: {error.message}", hint=error.hint) from None
+
+
+def _fill(request: DiffusionRequest, config: DiffusionStageConfig, call: PipelineCall) -> DiffusionRequest:
+    def first(name: str, default: Any = None) -> Any:
+        for value in (getattr(request, name), getattr(config, name)):
+            if value is not None:
+                return value
+        return default
+
+    return replace(
+        request,
+        negative_prompt=first("negative_prompt"),
+        height=first("height", call.default_height),
+        width=first("width", call.default_width),
+        num_inference_steps=first("num_inference_steps", call.defaults.get("num_inference_steps")),
+        guidance_scale=first("guidance_scale"),
+        call={**config.call, **request.call},
+    )
+
+
+def check_call_argument(name: str, call: PipelineCall) -> None:
+    """Refuse a name in `call` that is no argument of the pipeline, or not the user's to set; raises
+    `InputError`.
+    """
+    if name in OWNED_ARGUMENTS:
+        raise InputError(f"`{name}` cannot be set", hint=OWNED_ARGUMENTS[name])
+    if name in STANDARD_ARGUMENTS:
+        raise InputError(f"`{name}` is set twice", hint=f"set `{name}` next to `call`, not in it")
+    if name not in call.defaults:
+        settable = [n for n in call.defaults if n not in OWNED_ARGUMENTS and not _takes_tensor(n)]
+        near = difflib.get_close_matches(name, settable, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else "it takes " + ", ".join(f"`{n}`" for n in sorted(settable))
+        raise InputError(f"the pipeline's call has no argument `{name}`", hint=hint)
+    if _takes_tensor(name):
+        raise InputError(f"`{name}` takes tensors or pictures, which a profile or a command line cannot hold")
+
+
+def _takes_tensor(name: str) -> bool:
+    return name.endswith(("_embeds", "_mask", "_image", "_image_embeds")) or name in ("image", "latents")
+
+
+def _check_names(request: DiffusionRequest, call: PipelineCall) -> None:
+    for name in request.call:
+        check_call_argument(name, call)
+    for name in STANDARD_ARGUMENTS:
+        if getattr(request, name) is not None and name not in call.defaults:
+            raise InputError(f"this pipeline takes no `{name}`", hint=f"leave `{name}` out")
+
+
+def _check_effect(request: DiffusionRequest, call: PipelineCall) -> None:
+    """Refuse what the user asked for in this request and diffusers would take without any effect."""
+    if request.guidance_scale is not None and call.ignores_guidance_scale:
+        raise InputError(
+            "`guidance_scale` has no effect on this model: it is not guidance-distilled",
+            hint="set `true_cfg_scale`, together with `negative_prompt`",
+        )
+
+
+def _check_negative_prompt(request: DiffusionRequest, call: PipelineCall) -> None:
+    if request.negative_prompt is None:
+        return
+    name = "true_cfg_scale" if "true_cfg_scale" in call.defaults else "guidance_scale"
+    scale = request.guidance_scale if name == "guidance_scale" else request.call.get(name)
+    scale = call.defaults.get(name) if scale is None else scale
+    if isinstance(scale, int | float) and scale <= 1:
+        raise InputError(
+            f"`negative_prompt` has no effect with `{name}` {scale:g}", hint=f"set `{name}` to more than 1"
+        )
+
+
+def _check_numbers(request: DiffusionRequest, call: PipelineCall) -> None:
+    steps = request.num_inference_steps
+    if steps is not None and (not _is_int(steps) or not 1 <= steps <= MAX_INFERENCE_STEPS):
+        raise InputError(f"`num_inference_steps` must be 1 to {MAX_INFERENCE_STEPS}, not {steps!r}")
+    if not _is_int(request.seed) or not 0 <= request.seed <= MAX_SEED:
+        raise InputError(f"`seed` must be 0 to {MAX_SEED}, not {request.seed!r}")
+    if request.guidance_scale is not None and not _is_finite(request.guidance_scale):
+        raise InputError(f"`guidance_scale` must be a finite number, not {request.guidance_scale!r}")
+    for name, value in request.call.items():
+        try:
+            freeze(value)
+        except TypeError as error:
+            raise InputError(f"`{name}` must be a plain value, {error}") from None
+        default = call.defaults.get(name)
+        if isinstance(default, bool):
+            if not isinstance(value, bool):
+                raise InputError(f"`{name}` must be true or false, not {value!r}")
+        elif isinstance(default, int | float) and value is not None and not _is_finite(value):
+            raise InputError(f"`{name}` must be a finite number, not {value!r}")
+    length = request.call.get("max_sequence_length")
+    if length is not None and (not _is_int(length) or length < 1):
+        raise InputError(f"`max_sequence_length` must be at least 1, not {length!r}")
+
+
+def _check_size(request: DiffusionRequest, call: PipelineCall, max_pixels: int) -> None:
+    multiple = call.size_multiple
+    for name in ("height", "width"):
+        pixels = getattr(request, name)
+        if pixels is None:
+            continue
+        if not _is_int(pixels) or pixels < 1:
+            raise InputError(
+                f"`{name}` must be at least {multiple} pixels, not {pixels!r}",
+                hint=f"use a multiple of {multiple}, for example {multiple * max(1, 512 // multiple)}",
+            )
+        if pixels % multiple:
+            below, above = pixels // multiple * multiple, (pixels // multiple + 1) * multiple
+            near = f"{below} or {above}" if below else str(above)
+            raise InputError(
+                f"`{name}` must be a multiple of {multiple} for this pipeline, not {pixels}",
+                hint=f"use {near}",
+            )
+    if request.height is not None and request.width is not None and request.height * request.width > max_pixels:
+        side = math.isqrt(max_pixels) // multiple * multiple
+        raise InputError(
+            f"{request.width}x{request.height} is {request.height * request.width:,} pixels; "
+            f"at most {max_pixels:,} are allowed",
+            hint=f"a square can be {side}x{side}",
+        )
+
+
+def _ask_pipeline(pipeline: Any, call: PipelineCall, request: DiffusionRequest) -> None:
+    """Run the pipeline's own `check_inputs`, where it has one, so that it refuses before anything runs."""
+    check = getattr(pipeline, "check_inputs", None)
+    if check is None:
+        return
+    arguments = {**call.defaults, **call.arguments(request), "callback_on_step_end_tensor_inputs": []}
+    # Names that `check_inputs` has and the call does not are left-overs of older callbacks: absent means
+    # None. `batch_size` is the one exception.
+    arguments.setdefault("batch_size", 1)
+    arguments["callback_steps"] = 1 if "callback_steps" in call.defaults else None
+    parameters = inspect.signature(check).parameters.values()
+    values = {p.name: arguments.get(p.name) for p in parameters if p.default is p.empty or p.name in arguments}
+    try:
+        check(**values)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{type(pipeline).__name__} refuses the request: {error}") from error
+
+
+def _size_multiple(pipeline: Any) -> int:
+    """The image processor's factor (it may include patches) and that of VAE times patches."""
+    processor_config = getattr(getattr(pipeline, "image_processor", None), "config", None)
+    factor = getattr(processor_config, "vae_scale_factor", None) or 1
+    vae_factor, patch = getattr(pipeline, "vae_scale_factor", 1), getattr(pipeline, "patch_size", 1)
+    if _is_int(vae_factor) and _is_int(patch):
+        factor = math.lcm(factor, vae_factor * patch)
+    return factor
+
+
+def _default_size(pipeline: Any) -> tuple[int | None, int | None]:
+    """Height and width in pixels that the pipeline takes by default, by either convention of diffusers."""
+    factor = getattr(pipeline, "vae_scale_factor", None)
+    size = getattr(pipeline, "default_sample_size", None)
+    for name in ("unet", "transformer"):
+        if size is None:
+            size = getattr(getattr(getattr(pipeline, name, None), "config", None), "sample_size", None)
+    if not _is_int(factor) or size is None:
+        return None, None
+    height, width = (size, size) if _is_int(size) else tuple(size)
+    return height * factor, width * factor
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,60 @@
+"""What a stage on a diffusers pipeline can do, and its denoiser in the mode that the stage asks for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.config.validation import SEVERAL_DEVICES
+from omni_cli.diffusers_integration.pipeline_run import find_denoiser
+from omni_cli.errors import StageError
+
+if TYPE_CHECKING:
+    from omni_cli.execution.denoiser import Denoiser
+
+
+def check_supported(config: DiffusionStageConfig) -> None:
+    """`StageError` for what a stage on a diffusers pipeline cannot do; looks at the configuration only."""
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if getattr(config, name) != 1:
+            raise StageError(
+                f"stage `{config.name}`: a diffusers pipeline runs in one process on one device, "
+                f"`{name}` cannot be {getattr(config, name)}",
+                stage=config.name,
+                hint=SEVERAL_DEVICES,
+            )
+    for name in ("sway_coefficient", "max_model_len", "gpu_memory_utilization"):
+        if getattr(config, name) is not None:
+            raise StageError(
+                f"stage `{config.name}`: `{name}` has no effect on a diffusers pipeline",
+                stage=config.name,
+                hint=f"remove `{name}` from the stage",
+            )
+
+
+def check_device(config: DiffusionStageConfig, device: str) -> None:
+    """`StageError` if the stage's execution mode needs another device than `device`."""
+    if config.execution == "cudagraph":
+        from omni_cli.execution.denoiser import require_cuda
+
+        require_cuda(stage=config.name, device=device)
+
+
+def prepare_execution(pipeline: Any, config: DiffusionStageConfig, device: str) -> Denoiser | None:
+    """Make the pipeline's denoiser run as `config.execution` says; None for an eager pipeline without a known one.
+
+    Compiling and capturing happen in the calls that come.
+    """
+    from omni_cli.execution.denoiser import prepare_denoiser
+
+    module = find_denoiser(pipeline)
+    if module is not None:
+        return prepare_denoiser(module, config.execution, stage=config.name, device=device)
+    if config.execution == "eager":
+        return None
+    raise StageError(
+        f"stage `{config.name}`: `execution: {config.execution}` needs a pipeline with a transformer or a UNet, "
+        f"and {type(pipeline).__name__} has none",
+        stage=config.name,
+        hint=f"--set {config.name}.execution=eager",
+    )

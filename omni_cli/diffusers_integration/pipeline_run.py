@@ -1,0 +1,231 @@
+"""One call of a pipeline: its arguments, progress, early end, times and pixels."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from omni_cli.diffusers_integration.arguments import PipelineCall
+from omni_cli.diffusers_integration.pixels import (
+    BadPixelsError,
+    OutputType,
+    Pixels,
+    PixelsHere,
+    PixelsOnTheWay,
+    output_type_for,
+    pil_to_uint8,
+    to_bytes,
+)
+from omni_cli.diffusers_integration.prompt_cache import PromptCache
+from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionTimes
+from omni_cli.execution.ranges import Consecutive, mark
+from omni_cli.execution.timeline import Clock
+
+if TYPE_CHECKING:
+    from omni_cli.execution.copies import OutputCopy
+
+StepCallback = Literal["callback_on_step_end", "callback", "none"]
+
+# Called after each step with (steps done, steps in all); raises to end the call early.
+OnStep = Callable[[int, int], None]
+
+
+@dataclass
+class _Marks:
+    """Marks of one call, on the runner's clock."""
+
+    start: Any
+    encoding: list[tuple[Any, Any]] = field(default_factory=list)
+    denoising: Any = None
+    steps: list[Any] = field(default_factory=list)
+    end: Any = None
+    # The denoising steps and what comes after the last, for whoever watches.
+    ranges: Consecutive = field(default_factory=Consecutive)
+
+
+class PicturesOnTheWay:
+    """The result of one pipeline call, which the device may not have finished yet."""
+
+    def __init__(
+        self, pixels: Pixels, requests: Sequence[DiffusionRequest], times: Callable[[], DiffusionTimes]
+    ) -> None:
+        self._pixels = pixels
+        self._requests = requests
+        self._times = times
+
+    def ready(self) -> bool:
+        """Whether `get` would return at once."""
+        return self._pixels.ready()
+
+    def get(self) -> tuple[np.ndarray, DiffusionTimes]:
+        """uint8 RGB (num_requests, height, width, 3), and the call's times; waits for both.
+
+        Raises `BadPixelsError` for values that are not numbers or a picture of another size.
+        """
+        with mark("wait for output copy"):
+            pixels = self._pixels.get()
+        _check_shape(pixels, self._requests)
+        return pixels, self._times()
+
+
+class PipelineRunner:
+    """Calls one pipeline, one call at a time.
+
+    It puts two things into the pipeline while it lives, a cache in front of `encode_prompt` and a hook that
+    notes when the denoiser is first called; `close` takes both out again.
+    """
+
+    def __init__(
+        self, pipeline: Any, call: PipelineCall, clock: Clock, output_copy: OutputCopy, prompt_cache_entries: int
+    ) -> None:
+        self._pipeline = pipeline
+        self._call = call
+        self._clock = clock
+        self._output_copy = output_copy
+        self._marks: _Marks | None = None
+        self.output_type: OutputType = output_type_for(pipeline)
+        self.step_callback: StepCallback = _step_callback(call)
+        self.prompt_cache: PromptCache | None = None
+        if hasattr(pipeline, "encode_prompt"):
+            self.prompt_cache = PromptCache(pipeline.encode_prompt, max_entries=prompt_cache_entries)
+            pipeline.encode_prompt = self._encode_prompt
+        denoiser = find_denoiser(pipeline)
+        self._hook = denoiser.register_forward_pre_hook(self._note_denoiser) if denoiser is not None else None
+
+    def close(self) -> None:
+        """Leave the pipeline as it was and let go of it."""
+        if self.prompt_cache is not None:
+            self.prompt_cache.clear()
+            self.prompt_cache = None
+            # The attribute of the instance; the method of the class is visible again.
+            del self._pipeline.encode_prompt
+        if self._hook is not None:
+            self._hook.remove()
+        self._pipeline = None
+
+    def run(self, requests: Sequence[DiffusionRequest], on_step: OnStep) -> PicturesOnTheWay:
+        """Pictures of all requests from one call.
+
+        The requests are resolved and have equal batch keys. Whatever `on_step` raises comes out of here, with
+        the pipeline ready for its next call, and so does whatever the pipeline raises.
+        """
+        self._marks = marks = _Marks(self._clock.mark())
+        try:
+            images = self._pipeline(**self._arguments(requests), **self._callback(marks, requests[0], on_step)).images
+        finally:
+            self._marks = None
+            marks.ranges.close()
+            if hasattr(self._pipeline, "_current_timestep"):
+                self._pipeline._current_timestep = None
+        if self.output_type == "pil":
+            with mark("output copy"):
+                pixels: Pixels = PixelsHere(pil_to_uint8(images))
+            marks.end = self._clock.mark()
+        else:
+            flat = to_bytes(images)
+            marks.end = self._clock.mark()
+            with mark("output copy"):
+                pixels = PixelsOnTheWay(self._output_copy.start(flat), tuple(images.shape))
+        return PicturesOnTheWay(pixels, requests, functools.partial(self._times, marks))
+
+    def _arguments(self, requests: Sequence[DiffusionRequest]) -> dict[str, Any]:
+        """Exactly what the plain call would get.
+
+        The noise comes from the CPU, the same on every kind of device.
+        """
+        import torch
+
+        generators = [torch.Generator("cpu").manual_seed(request.seed) for request in requests]
+        arguments = self._call.arguments(requests[0])
+        if len(requests) == 1:
+            arguments["generator"] = generators[0]
+        else:
+            arguments["generator"] = generators
+            arguments["prompt"] = [request.prompt for request in requests]
+            if requests[0].negative_prompt is not None:
+                arguments["negative_prompt"] = [request.negative_prompt for request in requests]
+        return {**arguments, "output_type": self.output_type}
+
+    def _callback(self, marks: _Marks, request: DiffusionRequest, on_step: OnStep) -> dict[str, Any]:
+        def note_step() -> None:
+            marks.steps.append(self._clock.mark())
+            done = len(marks.steps)
+            # Schedulers of second order call the denoiser more often than `num_inference_steps`.
+            total = max(done, getattr(self._pipeline, "num_timesteps", None) or request.num_inference_steps or done)
+            if done < total:
+                marks.ranges.next("denoising step", done + 1)
+            else:
+                marks.ranges.next("vae decode")
+            on_step(done, total)
+
+        def on_step_end(_pipeline: Any, _step: int, _timestep: Any, _tensors: dict[str, Any]) -> dict[str, Any]:
+            note_step()
+            return {}
+
+        def legacy(_step: int, _timestep: Any, _latents: Any) -> None:
+            note_step()
+
+        if self.step_callback == "callback_on_step_end":
+            arguments: dict[str, Any] = {"callback_on_step_end": on_step_end}
+            if "callback_on_step_end_tensor_inputs" in self._call.defaults:
+                arguments["callback_on_step_end_tensor_inputs"] = []
+            return arguments
+        return {"callback": legacy, "callback_steps": 1} if self.step_callback == "callback" else {}
+
+    def _encode_prompt(self, *args: Any, **kwargs: Any) -> Any:
+        assert self.prompt_cache is not None
+        start = self._clock.mark()
+        with mark("text encode"):
+            result = self.prompt_cache(*args, **kwargs)
+        if self._marks is not None:
+            self._marks.encoding.append((start, self._clock.mark()))
+        return result
+
+    def _note_denoiser(self, _module: Any, _args: Any) -> None:
+        if self._marks is not None and self._marks.denoising is None:
+            self._marks.denoising = self._clock.mark()
+            self._marks.ranges.next("denoising step", 1)
+
+    def _times(self, marks: _Marks) -> DiffusionTimes:
+        seconds = self._clock.seconds
+        denoising = marks.start if marks.denoising is None else marks.denoising
+        edges = [denoising, *marks.steps]
+        return DiffusionTimes(
+            text_encode_s=(
+                sum(seconds(start, stop) for start, stop in marks.encoding)
+                if self.prompt_cache is not None
+                else seconds(marks.start, denoising)
+            ),
+            denoise_step_s=tuple(seconds(a, b) for a, b in itertools.pairwise(edges)),
+            vae_decode_s=seconds(marks.steps[-1], marks.end) if marks.steps else None,
+            total_s=seconds(marks.start, marks.end),
+        )
+
+
+def find_denoiser(pipeline: Any) -> Any | None:
+    """The model that is called once or more a step, by diffusers' names; None if there is none."""
+    import torch
+
+    for name in ("transformer", "unet", "prior"):
+        module = getattr(pipeline, name, None)
+        if isinstance(module, torch.nn.Module):
+            return module
+    return None
+
+
+def _step_callback(call: PipelineCall) -> StepCallback:
+    if "callback_on_step_end" in call.defaults:
+        return "callback_on_step_end"
+    return "callback" if {"callback", "callback_steps"} <= call.defaults.keys() else "none"
+
+
+def _check_shape(pixels: np.ndarray, requests: Sequence[DiffusionRequest]) -> None:
+    height, width = requests[0].height or pixels.shape[1], requests[0].width or pixels.shape[2]
+    if pixels.shape != (len(requests), height, width, 3):
+        made = f"{pixels.shape[0]} of {pixels.shape[2]}x{pixels.shape[1]}"
+        raise BadPixelsError(f"the pipeline made {made} where {len(requests)} of {width}x{height} were asked for")

@@ -1,0 +1,108 @@
+"""Prompt embeddings, reused when only the seed changes."""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from omni_cli.diffusers_integration.requests import freeze
+
+
+@dataclass(frozen=True)
+class CachedPrompt:
+    """What a call of `encode_prompt` returned; `versions` are its tensors' in-place counters at that time."""
+
+    result: Any
+    versions: tuple[int, ...]
+    nbytes: int
+
+
+class PromptCache:
+    """Stands in front of a pipeline's own `encode_prompt` and remembers what it returned.
+
+    The pipeline's call goes on calling `self.encode_prompt(...)` and gets the very tensors of the first time,
+    so the picture cannot change, and no argument names of any pipeline have to be known here: the key is all
+    arguments of the call (prompt, negative prompt, `max_sequence_length`, guidance on or off, ...). An entry
+    whose tensors a pipeline has changed in place is dropped instead of used.
+
+    Least recently used entries go when there are more than `max_entries` or they hold more than `max_bytes` on the
+    device. `max_entries` 0 turns it off. `hits`, `misses` and `bypassed` (calls with arguments that have no key, such
+    as tensors) count calls of `encode_prompt`.
+    """
+
+    def __init__(self, encode_prompt: Callable[..., Any], *, max_entries: int = 64, max_bytes: int = 256 << 20) -> None:
+        self._encode_prompt = encode_prompt
+        self._signature = inspect.signature(encode_prompt)
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[Hashable, CachedPrompt] = OrderedDict()
+        self._nbytes = 0
+        self.hits = 0
+        self.misses = 0
+        self.bypassed = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        key = self._key(args, kwargs) if self._max_entries else None
+        if key is None:
+            self.bypassed += 1
+            return self._encode_prompt(*args, **kwargs)
+        entry = self._entries.get(key)
+        if entry is not None and entry.versions == _versions(entry.result):
+            self._entries.move_to_end(key)
+            self.hits += 1
+            return entry.result
+        self.misses += 1
+        self._drop(key)
+        result = self._encode_prompt(*args, **kwargs)
+        self._keep(key, result)
+        return result
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def clear(self) -> None:
+        """Give the embeddings back; the counters stay."""
+        self._entries.clear()
+        self._nbytes = 0
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        # torch's devices and dtypes are not plain values, and their names say all there is to them.
+        plain = {n: str(v) if type(v).__name__ in ("device", "dtype") else v for n, v in bound.arguments.items()}
+        try:
+            return freeze(plain)
+        except TypeError:
+            return None
+
+    def _keep(self, key: Hashable, result: Any) -> None:
+        nbytes = sum(tensor.nbytes for tensor in _tensors(result))
+        if nbytes > self._max_bytes:
+            return
+        self._entries[key] = CachedPrompt(result, _versions(result), nbytes)
+        self._nbytes += nbytes
+        while len(self._entries) > self._max_entries or self._nbytes > self._max_bytes:
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, key: Hashable) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._nbytes -= entry.nbytes
+
+
+def _tensors(result: Any) -> list[Any]:
+    """The tensors in what `encode_prompt` returned: one, or nested tuples and lists of them with None among
+    them.
+    """
+    if isinstance(result, tuple | list):
+        return [tensor for item in result for tensor in _tensors(item)]
+    if isinstance(result, dict):
+        return [tensor for item in result.values() for tensor in _tensors(item)]
+    return [] if result is None or not hasattr(result, "_version") else [result]
+
+
+def _versions(result: Any) -> tuple[int, ...]:
+    return tuple(tensor._version for tensor in _tensors(result))

@@ -1,0 +1,115 @@
+"""A stage over a diffusers pipeline: prompt in, picture out. Never imports vLLM."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
+from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
+from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
+from omni_cli.stage.messages import AppendInput, Array, Failure, Progress, Report, RequestDone, StageRequest
+from omni_cli.stage.protocol import StageSpec
+
+DEFAULT_MAX_NUM_SEQS = 4
+
+
+class DiffusersStage:
+    """The executor and its scheduler; one step is one batch."""
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        assert isinstance(spec.stage, DiffusionStageConfig)
+        self.emit = emit
+        self.executor = DiffusersPipelineExecutor(
+            spec.stage, spec.model, spec.dtype, trust_remote_code=spec.trust_remote_code
+        )
+        self.executor.compile_or_warm_up_model()
+        self.scheduler = DiffusionScheduler(spec.stage.max_num_seqs or DEFAULT_MAX_NUM_SEQS)
+        self.added_s: dict[str, float] = {}
+        self.num_steps: dict[str, int | None] = {}
+        # By a thread that reads commands; `abort`, which always follows, takes them out again.
+        self.unwanted: set[str] = set()
+
+    @property
+    def effective(self) -> dict[str, Any]:
+        return dict(self.executor.effective)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        effective = self.executor.effective
+        return {
+            "execution": effective["execution"],
+            "output_copy": effective["output_copy"],
+            "max_num_seqs": self.scheduler.max_num_seqs,
+        }
+
+    @property
+    def engagement(self) -> dict[str, float]:
+        return self.executor.engagement
+
+    def add(self, request: StageRequest) -> None:
+        resolved = self.executor.resolve(
+            DiffusionRequest.from_arguments(request.request_id, request.prompt, request.seed, request.diffusion)
+        )
+        self.added_s[request.request_id] = time.perf_counter()
+        self.num_steps[request.request_id] = resolved.num_inference_steps
+        self.scheduler.add_request(resolved)
+
+    def append(self, command: AppendInput) -> None:
+        raise NotImplementedError("a diffusers pipeline takes its prompt as a whole")
+
+    def abort(self, request_id: str) -> None:
+        self.unwanted.discard(request_id)
+        self.scheduler.finish_requests([request_id])
+        self.added_s.pop(request_id, None)
+        self.num_steps.pop(request_id, None)
+
+    def interrupt(self, request_id: str) -> None:
+        self.unwanted.add(request_id)
+        self.executor.abort_requests([request_id])
+
+    def has_work(self) -> bool:
+        return self.scheduler.has_unfinished_requests()
+
+    def step(self) -> list[Report]:
+        batch = self.scheduler.schedule()
+        if batch is None:
+            return []
+        reports: list[Report] = []
+        result = self.executor.execute_model(
+            batch,
+            on_step=self._on_step,
+            on_output=lambda output: reports.extend(self._report(output)),
+        )
+        self.scheduler.update_from_output(result)
+        return reports
+
+    def _on_step(self, request_id: str, done: int, total: int) -> None:
+        if request_id in self.unwanted:
+            # Since before its batch was the executor's, which was then told of a request that it did not know.
+            self.executor.abort_requests([request_id])
+        else:
+            self.emit(Progress(request_id, done, total, "step"))
+
+    def _report(self, output: DiffusionOutput) -> list[Report]:
+        latency_s = time.perf_counter() - self.added_s.pop(output.request_id)
+        num_steps = self.num_steps.pop(output.request_id)
+        if output.finish_reason == "abort":
+            return []
+        if output.error is not None:
+            return [Failure.of(output.error, request_id=output.request_id)]
+        assert output.pixels is not None and output.times is not None
+        trace = {
+            "latency_s": latency_s,
+            "num_inference_steps": num_steps,
+            "text_encode_s": output.times.text_encode_s,
+            "denoise_step_s": output.times.denoise_step_s,
+            "vae_decode_s": output.times.vae_decode_s,
+        }
+        return [RequestDone(output.request_id, trace, image=Array.of(output.pixels))]
+
+    def close(self, *, process_ends: bool = False) -> None:
+        if not process_ends:
+            self.executor.shutdown()

@@ -1,0 +1,1 @@
+"""The processes of an engine: the fork server, a process per stage and its client, and the watchdog."""

@@ -1,0 +1,87 @@
+"""Checkpoints are built and downloaded in a process of their own, so that the command's never imports torch."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from omni_cli.checkpoints.hub import download
+from omni_cli.checkpoints.resolve import remove_unfinished, resolve_model
+from omni_cli.engine.process.fork_server import ForkServer, become_group_leader
+from omni_cli.errors import OmniError
+from omni_cli.stage.messages import Failure
+
+
+async def provide_in_child(model: str, fork_server: ForkServer) -> str:
+    """The folder of a `builtin:NAME` that has to be built, or of a repo id, from a child process.
+
+    Raises `OmniError`. Cancelled, it ends the process and removes what that has half built.
+    """
+    context = fork_server.start()
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_provide, args=(model, theirs), name="omni-checkpoint")
+    # Shielded, both: a thread cannot be cancelled.
+    starting = asyncio.ensure_future(asyncio.to_thread(process.start))
+    receiving: asyncio.Future[str | Failure | None] | None = None
+    try:
+        await asyncio.shield(starting)
+        theirs.close()
+        receiving = asyncio.ensure_future(asyncio.to_thread(_receive, ours))
+        outcome = await asyncio.shield(receiving)
+    except asyncio.CancelledError:
+        if not starting.done():
+            fork_server.stop()  # what it starts for us would come too late
+            await asyncio.wait([starting])
+        if starting.exception() is None:
+            process.kill()
+            await asyncio.to_thread(process.join)
+            remove_unfinished(model)
+        raise
+    finally:
+        theirs.close()
+        if receiving is not None:
+            await receiving
+        ours.close()
+    if outcome is None:
+        raise OmniError(f"the process that gets `{model}` ended unexpectedly", hint="is there enough memory?")
+    if isinstance(outcome, Failure):
+        raise outcome.error("checkpoint")
+    return outcome
+
+
+def _receive(connection: Connection) -> str | Failure | None:
+    try:
+        outcome: str | Failure = connection.recv()
+    except EOFError:
+        return None
+    return outcome
+
+
+def _provide(model: str, connection: Connection) -> None:
+    """Entry point of the process."""
+    become_group_leader()
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    threading.Thread(target=_end_with_the_command, args=(connection,), daemon=True).start()
+    try:
+        folder = resolve_model(model)
+        outcome: str | Failure = folder if Path(folder).is_dir() else download(folder)
+    except OmniError as error:
+        outcome = Failure.of(error)
+    except Exception as error:  # noqa: BLE001 - whatever a library raises while building must reach the user
+        outcome = Failure("stage", f"{type(error).__name__}: {error}", details=traceback.format_exc())
+    connection.send(outcome)
+
+
+def _end_with_the_command(connection: Connection) -> None:
+    """The command never sends anything: what arrives is its end, perhaps a violent one."""
+    try:
+        connection.recv()
+    except (EOFError, OSError):
+        os.killpg(0, signal.SIGKILL)

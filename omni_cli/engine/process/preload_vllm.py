@@ -1,0 +1,24 @@
+"""Imported once by the fork server, so that every stage on vLLM starts with the slow imports done.
+
+Importing starts no thread pool and touches no device: processes are forked from here.
+"""
+
+from omni_cli.engine.process.slow_imports import slow_imports
+
+with slow_imports():
+    import importlib
+
+    from omni_cli.compat.torchvision import ensure_torchvision_importable
+    from omni_cli.engine.process.host_allocator import keep_freed_memory
+
+    keep_freed_memory()
+    ensure_torchvision_importable()
+    try:
+        import omni_cli.models.qwen2_5_omni.stages
+        import omni_cli.models.qwen2_5_omni.token2wav_stage  # noqa: F401
+        from omni_cli.vllm_integration.stage import VllmStage
+
+        importlib.import_module(VllmStage.worker_cls("ar").rpartition(".")[0])
+    except ImportError:
+        # A stage that needs vLLM says itself what is missing.
+        pass

@@ -1,0 +1,255 @@
+"""The command's end of a stage's process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Callable
+from multiprocessing import connection
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+from omni_cli.engine.process.stage_log import StageLog
+from omni_cli.engine.process.stage_process import run_stage, stacks_in
+from omni_cli.errors import StageError
+from omni_cli.execution import stacks
+from omni_cli.stage.messages import (
+    AbortRequest,
+    AppendInput,
+    Command,
+    Failure,
+    NoMessage,
+    Report,
+    RequestDone,
+    StageReady,
+    StageRequest,
+    StopStage,
+    decode_report,
+    encode,
+)
+from omni_cli.stage.protocol import StageSpec
+from omni_cli.temporary_folder import temporary_folder
+
+# vLLM's workers talk over sockets in a stage's folder.
+_SOCKET_ROOM = len("/omni-0123456789abcdef/01234567-0123-0123-0123-0123456789ab")
+STOP_GRACE_S = 3.0
+LOG_TAIL_LINES = 40
+_STACKS_TRIES = 10
+_STACKS_WAIT_S = 0.2
+
+
+class StageClient:
+    """Starts a stage's process, sends it commands, and hands its reports to `on_report` in the event loop.
+
+    `on_report(client, None)` says that the process has ended.
+    """
+
+    def __init__(
+        self,
+        spec: StageSpec,
+        on_report: Callable[[StageClient, Report | None], None],
+        *,
+        verbose: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.name = spec.stage.name
+        self.kind = spec.stage.kind
+        self._log = StageLog(passed_on=verbose)
+        room = _SOCKET_ROOM if spec.stage.has_ranks_elsewhere else 0
+        self._scratch = Path(temporary_folder(room)) / f"omni-{secrets.token_hex(8)}"
+        self._on_report = on_report
+        self._loop = asyncio.get_running_loop()
+        self._process: Any = None
+        self._starting: asyncio.Future[None] | None = None
+        self._reading = False
+        self._ready = False
+        self._closed = False
+        self._ended = asyncio.Event()
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name=f"omni-{self.name}-writer", daemon=True)
+        # The requests that the stage has, and whether all of their input has been sent.
+        self._inside: dict[str, bool] = {}
+        self._heard_s = 0.0
+        self._began_s: float | None = None
+
+    @property
+    def loading_s(self) -> float | None:
+        """Seconds since it was started, None where it has loaded, has ended, or has not been started."""
+        if self._began_s is None or self._ready or self._ended.is_set():
+            return None
+        return self._loop.time() - self._began_s
+
+    @property
+    def silent_s(self) -> float | None:
+        """Seconds since the stage last reported anything, None where it has no request to run.
+
+        One whose input is still coming does not count: the stage may have to wait for it.
+        """
+        return self._loop.time() - self._heard_s if self._has_work() and not self._ended.is_set() else None
+
+    def _has_work(self) -> bool:
+        return any(self._inside.values())
+
+    async def start(self, context: ForkServerContext) -> None:
+        """Start the process and the thread that reads from it; does not wait for the stage to load."""
+        self._began_s = self._loop.time()
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=run_stage, args=(theirs, self.spec, self._log, self._scratch), name=f"omni-{self.name}"
+        )
+        # In a thread, for it waits for the fork server's imports; shielded, for a thread cannot be cancelled.
+        self._starting = asyncio.ensure_future(asyncio.to_thread(self._process.start))
+        try:
+            await asyncio.shield(self._starting)
+        finally:
+            theirs.close()
+        self._reading = True
+        threading.Thread(target=self._read, name=f"omni-{self.name}-reader", daemon=True).start()
+        self._writer.start()
+
+    def send(self, command: Command) -> None:
+        """Returns at once, however busy the stage is. Raises `StageError` when its process is gone."""
+        if self._ended.is_set():
+            raise StageError(f"stage `{self.name}` is not running", stage=self.name)
+        self._outbox.put(encode(command))
+        had_work = self._has_work()
+        match command:
+            case StageRequest():
+                self._inside[command.request_id] = not command.more_follows
+            # It may have ended before its last input came: a talker may say less than the thinker writes.
+            case AppendInput() if command.request_id in self._inside:
+                self._inside[command.request_id] = command.is_last
+            case AbortRequest():
+                self._inside.pop(command.request_id, None)
+        if not had_work:
+            self._heard_s = self._loop.time()
+
+    def unexpected_end(self) -> Failure:
+        """What to say when the process has ended without a word: how, and the last lines that it wrote."""
+        code = self._process.exitcode
+        hint = None
+        if code is not None and code < 0:
+            reason = f"its process was killed ({signal.Signals(-code).name})"
+            if -code == signal.SIGKILL:
+                hint = "the system does this when memory runs out: free some, or use smaller settings"
+        else:
+            reason = "its process ended unexpectedly" + ("" if code is None else f" (exit code {code})")
+        return Failure("stage", reason, hint=hint, details=self._log.tail(LOG_TAIL_LINES))
+
+    async def close(self) -> None:
+        """Ask the process to stop, then make it; every descendant of it ends too. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+            # Reading the exception keeps asyncio from reporting it as forgotten.
+            self._starting.cancelled() or self._starting.exception()
+            if self._process.pid is not None:
+                await self._end_process()
+            self._connection.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)  # never made, where the process was not started
+        # On a busy machine a killed process's end may be noticed later; nobody is left to be told.
+        self._on_report = lambda client, report: None
+        self._log.close()
+
+    async def _end_process(self) -> None:
+        if not self._reading:  # the start was given up while it was under way
+            self.kill()
+            await asyncio.to_thread(self._process.join, STOP_GRACE_S)
+            return
+        if self._ready:  # one that still loads would not look at its commands
+            with contextlib.suppress(StageError):
+                self.send(StopStage())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), STOP_GRACE_S)
+        self.kill()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), STOP_GRACE_S)
+        self._outbox.put(None)
+        await asyncio.to_thread(self._writer.join, STOP_GRACE_S)
+
+    async def write_stacks(self) -> Path | None:
+        """Have the stage's processes write what their threads are doing; a file of the user's, None where they cannot.
+
+        A process that is stopped or waits for the system (a dead file server) runs no handler.
+        """
+        source = stacks_in(self._scratch)
+        if self._ended.is_set() or not source.exists():
+            return None  # without the handler the signal would kill
+        try:
+            return await self._copy_of_stacks(source)
+        except OSError:  # the process has just ended, or the disk is full: its stacks are not worth the end of others
+            return None
+
+    async def _copy_of_stacks(self, source: Path) -> Path | None:
+        os.killpg(self._process.pid, stacks.SIGNAL)
+        size = -1
+        for _ in range(_STACKS_TRIES):
+            await asyncio.sleep(_STACKS_WAIT_S)
+            before, size = size, source.stat().st_size
+            if size and size == before:
+                break
+        if not size:
+            return None
+        number, path = tempfile.mkstemp(prefix=f"omni-{self.name}-stacks-", suffix=".txt")
+        os.close(number)
+        try:
+            shutil.copyfile(source, path)
+        except OSError:
+            Path(path).unlink()
+            raise
+        return Path(path)
+
+    def kill(self) -> None:
+        """End the process and its descendants now."""
+        if self._process is not None and self._process.pid is not None:
+            # It leads a group of its own; before it does, it has no descendants.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()
+
+    def _read(self) -> None:
+        # The process, too: children that outlive it may hold its end of the pipe.
+        sources = [self._connection, self._process.sentinel]
+        try:
+            while self._connection in connection.wait(sources):
+                self._deliver(decode_report(self._connection.recv_bytes()))
+        except (EOFError, OSError):
+            pass  # the usual end
+        except NoMessage as error:
+            # A library has written into the pipe: nothing that comes after it can be trusted.
+            self._deliver(Failure("stage", f"its process said something that is no report: {error}"))
+            self.kill()
+        self._process.join(STOP_GRACE_S)  # for its exit code
+        self._deliver(None)
+
+    def _write(self) -> None:
+        # In a thread: a pipe to a stage that hangs fills up, and then a write to it never ends.
+        with contextlib.suppress(OSError):  # its process is gone, which `_read` reports
+            while (content := self._outbox.get()) is not None:
+                self._connection.send_bytes(content)
+
+    def _deliver(self, report: Report | None) -> None:
+        # The loop may have been closed by an interrupt; then nobody is left to tell.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._handle, report)
+
+    def _handle(self, report: Report | None) -> None:
+        self._heard_s = self._loop.time()
+        match report:
+            case None:
+                self._ended.set()
+            case StageReady():
+                self._ready = True
+            case RequestDone(request_id=str(ended)) | Failure(request_id=str(ended)):
+                self._inside.pop(ended, None)
+        self._on_report(self, report)

@@ -1,0 +1,288 @@
+"""The main loop of a stage's process: load, then commands in and reports out until told to stop.
+
+The process belongs to the command that started it: it ends when the pipe closes, whatever it is doing, and takes its
+own children (tensor-parallel workers) with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import queue
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from omni_cli.engine.process.fork_server import become_group_leader
+from omni_cli.engine.process.stage_log import StageLog
+from omni_cli.engine.recording.recorder import Recorder
+from omni_cli.errors import OmniError, OutputError, StageError
+from omni_cli.execution import ranges
+from omni_cli.execution.stacks import write_stacks_on_signal
+from omni_cli.models.registry import load_stage
+from omni_cli.ray_integration.ranks import ray_for_ranks
+from omni_cli.stage.failures import request_failure, summary
+from omni_cli.stage.messages import (
+    AbortRequest,
+    Alive,
+    AppendInput,
+    Command,
+    EngagementReport,
+    Failure,
+    MemoryReport,
+    Report,
+    RequestDone,
+    StageReady,
+    StageRequest,
+    StopStage,
+    decode_command,
+    encode,
+)
+from omni_cli.stage.protocol import Stage, StageSpec
+from omni_cli.stage.recording import (
+    DescribeStage,
+    MeasureRates,
+    RecordingCommand,
+    StartRecording,
+    StopRecording,
+)
+
+# A stage whose steps make nothing to report, such as parts of a long prompt, says now and then that it makes steps.
+_BEAT_S = 1.0
+# A library may write a file while its folder is being removed.
+_REMOVALS = 3
+
+
+def stacks_in(scratch: Path) -> Path:
+    """The file that the stage's processes write their stacks to when they get the signal for it."""
+    return scratch / "stacks.txt"
+
+
+def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: Path) -> None:
+    """Entry point of the process; its output, and that of every library in it, goes to `log`.
+
+    `scratch` is a folder to make for temporary files. Whoever started the process removes it.
+    """
+    become_group_leader()
+    _redirect_output(log)
+    _use_scratch(scratch)
+    write_stacks_on_signal(str(stacks_in(scratch)))
+    # A diffusers pipeline is put on its device by name, which counts among all that can be seen.
+    if spec.stage.devices is not None and spec.stage.backend == "vllm":
+        os.environ["CUDA_VISIBLE_DEVICES"] = spec.stage.devices
+    inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+    loaded: list[Stage] = []
+    emit = _Emitter(connection)
+    threading.Thread(target=_read_commands, args=(connection, inbox, loaded, emit, scratch), daemon=True).start()
+    with contextlib.ExitStack() as cluster:
+        _run(spec, cluster, inbox, loaded, emit)
+
+
+def _run(
+    spec: StageSpec,
+    cluster: contextlib.ExitStack,
+    inbox: queue.SimpleQueue[Command],
+    loaded: list[Stage],
+    emit: _Emitter,
+) -> None:
+    """Load the stage, put it into `loaded`, and run it; `cluster` takes what is to end after it."""
+    recorder = Recorder() if spec.records else None
+    started_s = time.perf_counter()
+    try:
+        with ranges.mark("load"):
+            cluster.enter_context(ray_for_ranks(spec.stage))
+            stage = load_stage(spec, emit)
+    except Exception as error:  # noqa: BLE001 - whatever a library raises while loading must reach the user
+        emit(load_failure(error, spec))
+        return
+    load_s = time.perf_counter() - started_s
+    emit(StageReady(load_s, stage.effective, memory_report(), stage.settings, stage.engagement))
+    forget_peaks()
+    loaded.append(stage)
+    if recorder is not None:
+        recorder.loaded(stage)
+    try:
+        _serve(stage, inbox, emit, recorder)
+    except Exception as error:  # noqa: BLE001 - the engine has failed, and with it every request of this stage
+        emit(Failure("stage", summary(error), details=traceback.format_exc()))
+    finally:
+        stage.close(process_ends=True)
+
+
+def _serve(stage: Stage, inbox: queue.SimpleQueue[Command], emit: _Emitter, recorder: Recorder | None) -> None:
+    while True:
+        while not stage.has_work() or not inbox.empty():
+            command = inbox.get()
+            match command:
+                case StopStage():
+                    return
+                case AbortRequest():
+                    stage.abort(command.request_id)
+                case StageRequest() | AppendInput():
+                    _take(stage, command, emit)
+                case StartRecording() | StopRecording() | DescribeStage() | MeasureRates():
+                    _record(recorder, command, emit)
+        with ranges.mark("engine step"):
+            reports = stage.step()
+        # At once, so that the request's range is as long as the latency in its report says.
+        for report in reports:
+            if isinstance(report, (RequestDone, Failure)) and report.request_id is not None:
+                ranges.request_ended(report.request_id)
+        if recorder is not None:
+            recorder.stepped()
+        _hand_over(stage, reports, emit)
+
+
+def _hand_over(stage: Stage, reports: list[Report], emit: _Emitter) -> None:
+    if any(isinstance(report, RequestDone) for report in reports):
+        # Before the requests' ends, so that whoever waits for them sees what they took.
+        emit(memory_report())
+        emit(EngagementReport(stage.engagement))
+    with ranges.mark("hand over"):
+        for report in reports:
+            emit(report)
+        if emit.silent_s > _BEAT_S:
+            emit(Alive())
+
+
+def _take(stage: Stage, command: StageRequest | AppendInput, emit: _Emitter) -> None:
+    request_id = command.request_id
+    if isinstance(command, StageRequest):
+        ranges.request_began(request_id)
+    try:
+        with ranges.mark("take input"):
+            match command:
+                case StageRequest():
+                    stage.add(command)
+                case AppendInput():
+                    stage.append(command)
+    except Exception as error:  # noqa: BLE001 - one request that a library chokes on must not end the others
+        stage.abort(request_id)
+        emit(request_failure(error, request_id))
+
+
+def _record(recorder: Recorder | None, command: RecordingCommand, emit: _Emitter) -> None:
+    assert recorder is not None, "the engine was not made with `records`"
+    try:
+        emit(recorder.answer(command))
+    except OutputError as error:
+        emit(Failure.of(error))
+
+
+def load_failure(error: Exception, spec: StageSpec) -> Failure:
+    """What to tell the user about an exception out of loading."""
+    if isinstance(error, OmniError):
+        return Failure.of(error, details=traceback.format_exc())
+    missing = isinstance(error, (FileNotFoundError, OSError)) and not isinstance(error, MemoryError)
+    hint = f"is {spec.model} a whole checkpoint? `-v` shows more" if missing else "`-v` shows the whole story"
+    failure = StageError(f"could not load {spec.model}: {summary(error)}", stage=spec.stage.name, hint=hint)
+    return Failure.of(failure, details=traceback.format_exc())
+
+
+def memory_report() -> MemoryReport:
+    """Peaks of this process since its start or since `forget_peaks`: bytes on its CUDA device and on the host."""
+    import resource
+
+    cuda = _cuda()
+    device, reserved = (0, 0) if cuda is None else (cuda.max_memory_allocated(), cuda.max_memory_reserved())
+    return MemoryReport(device, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, reserved)
+
+
+def forget_peaks() -> None:
+    """Let the peaks begin anew, so that those of running do not hide behind those of loading.
+
+    Where the kernel does not let a process reset its resident peak, that of loading stays part of it.
+    """
+    cuda = _cuda()
+    if cuda is not None:
+        cuda.reset_peak_memory_stats()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _cuda() -> Any:
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
+
+
+class _Emitter:
+    """Sends reports; one at a time, since a step may report from a thread of its own."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._said_s = time.monotonic()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last report."""
+        return time.monotonic() - self._said_s
+
+    def __call__(self, report: Report) -> None:
+        with self._lock:
+            self._connection.send_bytes(encode(report))
+            self._said_s = time.monotonic()
+
+
+def _read_commands(
+    connection: Connection, inbox: queue.SimpleQueue[Command], loaded: list[Stage], emit: _Emitter, scratch: Path
+) -> None:
+    while True:
+        try:
+            raw = connection.recv_bytes()
+        except (EOFError, OSError):
+            # The command is gone, perhaps killed. A step may take minutes, so nothing here waits for it.
+            _end_now(scratch)
+            return
+        try:
+            command = decode_command(raw)
+            if isinstance(command, AbortRequest) and loaded:
+                # The loop reads its inbox between steps, and a step of a diffusion is a whole batch.
+                loaded[0].interrupt(command.request_id)
+        except Exception as error:  # noqa: BLE001 - without this thread the stage would hang, and never say why
+            # Nothing that comes after it can be trusted.
+            with contextlib.suppress(OSError):
+                message = f"its process was told something that it cannot follow: {summary(error)}"
+                emit(Failure("stage", message, details=traceback.format_exc()))
+            _end_now(scratch)
+            return
+        inbox.put(command)
+
+
+def _end_now(scratch: Path) -> None:
+    """End this process and its descendants, whatever they are doing."""
+    for _ in range(_REMOVALS):
+        shutil.rmtree(scratch, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _use_scratch(scratch: Path) -> None:
+    """Libraries' temporary files go to `scratch`: what a killed process leaves there (vLLM's rendezvous file) goes too.
+
+    torch's cache of compiled kernels stays where it is, for the next run.
+    """
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = str(os.getuid())
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{user}"))
+    # vLLM's workers are processes of their own, and would put their sockets where the system says.
+    os.environ.setdefault("VLLM_RPC_BASE_PATH", str(scratch))
+    scratch.mkdir(mode=0o700)
+    tempfile.tempdir = str(scratch)
+
+
+def _redirect_output(log: StageLog) -> None:
+    for descriptor in (1, 2):
+        os.dup2(log.fileno(), descriptor)
+    log.close()
+    sys.stdout = open(1, "w", buffering=1, closefd=False, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115

@@ -1,0 +1,196 @@
+"""What a server's answer says, and when: one reader an endpoint, fed with bytes as they come."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from omni_cli.loadtest.sse import EventParser
+
+SAMPLE_RATE = 24_000
+"""Of raw PCM, 16 bit and mono: OpenAI's, which says it nowhere in the answer."""
+
+_DONE = b"[DONE]"
+
+
+class AnswerError(Exception):
+    """An answer that is none; `kind` is the word under which it is counted."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass
+class Answer:
+    """Times are of `time.perf_counter`. Token counts are the server's own, None where it says nothing.
+
+    `output_tokens` counts all that the model made, `audio_tokens` those of them that became sound.
+    """
+
+    text_at: list[float] = field(default_factory=list)
+    audio_at: float | None = None
+    text: list[str] = field(default_factory=list)
+    pcm: bytearray = field(default_factory=bytearray)
+    images: list[bytes] = field(default_factory=list)
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    audio_tokens: int = 0
+
+    @property
+    def audio_s(self) -> float | None:
+        return len(self.pcm) / 2 / SAMPLE_RATE if self.pcm else None
+
+
+class Reader(Protocol):
+    answer: Answer
+
+    def feed(self, chunk: bytes, at_s: float) -> None:
+        """Take what has come. Raises `AnswerError`."""
+
+    def finish(self) -> None:
+        """The answer is over. Raises `AnswerError` where something is missing."""
+
+
+class ChatReader:
+    """A streamed chat: text and sound by pieces, usage at its end."""
+
+    def __init__(self) -> None:
+        self.answer = Answer()
+        self._events = EventParser()
+        self._is_finished = False
+
+    def feed(self, chunk: bytes, at_s: float) -> None:
+        for data in self._events.feed(chunk):
+            if data != _DONE:
+                self._take(_decoded(data, _CHUNK), at_s)
+
+    def finish(self) -> None:
+        if not self._is_finished:
+            raise AnswerError("incomplete answer", "the stream ended without a finish_reason")
+
+    def _take(self, chunk: _Chunk, at_s: float) -> None:
+        if chunk.error is not None:
+            raise AnswerError("error in the stream", error_message(chunk.error))
+        for choice in chunk.choices:
+            delta = choice.delta
+            audio = delta.audio or _Audio()
+            text = delta.content or delta.reasoning or delta.reasoning_content or audio.transcript
+            if text:
+                self.answer.text_at.append(at_s)
+                self.answer.text.append(text)
+            if audio.data:
+                self._take_audio(audio.data, at_s)
+            self._is_finished |= choice.finish_reason is not None
+        if chunk.usage is not None:
+            self.answer.input_tokens = chunk.usage.prompt_tokens
+            self.answer.output_tokens = chunk.usage.completion_tokens
+            details = chunk.usage.completion_tokens_details
+            self.answer.audio_tokens = (details and details.audio_tokens) or 0
+
+    def _take_audio(self, data: str, at_s: float) -> None:
+        if self.answer.audio_at is None:
+            self.answer.audio_at = at_s
+        try:
+            self.answer.pcm += base64.b64decode(data, validate=True)
+        except binascii.Error as error:
+            raise AnswerError("invalid answer", f"a piece of audio is not base64: {error}") from error
+
+
+class SpeechReader:
+    """Raw PCM, as it is made."""
+
+    def __init__(self) -> None:
+        self.answer = Answer()
+
+    def feed(self, chunk: bytes, at_s: float) -> None:
+        if self.answer.audio_at is None:
+            self.answer.audio_at = at_s
+        self.answer.pcm += chunk
+
+    def finish(self) -> None:
+        if not self.answer.pcm:
+            raise AnswerError("incomplete answer", "there is no sound in it")
+
+
+class ImagesReader:
+    """One JSON document with all pictures."""
+
+    def __init__(self) -> None:
+        self.answer = Answer()
+        self._body = bytearray()
+
+    def feed(self, chunk: bytes, at_s: float) -> None:
+        self._body += chunk
+
+    def finish(self) -> None:
+        document = _decoded(bytes(self._body), _IMAGES)
+        try:
+            self.answer.images = [base64.b64decode(item.b64_json, validate=True) for item in document.data]
+        except binascii.Error as error:
+            raise AnswerError("invalid answer", f"a picture is not base64: {error}") from error
+        if not self.answer.images:
+            raise AnswerError("incomplete answer", "there is no picture in it")
+
+
+def error_message(error: Any) -> str:
+    """OpenAI's `error`, or whatever a server puts there."""
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+
+
+class _Audio(msgspec.Struct):
+    data: str | None = None
+    transcript: str | None = None
+
+
+class _Delta(msgspec.Struct):
+    """`reasoning` is vLLM's name for what is thought before the answer, `reasoning_content` its earlier one."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    audio: _Audio | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+    finish_reason: str | None = None
+
+
+class _Details(msgspec.Struct):
+    audio_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    completion_tokens_details: _Details | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class _Image(msgspec.Struct):
+    b64_json: str
+
+
+class _Images(msgspec.Struct):
+    data: list[_Image]
+
+
+_CHUNK = msgspec.json.Decoder(_Chunk)
+_IMAGES = msgspec.json.Decoder(_Images)
+
+
+def _decoded(data: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise AnswerError("invalid answer", f"it is not what this endpoint answers: {error}") from error

@@ -1,0 +1,73 @@
+"""The endpoints that can be measured: where they are, what is sent, who reads the answer, what it can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from omni_cli.errors import UsageError
+from omni_cli.loadtest.answers import ChatReader, ImagesReader, Reader, SpeechReader
+
+EndpointName = Literal["chat", "speech", "images"]
+_TEXT, _SOUND = ("ttft", "tpot", "itl"), ("ttfp", "rtf")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """`body(model, prompt, seed)` is one request; `metrics` are what an SLO may be about."""
+
+    name: EndpointName
+    path: str
+    body: Callable[[str, str, int], dict[str, Any]]
+    reader: Callable[[], Reader]
+    metrics: tuple[str, ...]
+
+
+def chat(modalities: tuple[str, ...], output_len: int, *, ignore_eos: bool) -> Endpoint:
+    """Streamed chats of one message; `output_len` tokens of text, exactly that many with `ignore_eos`."""
+
+    def body(model: str, prompt: str, seed: int) -> dict[str, Any]:
+        return {
+            "model": model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_completion_tokens": output_len,
+            "temperature": 0.0,
+            "seed": seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            # vLLM's; OpenAI's own servers know no such field.
+            **({"ignore_eos": True} if ignore_eos else {}),
+            **({"modalities": list(modalities), "audio": {"format": "pcm16"}} if "audio" in modalities else {}),
+        }
+
+    sound = _SOUND if "audio" in modalities else ()
+    return Endpoint("chat", "/v1/chat/completions", body, ChatReader, ("e2e", *_TEXT, *sound))
+
+
+def speech() -> Endpoint:
+    """Texts that are spoken, sent while the speech is made."""
+
+    def body(model: str, prompt: str, seed: int) -> dict[str, Any]:
+        return {
+            "model": model, "input": prompt, "seed": seed, "response_format": "pcm", "stream_format": "audio",
+        }  # fmt: skip
+
+    return Endpoint("speech", "/v1/audio/speech", body, SpeechReader, ("e2e", *_SOUND))
+
+
+def images() -> Endpoint:
+    """One picture a request."""
+
+    def body(model: str, prompt: str, seed: int) -> dict[str, Any]:
+        return {"model": model, "prompt": prompt, "n": 1, "seed": seed, "response_format": "b64_json"}
+
+    return Endpoint("images", "/v1/images/generations", body, ImagesReader, ("e2e",))
+
+
+def parse_modalities(text: str) -> tuple[str, ...]:
+    """`text,audio` as ("text", "audio"). Raises `UsageError`."""
+    names = tuple(name.strip() for name in text.split(","))
+    if not set(names) <= {"text", "audio"} or "text" not in names or len(set(names)) < len(names):
+        raise UsageError(f"invalid value for `--modalities`: `{text}`", hint="`text` or `text,audio`")
+    return names

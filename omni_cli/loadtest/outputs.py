@@ -1,0 +1,39 @@
+"""What the answers of a window say, as arrays: to compare two servers' by hash, and to say how far they are apart."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from omni_cli.loadtest.answers import Answer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def answer_arrays(answers: Sequence[Answer]) -> dict[str, np.ndarray]:
+    """As `omni_cli.bench.outputs.output_arrays`: text as its UTF-8 bytes, samples float32, pixels uint8."""
+    import numpy as np
+
+    arrays: dict[str, np.ndarray] = {}
+    for number, answer in enumerate(answers):
+        if answer.text:
+            arrays[f"{number}.tokens.text"] = np.frombuffer("".join(answer.text).encode(), np.uint8)
+        if answer.pcm:
+            whole = len(answer.pcm) // 2 * 2
+            arrays[f"{number}.audio.0"] = np.frombuffer(bytes(answer.pcm[:whole]), "<i2").astype(np.float32) / 2**15
+        for position, picture in enumerate(answer.images):
+            arrays[f"{number}.image.{position}"] = _pixels(picture)
+    return arrays
+
+
+def _pixels(picture: bytes) -> np.ndarray:
+    """uint8 (height, width, channels); the bytes as they are where that is not a picture."""
+    import numpy as np
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return np.asarray(Image.open(io.BytesIO(picture)))
+    except (UnidentifiedImageError, OSError):
+        return np.frombuffer(picture, np.uint8)

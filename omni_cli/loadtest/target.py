@@ -1,0 +1,104 @@
+"""The server that is measured: its address, and what it says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from omni_cli.config.diagnostics import visible
+from omni_cli.errors import OmniError, UsageError
+from omni_cli.loadtest.client import Client, Failure
+
+_PROBE_TIMEOUT_S = 10.0
+_HEADERS = ("server", "x-powered-by")
+_ADDRESS = "give the address of an OpenAI-compatible server, without the endpoint's path"
+
+
+@dataclass(frozen=True)
+class Target:
+    """`model` is the name that requests carry, `said` what the server says of itself."""
+
+    url: str
+    model: str
+    said: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def salts_caches(self) -> bool:
+        """Whether it runs on vLLM, finds prompts that it has had before in a prefix cache, and knows the field."""
+        return self.said.get("owned_by") in ("vllm", "omni-cli")
+
+
+def parse_url(text: str) -> str:
+    """A server's address without a path's `/v1`. Raises `UsageError`."""
+    shown = visible(text, 120)
+    hint = "for example `--url http://127.0.0.1:8000`"
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise UsageError(f"`--url {shown}` is no address: {error}", hint=hint) from error
+    if parts.username is not None or parts.password is not None:
+        # Not repeated: it would end up in logs.
+        raise UsageError("`--url` must not hold a password", hint="give a key with OPENAI_API_KEY or `--api-key`")
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise UsageError(f"`--url {shown}` is no address of a server", hint=hint)
+    if parts.query or parts.fragment:
+        raise UsageError(f"`--url {shown}` has a query or a fragment", hint=hint)
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def find_targets(urls: Sequence[str], model: str | None, api_key: str | None) -> tuple[Target, ...]:
+    """Ask every server which models it has; without `model`, its first one is measured. Raises `OmniError`."""
+    return asyncio.run(_find_all(urls, model, api_key))
+
+
+async def _find_all(urls: Sequence[str], model: str | None, api_key: str | None) -> tuple[Target, ...]:
+    found: dict[str, Target] = {}
+    for url in dict.fromkeys(urls):
+        async with Client(url, api_key=api_key, timeout_s=_PROBE_TIMEOUT_S) as client:
+            found[url] = await _find(client, model)
+    return tuple(found[url] for url in urls)
+
+
+async def _find(client: Client, model: str | None) -> Target:
+    answer = await client.get("/v1/models")
+    if isinstance(answer, Failure):
+        if model is not None and answer.kind.startswith("HTTP 404"):
+            return Target(client.url, model)
+        raise _unusable(client.url, answer)
+    document, headers = answer
+    models = document.get("data") if isinstance(document, dict) else None
+    if not isinstance(models, list) or not all(isinstance(item, dict) and item.get("id") for item in models):
+        raise _foreign(client.url)
+    if not models and model is None:
+        raise OmniError(f"`{client.url}` has no model", hint="name it with `--model`")
+    name = str(models[0]["id"]) if model is None else model
+    said: dict[str, Any] = next((item for item in models if item["id"] == name), {})
+    kept = {key: value for key, value in said.items() if isinstance(value, str | int | float | bool | list)}
+    # The time at which a server began to serve is another one every time.
+    kept.pop("created", None)
+    kept.pop("object", None)
+    return Target(client.url, name, {**kept, **{key: headers[key] for key in _HEADERS if key in headers}})
+
+
+def _foreign(url: str) -> OmniError:
+    return OmniError(f"`{url}` answers GET /v1/models, but not as OpenAI's API does", hint=_ADDRESS)
+
+
+def _unusable(url: str, failure: Failure) -> OmniError:
+    if failure.kind == "invalid answer":
+        return _foreign(url)
+    if not failure.kind.startswith("HTTP"):
+        hint = "is the server up? `omni serve` says its address when it is ready"
+        detail = "" if failure.kind in ("connection refused", "no such host") else f" ({failure.message})"
+        return OmniError(f"cannot reach `{url}`: {failure.kind}{detail}", hint=hint)
+    advice = None
+    if failure.kind.startswith(("HTTP 401", "HTTP 403")):
+        advice = "give a key with OPENAI_API_KEY or `--api-key`"
+    elif failure.kind.startswith("HTTP 404"):
+        advice = _ADDRESS
+    return OmniError(f"`{url}` refuses GET /v1/models: {failure.kind}: {failure.message}", hint=advice)

@@ -1,0 +1,100 @@
+"""Who sends a window's requests when: so many at a time, or at given times whatever the server does."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from omni_cli.loadtest.arrivals import arrival_times
+from omni_cli.loadtest.client import Outcome
+
+Send = Callable[[int, float], Coroutine[Any, Any, Outcome]]
+"""Sends request `index`, which is due at a time of `time.perf_counter`."""
+
+_TIMER_S = 0.0015
+"""The event loop wakes up to a millisecond late; what is left is spent looking at the clock."""
+
+MIN_REQUESTS = 8
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """`concurrency` clients, each of which sends its next request when it has the answer to its last one."""
+
+    concurrency: int
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"concurrency": self.concurrency}
+
+    @property
+    def text(self) -> str:
+        return f"concurrency {self.concurrency}"
+
+    @property
+    def default_requests(self) -> int:
+        return max(MIN_REQUESTS, 4 * self.concurrency)
+
+    async def run(self, send: Send, count: int, number: int) -> list[Outcome]:
+        """Send `count` requests and wait for the last answer; outcomes in the order of the requests."""
+        outcomes: dict[int, Outcome] = {}
+        indices = iter(range(count))
+
+        async def work() -> None:
+            for index in indices:
+                outcomes[index] = await send(index, time.perf_counter())
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(self.concurrency, count)):
+                group.create_task(work())
+        return [outcomes[index] for index in range(count)]
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """Requests come as a Poisson process of `rate` a second, or all at once where it is infinite."""
+
+    rate: float
+    seed: int
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        # JSON has no infinity.
+        return {"request_rate": "inf" if math.isinf(self.rate) else self.rate}
+
+    @property
+    def text(self) -> str:
+        return "all at once" if math.isinf(self.rate) else f"{self.rate:g} requests a second"
+
+    @property
+    def default_requests(self) -> int:
+        return 64 if math.isinf(self.rate) else max(MIN_REQUESTS, min(math.ceil(4 * self.rate), 1024))
+
+    async def run(self, send: Send, count: int, number: int) -> list[Outcome]:
+        """As `ClosedLoop.run`; a request that is due is sent, however many answers are still to come."""
+        times = arrival_times(self.rate, count, seed=self.seed, number=number)
+        began_s = time.perf_counter()
+        tasks: list[asyncio.Task[Outcome]] = []
+        async with asyncio.TaskGroup() as group:
+            for index, offset_s in enumerate(times):
+                due_s = began_s + offset_s
+                await _until(due_s)
+                tasks.append(group.create_task(send(index, due_s)))
+        return [task.result() for task in tasks]
+
+
+Traffic = ClosedLoop | OpenLoop
+
+
+async def _until(due_s: float) -> None:
+    left_s = due_s - time.perf_counter()
+    if left_s > _TIMER_S:
+        await asyncio.sleep(left_s - _TIMER_S)
+    # At least once, so that requests whose time has come are on their way before the next one is looked at.
+    await asyncio.sleep(0)
+    while time.perf_counter() < due_s:
+        await asyncio.sleep(0)

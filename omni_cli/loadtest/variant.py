@@ -1,0 +1,98 @@
+"""A server as a variant of the harness: what a process of its own is to a profile, a connection is to a server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from omni_cli.bench.outputs import hash_arrays, save_arrays
+from omni_cli.bench.protocol import Load, Loaded, Loading, Ran
+from omni_cli.bench.variant_process import VariantError
+from omni_cli.loadtest.client import Client, Outcome
+from omni_cli.loadtest.failures import hint_on, sentence
+from omni_cli.loadtest.outputs import answer_arrays
+from omni_cli.loadtest.target import Target
+from omni_cli.loadtest.traffic import OpenLoop, Traffic
+from omni_cli.loadtest.window import Window, columns, median_e2e_s, metrics_of, work_of
+from omni_cli.loadtest.workload import RequestMaker, ServerWorkload
+
+
+class ServerVariant:
+    """Sends windows of requests to one server. Owned by one event loop."""
+
+    pid = None
+
+    def __init__(
+        self,
+        name: str,
+        target: Target,
+        workload: ServerWorkload,
+        traffic: Traffic,
+        *,
+        api_key: str | None,
+        request_timeout_s: float,
+    ) -> None:
+        self.name = name
+        self._target = target
+        self._workload = workload
+        self._traffic = traffic
+        self._client = Client(target.url, api_key=api_key, timeout_s=request_timeout_s)
+        self._maker = RequestMaker(workload, target.model, salts_caches=target.salts_caches)
+        self._stack = AsyncExitStack()
+
+    async def start(self) -> None:
+        """Be ready to connect."""
+        await self._stack.enter_async_context(self._client)
+
+    async def load(self, _request: Load | None, _on_loading: Callable[[Loading], None]) -> Loaded:
+        """Nothing has to be loaded: the server has done it."""
+        return Loaded((), server=self._target.said)
+
+    async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
+        """One window. Raises `VariantError` where not a single request of it was answered.
+
+        A server that hangs is noticed request by request, so that `timeout_s` is not needed.
+        """
+        bodies = await asyncio.to_thread(self._maker.bodies, number)
+        endpoint = self._workload.endpoint
+
+        async def send(index: int, due_s: float) -> Outcome:
+            return await self._client.post(endpoint.path, bodies[index], endpoint.reader(), due_s)
+
+        began_s = time.perf_counter()
+        outcomes = await self._traffic.run(send, len(bodies), number)
+        window = Window(tuple(outcomes), began_s, time.perf_counter(), isinstance(self._traffic, OpenLoop))
+        if not window.answers:
+            raise self._no_answer(window, when)
+        return await asyncio.to_thread(self._ran, window, outputs)
+
+    async def close(self) -> None:
+        """Safe to call twice."""
+        await self._stack.aclose()
+
+    def _ran(self, window: Window, outputs: Path | None) -> Ran:
+        arrays = answer_arrays(window.answers)
+        if outputs is not None:
+            save_arrays(outputs, arrays)
+        return Ran(
+            e2e_s=median_e2e_s(window),
+            metrics=metrics_of(window, self._workload.slos),
+            work=work_of(window),
+            # What was not answered cannot be compared.
+            output_sha256=None if window.failures else hash_arrays(arrays),
+            accounted={},
+            memory={},
+            lasted_s=window.lasted_s,
+            requests=columns(window.rows()),
+            failures=window.failures,
+        )
+
+    def _no_answer(self, window: Window, when: str) -> VariantError:
+        failures = window.failures
+        return VariantError(
+            f"`{self.name}` answered none of {len(window.outcomes)} requests ({when}): {sentence(failures)}",
+            hint=hint_on(failures),
+        )

@@ -1,0 +1,1 @@
+"""A diffusers pipeline as a model family."""

@@ -1,0 +1,119 @@
+"""A complete Qwen-Image pipeline folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from diffusers import (
+    AutoencoderKLQwenImage,
+    FlowMatchEulerDiscreteScheduler,
+    QwenImagePipeline,
+    QwenImageTransformer2DModel,
+)
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
+
+from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
+from omni_cli.checkpoints.sizes import ImageSizes
+from omni_cli.checkpoints.tokenizer import train_tokenizer
+from omni_cli.checkpoints.weights import random_state_dict
+
+# The scheduler that Qwen-Image is released with.
+_SCHEDULER = {
+    "base_image_seq_len": 256,
+    "base_shift": 0.5,
+    "invert_sigmas": False,
+    "max_image_seq_len": 8192,
+    "max_shift": 0.9,
+    "num_train_timesteps": 1000,
+    "shift": 1.0,
+    "shift_terminal": 0.02,
+    "time_shift_type": "exponential",
+    "use_dynamic_shifting": True,
+}
+
+
+# A prompt that shows in the picture beside the noise that it starts from.
+_GAINS = {"add_v_proj": 4.0, "to_out": 2.0, "proj_out": 3.0}
+
+
+def write_image(output_dir: Path, sizes: ImageSizes, seed: int) -> None:
+    """Write everything that `QwenImagePipeline.from_pretrained` reads."""
+    tokenizer = train_tokenizer(sizes.vocab_size, model_max_length=4096)
+    with quiet_transformers():
+        pipeline = QwenImagePipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(**_SCHEDULER),
+            vae=_vae(sizes, seed),
+            text_encoder=_text_encoder(sizes, tokenizer, seed),
+            tokenizer=tokenizer,
+            transformer=_transformer(sizes, seed),
+        )
+        pipeline.save_pretrained(output_dir)
+    make_readable(output_dir)
+
+
+def _transformer(sizes: ImageSizes, seed: int) -> QwenImageTransformer2DModel:
+    height_width = sizes.head_dim * 7 // 16
+    with torch.device("meta"):
+        model = QwenImageTransformer2DModel(
+            num_layers=sizes.num_layers,
+            num_attention_heads=sizes.num_attention_heads,
+            attention_head_dim=sizes.head_dim,
+            joint_attention_dim=sizes.text_encoder.hidden_size,
+            # Time, height, width: Qwen-Image's own proportions.
+            axes_dims_rope=(sizes.head_dim - 2 * height_width, height_width, height_width),
+        )
+    return _filled(model, "transformer", seed)
+
+
+def _vae(sizes: ImageSizes, seed: int) -> AutoencoderKLQwenImage:
+    with torch.device("meta"):
+        model = AutoencoderKLQwenImage(base_dim=sizes.vae_base_dim, dim_mult=[1, 2, 2, 2], num_res_blocks=1)
+    return _filled(model, "vae", seed)
+
+
+def _text_encoder(sizes: ImageSizes, tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2_5_VLForConditionalGeneration:
+    text, token_id = sizes.text_encoder, tokenizer.convert_tokens_to_ids
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": sizes.vocab_size,
+            "hidden_size": text.hidden_size,
+            "intermediate_size": text.intermediate_size,
+            "num_hidden_layers": text.num_hidden_layers,
+            "num_attention_heads": text.num_attention_heads,
+            "num_key_value_heads": text.num_key_value_heads,
+            "max_position_embeddings": 4096,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1_000_000.0,
+                "mrope_section": text.mrope_section,
+            },
+            "bos_token_id": tokenizer.pad_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        # Qwen-Image reads text only; the smallest vision tower completes the architecture.
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "depth": 1,
+            "num_heads": 1,
+            "fullatt_block_indexes": [0],
+            "out_hidden_size": text.hidden_size,
+        },
+        image_token_id=token_id("<|IMAGE|>"),
+        video_token_id=token_id("<|VIDEO|>"),
+        vision_start_token_id=token_id("<|vision_bos|>"),
+        vision_end_token_id=token_id("<|vision_eos|>"),
+        tie_word_embeddings=False,
+        dtype="float32",
+    )
+    with torch.device("meta"):
+        model = Qwen2_5_VLForConditionalGeneration(config)
+    return _filled(model, "text_encoder", seed)
+
+
+def _filled(model: torch.nn.Module, component: str, seed: int) -> torch.nn.Module:
+    """The model with random weights, off the meta device."""
+    model.load_state_dict(random_state_dict(model, seed, prefix=f"{component}.", gains=_GAINS), assign=True)
+    return model.eval()

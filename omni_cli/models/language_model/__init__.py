@@ -1,0 +1,1 @@
+"""Any language model that vLLM supports, as a model family of one stage."""

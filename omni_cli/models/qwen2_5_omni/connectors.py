@@ -1,0 +1,191 @@
+"""Qwen2.5-Omni: thinker -> talker -> token2wav.
+
+The arithmetic is that of transformers' `Qwen2_5OmniForConditionalGeneration.generate`, for one request.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from omni_cli.config.engine_config import TalkerPrompt
+from omni_cli.errors import InputError
+from omni_cli.stage.payloads import PayloadError, integers_of, tensor_of
+
+MEDIA_FIELDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "audio_feature_lengths")
+
+
+@dataclass(frozen=True)
+class ThinkerHandoff:
+    """What the thinker leaves behind for one request.
+
+    `hidden_states` (P + N - 1, hidden_size): one row for each of P prompt tokens and of N output tokens but the last,
+    which never was an input. `media` holds the grids and lengths of images, videos and audio in the prompt.
+
+    The same of a thinker that has not finished is the beginning of a hand-off, with `ReplyRows` to follow.
+    """
+
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    hidden_states: torch.Tensor
+    media: dict[str, torch.Tensor]
+
+    @classmethod
+    def from_information(cls, information: dict[str, Any]) -> ThinkerHandoff:
+        """Raises `PayloadError` where something is missing or another kind of thing."""
+        return cls(
+            integers_of(information, "prompt_token_ids"),
+            integers_of(information, "output_token_ids"),
+            tensor_of(information, "hidden_states", num_dims=2),
+            {
+                name: tensor_of(information, name, num_dims=2 if "grid_thw" in name else 1)
+                for name in MEDIA_FIELDS
+                if name in information
+            },
+        )
+
+    def information(self) -> dict[str, Any]:
+        return {
+            "prompt_token_ids": self.prompt_token_ids,
+            "output_token_ids": self.output_token_ids,
+            "hidden_states": self.hidden_states,
+            **self.media,
+        }
+
+
+@dataclass(frozen=True)
+class ReplyRows:
+    """What a thinker has made since the last part of its hand-off: `hidden_states` (num_tokens, hidden_size)."""
+
+    token_ids: list[int]
+    hidden_states: torch.Tensor
+
+    @classmethod
+    def from_information(cls, information: dict[str, Any]) -> ReplyRows:
+        """Raises `PayloadError` where something is missing or another kind of thing."""
+        return cls(integers_of(information, "token_ids"), tensor_of(information, "hidden_states", num_dims=2))
+
+    def information(self) -> dict[str, Any]:
+        return {"token_ids": self.token_ids, "hidden_states": self.hidden_states}
+
+
+@dataclass(frozen=True)
+class TalkerInput:
+    """A talker request: P + 2 codec ids, their conditions (P + 2, embedding_size), and those of later steps.
+
+    `mrope_positions` (3, P + 2) int64, None where they count up from 0. The first `num_bare_tokens` go in without
+    the embedding of their codec id.
+    """
+
+    prompt_token_ids: list[int]
+    prompt_embeds: torch.Tensor
+    decode_conditions: torch.Tensor
+    mrope_positions: torch.Tensor | None
+    num_bare_tokens: int
+
+    def information(self) -> dict[str, Any]:
+        """What travels beside the prompt embeddings."""
+        values = {"decode_conditions": self.decode_conditions, "num_bare_tokens": [self.num_bare_tokens]}
+        return values if self.mrope_positions is None else {**values, "mrope_positions": self.mrope_positions}
+
+
+def thinker_to_talker(
+    handoff: ThinkerHandoff,
+    *,
+    config: Any,
+    embed: Callable[[Sequence[int]], torch.Tensor],
+    text_bos_token_id: int,
+    talker_prompt: TalkerPrompt,
+    is_whole: bool = True,
+) -> TalkerInput:
+    """`config` is the `Qwen2_5OmniTalkerConfig`; `embed` looks rows of the thinker's embedding table up.
+
+    Each row is the thinker's last hidden state plus its input embedding, without the embeddings of media tokens.
+    The prompt is followed by the speaker's text-begin embedding and the first reply row; later reply rows condition
+    the decoding steps one by one, then a text-end and a padding row, which are for `more_conditions` where the
+    hand-off is not whole. It must have a reply row then.
+
+    With a `full` prompt, the last two codec ids add their embeddings and images and audio have M-RoPE positions: as
+    Qwen published it. A `plain` prompt has neither, which is what transformers 5.23 computes for one unpadded
+    prompt: it drops an attention mask of ones, and the talker takes the missing mask for "not the first step".
+    """
+    prompt_ids, output_ids = handoff.prompt_token_ids, handoff.output_token_ids
+    num_prompt = len(prompt_ids)
+    consumed = [*prompt_ids, *output_ids[:-1]]
+    rows = _rows(consumed, handoff.hidden_states[: len(consumed)], config, embed)
+    stream = rows[num_prompt:]
+    if is_whole:
+        # A reply of a single token has no row of its own: the talker hears that the text has ended at once.
+        stream = torch.cat([stream, _ending(config, embed)])
+    return TalkerInput(
+        prompt_token_ids=[config.tts_codec_mask_token_id] * num_prompt
+        + [config.tts_codec_pad_token_id, config.tts_codec_start_token_id],
+        prompt_embeds=torch.cat([rows[:num_prompt], embed([text_bos_token_id]), stream[:1]]),
+        decode_conditions=stream[1:],
+        mrope_positions=(
+            mrope_positions([*prompt_ids, text_bos_token_id, output_ids[0]], handoff.media, config)
+            if talker_prompt == "full" and handoff.media
+            else None
+        ),
+        num_bare_tokens=num_prompt + 2 if talker_prompt == "plain" else 0,
+    )
+
+
+def more_conditions(
+    reply: ReplyRows, *, config: Any, embed: Callable[[Sequence[int]], torch.Tensor], is_last: bool
+) -> torch.Tensor:
+    """Rows (num_rows, embedding_size) after those of `thinker_to_talker` and of earlier calls."""
+    rows = _rows(reply.token_ids, reply.hidden_states, config, embed)
+    return torch.cat([rows, _ending(config, embed)]) if is_last else rows
+
+
+def _rows(
+    token_ids: list[int], hidden_states: torch.Tensor, config: Any, embed: Callable[[Sequence[int]], torch.Tensor]
+) -> torch.Tensor:
+    """Last hidden states plus input embeddings; an embedding of a media token is zero."""
+    if hidden_states.shape[0] != len(token_ids):
+        raise ValueError(f"{hidden_states.shape[0]} hidden-state rows for {len(token_ids)} positions")
+    media_ids = [config.audio_token_index, config.image_token_index, config.video_token_index]
+    embeds = embed(token_ids)
+    if hidden_states.shape != embeds.shape:  # one column would be added to all of them
+        raise PayloadError(f"{hidden_states.shape[1]} hidden-state columns for embeddings of {embeds.shape[1]}")
+    embeds[torch.isin(torch.tensor(token_ids, dtype=torch.long), torch.tensor(media_ids))] = 0
+    return hidden_states + embeds
+
+
+def _ending(config: Any, embed: Callable[[Sequence[int]], torch.Tensor]) -> torch.Tensor:
+    """What follows the last reply row: text-end and padding, which holds for all further steps."""
+    return embed([config.tts_text_end_token_id, config.tts_text_pad_token_id])
+
+
+def spoken_codes(codec_token_ids: Sequence[int], *, config: Any, num_codes: int) -> list[int]:
+    """Codes up to the first end token. Raises `InputError` for one that cannot be spoken."""
+    ends = {config.tts_codec_end_token_id, config.tts_codec_pad_token_id}
+    codes = list(itertools.takewhile(lambda token_id: token_id not in ends, codec_token_ids))
+    outside = [code for code in codes if code >= num_codes]
+    if outside:
+        raise InputError(f"the talker made codec token {outside[0]}, and token2wav knows 0 to {num_codes - 1}")
+    return codes
+
+
+def mrope_positions(text_ids: list[int], media: dict[str, torch.Tensor], config: Any) -> torch.Tensor:
+    """M-RoPE positions (3, num_tokens) int64 of a prompt with images, audio or video, as transformers computes them."""
+    from transformers import Qwen2_5OmniTalkerForConditionalGeneration
+
+    with torch.device("meta"):
+        talker = Qwen2_5OmniTalkerForConditionalGeneration(config)
+    ids = torch.tensor([text_ids])
+    positions, _ = talker.get_rope_index(
+        ids,
+        media.get("image_grid_thw"),
+        media.get("video_grid_thw"),
+        torch.ones_like(ids),
+        False,
+        media.get("audio_feature_lengths"),
+        media.get("second_per_grid_ts"),
+    )
+    return positions[:, 0].long()

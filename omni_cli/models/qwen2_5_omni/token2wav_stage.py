@@ -1,0 +1,318 @@
+"""Qwen2.5-Omni's token2wav on a vLLM engine: whole waveforms, or chunk by chunk while codes still come."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+from transformers import AutoConfig
+
+from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.errors import InputError, StageError
+from omni_cli.execution.denoiser import require_cuda
+from omni_cli.execution.ranges import Consecutive
+from omni_cli.execution.timeline import clock_for
+from omni_cli.models.qwen2_5_omni.chunks import Chunk, Chunker, ChunkSizes
+from omni_cli.models.qwen2_5_omni.connectors import spoken_codes
+from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
+from omni_cli.models.qwen2_5_omni.token2wav import Unwanted
+from omni_cli.stage.messages import (
+    AppendInput,
+    Array,
+    Audio,
+    Progress,
+    Report,
+    RequestDone,
+    StageRequest,
+    WaveformChunk,
+)
+from omni_cli.stage.payloads import decode_additional_information, encode_additional_information, integers_of
+from omni_cli.stage.protocol import StageSpec
+from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
+from omni_cli.vllm_integration.diffusion_entry import NoOutput
+from omni_cli.vllm_integration.registry import TOKEN2WAV
+from omni_cli.vllm_integration.stage import (
+    ActiveRequest,
+    PoolingParams,
+    VllmStage,
+    current_platform,
+)
+
+SAMPLE_RATE = 24_000
+SAID_NOTHING = "the talker said nothing: it ended at once"
+
+
+@dataclass
+class SpeechStream:
+    """A request whose audio is made in chunks; each of them is a request of its own in the engine."""
+
+    request: StageRequest
+    chunker: Chunker
+    added_s: float
+    has_all_codes: bool = False
+    num_chunks: int = 0
+    num_made: int = 0
+    denoise_step_s: list[float] = field(default_factory=list)
+    vocoder_s: float = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        return self.has_all_codes and self.num_made == self.num_chunks
+
+    def chunk_id(self, number: int) -> str:
+        """No other request is called so."""
+        return f"{self.request.request_id}\0{number}"
+
+
+class Token2WavStage(VllmStage):
+    """A waveform from codec tokens."""
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        assert isinstance(spec.stage, DiffusionStageConfig)
+        execution = spec.stage.execution
+        if execution == "cudagraph":
+            require_cuda(stage=spec.stage.name, device=current_platform.device_type)
+        super().__init__(spec, emit)
+        self.talker_config = AutoConfig.from_pretrained(spec.model).talker_config
+        self.speakers = load_speakers(spec.model)
+        self.num_codes = self.engine.vllm_config.model_config.hf_config.token2wav_config.dit_config.num_embeds
+        self._clock = clock_for(current_platform.device_type)
+        # Of the request that is running, and of those that have run: its beginning, each step's end, its end.
+        self._marks: list[Any] = []
+        self._ranges = Consecutive()
+        self._marks_of: dict[str, list[Any]] = {}
+        self._streams: dict[str, SpeechStream] = {}
+        # By a thread that reads commands; `abort`, which always follows, takes them out again.
+        self._unwanted: set[str] = set()
+        (model,) = self.engine.collective_rpc("get_model")
+        self._chunk_sizes = chunk_sizes(spec.stage, model.codes_per_block)
+        self.denoiser = model.prepare(execution, stage=spec.stage.name)
+        if execution != "eager":
+            model.warm_up()
+        model.listener = self
+
+    def engine_args(self) -> dict[str, Any]:
+        return {
+            # No KV cache is ever allocated; a size given keeps vLLM from measuring how large it could be.
+            "kv_cache_memory_bytes": 1 << 20,
+            **super().engine_args(),
+            "hf_overrides": {"architectures": [TOKEN2WAV]},
+            # The reference runs token2wav in float32 whatever the other stages run in.
+            "dtype": "float32",
+            "runner": "pooling",
+            "skip_tokenizer_init": True,
+            "enable_prefix_caching": False,
+            "enable_chunked_prefill": False,
+            "enforce_eager": True,
+        }
+
+    @property
+    def effective(self) -> dict[str, Any]:
+        stage = self.spec.stage
+        assert isinstance(stage, DiffusionStageConfig)
+        modes = {"execution": self.denoiser.execution, "stream": bool(stage.stream)}
+        # transformers' vocoder brings its waveform to the host itself, and waits for it.
+        return {**super().effective, **modes, "output_copy": "sync"}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            **super().settings,
+            "execution": self.denoiser.execution,
+            "stream_first_chunk_codes": self._chunk_sizes.first,
+            "stream_chunk_codes": self._chunk_sizes.chunk,
+            "stream_context_codes": self._chunk_sizes.context,
+            "stream_look_ahead_codes": self._chunk_sizes.look_ahead,
+        }
+
+    @property
+    def engagement(self) -> dict[str, float]:
+        return {**super().engagement, **self.denoiser.counters.as_dict()}
+
+    def _setting(self, request: StageRequest, name: str, default: float) -> float:
+        stage = self.spec.stage
+        assert isinstance(stage, DiffusionStageConfig)
+        given = request.diffusion.get(name, getattr(stage, name))
+        return default if given is None else given
+
+    def add(self, request: StageRequest) -> None:
+        if not request.streams:
+            super().add(request)
+            return
+        stream = SpeechStream(request, Chunker(self._chunk_sizes), time.perf_counter())
+        self._streams[request.request_id] = stream
+        self._feed(stream, request.handoff, is_last=not request.more_follows)
+
+    def append(self, command: AppendInput) -> None:
+        stream = self._streams.get(command.request_id)
+        if stream is not None:
+            self._feed(stream, command.handoff, is_last=command.is_last)
+
+    def _feed(self, stream: SpeechStream, handoff: bytes | None, *, is_last: bool) -> None:
+        """Hand the engine the chunks that more codes make possible."""
+        chunks = stream.chunker.add(self._codes(handoff), is_last=is_last)
+        if is_last and not stream.chunker.codes:
+            raise InputError(SAID_NOTHING)
+        stream.has_all_codes = is_last
+        for chunk in chunks:
+            request = msgspec.structs.replace(stream.request, request_id=stream.chunk_id(stream.num_chunks))
+            stream.num_chunks += 1
+            self.admit(ActiveRequest(request, time.perf_counter(), context={"stream": stream, "chunk": chunk}))
+
+    def _codes(self, handoff: bytes | None) -> list[int]:
+        assert handoff is not None  # token2wav never begins a chain
+        information = decode_additional_information(handoff, self.payload_limits)
+        return spoken_codes(
+            integers_of(information, "codec_token_ids"), config=self.talker_config, num_codes=self.num_codes
+        )
+
+    def render(self, active: ActiveRequest) -> tuple[dict[str, Any], PoolingParams]:
+        request = active.request
+        num_steps = int(self._setting(request, "num_inference_steps", 10))
+        if num_steps < 2:
+            raise InputError(f"num_inference_steps is {num_steps}; token2wav needs at least 2")
+        active.context["num_inference_steps"] = num_steps
+        settings = {
+            "speaker": [pick_speaker(self.speakers, request.speaker)],
+            "seed": [request.seed],
+            "num_inference_steps": [num_steps],
+            "guidance_scale": [float(self._setting(request, "guidance_scale", 0.5))],
+            "sway_coefficient": [float(self._setting(request, "sway_coefficient", -1.0))],
+        }
+        chunk: Chunk | None = active.context.get("chunk")
+        codes: Sequence[int] = self._codes(request.handoff) if chunk is None else chunk.codes
+        if not codes:
+            raise InputError(SAID_NOTHING)
+        if chunk is not None:
+            settings["chunk"] = [chunk.codes_start, chunk.start, chunk.end]
+        extra = {ADDITIONAL_INFORMATION: encode_additional_information(settings, self.payload_limits)}
+        return {"prompt_token_ids": list(codes)}, PoolingParams(task="plugin", extra_kwargs=extra)
+
+    def on_begin(self, engine_id: str) -> None:
+        self._marks = [self._clock.mark()]
+        self._leave_unwanted(engine_id)
+        self._ranges.next("denoising step", 1)
+
+    def on_step(self, engine_id: str, done: int, total: int) -> None:
+        self._marks.append(self._clock.mark())
+        self._leave_unwanted(engine_id)
+        if done < total:
+            self._ranges.next("denoising step", done + 1)
+        else:
+            self._ranges.next("vocoder")
+        active = self.by_engine_id(engine_id)
+        if active is not None and "stream" not in active.context:
+            self.emit(Progress(active.request.request_id, done, total, "step"))
+
+    def _leave_unwanted(self, engine_id: str) -> None:
+        active = self.by_engine_id(engine_id)
+        if active is not None and self.request_id_of(active) in self._unwanted:
+            raise Unwanted
+
+    def on_end(self, engine_id: str, waveform: torch.Tensor | None) -> None:
+        self._marks.append(self._clock.mark())
+        self._ranges.close()
+        active = self.by_engine_id(engine_id)
+        if active is None or waveform is None:
+            return
+        self._marks_of[active.request.request_id] = self._marks
+        stream: SpeechStream | None = active.context.get("stream")
+        if stream is None:
+            return
+        samples = waveform.cpu()
+        if torch.isfinite(samples).all():
+            # At once: in the engine's batch there may be others after it.
+            self.emit(WaveformChunk(stream.request.request_id, _audio(samples)))
+
+    def request_id_of(self, active: ActiveRequest) -> str:
+        stream: SpeechStream | None = active.context.get("stream")
+        return super().request_id_of(active) if stream is None else stream.request.request_id
+
+    def _parts(self, request_id: str) -> tuple[list[float], float]:
+        """Seconds of each step, and of what makes a waveform of the last one's result."""
+        marks = self._marks_of.pop(request_id)
+        *steps, vocoder_s = [self._clock.seconds(start, end) for start, end in itertools.pairwise(marks)]
+        return steps, vocoder_s
+
+    def interrupt(self, request_id: str) -> None:
+        self._unwanted.add(request_id)
+
+    def abort(self, request_id: str) -> None:
+        self._unwanted.discard(request_id)
+        stream = self._streams.pop(request_id, None)
+        running_ids = [request_id]
+        if stream is not None:
+            running_ids += [stream.chunk_id(number) for number in range(stream.num_made, stream.num_chunks)]
+        for running_id in running_ids:
+            super().abort(running_id)
+            self._marks_of.pop(running_id, None)
+
+    def _check_waveform(self, made: torch.Tensor | NoOutput) -> None:
+        """Raises `StageError` where this is no waveform (num_samples,) of finite numbers."""
+        if isinstance(made, NoOutput):
+            raise StageError(made.reason, stage=self.spec.stage.name)
+        if made.dim() != 1 or not made.numel() or not made.is_floating_point():
+            what = f"{tuple(made.shape)} of {str(made.dtype).removeprefix('torch.')}"
+            raise StageError(f"the model made {what}, which is no waveform", stage=self.spec.stage.name)
+        self.check_numbers(made, "samples")
+
+    def output(self, active: ActiveRequest, output: Any) -> list[Report]:
+        request_id = active.request.request_id
+        if self.request_id_of(active) in self._unwanted:
+            self._marks_of.pop(request_id, None)
+            return []
+        self._check_waveform(output.outputs.data)
+        steps, vocoder_s = self._parts(request_id)
+        stream: SpeechStream | None = active.context.get("stream")
+        if stream is None:
+            trace = self._trace(active, active.added_s, len(output.prompt_token_ids), steps, vocoder_s)
+            return [RequestDone(request_id, trace, audio=_audio(output.outputs.data))]
+        stream.num_made += 1
+        stream.denoise_step_s += steps
+        stream.vocoder_s += vocoder_s
+        if not stream.is_done:
+            return []
+        del self._streams[stream.request.request_id]
+        num_codes = len(stream.chunker.codes)
+        trace = self._trace(active, stream.added_s, num_codes, stream.denoise_step_s, stream.vocoder_s)
+        return [RequestDone(stream.request.request_id, {**trace, "num_chunks": stream.num_chunks})]
+
+    def _trace(
+        self, active: ActiveRequest, added_s: float, num_codes: int, steps: list[float], vocoder_s: float
+    ) -> dict[str, Any]:
+        return {
+            "latency_s": time.perf_counter() - added_s,
+            "num_input_tokens": num_codes,
+            "num_inference_steps": active.context["num_inference_steps"],
+            "denoise_step_s": steps,
+            "vocoder_s": vocoder_s,
+        }
+
+
+def chunk_sizes(stage: DiffusionStageConfig, codes_per_block: int) -> ChunkSizes:
+    """The stage's, `ChunkSizes`' own where it says nothing; `StageError` unless all are whole blocks of attention."""
+    keys = {
+        "first": "stream_first_chunk_codes",
+        "chunk": "stream_chunk_codes",
+        "context": "stream_context_codes",
+        "look_ahead": "stream_look_ahead_codes",
+    }
+    given = {name: getattr(stage, key) for name, key in keys.items()}
+    for name, size in given.items():
+        if size is not None and size % codes_per_block:
+            fitting = max(1, round(size / codes_per_block)) * codes_per_block
+            raise StageError(
+                f"`{keys[name]}` is {size}, and token2wav attends to blocks of {codes_per_block} codes",
+                stage=stage.name,
+                hint=f"--set {stage.name}.{keys[name]}={fitting}",
+            )
+    return ChunkSizes(**{name: size for name, size in given.items() if size is not None})
+
+
+def _audio(waveform: torch.Tensor) -> Audio:
+    return Audio(Array.of(waveform.numpy()), SAMPLE_RATE)

@@ -1,0 +1,119 @@
+"""A Ray cluster to run on: an existing one, or one of this machine for as long as it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+import time
+from typing import Any
+
+import psutil
+
+from omni_cli.errors import OmniError
+from omni_cli.ray_integration.quiet import QuietRay
+from omni_cli.temporary_folder import temporary_folder
+
+# What Ray puts behind its folder: `/session_2026-11-20_19-08-08_333811_14299/sockets/plasma_store` and an index.
+_SOCKET_ROOM = 80
+# A worker's processes end by themselves when it is gone, one of them after it has tidied up.
+_SYSTEM_CONFIG = {"kill_child_processes_on_worker_exit": False, "process_group_cleanup_enabled": False}
+_TOKEN = "RAY_AUTH_TOKEN"
+_CONNECT_S = 10.0
+_END_S = 10.0
+
+
+class RayCluster:
+    """`connect` joins the cluster that `RAY_ADDRESS` names, or starts one here; `close` leaves it as it was found."""
+
+    def __init__(self, num_cpus: int, *, verbose: bool) -> None:
+        """`num_cpus` is how many processors a cluster has at least if it is started here."""
+        self._num_cpus = num_cpus
+        self._folder: str | None = None
+        self._has_begun = False
+        self._address = os.environ.get("RAY_ADDRESS")
+        self._quiet = QuietRay(verbose=verbose)
+        # Ray's own handler of SIGTERM takes the place of this command's, and ends in an abort.
+        os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"
+        # A thread that asks Ray something after the end would start another Ray.
+        os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+        if not self._address:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            # Other users of this machine can reach its ports. Ray would keep a token in the home folder.
+            os.environ["RAY_AUTH_MODE"], os.environ[_TOKEN] = "token", secrets.token_hex(32)
+
+    @property
+    def scratch(self) -> str | None:
+        """A folder to be made in a cluster that was started here, which is removed with it."""
+        return None if self._folder is None else f"{self._folder}/t"
+
+    def connect(self) -> None:
+        """Takes seconds; call it in another thread, where Ray leaves signals alone. Raises `OmniError`.
+
+        `close` belongs into the same thread: in another one it takes a quarter of a minute.
+        """
+        import ray
+
+        self._has_begun = True
+        self._quiet.hush()
+        settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+        try:
+            if self._address:
+                _check_reachable(self._address)
+                ray.init(address=self._address, **settings)
+            else:
+                self._folder = tempfile.mkdtemp(prefix="omni-ray-", dir=temporary_folder(_SOCKET_ROOM))
+                # What runs on a machine with fewer cores shares them, as any other processes would.
+                cpus = max(os.cpu_count() or 1, self._num_cpus)
+                settings |= {"_temp_dir": self._folder, "_system_config": _SYSTEM_CONFIG}
+                ray.init("local", num_cpus=cpus, include_dashboard=False, **settings)
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            self.close()
+            where = f"no Ray cluster answers at `{self._address}`" if self._address else "Ray cannot be started here"
+            reason = str(error).strip().partition("\n")[0]
+            hint = (
+                "without RAY_ADDRESS, Ray is started on this machine; a cluster that asks for a token needs "
+                "RAY_AUTH_MODE=token"
+            )
+            raise OmniError(f"{where}: {reason}", hint=hint if self._address else None) from error
+
+    def close(self) -> None:
+        """End what this command has on the cluster, and a cluster that was started here. Idempotent."""
+        if self._has_begun:
+            import ray
+
+            ray.shutdown()
+        if self._folder is not None:
+            _end_all(os.environ[_TOKEN])
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+        self._quiet.end()
+
+
+def _end_all(token: str) -> None:
+    """End what is left of a Ray that has been shut down, at once but for those that tidy up after the others."""
+    deadline = time.monotonic() + _END_S
+    while processes := [process for process in psutil.process_iter() if _has_token(process, token)]:
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                if not any("resource_tracker" in word for word in process.cmdline()) or time.monotonic() > deadline:
+                    process.kill()
+        psutil.wait_procs(processes, timeout=0.1)
+
+
+def _has_token(process: psutil.Process, token: str) -> bool:
+    """Whether it was started, directly or not, by the Ray of this token."""
+    try:
+        return process.pid != os.getpid() and bool(process.environ().get(_TOKEN) == token)
+    except psutil.Error:
+        return False  # it has ended, or is another user's
+
+
+def _check_reachable(address: str) -> None:
+    """Raise `OSError` where nobody listens at HOST:PORT; Ray would go on trying for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "//" not in address:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()

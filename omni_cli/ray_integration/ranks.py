@@ -1,0 +1,32 @@
+"""The Ray that a stage's ranks run on, with `distributed_executor_backend: ray`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from omni_cli.config.engine_config import ARStageConfig, StageConfig
+
+
+@contextmanager
+def ray_for_ranks(stage: StageConfig) -> Iterator[None]:
+    """A Ray for as long as the stage needs one, and nothing for a stage that needs none. Raises `OmniError`.
+
+    vLLM takes the Ray that it finds. One that it starts itself waits for a dashboard, is open to everybody on the
+    machine, and leaves files and shared memory behind.
+    """
+    if not isinstance(stage, ARStageConfig) or stage.distributed_executor_backend != "ray":
+        yield
+        return
+    from omni_cli.ray_integration.cluster import RayCluster
+
+    # Ray takes over the signals of the thread that starts it if that is the main one.
+    with ThreadPoolExecutor(1, thread_name_prefix="omni-ray") as thread:
+        # What it says goes where all goes that this process says.
+        cluster = RayCluster(num_cpus=1, verbose=True)
+        thread.submit(cluster.connect).result()
+        try:
+            yield
+        finally:
+            thread.submit(cluster.close).result()

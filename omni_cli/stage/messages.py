@@ -1,0 +1,226 @@
+"""What the command's process and a stage's process say to each other: msgspec structs over a pipe, no pickle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniError, OutputError, StageError
+from omni_cli.outputs import Message
+from omni_cli.stage.recording import RecordingCommand, RecordingReport
+
+_ITEMSIZES = {"uint8": 1, "int16": 2, "int32": 4, "int64": 8, "float32": 4, "float64": 8}
+
+
+class Array(msgspec.Struct, frozen=True):
+    """A numpy array as bytes, row-major. Where its parts contradict each other, decoding raises `ValidationError`."""
+
+    data: bytes
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        itemsize = _ITEMSIZES.get(self.dtype)
+        if itemsize is None:
+            raise ValueError(f"arrays of {self.dtype[:40]!r} are not sent")
+        if any(size < 0 for size in self.shape) or math.prod(self.shape) * itemsize != len(self.data):
+            raise ValueError(f"{len(self.data)} bytes are no array of shape {self.shape} of {self.dtype}")
+        if any(size >= 2**31 for size in self.shape):
+            raise ValueError(f"no array has the shape {self.shape}")  # an empty one, of which NumPy would make nothing
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Array:
+        return cls(np.ascontiguousarray(array).tobytes(), array.shape, array.dtype.name)
+
+    def numpy(self) -> np.ndarray:
+        return np.frombuffer(self.data, dtype=self.dtype).reshape(self.shape)
+
+
+class AudioInput(msgspec.Struct, frozen=True):
+    samples: Array
+    sample_rate: int
+
+
+class StageRequest(msgspec.Struct, frozen=True, tag=True):
+    """One request for one stage. The first stage of a chain gets the prompt, the others what came before them.
+
+    `handoff` is an encoded `AdditionalInformationPayload`, and with `more_follows` only the beginning of what
+    `AppendInput` goes on with. `wants_handoff` asks for one in return. With `streams`, whatever the stage makes for
+    others leaves it as it is made: its hand-off as `HandoffChunk`, its audio as `WaveformChunk`.
+    """
+
+    request_id: str
+    prompt: str = ""
+    messages: tuple[Message, ...] = ()
+    reply: str | None = None
+    audio: tuple[AudioInput, ...] = ()
+    images: tuple[Array, ...] = ()
+    raw: bool = False
+    seed: int = 0
+    speaker: str | None = None
+    sampling: dict[str, Any] = {}
+    diffusion: dict[str, Any] = {}
+    cache_salt: str | None = None
+    handoff: bytes | None = None
+    more_follows: bool = False
+    wants_handoff: bool = False
+    streams: bool = False
+
+
+class AppendInput(msgspec.Struct, frozen=True, tag=True):
+    """More of a request's hand-off from the stage before; nothing comes after the last one."""
+
+    request_id: str
+    handoff: bytes
+    is_last: bool
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+
+
+class StopStage(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+Command = StageRequest | AppendInput | AbortRequest | StopStage | RecordingCommand
+
+
+class MemoryReport(msgspec.Struct, frozen=True, tag=True):
+    """Peaks in bytes, while loading or since then: device memory allocated and reserved, resident host memory."""
+
+    device: int
+    host: int
+    reserved: int = 0
+
+
+class EngagementReport(msgspec.Struct, frozen=True, tag=True):
+    """What has really happened since the stage began to load, counted: graphs replayed, bytes copied."""
+
+    counters: dict[str, float]
+
+
+class StageReady(msgspec.Struct, frozen=True, tag=True):
+    """`effective` is what really holds, and `settings` are configuration keys, both read back from the engine."""
+
+    load_s: float
+    effective: dict[str, Any]
+    memory: MemoryReport
+    settings: dict[str, Any] = {}
+    engagement: dict[str, float] = {}
+
+
+FailureKind = Literal["input", "checkpoint", "output", "deadline", "stage"]
+_KINDS: Mapping[FailureKind, type[OmniError]] = {
+    "input": InputError,
+    "checkpoint": CheckpointError,
+    "output": OutputError,
+    "deadline": DeadlineError,
+}
+
+
+class Failure(msgspec.Struct, frozen=True, tag=True):
+    """A stage (`request_id` None) or one request failed; `details` is a traceback."""
+
+    kind: FailureKind
+    message: str
+    hint: str | None = None
+    details: str | None = None
+    request_id: str | None = None
+
+    @classmethod
+    def of(cls, error: OmniError, *, request_id: str | None = None, details: str | None = None) -> Failure:
+        kind: FailureKind = next((name for name, cls_ in _KINDS.items() if isinstance(error, cls_)), "stage")
+        return cls(kind, error.message, error.hint, details, request_id)
+
+    def error(self, stage: str) -> OmniError:
+        """The exception again, in the command's process."""
+        if self.kind in _KINDS:
+            return _KINDS[self.kind](self.message, hint=self.hint)
+        name = f"stage `{stage}`: "
+        return StageError(
+            self.message if self.message.startswith(name) else name + self.message,
+            stage=stage,
+            request_id=self.request_id,
+            hint=self.hint,
+            details=self.details,
+        )
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+    done: int
+    total: int | None
+    unit: Literal["token", "step"]
+
+
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """Nothing new, but the stage has made a step."""
+
+
+class TextChunk(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+    text: str
+
+
+class Text(msgspec.Struct, frozen=True):
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+
+
+class Audio(msgspec.Struct, frozen=True):
+    samples: Array
+    sample_rate: int
+
+
+class HandoffChunk(msgspec.Struct, frozen=True, tag=True):
+    """A part of what the next stage needs, while this one goes on; the last one comes before `RequestDone`."""
+
+    request_id: str
+    handoff: bytes
+    is_last: bool
+
+
+class WaveformChunk(msgspec.Struct, frozen=True, tag=True):
+    """The next part of a request's audio. One that has been sent in chunks is in `RequestDone` no more."""
+
+    request_id: str
+    audio: Audio
+
+
+class RequestDone(msgspec.Struct, frozen=True, tag=True):
+    """A stage has finished a request: what it measured, what it made, and what the next stage needs."""
+
+    request_id: str
+    trace: dict[str, Any]
+    text: Text | None = None
+    audio: Audio | None = None
+    image: Array | None = None
+    handoff: bytes | None = None
+
+
+Report = (
+    StageReady
+    | Failure
+    | Progress
+    | Alive
+    | TextChunk
+    | HandoffChunk
+    | WaveformChunk
+    | RequestDone
+    | MemoryReport
+    | EngagementReport
+    | RecordingReport
+)
+
+# What decoding raises for bytes that are no message.
+NoMessage = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+encode = msgspec.msgpack.Encoder().encode
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode

@@ -1,0 +1,131 @@
+"""The part of a vLLM request that is ours: what travels in `extra_args` / `extra_kwargs`, decoded once a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from omni_cli.stage.payloads import (
+    DEFAULT_LIMITS,
+    PayloadError,
+    PayloadLimits,
+    decode_additional_information,
+    decode_prompt_embeds,
+    integer_of,
+    tensor_of,
+)
+
+WANTS_HIDDEN_STATES = "omni_wants_hidden_states"
+PROMPT_EMBEDS = "omni_prompt_embeds"
+ADDITIONAL_INFORMATION = "omni_additional_information"
+# In the information: `decode_conditions` is only a beginning (`arriving_conditions`).
+MORE_CONDITIONS_FOLLOW = "more_conditions_follow"
+
+
+@dataclass
+class RequestPayload:
+    """`prompt_embeds` (num_prompt_tokens, embedding_size) or None; `information` tensors and lists by name.
+
+    Rows that conditions begin with are on the host until they are first asked for, and on the device from then on.
+    Raises `PayloadError` for information that is not what it has to be or does not fit the embeddings.
+    """
+
+    wants_hidden_states: bool = False
+    prompt_embeds: torch.Tensor | None = None
+    information: dict[str, Any] = field(default_factory=dict)
+    _arrived: list[torch.Tensor] = field(default_factory=list)
+    _conditions: torch.Tensor | None = None
+    _num_conditions: int = 0
+    _is_whole: bool = True
+    _num_bare_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self._num_bare_tokens = integer_of(self.information, "num_bare_tokens", 0)
+        if "mrope_positions" in self.information:
+            _check_positions(self.information)
+        if self.prompt_embeds is None:
+            return
+        size = self.prompt_embeds.shape[1:]
+        tail = tensor_of(
+            {"decode_conditions": self.prompt_embeds[:0], **self.information}, "decode_conditions", num_dims=2
+        )
+        if tail.shape[1:] != size:
+            raise PayloadError(
+                f"decode_conditions {tuple(tail.shape)} do not fit prompt_embeds {tuple(self.prompt_embeds.shape)}"
+            )
+        self._arrived = [self.prompt_embeds, tail]
+        self._is_whole = not integer_of(self.information, MORE_CONDITIONS_FOLLOW, 0)
+
+    def append_conditions(self, rows: torch.Tensor, *, is_last: bool) -> None:
+        """More `decode_conditions` rows (num_rows, embedding_size) on the host."""
+        self._arrived.append(rows)
+        self._is_whole = is_last
+
+    def num_bare(self, start: int, length: int) -> int:
+        """How many of positions [start, start + length) are prompt tokens that go in without their own embedding."""
+        return max(0, min(length, self._num_bare_tokens - start))
+
+    def conditions(
+        self, start: int, length: int, device: torch.device, dtype: torch.dtype | None = None
+    ) -> torch.Tensor | None:
+        """Condition rows (length, embedding_size) of positions [start, start + length), or None without any.
+
+        Position p is conditioned on row p of the prompt embeddings followed by the `decode_conditions` rows; past
+        the end the last row holds, which is the padding that the producer puts there. `dtype` None leaves it as it is.
+        Raises `RuntimeError` for a position whose row has not arrived.
+        """
+        if self.prompt_embeds is None:
+            return None
+        if self._arrived:
+            self._to_device(torch.cat(self._arrived), device, dtype)
+            self._arrived = []
+        assert self._conditions is not None  # where there are prompt embeddings, there have been rows
+        rows = self._conditions[start : min(start + length, self._num_conditions)]
+        missing = length - rows.shape[0]
+        if not missing:
+            return rows
+        if not self._is_whole:
+            raise RuntimeError(f"positions {start} to {start + length - 1}: {missing} condition rows have not arrived")
+        # No index tensors: bringing one to the device would wait for all that runs there, in every step.
+        last = self._conditions[self._num_conditions - 1].expand(missing, -1)
+        return last if missing == length else torch.cat([rows, last])
+
+    def _to_device(self, rows: torch.Tensor, device: torch.device, dtype: torch.dtype | None) -> None:
+        """Put `rows` after those that are there; the room doubles, so that each is moved a few times at most."""
+        end = self._num_conditions + rows.shape[0]
+        if self._conditions is None or end > self._conditions.shape[0]:
+            room = max(end, 2 * self._num_conditions)
+            grown = torch.empty((room, rows.shape[1]), dtype=dtype or rows.dtype, device=device)
+            if self._conditions is not None:
+                grown[: self._num_conditions] = self._conditions[: self._num_conditions]
+            self._conditions = grown
+        rows = rows.to(self._conditions.dtype)
+        if device.type == "cuda":
+            rows = rows.pin_memory()  # or the copy would wait for all that runs on the device
+        self._conditions[self._num_conditions : end].copy_(rows, non_blocking=True)
+        self._num_conditions = end
+
+
+def _check_positions(information: dict[str, Any]) -> None:
+    positions = tensor_of(information, "mrope_positions", num_dims=2)
+    if positions.dtype != torch.int64 or positions.shape[0] != 3 or not positions.shape[1]:
+        raise PayloadError(
+            f"mrope_positions: (3, num_prompt_tokens) of int64 has to be there, not {tuple(positions.shape)} of "
+            f"{str(positions.dtype).removeprefix('torch.')}"
+        )
+
+
+def read_request_payload(
+    sampling_params: Any, pooling_params: Any, limits: PayloadLimits = DEFAULT_LIMITS
+) -> RequestPayload:
+    """The payload of a new request; empty where the request carries none. Raises `PayloadError`."""
+    extra = getattr(sampling_params, "extra_args", None) or getattr(pooling_params, "extra_kwargs", None) or {}
+    embeds = extra.get(PROMPT_EMBEDS)
+    information = extra.get(ADDITIONAL_INFORMATION)
+    return RequestPayload(
+        wants_hidden_states=bool(extra.get(WANTS_HIDDEN_STATES)),
+        prompt_embeds=None if embeds is None else decode_prompt_embeds(embeds, limits),
+        information={} if information is None else decode_additional_information(information, limits),
+    )

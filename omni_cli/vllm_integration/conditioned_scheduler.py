@@ -1,0 +1,119 @@
+"""A scheduler for requests whose conditions arrive while they run: those that lack a row sit a step out.
+
+A talker's step is conditioned on one row of the thinker's, which may not be there yet. Such a request keeps its place
+and its KV blocks, and the others of the batch run on. vLLM's scheduler is asked to leave requests out by its own
+means; nothing of it is copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from omni_cli.vllm_integration.arriving_conditions import Arrived, attach_arrived
+from omni_cli.vllm_integration.checked_scheduler import CheckedAsyncScheduler, CheckedScheduler, scheduler_maker
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
+    from vllm.v1.request import Request
+else:
+    VllmScheduler = object  # which of vLLM's schedulers is behind the mixin is said where it is used
+
+
+@dataclass
+class Supply:
+    """The condition rows of one request: how many there are, and those that the workers do not have yet."""
+
+    num_rows: int
+    is_whole: bool = False
+    unsent: list[torch.Tensor] = field(default_factory=list)
+
+    def take(self) -> Arrived:
+        arrived = Arrived(torch.cat(self.unsent), self.is_whole)
+        self.unsent = []
+        return arrived
+
+
+class ConditionedSchedulerMixin(VllmScheduler):
+    """Over vLLM's V1 scheduler. Requests that `expect_conditions` was not called for are vLLM's alone."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Ends with the request, however that ends.
+        self._supplies: WeakKeyDictionary[Request, Supply] = WeakKeyDictionary()
+        self._num_steps_under_way = 0
+        self._has_scheduled = True
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether another step would do nothing: none is under way, and a try after the last one found nothing."""
+        return not self._has_scheduled and self._num_steps_under_way == 0
+
+    def expect_conditions(self, request_id: str, num_rows: int) -> None:
+        """The request has `num_rows` rows, those of its prompt at least, and more will come."""
+        self._supplies[self.requests[request_id]] = Supply(num_rows)
+
+    def append_conditions(self, request_id: str, rows: torch.Tensor, *, is_last: bool) -> None:
+        """More rows (num_rows, embedding_size); after the last, further steps hold on to the last row.
+
+        Of a request that has ended, they are dropped.
+        """
+        request = self.requests.get(request_id)
+        if request is not None:
+            supply = self._supplies[request]
+            supply.num_rows += rows.shape[0]
+            supply.is_whole = is_last
+            supply.unsent.append(rows)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        lacking = [request for request, supply in self._supplies.items() if _lacks_rows(request, supply)]
+        for request in lacking:
+            # How vLLM leaves a running request out of a step; the counter is at this step's number once it begins.
+            request.next_decode_eligible_step = self.current_step + 2
+        taken = [(queue, self._take_out(queue, lacking)) for queue in (self.waiting, self.skipped_waiting)]
+        output = super().schedule(*args, **kwargs)
+        for queue, requests in taken:
+            for request in reversed(requests):
+                queue.prepend_request(request)
+        scheduled = [self.requests[request_id] for request_id in output.num_scheduled_tokens]
+        unsent = [request for request in scheduled if request in self._supplies and self._supplies[request].unsent]
+        if unsent:
+            attach_arrived(output, {request.request_id: self._supplies[request].take() for request in unsent})
+        self._has_scheduled = output.total_num_scheduled_tokens > 0
+        self._num_steps_under_way += self._has_scheduled
+        return output
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        if scheduler_output.total_num_scheduled_tokens > 0:
+            self._num_steps_under_way -= 1
+            # Pipeline ranks have several steps under way: a try that found nothing may have come before this one's end.
+            self._has_scheduled = True
+        return super().update_from_output(scheduler_output, *args, **kwargs)
+
+    @staticmethod
+    def _take_out(queue: Any, lacking: list[Request]) -> list[Request]:
+        """Preempted requests that lack a row, out of a queue of waiting ones: they would be computed up to that row."""
+        out = [request for request in queue if request in lacking]
+        if out:
+            queue.remove_requests(out)
+        return out
+
+
+def _lacks_rows(request: Request, supply: Supply) -> bool:
+    """Whether a position that the next step would compute has no row: all up to the newest token's."""
+    return not supply.is_whole and request.num_tokens_with_spec + request.num_output_placeholders > supply.num_rows
+
+
+class ConditionedScheduler(ConditionedSchedulerMixin, CheckedScheduler):
+    pass
+
+
+class ConditionedAsyncScheduler(ConditionedSchedulerMixin, CheckedAsyncScheduler):
+    pass
+
+
+make_scheduler = scheduler_maker(ConditionedScheduler, ConditionedAsyncScheduler)

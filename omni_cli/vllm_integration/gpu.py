@@ -1,0 +1,31 @@
+"""Runners and workers on CUDA. Naming one of the workers in vLLM's `worker_cls` is all that it takes."""
+
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_worker import Worker
+
+from omni_cli.vllm_integration.registry import register_models
+from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin, DiffusionRunnerMixin, OmniRunnerMixin
+from omni_cli.vllm_integration.workers import OmniWorkerMixin
+
+# Workers in processes of their own import this module and nothing else of ours.
+register_models()
+
+
+class OmniGPUModelRunner(OmniRunnerMixin, GPUModelRunner):
+    """vLLM's V1 runner that decodes request payloads."""
+
+
+class GPUARModelRunner(ARRunnerMixin, OmniGPUModelRunner):
+    """Tokens as vLLM makes them, and hidden states per request in `pooler_output`."""
+
+
+class GPUDiffusionModelRunner(DiffusionRunnerMixin, OmniGPUModelRunner):
+    """One tensor per request in `pooler_output`; no logits, no sampling, no KV cache."""
+
+
+class GPUARWorker(OmniWorkerMixin, Worker):
+    runner_cls = GPUARModelRunner
+
+
+class GPUDiffusionWorker(OmniWorkerMixin, Worker):
+    runner_cls = GPUDiffusionModelRunner

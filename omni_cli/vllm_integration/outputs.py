@@ -1,0 +1,40 @@
+"""`OmniModelRunnerOutput`: what a runner hands to vLLM's scheduler, payloads next to tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+from omni_cli.vllm_integration.diffusion_entry import NoOutput
+
+
+@dataclass
+class OmniModelRunnerOutput(ModelRunnerOutput):
+    """vLLM's output whose `pooler_output` holds, a request, a host tensor or None, in the order of `req_ids`.
+
+    AR runners put hidden states there, (num_rows, hidden_size), beside the sampled tokens; diffusion runners put
+    the finished tensor there, or a `NoOutput`, and sample nothing.
+    """
+
+    @classmethod
+    def with_payloads(
+        cls, output: ModelRunnerOutput, payloads: Mapping[str, torch.Tensor | NoOutput]
+    ) -> OmniModelRunnerOutput:
+        """`output` with one tensor for each request named in `payloads`."""
+        fields = {name: getattr(output, name) for name in ModelRunnerOutput.__dataclass_fields__}
+        fields["pooler_output"] = [payloads.get(req_id) for req_id in output.req_ids]
+        return cls(**fields)
+
+
+class AsyncOmniModelRunnerOutput(AsyncModelRunnerOutput):
+    """An output whose tokens and payloads are still on their way to the host; `get_output` waits for both."""
+
+    def __init__(self, finish: Callable[[], OmniModelRunnerOutput]) -> None:
+        """`finish` waits and is called once."""
+        self._finish = finish
+
+    def get_output(self) -> OmniModelRunnerOutput:
+        return self._finish()

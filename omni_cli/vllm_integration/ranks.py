@@ -1,0 +1,40 @@
+"""What vLLM's ranks need beyond vLLM where they are processes of their own; `vllm_stage` is to be imported first."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from vllm.platforms import current_platform
+
+from omni_cli.errors import StageError
+from omni_cli.vllm_integration.shared_memory import forget_message_queues
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+
+def prepare_ranks(num_ranks: int, stage: str) -> None:
+    """Before there is an engine. Raises `StageError` where there are too few cores for them.
+
+    On a CPU, vLLM wants to be told each rank's cores unless the machine has as many NUMA nodes; they are shared out
+    evenly here, and `VLLM_CPU_OMP_THREADS_BIND` overrides that.
+    """
+    # Spawned processes first run the main module again; ours is to be the one with the imports and work-arounds.
+    sys.modules["__main__"].__spec__ = importlib.util.find_spec("omni_cli.engine.process.preload_vllm")
+    if not current_platform.is_cpu() or "VLLM_CPU_OMP_THREADS_BIND" in os.environ:
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < num_ranks:
+        raise StageError(f"{num_ranks} ranks need as many cores, and there are {len(cores)}", stage=stage)
+    share = len(cores) // num_ranks
+    groups = [cores[rank * share : (rank + 1) * share] for rank in range(num_ranks)]
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, group)) for group in groups)
+
+
+def forget_shared_memory(engine: LLMEngine) -> None:
+    """Once the engine is there: what it and its ranks share has no names any more, and cannot be left behind."""
+    engine.collective_rpc("forget_message_queues")
+    forget_message_queues()

@@ -1,0 +1,349 @@
+"""What our model runners add to vLLM's, as mixins over the hooks that `GPUModelRunner` and `CPUModelRunner` share.
+
+    OmniRunnerMixin            decodes request payloads, sets M-RoPE positions that came with a request
+    ├── ARRunnerMixin          hidden states per request, beside tokens that stay as they are
+    └── DiffusionRunnerMixin   one tensor per request, no logits and no sampling
+
+A worker makes its vLLM runner one of these by changing the runner's class after vLLM has built it (`workers.py`), so
+a mixin has no `__init__`; `init_omni` is called once, right after.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed import get_pp_group, get_tp_group
+from vllm.sequence import IntermediateTensors
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+from omni_cli.execution.copies import PendingCopy, make_output_copy
+from omni_cli.execution.ranges import mark
+from omni_cli.stage.payloads import DEFAULT_LIMITS
+from omni_cli.stage.request_payloads import RequestPayload, read_request_payload
+from omni_cli.vllm_integration.arriving_conditions import arrived_with
+from omni_cli.vllm_integration.diffusion_entry import (
+    DiffusionInput,
+    NoOutput,
+    diffusion_entry,
+    one_tensor_per_request,
+    start_together,
+)
+from omni_cli.vllm_integration.graph_counters import GraphCounters
+from omni_cli.vllm_integration.outputs import AsyncOmniModelRunnerOutput, OmniModelRunnerOutput
+from omni_cli.vllm_integration.row_ledger import ComputedSpan, RowLedger
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as VllmRunner
+
+    from omni_cli.config.engine_config import OutputCopy
+else:
+    VllmRunner = object  # which of vLLM's runners is behind the mixins is said where they are used
+
+
+class OmniRunnerMixin(VllmRunner):
+    """Request payloads and the way of outputs to the host, for every kind of stage."""
+
+    intermediate_tensors: IntermediateTensors | None
+
+    def init_omni(self) -> None:
+        self.request_payloads: dict[str, RequestPayload] = {}
+        self.payload_limits = DEFAULT_LIMITS
+        self._step_spans: list[ComputedSpan] = []
+        # vLLM's executor takes the outputs of one rank; the others copy nothing. With an external launcher every
+        # rank has an executor of its own.
+        is_alone = self.parallel_config.distributed_executor_backend == "external_launcher"
+        self.hands_out: bool = get_pp_group().is_last_rank and (is_alone or get_tp_group().is_first_rank)
+        self.use_output_copy("sync")
+
+    def use_output_copy(self, mode: OutputCopy) -> OutputCopy:
+        """How outputs travel from the next step on; returns what really holds."""
+        self.output_copy = make_output_copy(mode, self.device)
+        return self.output_copy.mode
+
+    def engagement(self) -> dict[str, float]:
+        """Counters of what has really happened so far."""
+        return self.output_copy.counters.as_dict()
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        super().initialize_kv_cache(*args, **kwargs)
+        if not get_pp_group().is_first_rank and self.intermediate_tensors is None:
+            # vLLM allocates these in its warm-up run, and has none when it is eager with a KV cache of given size.
+            self.intermediate_tensors = self.get_model().make_empty_intermediate_tensors(
+                batch_size=self.max_num_tokens, dtype=self.model_config.dtype, device=self.device
+            )
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        self._check_plan(scheduler_output)
+        for request_id in scheduler_output.finished_req_ids:
+            self._forget_request(request_id)
+        for request in scheduler_output.scheduled_new_reqs:
+            self.request_payloads[request.req_id] = read_request_payload(
+                request.sampling_params, request.pooling_params, self.payload_limits
+            )
+        for request_id, arrived in arrived_with(scheduler_output).items():
+            self.request_payloads[request_id].append_conditions(arrived.rows, is_last=arrived.is_last)
+        return super()._update_states(scheduler_output)
+
+    def _check_plan(self, scheduler_output: SchedulerOutput) -> None:
+        """`ValueError` that names the request where scheduler and worker do not mean the same ones."""
+        known = self.request_payloads.keys() | {request.req_id for request in scheduler_output.scheduled_new_reqs}
+        for request_id in arrived_with(scheduler_output).keys() | scheduler_output.num_scheduled_tokens.keys():
+            if request_id not in known:
+                raise ValueError(f"request {request_id}: a step is planned for it, and this worker does not know it")
+            if scheduler_output.num_scheduled_tokens.get(request_id, 0) < 1:
+                raise ValueError(f"request {request_id}: a step is planned for it with none of its tokens")
+
+    def _forget_request(self, request_id: str) -> None:
+        self.request_payloads.pop(request_id, None)
+
+    def _init_mrope_positions(self, req_state: Any) -> None:
+        """M-RoPE positions (3, num_prompt_tokens) that came with the request; else the model computes them."""
+        given = self.request_payloads[req_state.req_id].information.get("mrope_positions")
+        if given is None:
+            super()._init_mrope_positions(req_state)
+            return
+        req_state.mrope_positions = given
+        req_state.mrope_position_delta = int(given.max()) + 1 - given.shape[1]
+
+    def _prepare_inputs(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_inputs(scheduler_output, *args, **kwargs)
+        self._step_spans = self._spans(scheduler_output) if self._needs_spans() else []
+        return prepared
+
+    def _needs_spans(self) -> bool:
+        return True
+
+    def _spans(self, scheduler_output: SchedulerOutput) -> list[ComputedSpan]:
+        """What this step computes, in the batch's own order, which vLLM may have changed while preparing it."""
+        spans = []
+        row = 0
+        for index, request_id in enumerate(self.input_batch.req_ids):
+            length = scheduler_output.num_scheduled_tokens[request_id]
+            spans.append(
+                ComputedSpan(
+                    request_id=request_id,
+                    start=int(self.input_batch.num_computed_tokens_cpu[index]),
+                    length=length,
+                    row=row,
+                    num_draft_tokens=len(scheduler_output.scheduled_spec_decode_tokens.get(request_id, ())),
+                )
+            )
+            row += length
+        return spans
+
+
+class ARRunnerMixin(OmniRunnerMixin):
+    """Hidden states per request through `pooler_output`; tokens, logprobs and everything else are vLLM's.
+
+    A request asks for its hidden states (`WANTS_HIDDEN_STATES`); for the others nothing is gathered, copied or kept.
+    A model with `fill_conditions` gets, before each forward pass, the rows that each position is conditioned on.
+    """
+
+    def init_omni(self) -> None:
+        super().init_omni()
+        self.row_ledger = RowLedger()
+        self.graph_counters = GraphCounters()
+        self._step_replays = False
+
+    def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
+        super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
+        if self.cache_config.enable_prefix_caching and self.hands_out:
+            self.row_ledger.keep_cached_rows(
+                kv_cache_config.num_blocks,
+                kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
+                self.model_config.get_hidden_size(),
+                self.model_config.dtype,
+            )
+
+    def capture_model(self) -> int:
+        began_s = time.perf_counter()
+        with mark("capture"):
+            num_bytes: int = super().capture_model()
+        self.graph_counters.captured(num_bytes, time.perf_counter() - began_s)
+        return num_bytes
+
+    def engagement(self) -> dict[str, float]:
+        return {**super().engagement(), **self.graph_counters.as_dict()}
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        updated = super()._update_states(scheduler_output)
+        for request in scheduler_output.scheduled_new_reqs:
+            if self.request_payloads[request.req_id].wants_hidden_states:
+                self.row_ledger.begin(request.req_id)
+        return updated
+
+    def _forget_request(self, request_id: str) -> None:
+        super()._forget_request(request_id)
+        self.row_ledger.forget(request_id)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        fill_conditions = getattr(self.get_model(), "fill_conditions", None)
+        self._fill_conditions = fill_conditions if get_pp_group().is_first_rank else None
+
+    def _needs_spans(self) -> bool:
+        wanted = any(payload.wants_hidden_states for payload in self.request_payloads.values())
+        return wanted or self._fill_conditions is not None
+
+    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._fill_conditions is not None:
+            spans = [(self.request_payloads[s.request_id], s.start, s.length) for s in self._step_spans]
+            dtype = self.model_config.dtype
+            self._fill_conditions(
+                [payload.conditions(first, count, self.device, dtype) for payload, first, count in spans],
+                [payload.num_bare(first, count) for payload, first, count in spans],
+            )
+        self._step_replays = self.graph_counters.count_step()
+        with mark("model forward"):
+            return super()._model_forward(*args, **kwargs)
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        state = self.execute_model_state
+        spans = self._wanted_spans() if state is not None and self.hands_out else []
+        # Before sampling, which may draft into the same buffers, and beside which the copy can run.
+        pending = self._start_copy(state.hidden_states, spans) if spans else None
+        with mark("sampling"):
+            output = super().sample_tokens(grammar_output)
+        if pending is None:
+            return output
+        if isinstance(output, AsyncModelRunnerOutput):
+            return AsyncOmniModelRunnerOutput(lambda: self._with_hidden_states(spans, pending, output.get_output()))
+        return self._with_hidden_states(spans, pending, output)
+
+    def _wanted_spans(self) -> list[ComputedSpan]:
+        wanted = [s for s in self._step_spans if self.request_payloads[s.request_id].wants_hidden_states]
+        if not self.row_ledger.keeps_cached_rows:
+            return wanted
+        # With an asynchronous output, vLLM may have moved on to the next step's blocks when this one is settled.
+        return [self.row_ledger.with_blocks(s, self.requests[s.request_id].block_ids[0]) for s in wanted]
+
+    def _start_copy(self, hidden_states: torch.Tensor, spans: list[ComputedSpan]) -> PendingCopy:
+        """Rows of the requests that want them, (num_rows, hidden_size), in one transfer a step."""
+        parts = [hidden_states[begin:end] for begin, end in _joined(spans)]
+        with mark("output copy"):
+            if len(parts) > 1:
+                return self.output_copy.start(torch.cat(parts))
+            # A graph writes its next output over this one, a drafter may, and on a CPU nothing says that no layer does.
+            reused = self._step_replays or self.speculative_config is not None or self.device.type == "cpu"
+            return self.output_copy.start(parts[0], reused=reused)
+
+    def _with_hidden_states(
+        self, spans: list[ComputedSpan], pending: PendingCopy, output: ModelRunnerOutput
+    ) -> OmniModelRunnerOutput:
+        with mark("wait for output copy"):
+            rows = pending.get()
+        if rows.is_pinned():
+            # Kept until the request ends; page-locked memory is for the next steps' rows.
+            rows = rows.clone()
+        if any(span.num_draft_tokens for span in spans):
+            spans, rows = self._accepted(spans, rows, output)
+        owed = self.row_ledger.settle_step(spans, rows)
+        payloads = {span.request_id: part for span, part in zip(spans, owed, strict=True) if len(part)}
+        return OmniModelRunnerOutput.with_payloads(output, payloads)
+
+    def _accepted(
+        self, spans: list[ComputedSpan], rows: torch.Tensor, output: ModelRunnerOutput
+    ) -> tuple[list[ComputedSpan], torch.Tensor]:
+        """`spans` and their rows without the positions of rejected draft tokens."""
+        accepted, parts = [], []
+        for span, part in zip(spans, rows.split([span.length for span in spans]), strict=True):
+            sampled = output.sampled_token_ids[output.req_id_to_index[span.request_id]]
+            accepted.append(span.accepted(len(sampled)))
+            parts.append(part[: accepted[-1].length])
+        return accepted, torch.cat(parts)
+
+
+def _joined(spans: list[ComputedSpan]) -> list[tuple[int, int]]:
+    """(begin, end) of the rows of `spans`, neighbours as one."""
+    rows: list[tuple[int, int]] = []
+    for span in spans:
+        if rows and rows[-1][1] == span.row:
+            rows[-1] = (rows[-1][0], span.row + span.length)
+        else:
+            rows.append((span.row, span.row + span.length))
+    return rows
+
+
+class DiffusionRunnerMixin(OmniRunnerMixin):
+    """A whole diffusion in one step: the model turns each request's tokens and information into one tensor."""
+
+    broadcast_pp_output: bool
+
+    def init_omni(self) -> None:
+        super().init_omni()
+        # The config is the whole omni model's and has M-RoPE; a diffusion stage has no positions.
+        self.uses_mrope = False
+        # With an external launcher every pipeline rank has an engine of its own that waits for the outputs. vLLM hands
+        # them round as logits, and a diffusion has none: what the last rank has made is handed round instead.
+        self._hands_round = self.broadcast_pp_output
+        self.broadcast_pp_output = False
+        self.hands_out = self.hands_out or self._hands_round
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        self._diffuse = diffusion_entry(self.get_model())
+
+    def _model_forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        assert input_ids is not None
+        inputs = [
+            DiffusionInput(
+                request_id=span.request_id,
+                token_ids=input_ids[span.row : span.row + span.length],
+                information=self.request_payloads[span.request_id].information,
+            )
+            for span in self._step_spans
+        ]
+        with mark("model forward"):
+            if intermediate_tensors is not None:
+                return self._diffuse(inputs, intermediate_tensors=intermediate_tensors)
+            return self._diffuse(inputs)
+
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's; with an external launcher, a pipeline rank that is not the last returns the last one's outputs."""
+        output = super().execute_model(*args, **kwargs)
+        if not self._hands_round or not isinstance(output, IntermediateTensors):
+            return output
+        pipeline = get_pp_group()
+        pipeline.send_tensor_dict(output.tensors, all_gather_group=get_tp_group())
+        received = pipeline.broadcast_tensor_dict(src=pipeline.world_size - 1)
+        assert received is not None
+        return self._handed_out([received[str(index)] for index in range(len(received))])
+
+    def _pool(self, hidden_states: Any, *args: Any, **kwargs: Any) -> AsyncOmniModelRunnerOutput:
+        """`hidden_states` is what the model returned: a tensor, a list or a dict with one entry a request."""
+        tensors = list(one_tensor_per_request(hidden_states, list(self.input_batch.req_ids)).values())
+        if self._hands_round:
+            pipeline = get_pp_group()
+            named = {
+                str(index): made if isinstance(made, NoOutput) else made.contiguous()
+                for index, made in enumerate(tensors)
+            }
+            pipeline.broadcast_tensor_dict(named, src=pipeline.world_size - 1)
+        return self._handed_out(tensors)
+
+    def _handed_out(self, made: list[torch.Tensor | NoOutput]) -> AsyncOmniModelRunnerOutput:
+        """The step's output: one tensor on the device a request, in the order of the batch."""
+        request_ids = list(self.input_batch.req_ids)
+        outputs = dict(zip(request_ids, made, strict=True))
+        tensors = {name: tensor for name, tensor in outputs.items() if isinstance(tensor, torch.Tensor)}
+        output = ModelRunnerOutput(req_ids=request_ids, req_id_to_index=dict(self.input_batch.req_id_to_index))
+        # A model may have brought its tensor to the host itself, as transformers' vocoder does.
+        here = {name: tensor for name, tensor in tensors.items() if tensor.device.type != self.device.type}
+        there = {name: tensor for name, tensor in tensors.items() if name not in here}
+        with mark("output copy"):
+            arrived = start_together(there, self.output_copy) if self.hands_out else dict
+        missing = {name: reason for name, reason in outputs.items() if isinstance(reason, NoOutput)}
+        at_once = {**here, **missing}
+        return AsyncOmniModelRunnerOutput(
+            lambda: OmniModelRunnerOutput.with_payloads(output, {**arrived(), **at_once} if self.hands_out else {})
+        )

@@ -1,0 +1,382 @@
+"""Stages on a vLLM engine that runs inside the stage's own process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from omni_cli.compat.torchvision import ensure_torchvision_importable
+
+ensure_torchvision_importable()
+
+# Read by vLLM when a configuration is built. One process a stage is ours, so the engine core stays in it; and our
+# runners derive from the V1 model runner, which CUDA does not use by default.
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+# Logits that are no numbers would otherwise become tokens like any others. Counted on the device, read with the tokens.
+os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
+# Read by Ray when vLLM imports it: a Ray that a stage starts for its ranks asks for a token.
+if "RAY_ADDRESS" not in os.environ:
+    os.environ["RAY_AUTH_MODE"] = "token"
+
+import torch  # noqa: E402
+from vllm import PoolingParams as PoolingParams  # noqa: E402 - `as`: for other stages, after the lines above
+from vllm import SamplingParams as SamplingParams  # noqa: E402
+from vllm.engine.arg_utils import EngineArgs  # noqa: E402
+from vllm.exceptions import VLLMClientError  # noqa: E402
+from vllm.outputs import PoolingRequestOutput, RequestOutput  # noqa: E402
+from vllm.platforms import current_platform as current_platform  # noqa: E402
+from vllm.sampling_params import RequestOutputKind  # noqa: E402
+from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
+
+from omni_cli.config.engine_config import ARStageConfig  # noqa: E402
+from omni_cli.errors import InputError, StageError  # noqa: E402
+from omni_cli.execution.ranges import mark  # noqa: E402
+from omni_cli.outputs import Message, Part  # noqa: E402
+from omni_cli.stage.failures import request_failure  # noqa: E402
+from omni_cli.stage.messages import (  # noqa: E402
+    AppendInput,
+    Failure,
+    HandoffChunk,
+    Progress,
+    Report,
+    RequestDone,
+    StageRequest,
+    Text,
+    TextChunk,
+)
+from omni_cli.stage.payloads import PayloadLimits  # noqa: E402
+from omni_cli.stage.protocol import StageSpec  # noqa: E402
+from omni_cli.vllm_integration.checked_scheduler import CheckedSchedulerMixin, scheduler_of  # noqa: E402
+from omni_cli.vllm_integration.cudagraph_mode import ModeMessages, check_platform, check_settled  # noqa: E402
+from omni_cli.vllm_integration.device_settings import execution_args, use_whole_float32, with_given_cache  # noqa: E402
+from omni_cli.vllm_integration.output_processor import OmniOutputProcessor  # noqa: E402
+from omni_cli.vllm_integration.ranks import forget_shared_memory, prepare_ranks  # noqa: E402
+from omni_cli.vllm_integration.registry import register_models, resolve_in_process  # noqa: E402
+
+PROGRESS_INTERVAL_S = 0.05
+
+
+@dataclass
+class ActiveRequest:
+    """A request inside the engine, which has an id of its own for it; times are of `time.perf_counter`, in seconds."""
+
+    request: StageRequest
+    added_s: float
+    engine_id: str = ""
+    first_token_s: float | None = None
+    token_ids: list[int] = field(default_factory=list)
+    token_times_s: list[float] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    reported_s: float = 0.0
+    context: dict[str, Any] = field(default_factory=dict)
+
+
+class VllmStage:
+    """The engine, its requests and its turn; subclasses say what goes in and what comes out."""
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        self.spec = spec
+        self.emit = emit
+        self.active: dict[str, ActiveRequest] = {}
+        if spec.stage.has_ranks_elsewhere:
+            prepare_ranks(spec.stage.num_ranks, spec.stage.name)
+        register_models()
+        resolve_in_process(spec.architecture)
+        self.engine = LLMEngine.from_engine_args(EngineArgs(**with_given_cache(self.engine_args())))
+        if spec.stage.has_ranks_elsewhere:
+            forget_shared_memory(self.engine)
+        self.scheduler: CheckedSchedulerMixin = scheduler_of(self.engine)
+        self.payload_limits = PayloadLimits.of(spec.stage)
+        self.engine.collective_rpc("use_payload_limits", args=(self.payload_limits,))
+        self._output_copy, *_ = self.engine.collective_rpc("use_output_copy", args=(spec.stage.output_copy,))
+
+    def engine_args(self) -> dict[str, Any]:
+        """vLLM `EngineArgs` from the stage's configuration; `None` leaves vLLM's default."""
+        stage = self.spec.stage
+        names = (
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "gpu_memory_utilization",
+            "kv_cache_memory_bytes",
+            "block_size",
+            "enable_prefix_caching",
+            "enable_chunked_prefill",
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "distributed_executor_backend",
+        )
+        given = {name: getattr(stage, name, None) for name in names}
+        return {
+            **{name: value for name, value in given.items() if value is not None},
+            "model": self.spec.model,
+            "dtype": self.spec.dtype,
+            "seed": self.spec.seed,
+            "trust_remote_code": self.spec.trust_remote_code,
+            "disable_log_stats": True,
+            "worker_cls": self.worker_cls(stage.kind),
+            "scheduler_cls": "omni_cli.vllm_integration.checked_scheduler.make_scheduler",
+            **execution_args(getattr(stage, "cudagraph_mode", "none")),
+        }
+
+    @staticmethod
+    def worker_cls(kind: str) -> str:
+        device, prefix = ("cpu", "CPU") if current_platform.is_cpu() else ("gpu", "GPU")
+        return f"omni_cli.vllm_integration.{device}.{prefix}{'AR' if kind == 'ar' else 'Diffusion'}Worker"
+
+    @property
+    def effective(self) -> dict[str, Any]:
+        return {"output_copy": self._output_copy}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        config = self.engine.vllm_config
+        return {
+            "max_model_len": config.model_config.max_model_len,
+            "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+            "enable_chunked_prefill": config.scheduler_config.enable_chunked_prefill,
+            "enable_prefix_caching": config.cache_config.enable_prefix_caching,
+            "block_size": config.cache_config.block_size,
+            "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+            "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
+            "num_threads": torch.get_num_threads(),
+        }
+
+    @property
+    def engagement(self) -> dict[str, float]:
+        counters: dict[str, float]
+        (counters,) = filter(None, self.engine.collective_rpc("engagement"))
+        return counters
+
+    def add(self, request: StageRequest) -> None:
+        self.admit(ActiveRequest(request, time.perf_counter()))
+
+    def admit(self, active: ActiveRequest) -> None:
+        """Hand a request to the engine; raises `InputError` where the engine refuses it."""
+        request_id = active.request.request_id
+        prompt, params = self.render(active)
+        try:
+            (engine_input,) = self.engine.renderer.render_cmpl([prompt])
+            self.prepared(active, engine_input)
+            active.engine_id = self.engine.add_request(request_id, engine_input, params)
+        except (ValueError, VLLMClientError) as error:
+            # vLLM's ways of refusing a prompt: too long, not decodable, media that its processor cannot use.
+            raise self.refused(error) from error
+        self.active[request_id] = active
+
+    def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams | PoolingParams]:
+        """vLLM's prompt and parameters for a request."""
+        raise NotImplementedError
+
+    def prepared(self, active: ActiveRequest, engine_input: Any) -> None:
+        """Called with the tokenized, preprocessed prompt before it enters the engine."""
+
+    def refused(self, error: Exception) -> InputError:
+        """What to tell the user about a prompt that vLLM refuses."""
+        max_model_len = self.engine.vllm_config.model_config.max_model_len
+        if getattr(error, "parameter", None) == "input_tokens" or "maximum model length" in str(error):
+            return InputError(
+                f"the prompt is longer than stage `{self.spec.stage.name}` takes: {max_model_len} tokens, "
+                "at least one of them for the answer",
+                hint=f"shorten it, or allow more with `--set {self.spec.stage.name}.max_model_len=N`",
+            )
+        if str(error).startswith("Failed to apply") and error.__cause__ is not None:
+            return InputError(f"the model cannot use this image or audio: {_one_line(error.__cause__)}")
+        return InputError(_one_line(error))
+
+    def append(self, command: AppendInput) -> None:
+        raise NotImplementedError(f"stage `{self.spec.stage.name}` takes its input as a whole")
+
+    def abort(self, request_id: str) -> None:
+        if self.active.pop(request_id, None) is not None:
+            self.engine.abort_request([request_id])
+
+    def interrupt(self, request_id: str) -> None:
+        """Nothing: vLLM's scheduler drops a request between two steps."""
+
+    def has_work(self) -> bool:
+        return bool(self.engine.has_unfinished_requests())
+
+    def step(self) -> list[Report]:
+        reports: list[Report] = []
+        for output in self.engine.step():
+            active = self.active.get(output.request_id)
+            if active is None:
+                continue
+            try:
+                reports += self.output(active, output)
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with one request's output is its own fault
+                request_id = self.request_id_of(active)
+                reports.append(request_failure(error, request_id))
+                self.abort(request_id)
+            if output.finished:
+                self.active.pop(output.request_id, None)
+        for engine_id, reason in self.scheduler.take_refused().items():
+            active = self.by_engine_id(engine_id)
+            if active is not None:
+                request_id = self.request_id_of(active)
+                reports.append(Failure("stage", reason, request_id=request_id))
+                self.abort(request_id)
+        return reports
+
+    def by_engine_id(self, engine_id: str) -> ActiveRequest | None:
+        """The request that the engine calls so; None for one that has ended."""
+        state = self.engine.output_processor.request_states.get(engine_id)
+        return None if state is None else self.active.get(state.external_req_id)
+
+    def request_id_of(self, active: ActiveRequest) -> str:
+        """The id by which the command knows a request of the engine."""
+        return active.request.request_id
+
+    def check_numbers(self, made: torch.Tensor | None, what: str) -> None:
+        """Raises `StageError` where there is a NaN or an infinity in what the model has made."""
+        if made is not None and not torch.isfinite(made).all():
+            raise StageError(
+                f"the model made {what} that are not numbers (NaN or infinite)", stage=self.spec.stage.name
+            )
+
+    def output(self, active: ActiveRequest, output: RequestOutput | PoolingRequestOutput) -> list[Report]:
+        raise NotImplementedError
+
+    def close(self, *, process_ends: bool = False) -> None:
+        # vLLM looks through all objects for garbage, which takes a second or two. Ranks in other processes need it.
+        if not process_ends or self.spec.stage.has_ranks_elsewhere:
+            self.engine.engine_core.shutdown()
+
+
+class TextStage(VllmStage):
+    """Any autoregressive model that vLLM knows, as the first stage of a chain: a prompt in, text out."""
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        assert isinstance(spec.stage, ARStageConfig)
+        check_platform(spec.stage)
+        if spec.dtype == "float32":
+            use_whole_float32()
+        with ModeMessages() as messages:
+            super().__init__(spec, emit)
+        *_, self._cudagraph_mode = self.engine.collective_rpc("cudagraph_mode")
+        check_settled(spec.stage, self._cudagraph_mode, self.engagement, messages)
+        self.processor = OmniOutputProcessor.adopt(self.engine.output_processor)
+
+    @property
+    def effective(self) -> dict[str, Any]:
+        return {**super().effective, "cudagraph_mode": self._cudagraph_mode}
+
+    def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
+        request = active.request
+        salt = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
+        return {"prompt": self.prompt_text(request), **salt}, self.sampling_params(request)
+
+    def prompt_text(self, request: StageRequest) -> str:
+        """The prompt as the tokenizer gets it: through the chat template, where the model has one."""
+        if request.raw:
+            return request.prompt
+        messages = conversation_of(request)
+        tokenizer = self.engine.get_tokenizer()
+        texts = ["".join(part.text for part in message.parts) for message in messages]
+        if getattr(tokenizer, "chat_template", None):
+            pairs = zip(messages, texts, strict=True)
+            return apply_chat_template(tokenizer, [{"role": m.role, "content": text} for m, text in pairs])
+        if len(messages) > 1:
+            raise InputError("this model has no chat template: it takes one message")
+        return texts[0]
+
+    def sampling_params(self, request: StageRequest, **extra: Any) -> SamplingParams:
+        assert isinstance(self.spec.stage, ARStageConfig)
+        given = {"seed": request.seed, **self.spec.stage.sampling, **request.sampling, **extra}
+        try:
+            return SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
+        except (ValueError, TypeError, VLLMClientError) as error:
+            raise InputError(f"sampling: {_one_line(error)}") from error
+
+    def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:
+        completion = output.outputs[0]
+        now = time.perf_counter()
+        request_id = active.request.request_id
+        if request_id in self.processor.not_numbers:
+            raise StageError("the model made logits that are not numbers (NaN)", stage=self.spec.stage.name)
+        if completion.token_ids and active.first_token_s is None:
+            active.first_token_s = now
+        active.token_ids += completion.token_ids
+        active.token_times_s += [now - active.added_s] * len(completion.token_ids)
+        active.text.append(completion.text)
+        reports: list[Report] = []
+        if completion.text and self.makes_text:
+            reports.append(TextChunk(request_id, completion.text))
+        if active.request.wants_handoff and active.request.streams:
+            part = self.partial_handoff(active, output)
+            if part is not None:
+                reports.append(HandoffChunk(request_id, part, is_last=output.finished))
+        if output.finished:
+            reports.append(self.done(active, output, now))
+        elif now - active.reported_s > PROGRESS_INTERVAL_S:
+            active.reported_s = now
+            reports.append(Progress(request_id, len(active.token_ids), self.max_tokens(active.request), "token"))
+        return reports
+
+    makes_text = True
+
+    def max_tokens(self, request: StageRequest) -> int | None:
+        limit: int | None = request.sampling.get("max_tokens", self.spec.ar.sampling.get("max_tokens"))
+        return limit
+
+    def done(self, active: ActiveRequest, output: RequestOutput, now: float) -> RequestDone:
+        finish_reason = output.outputs[0].finish_reason or "stop"
+        first_token_s = active.first_token_s
+        trace = {
+            "latency_s": now - active.added_s,
+            "ttft_s": None if first_token_s is None else first_token_s - active.added_s,
+            "num_input_tokens": len(output.prompt_token_ids),
+            "num_output_tokens": len(active.token_ids),
+            "output_token_ids": active.token_ids,
+            "token_times_s": active.token_times_s,
+        }
+        text = Text("".join(active.text), tuple(active.token_ids), finish_reason) if self.makes_text else None
+        wants_whole = active.request.wants_handoff and not active.request.streams
+        with mark("make hand-off"):
+            handoff = self.handoff(active, output) if wants_whole else None
+        return RequestDone(active.request.request_id, trace, text=text, handoff=handoff)
+
+    def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
+        """What the next stage needs, as an encoded `AdditionalInformationPayload`."""
+        raise NotImplementedError
+
+    def partial_handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
+        """What there is of it that has not been handed over, None for nothing yet; called after each new token."""
+        raise NotImplementedError
+
+    def abort(self, request_id: str) -> None:
+        super().abort(request_id)
+        self.processor.forget(request_id)
+
+
+def conversation_of(request: StageRequest) -> tuple[Message, ...]:
+    """The messages of a request; a prompt is one, after its media. Raises `InputError` where nothing is said."""
+    messages = request.messages
+    if not messages:
+        media = [Part("audio") for _ in request.audio] + [Part("image") for _ in request.images]
+        messages = (Message("user", (*media, Part("text", request.prompt))),)
+    if not any(part.text or part.type != "text" for message in messages for part in message.parts):
+        raise InputError("the prompt is empty", hint="give it something to answer")
+    return messages
+
+
+def apply_chat_template(tokenizer: Any, conversation: list[dict[str, Any]]) -> str:
+    """The prompt of a conversation, up to where the answer begins; raises `InputError` where the template refuses."""
+    from jinja2 import TemplateError
+
+    try:
+        return str(tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+    except TemplateError as error:
+        raise InputError(f"the model's chat template refuses this conversation: {_one_line(error)}") from error
+
+
+def _one_line(error: BaseException) -> str:
+    # vLLM's own exceptions append a parameter's name and value to the text that they were given.
+    text = error.args[0] if isinstance(error, VLLMClientError) and error.args else error
+    return " ".join(str(text).split())

@@ -1,0 +1,94 @@
+"""How a vLLM worker gets our runner.
+
+`Worker.init_device` (CUDA) and `CPUWorker.init_device` build the runner inside a long body that is not ours to copy.
+So vLLM builds its own V1 runner, and its class is changed to ours right after: our runners derive from exactly that
+class, add hooks and no constructor, and so nothing is built twice and nothing of vLLM's is patched.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from omni_cli.execution.ranges import mark
+from omni_cli.execution.stacks import write_stacks_on_signal
+from omni_cli.vllm_integration.shared_memory import forget_cpu_channels, forget_message_queues
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_worker import Worker as VllmWorker
+
+    from omni_cli.config.engine_config import OutputCopy
+    from omni_cli.stage.payloads import PayloadLimits
+else:
+    VllmWorker = object  # which of vLLM's workers is behind the mixin is said where it is used
+
+TRITON_CACHE = "TRITON_CACHE_DIR"
+
+
+class OmniWorkerMixin(VllmWorker):
+    """`runner_cls` derives from the V1 runner that the vLLM worker builds."""
+
+    runner_cls: ClassVar[type]
+    _triton_cache: str | None
+    distributed_init_method: str
+
+    def init_device(self, *args: Any, **kwargs: Any) -> None:
+        write_stacks_on_signal()
+        self._triton_cache = os.environ.get(TRITON_CACHE)
+        if self.distributed_init_method == "env://":
+            # An external launcher's. vLLM names the shared memory of CPU ranks by what stands behind the colon: without
+            # a launch's own name, two launches would share it, and one that was killed would block all after it.
+            self.distributed_init_method = f"env://#{os.environ['MASTER_PORT']}"
+        super().init_device(*args, **kwargs)
+        forget_cpu_channels()
+        built = type(self.model_runner)
+        if built not in self.runner_cls.__mro__:
+            raise RuntimeError(
+                f"vLLM built {built.__module__}.{built.__qualname__}, which {self.runner_cls.__name__} does not derive "
+                "from: omni needs the V1 model runner (VLLM_USE_V2_MODEL_RUNNER=0 before the configuration is built)"
+            )
+        self.model_runner.__class__ = self.runner_cls
+        self.model_runner.init_omni()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        with mark("load weights"):
+            super().load_model(*args, **kwargs)
+
+    def determine_available_memory(self) -> int:
+        with mark("memory profiling"):
+            return int(super().determine_available_memory())
+
+    def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
+        with mark("KV cache"):
+            super().initialize_from_config(*args, **kwargs)
+
+    def compile_or_warm_up_model(self) -> Any:
+        # To compile the model, vLLM has pointed Triton to a folder of its own, which it does not do where it finds the
+        # model compiled. What is compiled now would lie where the next run does not look, and cost half a minute again.
+        if self._triton_cache is None:
+            os.environ.pop(TRITON_CACHE, None)
+        else:
+            os.environ[TRITON_CACHE] = self._triton_cache
+        with mark("warm-up"):
+            return super().compile_or_warm_up_model()
+
+    def use_output_copy(self, mode: OutputCopy) -> OutputCopy:
+        """Called on every rank by `collective_rpc`: how outputs travel from now on; returns what really holds."""
+        used: OutputCopy = self.model_runner.use_output_copy(mode)
+        return used
+
+    def forget_message_queues(self) -> None:
+        """Called on every rank by `collective_rpc`, once the engine is there."""
+        forget_message_queues()
+
+    def use_payload_limits(self, limits: PayloadLimits) -> None:
+        """Called on every rank by `collective_rpc`: what the payloads of requests from now on may measure."""
+        self.model_runner.payload_limits = limits
+
+    def engagement(self) -> dict[str, float] | None:
+        """Called on every rank: counters of what has really happened; None on ranks that hand no outputs out."""
+        return self.model_runner.engagement() if self.model_runner.hands_out else None
+
+    def cudagraph_mode(self) -> str:
+        """Called on every rank: the mode by which vLLM runs this one's steps, by the profile's name for it."""
+        return str(self.model_runner.cudagraph_dispatcher.cudagraph_mode.name).lower()

@@ -1,0 +1,669 @@
+"""The executor against plain diffusers calls, on a Qwen-Image (transformer, flow matching) and a Stable
+Diffusion (UNet, classifier-free guidance), both with random weights.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.image_processor import VaeImageProcessor
+from safetensors.torch import load_file, save_file
+from support.stable_diffusion import build_stable_diffusion
+
+from omni_cli.checkpoints.builtin import build_checkpoint
+from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
+from omni_cli.diffusers_integration.loading import check_text_to_image
+from omni_cli.diffusers_integration.pixels import from_bytes, to_bytes
+from omni_cli.diffusers_integration.prompt_cache import PromptCache
+from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniError, StageError, UsageError
+
+MODELS = ("qwen_image", "stable_diffusion")
+STEPS = 3
+STAGE = DiffusionStageConfig(name="image", num_inference_steps=STEPS, height=64, width=64, max_num_seqs=4)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("checkpoints")
+    build_checkpoint("tiny-image", root / "qwen_image", seed=0)
+    build_stable_diffusion(root / "stable_diffusion")
+    return {name: root / name for name in MODELS}
+
+
+@pytest.fixture(scope="module")
+def plain(folders) -> dict[str, DiffusionPipeline]:
+    pipelines = {name: DiffusionPipeline.from_pretrained(folders[name]) for name in MODELS}
+    for pipeline in pipelines.values():
+        pipeline.set_progress_bar_config(disable=True)
+    return pipelines
+
+
+@pytest.fixture(scope="module")
+def executors(folders):
+    made = {name: start(folders[name]) for name in MODELS}
+    yield made
+    for executor in made.values():
+        executor.shutdown()
+
+
+def start(folder: Path, stage: DiffusionStageConfig = STAGE, **options) -> DiffusersPipelineExecutor:
+    return DiffusersPipelineExecutor(stage, str(folder), "float32", "cpu", **options)
+
+
+def run(executor, *requests: DiffusionRequest, **callbacks) -> list[DiffusionOutput]:
+    return list(executor.execute_model(DiffusionSchedulerOutput(requests), **callbacks).outputs)
+
+
+def picture(executor, request: DiffusionRequest) -> np.ndarray:
+    (output,) = run(executor, request)
+    if output.error is not None:
+        raise output.error
+    return output.pixels
+
+
+def plain_picture(pipeline, prompt: str, seed: int, **arguments) -> np.ndarray:
+    arguments = {"height": 64, "width": 64, "num_inference_steps": STEPS, **arguments}
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return np.asarray(pipeline(prompt=prompt, generator=generator, **arguments).images[0])
+
+
+# --- Equal to the plain call ---
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments"),
+    [
+        ("qwen_image", {}),
+        ("qwen_image", {"negative_prompt": " ", "true_cfg_scale": 3.0}),
+        ("qwen_image", {"height": 32, "width": 96, "num_inference_steps": 2}),
+        ("stable_diffusion", {}),
+        ("stable_diffusion", {"negative_prompt": "blurry", "guidance_scale": 4.0, "eta": 0.7}),
+        ("stable_diffusion", {"guidance_scale": 1.0, "height": 32, "width": 48}),
+    ],
+)
+def test_a_picture_is_the_plain_call_s_bit_for_bit(executors, plain, model, arguments):
+    request = DiffusionRequest.from_arguments("0", "a red cat", 11, arguments)
+    made = picture(executors[model], request)
+    assert made.dtype == np.uint8 and made.flags.c_contiguous
+    np.testing.assert_array_equal(made, plain_picture(plain[model], "a red cat", 11, **arguments))
+    assert made.std() > 5, "a flat picture would equal anything"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_same_seed_gives_the_same_picture_whatever_else_is_in_the_batch(executors, plain, model):
+    prompts = ["a cat", "a much longer prompt about two dogs", "a cat", "rain"]
+    negatives = ["x", "something long to avoid", "x", "y"]
+    requests = [
+        DiffusionRequest(str(i), prompt, negative_prompt=negative, seed=[5, 6, 7, 5][i])
+        for i, (prompt, negative) in enumerate(zip(prompts, negatives, strict=True))
+    ]
+    together = run(executors[model], *requests)
+    for request, output in zip(requests, together, strict=True):
+        alone = plain_picture(plain[model], request.prompt, request.seed, negative_prompt=request.negative_prompt)
+        np.testing.assert_array_equal(output.pixels, alone)
+    assert not np.array_equal(together[0].pixels, together[2].pixels), "the seed must matter"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_stacked_pictures_differ_by_rounding_only(folders, plain, model):
+    executor = start(folders[model], batching="stacked")
+    steps: list[str] = []
+    requests = [DiffusionRequest(str(i), p, seed=i) for i, p in enumerate(["a cat", "a long dog", "a cat"])]
+    outputs = run(executor, *requests, on_step=lambda name, done, total: steps.append(name))
+    for request, output in zip(requests, outputs, strict=True):
+        alone = plain_picture(plain[model], request.prompt, request.seed)
+        assert np.abs(output.pixels.astype(int) - alone).max() <= 1
+    # Prompts of one length share a call: their steps alternate, and the third's come after.
+    assert steps == ["0", "2"] * STEPS + ["1"] * STEPS
+    executor.shutdown()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_prompt_cache_works_and_changes_no_picture(folders, plain, model):
+    cached, uncached = start(folders[model]), start(folders[model], prompt_cache_entries=0)
+    request = DiffusionRequest("0", "a cat", negative_prompt="a dog")
+    seeds = (1, 2, 3)
+    for seed in seeds:
+        one = DiffusionRequest("0", request.prompt, negative_prompt=request.negative_prompt, seed=seed)
+        np.testing.assert_array_equal(picture(cached, one), picture(uncached, one))
+    calls = {"qwen_image": 2, "stable_diffusion": 1}[model]  # calls of encode_prompt in one pipeline call
+    assert cached.effective["prompt_cache_misses"] == calls
+    assert cached.effective["prompt_cache_hits"] == calls * (len(seeds) - 1)
+    assert uncached.effective["prompt_cache_hits"] == 0
+    for executor in (cached, uncached):
+        executor.shutdown()
+
+
+def test_prompt_cache_forgets_the_least_recently_used_and_what_was_changed_in_place():
+    encoded: list[str] = []
+
+    def encode_prompt(prompt: str, device: str = "cpu", scale: float | None = None):
+        encoded.append(prompt)
+        return torch.ones(2, 3), None
+
+    cache = PromptCache(encode_prompt, max_entries=2)
+    for prompt in ("a", "b", "a", "c", "a", "b"):
+        cache(prompt)
+    assert encoded == ["a", "b", "c", "b"] and len(cache) == 2
+    cache("b")[0].mul_(2)
+    assert cache("b")[0].sum() == 6 and encoded[-1] == "b", "a changed tensor must not be served"
+    before = len(encoded)
+    cache("b", scale=1.0), cache("b", "cpu", 1.0)
+    assert len(encoded) == before + 1, "positional or by keyword is the same call"
+    cache(torch.ones(1))
+    assert cache.bypassed == 1
+
+    small = PromptCache(encode_prompt, max_bytes=30)
+    small("a"), small("b")
+    assert len(small) == 1, "24 bytes each"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_pixels_are_those_of_diffusers_own_conversion(dtype):
+    generator = torch.Generator().manual_seed(0)
+    decoded = torch.randn(2, 3, 64, 64, generator=generator).to(dtype)
+    # Every value that lies half-way between two pixel values, where rounding rules differ.
+    halves = ((torch.arange(255) + 0.5) / 255 * 2 - 1).to(dtype)
+    decoded[0, 0].view(-1)[:255] = halves
+    processor = VaeImageProcessor()
+    expected = np.stack([np.asarray(image) for image in processor.postprocess(decoded, output_type="pil")])
+    images = processor.postprocess(decoded, output_type="pt")
+    np.testing.assert_array_equal(from_bytes(to_bytes(images), images.shape), expected)
+    decoded[1, 2, 3, 4] = float("nan")
+    with pytest.raises(ValueError, match="not numbers"):
+        from_bytes(to_bytes(decoded), decoded.shape)
+
+
+# --- Progress, times, ending early ---
+
+
+def test_steps_are_reported_and_timed(executors):
+    seen, ready = [], []
+    requests = [DiffusionRequest(str(i), "a cat", seed=i) for i in range(2)]
+    outputs = run(
+        executors["qwen_image"],
+        *requests,
+        on_step=lambda *step: seen.append(step),
+        on_output=lambda output: ready.append((output.request_id, len(seen))),
+    )
+    assert seen == [(name, done, STEPS) for name in ("0", "1") for done in range(1, STEPS + 1)]
+    assert ready == [("0", STEPS), ("1", 2 * STEPS)], "a picture comes out as soon as it is whole"
+    for output in outputs:
+        times = output.times
+        parts = [times.text_encode_s, *times.denoise_step_s, times.vae_decode_s]
+        assert len(times.denoise_step_s) == STEPS and min(parts) > 0
+        assert sum(parts) <= times.total_s
+
+
+def test_an_aborted_request_ends_at_its_next_step_and_leaves_no_trace(executors, plain):
+    executor, seen = executors["stable_diffusion"], []
+
+    def on_step(name, done, total):
+        seen.append((name, done))
+        executor.abort_requests(["0", "no such request"])
+
+    outputs = run(executor, *(DiffusionRequest(str(i), "a cat", seed=i) for i in range(2)), on_step=on_step)
+    assert [output.finish_reason for output in outputs] == ["abort", "stop"]
+    assert outputs[0].pixels is None and outputs[0].error is None
+    assert seen == [("0", 1), *(("1", done) for done in range(1, STEPS + 1))]
+    # The same id again: nothing of the abort is remembered, and the scheduler's state is fresh.
+    for seed in (0, 1):
+        made = picture(executor, DiffusionRequest(str(seed), "a cat", seed=seed))
+        np.testing.assert_array_equal(made, plain_picture(plain["stable_diffusion"], "a cat", seed))
+
+
+def test_a_deadline_ends_one_request_and_not_the_others(executors, plain):
+    executor, seen = executors["qwen_image"], []
+
+    def on_step(name, done, total):
+        seen.append(name)
+        if name == "slow":
+            time.sleep(max(0.0, slow - time.monotonic()) + 0.01)
+
+    late, slow = time.monotonic() - 1, time.monotonic() + 2
+    outputs = run(
+        executor,
+        DiffusionRequest("late", "a cat", deadline=late),
+        DiffusionRequest("slow", "a cat", deadline=slow),
+        DiffusionRequest("fine", "a cat", seed=4, deadline=time.monotonic() + 600),
+        on_step=on_step,
+    )
+    assert [output.finish_reason for output in outputs] == ["error", "error", "stop"]
+    assert all(isinstance(output.error, DeadlineError) for output in outputs[:2])
+    assert "request slow" in outputs[1].error.message
+    assert seen.count("late") == 0 and 1 <= seen.count("slow") < STEPS
+    np.testing.assert_array_equal(outputs[2].pixels, plain_picture(plain["qwen_image"], "a cat", 4))
+
+
+def test_an_interrupt_comes_through_and_the_executor_goes_on(executors, plain):
+    def on_step(name, done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(executors["qwen_image"], DiffusionRequest("0", "a cat"), on_step=on_step)
+    made = picture(executors["qwen_image"], DiffusionRequest("0", "a cat", seed=2))
+    np.testing.assert_array_equal(made, plain_picture(plain["qwen_image"], "a cat", 2))
+
+
+# --- Bad requests ---
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "message", "hint"),
+    [
+        ("qwen_image", {"height": 0}, "`height` must be at least 16 pixels, not 0", "multiple of 16"),
+        ("qwen_image", {"width": -64}, "`width` must be at least 16 pixels, not -64", "multiple of 16"),
+        ("qwen_image", {"width": 1.5}, "`width` must be at least 16 pixels, not 1.5", "multiple of 16"),
+        ("qwen_image", {"height": 65}, "`height` must be a multiple of 16", "use 64 or 80"),
+        ("qwen_image", {"height": 7}, "`height` must be a multiple of 16", "use 16"),
+        ("qwen_image", {"height": 8192, "width": 8192}, "67,108,864 pixels; at most 16,777,216", "4096x4096"),
+        ("qwen_image", {"num_inference_steps": 0}, "`num_inference_steps` must be 1 to 1000, not 0", None),
+        ("qwen_image", {"num_inference_steps": 1001}, "must be 1 to 1000, not 1001", None),
+        ("qwen_image", {"true_cfg_scale": float("inf")}, "`true_cfg_scale` must be a finite number", None),
+        ("qwen_image", {"true_cfg_scale": "high"}, "`true_cfg_scale` must be a finite number", None),
+        (
+            "qwen_image",
+            {"true_cfg_scal": 1.0},
+            "no argument `true_cfg_scal`",
+            "did you mean `true_cfg_scale`",
+        ),
+        ("qwen_image", {"zzz": 1}, "no argument `zzz`", "it takes `attention_kwargs`"),
+        ("qwen_image", {"latents": [0]}, "`latents` cannot be set", "`--seed`"),
+        ("qwen_image", {"generator": 1}, "`generator` cannot be set", "`--seed`"),
+        ("qwen_image", {"output_type": "np"}, "`output_type` cannot be set", "uint8"),
+        ("qwen_image", {"num_images_per_prompt": 2}, "`num_images_per_prompt` cannot be set", "one request"),
+        ("qwen_image", {"callback_on_step_end": 1}, "`callback_on_step_end` cannot be set", "progress"),
+        ("qwen_image", {"return_dict": False}, "`return_dict` cannot be set", "uint8"),
+        ("qwen_image", {"prompt_embeds": [0]}, "`prompt_embeds` takes tensors", None),
+        ("qwen_image", {"sigmas": object()}, "`sigmas` must be a plain value", None),
+        ("qwen_image", {"max_sequence_length": 0}, "`max_sequence_length` must be at least 1", None),
+        ("qwen_image", {"max_sequence_length": 5000}, "refuses the request: `max_sequence_length`", None),
+        ("qwen_image", {"guidance_scale": 3.0}, "`guidance_scale` has no effect", "`true_cfg_scale`"),
+        (
+            "qwen_image",
+            {"negative_prompt": "x", "true_cfg_scale": 1.0},
+            "no effect with `true_cfg_scale` 1",
+            None,
+        ),
+        ("stable_diffusion", {"guidance_scale": float("nan")}, "`guidance_scale` must be a finite", None),
+        (
+            "stable_diffusion",
+            {"negative_prompt": "x", "guidance_scale": 1.0},
+            "`guidance_scale` 1",
+            "more than 1",
+        ),
+        (
+            "stable_diffusion",
+            {"height": 36},
+            "refuses the request: `height` and `width` have to be div",
+            None,
+        ),
+        ("stable_diffusion", {"true_cfg_scale": 2.0}, "no argument `true_cfg_scale`", "guidance_scale"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name_before_anything_runs(executors, model, arguments, message, hint):
+    executor, steps = executors[model], []
+    request = DiffusionRequest.from_arguments("bad", "a cat", 0, arguments)
+    with pytest.raises(InputError) as caught:
+        executor.resolve(request)
+    assert message in caught.value.message
+    assert (hint or "") in (caught.value.hint or "")
+    bad, good = run(executor, request, DiffusionRequest("good", "a cat"), on_step=lambda *s: steps.append(s[0]))
+    assert isinstance(bad.error, InputError) and bad.finish_reason == "error"
+    assert good.finish_reason == "stop" and set(steps) == {"good"}
+
+
+@pytest.mark.parametrize("prompt", ["", " \n"])
+def test_an_empty_prompt_is_refused(executors, prompt):
+    with pytest.raises(InputError, match="the prompt is empty"):
+        executors["qwen_image"].resolve(DiffusionRequest("0", prompt))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, True])
+def test_a_seed_out_of_range_is_refused(executors, seed):
+    with pytest.raises(InputError, match="`seed` must be"):
+        executors["qwen_image"].resolve(DiffusionRequest("0", "a cat", seed=seed))
+
+
+def test_a_prompt_is_refused_from_the_first_token_that_would_be_cut(executors):
+    executor = executors["stable_diffusion"]
+    assert executor.resolve(DiffusionRequest("0", "x " * 75)).num_prompt_tokens == (77,)
+    with pytest.raises(InputError, match="`prompt` has 78 tokens and the pipeline's text encoder takes 77"):
+        executor.resolve(DiffusionRequest("0", "x " * 76))
+    with pytest.raises(InputError, match="`negative_prompt` has 78 tokens"):
+        executor.resolve(DiffusionRequest("0", "x", negative_prompt="x " * 76))
+
+
+def test_the_limit_of_a_templated_prompt_is_where_the_embeddings_are_cut(executors, plain):
+    """Counted here without the pipeline, and held against what the pipeline really encodes."""
+    executor, pipeline = executors["qwen_image"], plain["qwen_image"]
+    prompt = "a cat and a dog"
+    whole, _ = pipeline.encode_prompt(prompt, max_sequence_length=1024)
+    length = whole.shape[1]
+    fitting = DiffusionRequest("0", prompt, call={"max_sequence_length": length})
+    assert executor.resolve(fitting).num_prompt_tokens == (length,)
+    with pytest.raises(InputError, match=f"`prompt` has {length} tokens .* takes {length - 1}") as caught:
+        executor.resolve(DiffusionRequest("0", prompt, call={"max_sequence_length": length - 1}))
+    assert "shorten it by 1 tokens or raise `max_sequence_length`" in caught.value.hint
+
+
+def test_values_come_from_the_request_then_the_stage_then_the_pipeline(folders):
+    stage = DiffusionStageConfig(name="image", height=32, negative_prompt="blurry", call={"eta": 0.5, "clip_skip": 1})
+    executor = start(folders["stable_diffusion"], stage)
+    resolved = executor.resolve(DiffusionRequest("0", "a cat", call={"eta": 0.0}))
+    assert (resolved.height, resolved.width) == (32, 32), "sample_size 16 times VAE factor 2"
+    assert resolved.num_inference_steps == 50
+    assert resolved.negative_prompt == "blurry"
+    assert resolved.call == {"eta": 0.0, "clip_skip": 1}
+    executor.shutdown()
+
+
+def test_a_failure_inside_the_pipeline_is_that_request_s_error(executors, plain):
+    """Timesteps that the scheduler cannot take: diffusers finds out in the middle of its call."""
+    executor = executors["stable_diffusion"]
+    bad = DiffusionRequest(
+        "bad", "a cat", call={"cross_attention_kwargs": {"no_such_option": {"x": 1}}, "timesteps": [5, 9]}
+    )
+    outputs = run(executor, bad, DiffusionRequest("good", "a cat", seed=1))
+    error = outputs[0].error
+    assert isinstance(error, StageError) and error.request_id == "bad" and error.stage == "image"
+    assert "Traceback" in error.details and "Traceback" not in error.message
+    np.testing.assert_array_equal(outputs[1].pixels, plain_picture(plain["stable_diffusion"], "a cat", 1))
+    executor.check_health()
+
+
+def test_a_picture_that_is_none_is_refused(executors):
+    """One step divides by zero in this schedule; the plain call gives a black picture and a warning."""
+    (output,) = run(executors["qwen_image"], DiffusionRequest("0", "a cat", num_inference_steps=1))
+    assert isinstance(output.error, InputError) and output.pixels is None
+    assert "not numbers" in output.error.message and "`num_inference_steps`" in output.error.hint
+
+
+# --- Loading ---
+
+
+def break_checkpoint(folder: Path, how: str) -> None:
+    index = folder / "model_index.json"
+    content = json.loads(index.read_text())
+    weights = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    match how:
+        case "no index":
+            index.unlink()
+        case "broken index":
+            index.write_text("{")
+        case "no class":
+            index.write_text(json.dumps({"vae": content["vae"]}))
+        case "unknown class":
+            index.write_text(json.dumps({**content, "_class_name": "QwenImagePipelin"}))
+        case "other task":
+            index.write_text(json.dumps({**content, "_class_name": "StableDiffusionImg2ImgPipeline"}))
+        case "own code":
+            index.write_text(json.dumps({**content, "_class_name": ["pipeline", "Mine"]}))
+        case "no part":
+            shutil.rmtree(folder / "vae")
+        case "cut weights":
+            weights.write_bytes(weights.read_bytes()[:1000])
+        case "no weights":
+            weights.unlink()
+        case "a weight less" | "a weight less in the text encoder":
+            part = "text_encoder/model" if "text" in how else "transformer/diffusion_pytorch_model"
+            tensors = load_file(folder / f"{part}.safetensors")
+            tensors.pop(next(name for name in sorted(tensors) if "0" in name))
+            save_file(tensors, folder / f"{part}.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("no index", "has no model_index.json"),
+        ("broken index", "cannot be read"),
+        ("no class", "names no pipeline class"),
+        ("unknown class", "no pipeline class `QwenImagePipelin`"),
+        ("other task", "StableDiffusionImg2ImgPipeline is not a text-to-image pipeline"),
+        ("own code", "brings its own pipeline code"),
+        ("no part", "not complete: no folder `vae`"),
+        ("cut weights", "cannot load a pipeline from"),
+        ("no weights", "cannot load a pipeline from"),
+        ("a weight less", "transformer lacks 1 of its weights, the first is transformer_blocks.0"),
+        ("a weight less in the text encoder", "text_encoder lacks 1 of its weights, the first is model."),
+    ],
+)
+def test_a_broken_checkpoint_is_one_clear_error(folders, tmp_path, how, message):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(folders["qwen_image"], folder)
+    break_checkpoint(folder, how)
+    with pytest.raises(CheckpointError) as caught:
+        start(folder)
+    assert message in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_a_missing_folder_is_not_looked_for_on_the_hub(tmp_path):
+    with pytest.raises(CheckpointError, match="no such folder"):
+        start(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "name", ["DDPMPipeline", "CogVideoXPipeline", "StableDiffusionUpscalePipeline", "AudioLDM2Pipeline"]
+)
+def test_pipelines_for_other_tasks_are_refused(name):
+    import diffusers
+
+    with pytest.raises(CheckpointError, match=f"{name} is not a text-to-image pipeline: it "):
+        check_text_to_image(getattr(diffusers, name))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"tensor_parallel_size": 2}, StageError, "`tensor_parallel_size` cannot be 2"),
+        ({"pipeline_parallel_size": 2}, StageError, "`pipeline_parallel_size` cannot be 2"),
+        ({"sway_coefficient": -1.0}, StageError, "`sway_coefficient` has no effect"),
+        ({"call": {"true_cfg_scal": 1.0}}, UsageError, "stage `image`: the pipeline's call has no argument"),
+        ({"guidance_scale": 3.0}, UsageError, "stage `image`: `guidance_scale` has no effect"),
+    ],
+)
+def test_stage_settings_that_cannot_be_kept_are_refused_at_load(folders, changes, error, message):
+    with pytest.raises(error, match=message) as caught:
+        start(folders["qwen_image"], DiffusionStageConfig(name="image", **changes))
+    assert caught.value.hint
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test says that it lacks")
+def test_cudagraph_without_a_device_is_refused_before_anything_is_loaded(tmp_path):
+    with pytest.raises(StageError) as caught:
+        start(tmp_path / "nowhere", DiffusionStageConfig(name="image", execution="cudagraph"))
+    assert (
+        caught.value.message == "stage `image`: `execution: cudagraph` needs a CUDA device, and this machine has none"
+    )
+    assert caught.value.hint == "--set image.execution=eager"
+
+
+@pytest.mark.slow
+def test_compiled_blocks_run_and_make_nearly_the_same_picture(folders, plain):
+    stage = DiffusionStageConfig(name="image", num_inference_steps=STEPS, height=64, width=64, execution="compile")
+    executor = start(folders["qwen_image"], stage)
+    assert executor.effective["execution"] == "compile"
+    assert (executor.engagement["compiled_regions"], executor.engagement["compiled_graphs"]) == (2, 0)
+    executor.compile_or_warm_up_model()
+    warm = executor.engagement
+    assert warm["compiled_graphs"] >= 1 and warm["compile_s"] > 0, "asked for is not yet done"
+    made = picture(executor, DiffusionRequest("0", "warm-up", seed=3))
+    assert np.abs(made.astype(int) - plain_picture(plain["qwen_image"], "warm-up", 3)).max() <= 1
+    assert executor.engagement == warm, "the first request of the profile's shape compiles nothing more"
+    executor.shutdown()
+
+
+def test_eager_calls_and_copies_are_counted_and_the_copy_of_a_cpu_is_none(folders):
+    stage = DiffusionStageConfig(name="image", num_inference_steps=STEPS, height=64, width=64, output_copy="async")
+    executor = start(folders["qwen_image"], stage)
+    picture(executor, DiffusionRequest("0", "a cat"))
+    engagement = executor.engagement
+    assert (engagement["eager_calls"], engagement["graph_replays"], engagement["copies"]) == (STEPS, 0, 0)
+    assert executor.effective["execution"] == "eager" and executor.effective["output_copy"] == "sync"
+    executor.shutdown()
+
+
+# --- Life cycle ---
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_sleep_refuses_requests_until_wake_up(folders, plain, level):
+    executor = start(folders["qwen_image"])
+    request = executor.resolve(DiffusionRequest("0", "a cat", seed=9))
+    transformer = weakref.ref(executor._pipeline.transformer)
+    executor.sleep(level)
+    assert executor.is_sleeping and executor.sleeping_tags == {"weights"}
+    executor.check_health()
+    for refused in (lambda: run(executor, request), lambda: executor.resolve(request)):
+        with pytest.raises(StageError, match="asleep"):
+            refused()
+    assert (transformer() is None) == (level == 2), "level 2 drops the weights"
+    executor.wake_up(["kv_cache"])
+    assert executor.is_sleeping, "there is no KV cache, so nothing wakes"
+    executor.wake_up(["weights"])
+    assert not executor.is_sleeping and not executor.sleeping_tags
+    np.testing.assert_array_equal(picture(executor, request), plain_picture(plain["qwen_image"], "a cat", 9))
+    executor.shutdown()
+
+
+def test_a_pipeline_from_elsewhere_is_used_and_made_again_after_level_2(folders, plain):
+    made = []
+
+    def make_pipeline() -> DiffusionPipeline:
+        made.append(DiffusionPipeline.from_pretrained(folders["qwen_image"]))
+        made[-1].set_progress_bar_config(disable=True)
+        return made[-1]
+
+    executor = DiffusersPipelineExecutor(STAGE, "no such model", "float32", "cpu", make_pipeline=make_pipeline)
+    assert executor._pipeline is made[0]
+    executor.sleep(2)
+    executor.wake_up()
+    assert executor._pipeline is made[1]
+    request = DiffusionRequest("0", "a cat", seed=9)
+    np.testing.assert_array_equal(picture(executor, request), plain_picture(plain["qwen_image"], "a cat", 9))
+    executor.shutdown()
+
+
+def test_bad_levels_and_tags_are_usage_errors(executors):
+    with pytest.raises(UsageError, match="sleep level"):
+        executors["qwen_image"].sleep(3)
+    with pytest.raises(UsageError, match="unknown tags: weight"):
+        executors["qwen_image"].wake_up(["weight"])
+
+
+def test_weights_that_cannot_come_back_are_a_permanent_failure(folders, tmp_path):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(folders["qwen_image"], folder)
+    executor, told = start(folder), []
+    executor.register_failure_callback(lambda: told.append("early"))
+    executor.sleep(2)
+    shutil.rmtree(folder)
+    assert told == []
+    with pytest.raises(CheckpointError):
+        executor.wake_up()
+    executor.register_failure_callback(lambda: told.append("late"))
+    assert told == ["early", "late"]
+    with pytest.raises(StageError, match="has failed: its weights could not be put back"):
+        executor.check_health()
+    executor.shutdown()
+
+
+def test_nothing_is_left_after_shutdown(folders):
+    threads = set(threading.enumerate())
+    executor = start(folders["qwen_image"])
+    picture(executor, DiffusionRequest("0", "a cat"))
+    pipeline = executor._pipeline
+    left = [weakref.ref(part) for part in (pipeline.transformer, pipeline.vae, pipeline.text_encoder)]
+    del pipeline
+    executor.shutdown()
+    assert [ref() for ref in left] == [None] * 3
+    assert set(threading.enumerate()) == threads
+    assert executor.effective == {}
+    executor.shutdown()
+    with pytest.raises(StageError, match="was shut down"):
+        run(executor, DiffusionRequest("0", "a cat"))
+    with pytest.raises(StageError, match="was shut down"):
+        executor.check_health()
+
+
+def test_an_error_does_not_keep_the_call_s_tensors(executors):
+    """A failed request's error may live long, in a result or a log; the latents of its call must not."""
+    bad = DiffusionRequest("bad", "a cat", call={"timesteps": [5, 9]})
+    (output,) = run(executors["stable_diffusion"], bad)
+    assert isinstance(output.error, OmniError)
+    frames, trace = [], output.error.__cause__ and output.error.__cause__.__traceback__
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    gc.collect()
+    assert not any(isinstance(v, torch.Tensor) for frame in frames for v in frame.f_locals.values())
+
+
+def test_shutdown_from_another_thread_ends_the_running_batch_at_its_next_step(folders):
+    executor, steps = start(folders["stable_diffusion"]), []
+    reached = threading.Event()
+    closer = threading.Thread(target=lambda: (reached.wait(10), executor.shutdown()))
+    closer.start()
+
+    def on_step(name, done, total):
+        steps.append(name)
+        reached.set()
+        while not executor._closing.is_set():
+            time.sleep(0.001)
+
+    outputs = run(executor, DiffusionRequest("0", "a cat"), DiffusionRequest("1", "a cat"), on_step=on_step)
+    closer.join(10)
+    assert not closer.is_alive() and steps == ["0"]
+    assert [output.finish_reason for output in outputs] == ["abort", "abort"]
+
+
+def test_it_runs_where_vllm_cannot_be_imported(folders):
+    code = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name == "vllm" or name.startswith("vllm."):
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocker())
+from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
+from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
+
+stage = DiffusionStageConfig(name="image", num_inference_steps=2, height=64, width=64)
+executor = DiffusersPipelineExecutor(stage, sys.argv[1], "float32", "cpu")
+output = executor.execute_model(DiffusionSchedulerOutput((DiffusionRequest("0", "a cat"),)))
+executor.shutdown()
+print(output.outputs[0].pixels.shape, any(name.startswith("vllm") for name in sys.modules))
+"""
+    command = [sys.executable, "-c", code, str(folders["qwen_image"])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "(64, 64, 3) False"
+    assert "it/s" not in done.stderr, "no progress bar of any library"
+
+
+def test_a_single_step_that_a_schedule_cannot_make_is_the_requests_fault(folders):
+    executor = start(folders["qwen_image"], DiffusionStageConfig(name="image"))
+    try:
+        request = DiffusionRequest("a", "a boat", num_inference_steps=1)
+        (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
+        assert isinstance(output.error, InputError) and "more than one step" in output.error.message
+    finally:
+        executor.shutdown()

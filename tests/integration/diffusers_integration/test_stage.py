@@ -1,0 +1,63 @@
+"""The diffusers stage as its process drives it: aborts between batches and in the middle of one."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.diffusers_integration.stage import DiffusersStage
+from omni_cli.stage.messages import Progress, RequestDone, StageRequest
+from omni_cli.stage.protocol import StageSpec
+
+
+@pytest.fixture(scope="module")
+def spec() -> StageSpec:
+    stage = DiffusionStageConfig(name="image", height=64, width=64, num_inference_steps=6)
+    return StageSpec(stage, resolve_model("builtin:tiny-image"), "QwenImagePipeline", "float32", 0, False)
+
+
+def test_an_interrupt_leaves_a_running_batch_at_the_next_step(spec):
+    reports = []
+
+    def emit(report):
+        reports.append(report)
+        # What the reader of commands does, from its thread, when an abort arrives.
+        stage.interrupt("gone")
+
+    stage = DiffusersStage(spec, emit)
+    stage.add(StageRequest("gone", prompt="a red kite"))
+    assert stage.step() == []
+    assert [type(report) for report in reports] == [Progress]
+    assert not stage.has_work()
+
+    stage.add(StageRequest("next", prompt="a red kite"))
+    (done,) = stage.step()
+    assert isinstance(done, RequestDone) and done.image is not None
+    stage.close()
+
+
+def test_an_interrupt_that_comes_before_the_executor_has_the_batch_is_not_lost(spec):
+    reports = []
+    stage = DiffusersStage(spec, reports.append)
+    stage.add(StageRequest("gone", prompt="a red kite"))
+    stage.interrupt("gone")
+    assert stage.step() == reports == []
+    assert not stage.has_work()
+
+    stage.abort("gone")
+    stage.add(StageRequest("gone", prompt="another one, of the same name"))
+    (done,) = stage.step()
+    assert isinstance(done, RequestDone) and len(reports) == 6
+    stage.close()
+
+
+def test_an_abort_drops_a_waiting_request_and_leaves_the_others(spec):
+    stage = DiffusersStage(spec, lambda report: None)
+    for name in ("a", "b", "c"):
+        stage.add(StageRequest(name, prompt="snow"))
+    stage.abort("b")
+    stage.abort("never heard of")
+    assert [report.request_id for report in stage.step()] == ["a", "c"]
+    assert not stage.has_work() and not stage.added_s and not stage.num_steps
+    stage.close()

@@ -1,0 +1,64 @@
+"""`cudagraph_mode`: what there is no device for is refused, and what vLLM makes less of is an error that says why."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from vllm.config import CompilationConfig, CUDAGraphMode
+from vllm.v1.attention.backend import AttentionCGSupport
+
+from omni_cli.config.engine_config import ARStageConfig
+from omni_cli.config.loader import load_profile
+from omni_cli.engine.devices import has_cuda_device
+from omni_cli.engine.omni_llm import OmniLLM
+from omni_cli.engine.process.fork_server import ForkServer
+from omni_cli.errors import StageError
+from omni_cli.vllm_integration.cudagraph_mode import ModeMessages, check_platform, check_settled
+
+WITHOUT_A_DEVICE = pytest.mark.skipif(has_cuda_device(), reason="this machine has what the test says that it lacks")
+MODES = ["piecewise", "full", "full_decode_only", "full_and_piecewise"]
+
+
+@WITHOUT_A_DEVICE
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_without_a_device_is_refused_before_anything_is_started(mode, monkeypatch):
+    llm = OmniLLM(load_profile("tiny-omni", [f"talker.cudagraph_mode={mode}"]))
+    monkeypatch.setattr(ForkServer, "start", lambda server: pytest.fail("a process was to be started"))
+    with pytest.raises(StageError) as caught:
+        asyncio.run(llm.start())
+    assert caught.value.message == (
+        f"stage `talker`: `cudagraph_mode: {mode}` needs a CUDA device, and this machine has none"
+    )
+    assert caught.value.hint == "--set talker.cudagraph_mode=none"
+
+
+@WITHOUT_A_DEVICE
+@pytest.mark.parametrize("mode", MODES)
+def test_vllm_for_cpus_refuses_it_as_well(mode):
+    """On a machine that has a device and the other vLLM."""
+    with pytest.raises(StageError, match="needs a CUDA device, and the installed vLLM is for CPUs"):
+        check_platform(ARStageConfig("thinker", cudagraph_mode=mode))
+    check_platform(ARStageConfig("thinker"))
+
+
+def test_less_than_asked_for_is_an_error_with_vllms_own_reason():
+    stage = ARStageConfig("thinker", cudagraph_mode="full")
+    compilation = CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL, mode=0)
+    with ModeMessages() as messages:
+        settled = compilation.resolve_cudagraph_mode_and_sizes(AttentionCGSupport.UNIFORM_BATCH, "FlashAttention2")
+    mode = settled.name.lower()
+    assert mode == "full_decode_only"
+    with pytest.raises(StageError) as caught:
+        check_settled(stage, mode, {"graphs_captured": 9}, messages)
+    assert caught.value.message.startswith("`cudagraph_mode` is full, but vLLM runs full_decode_only: ")
+    assert "not supported with FlashAttention2" in caught.value.message
+    assert caught.value.hint == "--set thinker.cudagraph_mode=full_decode_only"
+
+
+def test_a_mode_for_which_nothing_was_captured_is_an_error():
+    stage = ARStageConfig("thinker", cudagraph_mode="piecewise")
+    with pytest.raises(StageError, match="vLLM has captured no graph"):
+        check_settled(stage, "piecewise", {"graphs_captured": 0}, ModeMessages())
+    check_settled(stage, "piecewise", {"graphs_captured": 1}, ModeMessages())
+    check_settled(ARStageConfig("thinker"), "none", {"graphs_captured": 0}, ModeMessages())

@@ -1,0 +1,332 @@
+"""Every internal of vLLM and transformers that this project overrides or reads. A new version that changes one fails
+here, with a sentence, and not somewhere inside an engine."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import textwrap
+from typing import Any
+
+import pytest
+
+from omni_cli.engine.devices import NO_RAY_ON_CPU
+
+RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+
+# (where, parameters that must be there, what we do with it)
+CALLABLES = [
+    (f"{RUNNER}._update_states", ["scheduler_output"], "is overridden to decode request payloads"),
+    (f"{RUNNER}._prepare_inputs", ["scheduler_output"], "is overridden to note which rows belong to which request"),
+    (f"{RUNNER}._init_mrope_positions", ["req_state"], "is overridden to take positions that came with a request"),
+    (
+        f"{RUNNER}._model_forward",
+        ["input_ids", "positions", "intermediate_tensors", "inputs_embeds"],
+        "is overridden to condition the talker and to run a diffusion",
+    ),
+    (f"{RUNNER}._pool", ["hidden_states"], "is overridden to hand one tensor per request out"),
+    (f"{RUNNER}.execute_model", ["scheduler_output"], "is overridden to hand a diffusion's tensors round a pipeline"),
+    (
+        "vllm.distributed.parallel_state:GroupCoordinator.send_tensor_dict",
+        ["tensor_dict", "all_gather_group"],
+        "is called with intermediate tensors",
+    ),
+    (
+        "vllm.distributed.parallel_state:GroupCoordinator.broadcast_tensor_dict",
+        ["tensor_dict", "src"],
+        "is called with a diffusion's tensors",
+    ),
+    (f"{RUNNER}.sample_tokens", ["grammar_output"], "is overridden to attach hidden states"),
+    (f"{RUNNER}.initialize_kv_cache", ["kv_cache_config"], "is overridden to keep rows of cached blocks"),
+    (f"{RUNNER}.load_model", [], "is overridden to find the diffusion's entry point and who fills conditions"),
+    (f"{RUNNER}.capture_model", [], "is overridden to note which graphs there are and what they took"),
+    (f"{RUNNER}.get_model", [], "is called for the loaded model"),
+    ("vllm.v1.worker.gpu_worker:Worker.load_model", [], "is overridden to mark what loading does"),
+    ("vllm.v1.worker.gpu_worker:Worker.determine_available_memory", [], "is overridden to mark what loading does"),
+    ("vllm.v1.worker.gpu_worker:Worker.initialize_from_config", [], "is overridden to mark what loading does"),
+    ("vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model", [], "is overridden to mark what loading does"),
+    ("vllm.v1.worker.gpu_worker:Worker.init_device", [], "is overridden to change the runner's class"),
+    ("vllm.v1.worker.cpu_worker:CPUWorker.init_device", [], "is overridden to change the runner's class"),
+    (
+        "vllm.v1.engine.output_processor:OutputProcessor.process_outputs",
+        ["engine_core_outputs"],
+        "is overridden to take hidden states off",
+    ),
+    ("vllm.v1.engine.llm_engine:LLMEngine.add_request", ["request_id", "prompt", "params"], "is called"),
+    ("vllm.v1.engine.llm_engine:LLMEngine.abort_request", ["request_ids"], "is called"),
+    ("vllm.v1.engine.llm_engine:LLMEngine.from_engine_args", ["engine_args"], "is called"),
+    ("vllm.v1.engine.llm_engine:LLMEngine.collective_rpc", ["method", "args"], "is called on all ranks"),
+    (
+        "vllm.config.compilation:CompilationConfig.resolve_cudagraph_mode_and_sizes",
+        [],
+        "says in the log why it settles on another mode",
+    ),
+    (
+        "vllm.v1.core.sched.scheduler:Scheduler.schedule",
+        [],
+        "is overridden to look at its plans, and to leave requests without rows out",
+    ),
+    (
+        "vllm.v1.core.sched.scheduler:Scheduler.finish_requests",
+        ["request_ids", "finished_status"],
+        "is called on requests whose part of a plan is wrong",
+    ),
+    (
+        "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
+        ["scheduler_output"],
+        "is overridden to know of steps under way",
+    ),
+    ("vllm.v1.core.sched.request_queue:RequestQueue.remove_requests", ["requests"], "is called on waiting requests"),
+    ("vllm.v1.core.sched.request_queue:RequestQueue.prepend_request", ["request"], "is called on waiting requests"),
+    (
+        "vllm.config.scheduler:SchedulerConfig.get_scheduler_cls",
+        [],
+        "returns our `make_scheduler`, which is called with `vllm_config=...` like a class",
+    ),
+    ("vllm.renderers.base:BaseRenderer.render_cmpl", ["prompts"], "is called to tokenize and preprocess a prompt"),
+    ("vllm.renderers.base:BaseRenderer.get_mm_processor", [], "is called for the chat template"),
+    (
+        "vllm.model_executor.models.registry:_LazyRegisteredModel.load_model_cls",
+        [],
+        "is called to inspect a model class in this process",
+    ),
+    (
+        "vllm.model_executor.models.llama:LlamaDecoderLayer.__init__",
+        ["vllm_config", "prefix", "config"],
+        "is the talker's layer",
+    ),
+    (
+        "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni:Qwen2_5OmniToken2WavModel.forward",
+        ["code", "conditioning", "reference_mel", "num_steps", "guidance_scale", "sway_coefficient"],
+        "is token2wav",
+    ),
+    (
+        "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni:Qwen2_5OmniToken2WavDiTModel.forward",
+        ["hidden_states", "condition_vector", "speaker_embedding", "quantized_code", "time_step", "apply_cfg"],
+        "denoises the frames of a chunk",
+    ),
+    (
+        "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni:RungeKutta4ODESolver.integrate",
+        ["time_points"],
+        "integrates a chunk's frames",
+    ),
+    (
+        "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni:Qwen2_5OmniToken2WavBigVGANModel.forward",
+        ["mel_spectrogram"],
+        "makes a chunk's samples",
+    ),
+    (
+        "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni:Qwen2_5OmniTalkerForConditionalGeneration.get_rope_index",
+        [
+            "input_ids",
+            "image_grid_thw",
+            "video_grid_thw",
+            "attention_mask",
+            "use_audio_in_video",
+            "audio_seqlens",
+            "second_per_grids",
+        ],
+        "computes the talker's positions",
+    ),
+]
+
+# (where, fields that must be there, what we do with them)
+FIELDS = [
+    ("vllm.v1.worker.gpu_model_runner:ExecuteModelState", ["hidden_states", "scheduler_output"], "are read"),
+    (
+        "vllm.v1.outputs:ModelRunnerOutput",
+        ["req_ids", "req_id_to_index", "sampled_token_ids", "pooler_output"],
+        "are read and written",
+    ),
+    (
+        "vllm.v1.core.sched.output:SchedulerOutput",
+        ["scheduled_new_reqs", "finished_req_ids", "num_scheduled_tokens", "scheduled_spec_decode_tokens"],
+        "are read",
+    ),
+    (
+        "vllm.forward_context:ForwardContext",
+        ["cudagraph_runtime_mode", "batch_descriptor"],
+        "tell whether a step is a replay",
+    ),
+    ("vllm.compilation.cuda_graph:CUDAGraphWrapper", ["_all_instances"], "names all wrappers"),
+    ("vllm.compilation.cuda_graph:CUDAGraphEntry", ["cudagraph"], "is there once a graph was captured"),
+    ("vllm.distributed.parallel_state:GroupCoordinator", ["is_first_rank", "is_last_rank"], "are read"),
+    ("vllm.config:ParallelConfig", ["distributed_executor_backend"], "is read"),
+    ("vllm.v1.core.sched.output:NewRequestData", ["req_id", "sampling_params", "pooling_params"], "are read"),
+    (
+        "vllm.v1.core.sched.output:SchedulerOutput",
+        ["total_num_scheduled_tokens", "scheduled_cached_reqs", "scheduled_encoder_inputs"],
+        "are read and written, and rows are attached",
+    ),
+    (
+        "vllm.v1.core.sched.output:CachedRequestData",
+        [
+            "req_ids",
+            "resumed_req_ids",
+            "new_token_ids",
+            "all_token_ids",
+            "new_block_ids",
+            "num_computed_tokens",
+            "num_output_tokens",
+        ],
+        "are all that is there, each a request's",
+    ),
+    ("vllm.v1.request:Request", ["num_tokens_with_spec"], "is read"),
+    ("vllm.v1.engine:EngineCoreOutput", ["request_id", "pooling_output"], "are read and written"),
+    ("vllm.sampling_params:SamplingParams", ["extra_args"], "carries our payloads"),
+    ("vllm.pooling_params:PoolingParams", ["extra_kwargs"], "carries our payloads"),
+    ("vllm.v1.core.kv_cache_manager:KVCacheManager", ["usage"], "is read for a profile"),
+    ("vllm.config.compilation:CompilationConfig", ["static_forward_context"], "names attention layers and caches"),
+    ("vllm.config:CacheConfig", ["kv_cache_memory_bytes", "gpu_memory_utilization"], "are a stage's budget"),
+    ("torch._C._profiler:_RecordFunctionFast", ["__enter__", "__exit__"], "marks modules in traces"),
+]
+
+# Set in the bodies of vLLM's own methods, so that only their source can tell.
+ATTRIBUTES = [
+    (
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__",
+        ["self.requests", "self.uses_mrope", "self.execute_model_state", "self.intermediate_tensors"],
+    ),
+    (
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__",
+        ["self.device", "self.speculative_config", "self.parallel_config", "self.cudagraph_dispatcher"],
+    ),
+    ("vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__", ["self.broadcast_pp_output"]),
+    ("vllm.v1.worker.worker_base:WorkerBase.__init__", ["self.distributed_init_method"]),
+    ("vllm.v1.request:Request.__init__", ["self.num_in_flight_tokens"]),
+    (
+        "vllm.v1.executor.uniproc_executor:ExecutorWithExternalLauncher._distributed_args",
+        ['distributed_init_method = "env://"'],
+    ),
+    ("vllm.distributed.parallel_state:GroupCoordinator.__init__", ["self.device_communicator"]),
+    ("vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator.__init__", ["self.dist_module"]),
+    ("vllm.distributed.device_communicators.cpu_communicator:_CPUSHMDistributed.__init__", ["self.group_name"]),
+    ("vllm.v1.cudagraph_dispatcher:CudagraphDispatcher.__init__", ["self.cudagraph_mode"]),
+    (
+        "vllm.compilation.cuda_graph:CUDAGraphWrapper.__init__",
+        ["self.runtime_mode", "self.concrete_cudagraph_entries", "_all_instances.add(self)"],
+    ),
+    (
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
+        # In this order: the runner reads the context that the forward pass will run in.
+        ["cudagraph_runtime_mode=cudagraph_mode", "batch_descriptor=batch_desc", "self._model_forward("],
+    ),
+    ("vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_run", ["outputs = self.model("]),
+    ("vllm.v1.worker.gpu_input_batch:InputBatch.__init__", ["self.num_computed_tokens_cpu", "self.req_id_to_index"]),
+    ("vllm.v1.engine.llm_engine:LLMEngine.__init__", ["self.renderer", "self.output_processor", "self.engine_core"]),
+    ("vllm.v1.engine.output_processor:OutputProcessor.__init__", ["self.request_states"]),
+    ("vllm.v1.engine.core_client:InprocClient.__init__", ["self.engine_core"]),
+    ("vllm.v1.engine.core:EngineCore.__init__", ["self.scheduler", "scheduler_config.get_scheduler_cls()"]),
+    (
+        "vllm.v1.core.sched.scheduler:Scheduler.__init__",
+        ["self.requests", "self.waiting", "self.skipped_waiting", "self.current_step"],
+    ),
+    ("vllm.v1.request:Request.__init__", ["self.next_decode_eligible_step", "self.num_output_placeholders"]),
+    (
+        "vllm.v1.core.sched.scheduler:Scheduler.schedule",
+        ["self.current_step += 1", "self.current_step < request.next_decode_eligible_step"],
+    ),
+    (
+        "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni:Qwen2_5OmniToken2WavDiTModel.__init__",
+        ["self.block_size", "self.repeats", "self.mel_dim"],
+    ),
+    ("vllm.v1.engine.input_processor:InputProcessor.__init__", ["self.generation_config_fields"]),
+    ("vllm.v1.core.sched.scheduler:Scheduler.__init__", ["self.kv_cache_manager"]),
+    (
+        "vllm.model_executor.layers.attention.attention:Attention.__init__",
+        ["self.num_heads", "self.num_kv_heads", "self.head_size", "self.layer_name"],
+    ),
+    ("vllm.model_executor.layers.linear:LinearBase.__init__", ["self.input_size", "self.output_size"]),
+    (
+        "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding.__init__",
+        ["self.num_embeddings", "self.embedding_dim"],
+    ),
+    ("vllm.model_executor.models.qwen2:Qwen2Model", ["decoder_layer_type", "self.embed_tokens"]),
+]
+
+OVERRIDES = [
+    ("omni_cli.vllm_integration.runner_mixins", "vllm.v1.worker.gpu_model_runner"),
+    ("omni_cli.vllm_integration.workers", "vllm.v1.worker.gpu_worker"),
+    ("omni_cli.vllm_integration.output_processor", "vllm.v1.engine.output_processor"),
+    ("omni_cli.vllm_integration.conditioned_scheduler", "vllm.v1.core.sched.scheduler"),
+    (
+        "omni_cli.models.qwen2_5_omni.chunk_waveform",
+        "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
+    ),
+    ("omni_cli.models.qwen2_5_omni.talker", "vllm.model_executor.models.qwen2"),
+    ("omni_cli.models.qwen2_5_omni.token2wav", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
+]
+LONGEST_SHARED_RUN = 3
+
+
+def find(where: str) -> Any:
+    module, _, path = where.partition(":")
+    found = importlib.import_module(module)
+    for name in path.split("."):
+        assert hasattr(found, name), f"{where} is gone: {name} is not in {found!r} any more"
+        found = getattr(found, name)
+    return found
+
+
+@pytest.mark.parametrize(("where", "parameters", "use"), CALLABLES, ids=[row[0].partition(":")[2] for row in CALLABLES])
+def test_callable_is_there(where, parameters, use):
+    signature = inspect.signature(find(where))
+    missing = [name for name in parameters if name not in signature.parameters]
+    assert not missing, f"{where}{signature} {use}, and its parameters {missing} are gone"
+
+
+@pytest.mark.parametrize(("where", "names", "use"), FIELDS, ids=[row[0].partition(":")[2] for row in FIELDS])
+def test_fields_are_there(where, names, use):
+    kind = find(where)
+    known = set(getattr(kind, "__annotations__", {})) | set(getattr(kind, "_fields", ())) | set(dir(kind))
+    missing = [name for name in names if name not in known]
+    assert not missing, f"{where}: {missing} {use} by us, and are gone"
+
+
+@pytest.mark.parametrize(("where", "names"), ATTRIBUTES, ids=[row[0].partition(":")[2] for row in ATTRIBUTES])
+def test_attributes_are_set(where, names):
+    source = inspect.getsource(find(where))
+    missing = [name for name in names if name not in source]
+    assert not missing, f"{where} has no {missing} any more, which we use"
+
+
+def test_input_batch_names_requests_in_batch_order():
+    assert isinstance(find("vllm.v1.worker.gpu_input_batch:InputBatch.req_ids"), property)
+
+
+def test_cpu_runner_is_the_gpu_runner():
+    assert issubclass(find("vllm.v1.worker.cpu_model_runner:CPUModelRunner"), find(RUNNER)), (
+        "CPUModelRunner does not derive from the V1 GPUModelRunner any more, so one mixin cannot serve both devices"
+    )
+
+
+def test_vllm_says_of_ray_on_a_cpu_what_we_quote():
+    platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform
+    said = "current platform {current_platform.device_name} does not support ray."
+    assert not platform.ray_device_key, "vLLM can place ranks on Ray without CUDA devices now; we refuse that"
+    assert said in inspect.getsource(importlib.import_module("vllm.v1.executor.ray_utils"))
+    assert said.format(current_platform=platform) == NO_RAY_ON_CPU
+
+
+@pytest.mark.parametrize(("ours", "theirs"), OVERRIDES)
+def test_no_body_is_copied(ours, theirs):
+    """No run of more than a few equal statements, names and all, between our module and the one it builds on."""
+    mine, upstream = statements(ours), set(runs(statements(theirs)))
+    shared = [run for run in runs(mine) if run in upstream]
+    assert not shared, f"{ours} repeats {theirs}:\n" + "\n".join(shared[0])
+
+
+def statements(module: str) -> list[str]:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(importlib.import_module(module))))
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines += [ast.unparse(statement) for statement in node.body]
+            lines.append(f"end of {node.name} in {module}")
+    return lines
+
+
+def runs(lines: list[str]) -> list[tuple[str, ...]]:
+    size = LONGEST_SHARED_RUN + 1
+    return [tuple(lines[i : i + size]) for i in range(len(lines) - size + 1)]

@@ -1,0 +1,196 @@
+"""Resolving models and checking folders, on files written by hand: none of this needs torch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omni_cli.checkpoints import builtin as builders
+from omni_cli.checkpoints.build import build_folder
+from omni_cli.checkpoints.files import check_checkpoint, count_parameters, read_model_kind
+from omni_cli.checkpoints.resolve import cache_folder, is_built, resolve_model
+from omni_cli.errors import CheckpointError, OutputError, UsageError
+
+
+def write_safetensors(path: Path, *, cut: int = 0, shape: tuple[int, ...] = (2, 3)) -> None:
+    num_bytes = 4 * shape[0] * shape[1]
+    header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, num_bytes]}}).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(num_bytes)
+    path.write_bytes(content[: len(content) - cut])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A whole transformers checkpoint, as far as headers tell."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["Qwen2_5OmniModel"]}))
+    write_safetensors(folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Path:
+    folder = tmp_path / "pipeline"
+    for component in ("transformer", "scheduler"):
+        (folder / component).mkdir(parents=True)
+    index = {
+        "_class_name": "QwenImagePipeline",
+        "transformer": ["diffusers", "QwenImageTransformer2DModel"],
+        "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+        "feature_extractor": [None, None],
+    }
+    (folder / "model_index.json").write_text(json.dumps(index))
+    (folder / "transformer" / "config.json").write_text("{}")
+    (folder / "scheduler" / "scheduler_config.json").write_text("{}")
+    write_safetensors(folder / "transformer" / "diffusion_pytorch_model.safetensors")
+    return folder
+
+
+def test_a_folder_resolves_to_itself(folder: Path, pipeline: Path) -> None:
+    assert resolve_model(str(folder)) == str(folder)
+    assert resolve_model(str(pipeline)) == str(pipeline)
+    assert read_model_kind(folder) == "Qwen2_5OmniModel"
+    assert read_model_kind(pipeline) == "QwenImagePipeline"
+    assert count_parameters(folder) == count_parameters(pipeline) == 6
+
+
+def test_home_is_expanded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert resolve_model("~/model") == str(folder)
+
+
+@pytest.mark.parametrize("repo", ["Qwen/Qwen2.5-Omni-3B", "a/b", "org_1/model.v2"])
+def test_a_repo_id_is_left_to_the_engines(repo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model(repo) == repo
+
+
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [
+        ("tiny-omni", "builtin:tiny-omni"),
+        ("./Qwen/Qwen2.5-Omni-3B", "repo id"),
+        ("/no/such/folder", "repo id"),
+        ("", "builtin:"),
+        ("builtin:tiny-omny", "builtin:tiny-omni"),
+        ("builtin:", "builtin:tiny-omni"),
+        ("x" * 5000, ""),
+        ("a\0b", ""),
+    ],
+)
+def test_what_is_no_model(model: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(CheckpointError) as caught:
+        resolve_model(model)
+    assert hint in (caught.value.hint or "")
+
+
+def test_a_file_is_no_model(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="is a file"):
+        resolve_model(str(folder / "config.json"))
+
+
+def _missing_shard(folder: Path) -> None:
+    index = {"weight_map": {"w": "model.safetensors", "v": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+BREAKS = {
+    "neither config.json": lambda folder: (folder / "config.json").unlink(),
+    "not valid JSON": lambda folder: (folder / "config.json").write_text('{"architectures": '),
+    "config.json` is not a JSON object": lambda folder: (folder / "config.json").write_text("[]"),
+    "not say what model": lambda folder: (folder / "config.json").write_text("{}"),
+    "no weights": lambda folder: (folder / "model.safetensors").unlink(),
+    "bytes instead of": lambda folder: write_safetensors(folder / "model.safetensors", cut=1),
+    "not a safetensors file": lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 64),
+    "safetensors` is not a safetensors": lambda folder: (folder / "model.safetensors").write_bytes(b""),
+    "Git LFS pointer": lambda folder: (folder / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    ),
+    "lacks model-2.safetensors": _missing_shard,
+    "no `weight_map`": lambda folder: (folder / "model.safetensors.index.json").write_text("{}"),
+}
+
+
+@pytest.mark.parametrize("message", BREAKS)
+def test_a_broken_folder_names_what_is_wrong(folder: Path, message: str) -> None:
+    BREAKS[message](folder)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        check_checkpoint(folder)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("length", range(0, 72, 7))
+def test_a_cut_weight_file_is_found_wherever_it_is_cut(folder: Path, length: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        check_checkpoint(folder)
+
+
+def test_a_pipeline_without_a_component_or_its_weights(pipeline: Path) -> None:
+    weights = pipeline / "transformer" / "diffusion_pytorch_model.safetensors"
+    weights.unlink()
+    with pytest.raises(CheckpointError, match="transformer` has no weights"):
+        check_checkpoint(pipeline)
+    (pipeline / "scheduler" / "scheduler_config.json").unlink()
+    (pipeline / "scheduler").rmdir()
+    write_safetensors(weights)
+    with pytest.raises(CheckpointError, match="lacks its component `scheduler`"):
+        check_checkpoint(pipeline)
+
+
+def test_a_folder_one_level_up_is_told_where_to_look(folder: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        check_checkpoint(folder.parent)
+    assert str(folder) in caught.value.hint
+
+
+def test_the_cache_follows_xdg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "omni-cli" / "checkpoints"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert cache_folder() == Path("/home/somebody/.cache/omni-cli/checkpoints")
+
+
+def test_an_unknown_name_is_unknown_before_anything_is_built() -> None:
+    with pytest.raises(CheckpointError):
+        is_built("builtin:huge-omni")
+    assert is_built("some/repo")
+
+
+def test_a_target_that_cannot_be(tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.write_text("x")
+    for target in (occupied, occupied / "below", tmp_path / ("x" * 300)):
+        with pytest.raises(OutputError) as caught:
+            build_folder("tiny-omni", target, seed=0)
+        assert caught.value.hint
+    assert occupied.read_text() == "x"
+    assert list(tmp_path.iterdir()) == [occupied]
+
+
+def test_sizes_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UsageError, match="head_dim"):
+        builders.OmniSizes(thinker=builders.DecoderSizes(128, 256, 2, 4, 2, 64))
+    with pytest.raises(UsageError, match="multiple of 16"):
+        builders.DecoderSizes(96, 256, 2, 4, 2, 24)
+    with pytest.raises(UsageError, match="multiple of 64"):
+        builders.VocoderSizes(64, 2, 2, 32, 32, 96)
+
+
+def test_resolving_imports_no_engine(folder: Path) -> None:
+    code = (
+        "import sys\n"
+        "from omni_cli.checkpoints.resolve import is_built, read_model_kind, resolve_model\n"
+        "resolve_model(sys.argv[1]); read_model_kind(sys.argv[1]); is_built('builtin:tiny-omni')\n"
+        "import omni_cli.cli.models\n"
+        "print([name for name in ('torch', 'transformers', 'vllm', 'diffusers', 'numpy') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
