@@ -73,7 +73,7 @@ class ForkServer:
         `verbose` lets what the imports print reach stderr.
         """
         parts = ["verbose" if verbose else "quiet", *sorted(set(backends), reverse=True)]
-        self._preload = [f"omni_cli.engine.preload_{part}" for part in parts]
+        self._preload = [f"omni_cli.engine.process.preload_{part}" for part in parts]
 
     def start(self) -> ForkServerContext:
         """The context to start processes with; the imports begin now, if they have not begun before."""
