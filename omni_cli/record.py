@@ -14,9 +14,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from omni_cli.config.diagnostics import visible
 from omni_cli.errors import InputError
 from omni_cli.record_file import Kind, digest_of, digest_problem, read_document, with_digest, write_document
+from omni_cli.text import visible
 
 SCHEMA: Final = "omni.bench/1"
 E2E = "e2e_s"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import omni_cli
-from omni_cli.config.diagnostics import visible
 from omni_cli.errors import OmniError, UsageError
+from omni_cli.text import visible
 
 _WORKER = "omni_cli/bench/variant_worker.py"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.bench.workload import measured_stages
-from omni_cli.config.diagnostics import visible
 from omni_cli.config.engine_config import EngineConfig
 from omni_cli.config.yaml_tree import parse_scalar
 from omni_cli.errors import UsageError
+from omni_cli.text import visible
 
 ENVIRONMENT = "env."
 MAX_VARIANTS = 8

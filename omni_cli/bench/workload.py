@@ -7,11 +7,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from omni_cli.config.diagnostics import suggest
 from omni_cli.config.engine_config import ARStageConfig, EngineConfig, StageConfig
 from omni_cli.config.resolve import to_profile_data
 from omni_cli.errors import UsageError
 from omni_cli.record import workload_fingerprint
+from omni_cli.text import suggest
 
 ALL = "all"
 _KINDS = ("ar", "diffusion")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from omni_cli.config.diagnostics import Diagnostic, suggest, visible
+from omni_cli.config.diagnostics import Diagnostic
 from omni_cli.config.yaml_tree import Path, Tree
+from omni_cli.text import suggest, visible
 
 
 def check_inputs(tree: Tree, stages: Mapping[str, Any]) -> None:

@@ -13,10 +13,10 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from omni_cli.errors import ProfileError
+from omni_cli.text import visible, visible_character
 
 # What YAML 1.1, and so PyYAML's line numbers, take for the end of a line.
 _LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
@@ -101,24 +101,6 @@ def render_all(diagnostics: Sequence[Diagnostic]) -> str:
     return "\n\nerror: ".join(parts)
 
 
-def suggest(word: str, known: Iterable[str]) -> str | None:
-    """`did you mean ...?` for the nearest known word, or None where none is near."""
-    near = get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
-    return f"did you mean `{near[0]}`?" if near else None
-
-
-def visible(text: str, limit: int = 200) -> str:
-    """`text` with invisible characters escaped, cut to `limit` characters: safe to show on a terminal."""
-    shown = text[:limit]
-    if not shown.isprintable():
-        shown = "".join(_visible_character(character) for character in shown)
-    return shown + "..." if len(text) > limit else shown
-
-
-def _visible_character(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-
-
 def _snippet(place: Place) -> list[str]:
     """The source line with a caret under the token; nothing for an option or an empty file."""
     if place.line >= len(place.source.lines) or not place.source.lines[place.line].strip():
@@ -140,7 +122,7 @@ def _snippet(place: Place) -> list[str]:
 
 
 def _expanded(text: str) -> str:
-    return "".join(" " if character == "\t" else _visible_character(character) for character in text)
+    return "".join(" " if character == "\t" else visible_character(character) for character in text)
 
 
 def _width(text: str) -> int:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omni_cli.config.diagnostics import Diagnostic, Place, Source, in_source_order, render_all, suggest, visible
+from omni_cli.config.diagnostics import Diagnostic, Place, Source, in_source_order, render_all
 from omni_cli.config.yaml_tree import MAX_BYTES, Tree, parse_yaml
 from omni_cli.errors import InputError, UsageError
+from omni_cli.text import suggest, visible
 
 DEFAULT_METRIC = "e2e_s"
 ALLOCATED = "peak_allocated_bytes"

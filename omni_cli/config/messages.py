@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
-from omni_cli.config.diagnostics import suggest, visible
 from omni_cli.config.schema import (
     STAGE_MODELS,
     ARStage,
@@ -14,6 +13,7 @@ from omni_cli.config.schema import (
     Sampling,
 )
 from omni_cli.config.yaml_tree import Path, Tree, parse_scalar
+from omni_cli.text import suggest, visible
 
 _EXPECTED_TYPE = {
     "int_type": "an integer",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from omni_cli.config.diagnostics import Diagnostic, Place, Source, suggest, visible
+from omni_cli.config.diagnostics import Diagnostic, Place, Source
 from omni_cli.config.yaml_tree import Path, Tree, has_characters_only, parse_scalar, parse_yaml
+from omni_cli.text import suggest, visible
 
 _MAX_PARTS = 6
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from omni_cli.config import chain
-from omni_cli.config.diagnostics import Diagnostic, suggest, visible
+from omni_cli.config.diagnostics import Diagnostic
 from omni_cli.config.messages import describe, is_misspelt, missing_key, to_path, unknown_key, value_at
 from omni_cli.config.schema import (
     BUILTIN_NAMES,
@@ -20,6 +20,7 @@ from omni_cli.config.schema import (
     Profile,
 )
 from omni_cli.config.yaml_tree import Path, Tree
+from omni_cli.text import suggest, visible
 
 # What a diffusion stage needs vLLM or a diffusers pipeline for; elsewhere the key would do nothing.
 _BACKEND_OF_KEY = {

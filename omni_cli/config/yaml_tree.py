@@ -21,7 +21,8 @@ from yaml.events import (
     StreamEndEvent,
 )
 
-from omni_cli.config.diagnostics import Diagnostic, Place, Source, visible
+from omni_cli.config.diagnostics import Diagnostic, Place, Source
+from omni_cli.text import visible
 
 Path = tuple[str | int, ...]
 

@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from omni_cli.config.diagnostics import visible
 from omni_cli.loadtest.answers import Answer, AnswerError, Reader, error_message
+from omni_cli.text import visible
 
 _KEEP_ALIVE_S = 4.0
 """Shorter than servers keep an idle connection (uvicorn: 5 s): one that is closed under a request is an error."""

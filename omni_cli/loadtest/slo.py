@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from omni_cli.config.diagnostics import suggest, visible
 from omni_cli.errors import UsageError
+from omni_cli.text import suggest, visible
 
 # As the option names it -> what holds it of each request. A gap that lasts too long is what a reader notices, so
 # that `itl` is about the longest one.

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from omni_cli.config.diagnostics import visible
 from omni_cli.errors import OmniError, UsageError
 from omni_cli.loadtest.client import Client, Failure
+from omni_cli.text import visible
 
 _PROBE_TIMEOUT_S = 10.0
 _HEADERS = ("server", "x-powered-by")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from omni_cli.config.diagnostics import visible
+from omni_cli.text import visible
 
 if TYPE_CHECKING:
     import torch

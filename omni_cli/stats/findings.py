@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from omni_cli.config.diagnostics import suggest, visible
 from omni_cli.config.gate_file import GateLimits
 from omni_cli.errors import InputError, UsageError
 from omni_cli.record import E2E, Record, Variant, metric_names
@@ -21,6 +20,7 @@ from omni_cli.stats.compare import MARGIN, Comparison, compare_variants, shared_
 from omni_cli.stats.gate import Gate, MemoryPeak, Outputs, judge
 from omni_cli.stats.metrics import GATED_MEMORY, REPORTED_MEMORY
 from omni_cli.stats.payback import Payback, payback
+from omni_cli.text import suggest, visible
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from omni_cli.bench.verdicts import Question
 from omni_cli.cli.bench.report import check_writable
 from omni_cli.cli.bench.run import measure
 from omni_cli.cli.loadtest.options import MAX_CONCURRENCY, ServerOptions
-from omni_cli.config.diagnostics import visible
 from omni_cli.errors import ExitCode, UsageError
 from omni_cli.loadtest.endpoints import Endpoint, chat, images, parse_modalities, speech
 from omni_cli.loadtest.slo import parse_slos
@@ -27,6 +26,7 @@ from omni_cli.loadtest.target import Target, find_targets, parse_url
 from omni_cli.loadtest.traffic import ClosedLoop, OpenLoop, Traffic
 from omni_cli.loadtest.variant import ServerVariant
 from omni_cli.loadtest.workload import ServerWorkload
+from omni_cli.text import visible
 
 if TYPE_CHECKING:
     from omni_cli.cli.bench.command import Settings

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from omni_cli.config.diagnostics import visible
 from omni_cli.errors import InputError
 from omni_cli.profile_record import SCHEMA as PROFILE_SCHEMA
 from omni_cli.profile_record import load_profile_record
@@ -19,6 +18,7 @@ from omni_cli.report.html.compare_part import compare_page_document
 from omni_cli.report.html.elements import Document
 from omni_cli.report.html.profile_part import profile_document
 from omni_cli.report.html.stored import CompareDocument
+from omni_cli.text import visible
 
 _SOURCES = "`omni bench --output-json FILE`, `omni profile` and `omni compare --json`"
 _ANY = Kind("record", "omni", "omni bench --output-json FILE", f"make it again with {_SOURCES}")

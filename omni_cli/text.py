@@ -1,0 +1,24 @@
+"""Small helpers for text that every layer may use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def suggest(word: str, known: Iterable[str]) -> str | None:
+    """`did you mean ...?` for the nearest known word, or None where none is near."""
+    near = get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
+    return f"did you mean `{near[0]}`?" if near else None
+
+
+def visible(text: str, limit: int = 200) -> str:
+    """`text` with invisible characters escaped, cut to `limit` characters: safe to show on a terminal."""
+    shown = text[:limit]
+    if not shown.isprintable():
+        shown = "".join(visible_character(character) for character in shown)
+    return shown + "..." if len(text) > limit else shown
+
+
+def visible_character(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
