@@ -1,1 +1,1 @@
-"""Where a model's files are: built here, in a folder, or on the hub. Importing this imports nothing heavy."""
+"""Locate a model's files: built here, in a folder, or on the hub. Importing this imports nothing heavy."""

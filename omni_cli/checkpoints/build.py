@@ -1,4 +1,4 @@
-"""Building a checkpoint folder whole or not at all. Imports nothing heavy until something is built."""
+"""Build a checkpoint folder, complete or not at all. Imports nothing heavy until something is built."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pathlib import Path
 from omni_cli.errors import OmniError, OutputError
 
 _PARTIAL = ".partial-"
-# Read first by everything that loads a folder, so they arrive last.
+# Every loader reads these first, so they arrive last.
 _ENTRY_FILES = ("config.json", "model_index.json")
 
 
 def build_folder(name: str, target: Path, seed: int, go_on: Callable[[], None] = lambda: None) -> bool:
     """Build the checkpoint `name` at `target`, a path that is free or an empty folder.
 
-    A folder that already holds exactly these bytes is left as it is: then, False. Raises `OutputError` where
-    `target` is something else or cannot be written, and leaves nothing half-written, also when interrupted.
-    `go_on` is called when all is built and nothing is in place yet; what it raises stops the build.
+    A folder that already holds exactly these bytes is left as it is; returns False then. Raises `OutputError` if
+    `target` is something else or not writable, and leaves nothing half-written, even when interrupted. `go_on` is
+    called when all is built and nothing is in place yet; an exception from it stops the build.
     """
     try:
         place = target.resolve()
@@ -38,7 +38,7 @@ def build_folder(name: str, target: Path, seed: int, go_on: Callable[[], None] =
         raise OutputError(f"`{error.filename}` is a file, not a folder", hint=_ELSEWHERE) from error
     except OSError as error:
         raise _cannot_write(target, error) from error
-    # Beside the target, to be renamed into place; inside an empty folder, whose parent may be read-only.
+    # Next to the target, to be renamed into place; inside an empty folder, whose parent may be read-only.
     with _partial(place / _PARTIAL if empty else place.parent / f".{place.name}{_PARTIAL}", target) as partial:
         _build(name, partial, seed, target)
         go_on()
@@ -57,7 +57,7 @@ def build_folder(name: str, target: Path, seed: int, go_on: Callable[[], None] =
 
 
 def remove_partials(target: Path) -> None:
-    """Remove what killed builds of `target` left beside it. Only while no other build of it can run."""
+    """Remove the leftovers of killed builds of `target`. Call only while no other build of it can run."""
     for stale in target.parent.glob(f".{target.name}{_PARTIAL}*"):
         shutil.rmtree(stale, ignore_errors=True)
 
@@ -89,7 +89,7 @@ def _build(name: str, folder: Path, seed: int, target: Path) -> None:
     except ImportError as error:
         raise OmniError(
             f"building `{name}` needs a package that cannot be imported: {error}",
-            hint="`omni doctor` says what is missing and how to get it",
+            hint="run `omni doctor` to see what is missing",
         ) from error
     except Exception as error:
         if not _is_write_failure(error):
@@ -101,7 +101,7 @@ _OS_ERROR = re.compile(r"os error (\d+)")
 
 
 def _is_write_failure(error: Exception) -> bool:
-    """safetensors, tokenizers and torch report a full disk in exceptions of their own, as text only."""
+    """safetensors, tokenizers and torch report a full disk in their own exceptions, as text only."""
     text = str(error)
     return isinstance(error, OSError) or _OS_ERROR.search(text) is not None or "PytorchStreamWriter" in text
 

@@ -25,9 +25,9 @@ __all__ = [
 
 
 def build_checkpoint(name: str, output_dir: Path, seed: int = 0) -> None:
-    """Write the built-in checkpoint `name` into `output_dir`, which is made if need be.
+    """Write the built-in checkpoint `name` into `output_dir`, which is created if necessary.
 
-    The same name and seed give the same bytes in every file. `KeyError` if there is no such name.
+    The same name and seed give the same bytes in every file. Raises `KeyError` for an unknown name.
     """
     sizes = BUILTIN_SIZES[name]
     if isinstance(sizes, OmniSizes):

@@ -1,10 +1,10 @@
-"""The text that the small tokenizers are trained on, and enough made-up words to fill a larger vocabulary."""
+"""Training text of the small tokenizers, with enough made-up words to fill a larger vocabulary."""
 
 from __future__ import annotations
 
 import itertools
 
-# Words that must each be one token come often: the roles of the chat template and the fixed instruction that
+# Words that must each be one token are frequent here: the roles of the chat template and the fixed instruction that
 # Qwen-Image puts before every prompt (diffusers drops a fixed number of tokens there).
 ROLES = "system\nuser\nassistant\n"
 IMAGE_INSTRUCTION = (
@@ -39,7 +39,7 @@ _CODAS = [*"nrstlm", "nd", "st"]
 
 
 def training_text(num_words: int) -> list[str]:
-    """Lines to train on; `num_words` made-up words follow the real ones, to fill a large vocabulary."""
+    """Lines to train on: real words, then `num_words` made-up ones to fill a large vocabulary."""
     lines = [ROLES + IMAGE_INSTRUCTION] * 8 + [ROLES] * 8 + _SENTENCES.strip().splitlines() * 2
     syllables = [f"{onset}{vowel}" for onset, vowel in itertools.product(_ONSETS, _VOWELS)]
     for index in range(num_words):

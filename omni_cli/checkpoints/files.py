@@ -1,4 +1,4 @@
-"""A quick look at a checkpoint folder: is anything missing, cut short or a stand-in? Reads headers only."""
+"""Quick check of a checkpoint folder for missing, truncated or placeholder files. Reads headers only."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _COPY_AGAIN = "the folder is incomplete: download or copy it again"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 # Parsing the vocabulary of a large model takes half a second.
 _MAX_PARSED_BYTES = 1024 * 1024
-# Tensors, but not the model's.
+# Tensors that are not the model's.
 _NOT_WEIGHTS = ("spk_dict.pt", "training_args.bin")
 _LFS_POINTER = b"version https://git-lfs"
-# safetensors' own limit; a larger number means that the first bytes are something else.
+# safetensors' own limit; a larger number means that the file is something else.
 _MAX_HEADER_BYTES = 100_000_000
 
 
 def read_model_kind(path: str | Path) -> str:
     """The architecture: `architectures[0]` of config.json (`Qwen2_5OmniModel`) or a pipeline's `_class_name`.
 
-    Raises `CheckpointError` where neither file can be read or names one.
+    Raises `CheckpointError` if neither file is readable or names one.
     """
     folder = Path(path)
     index = folder / "model_index.json"
@@ -36,13 +36,13 @@ def read_model_kind(path: str | Path) -> str:
         kind = architectures[0] if isinstance(architectures, list) and architectures else None
     if not isinstance(kind, str):
         raise CheckpointError(
-            f"`{source}` does not say what model it is", hint="it should name a class in `architectures`"
+            f"`{source}` does not name a model class", hint="add the class to `architectures`, or download it again"
         )
     return kind
 
 
 def check_checkpoint(folder: Path) -> None:
-    """Raise `CheckpointError`, naming the file at fault, unless the folder looks like a whole checkpoint."""
+    """Raise `CheckpointError`, naming the file at fault, unless the folder looks like a complete checkpoint."""
     try:
         if (folder / "model_index.json").is_file():
             _check_pipeline(folder)
@@ -63,17 +63,17 @@ def check_checkpoint(folder: Path) -> None:
 
 
 def _check_json(folder: Path) -> None:
-    """Every JSON file is one; of large ones (vocabularies) only whether they begin and end as one."""
+    """Check that JSON files parse; for large ones (vocabularies) only the first and last character."""
     for file in sorted(folder.glob("*.json")):
         content = file.read_bytes()
         if len(content) <= _MAX_PARSED_BYTES:
             _read_json(file)
         elif content[:1] + content.rstrip()[-1:] not in (b"{}", b"[]"):
-            raise CheckpointError(f"`{file}` is not valid JSON: it is cut short", hint=_COPY_AGAIN)
+            raise CheckpointError(f"`{file}` is not valid JSON: it is truncated", hint=_COPY_AGAIN)
 
 
 def count_parameters(folder: Path) -> int:
-    """Numbers in all safetensors files below `folder`, buffers included."""
+    """Number of values in all safetensors files below `folder`, buffers included."""
     return sum(
         math.prod(entry["shape"])
         for file in folder.rglob("*.safetensors")
@@ -82,7 +82,7 @@ def count_parameters(folder: Path) -> int:
 
 
 def _nearby(folder: Path) -> str | None:
-    """A hint where the checkpoint is one level down, as in a folder that was unpacked into another."""
+    """Hint at a checkpoint one level down, as after unpacking into another folder."""
     for name in ("config.json", "model_index.json"):
         for found in sorted(folder.glob(f"*/{name}")):
             return f"did you mean `{found.parent}`?"
@@ -90,28 +90,28 @@ def _nearby(folder: Path) -> str | None:
 
 
 def _check_pipeline(folder: Path) -> None:
-    """A diffusers folder: each component that model_index.json names, weights where it has a config.json."""
+    """A diffusers folder: each component that model_index.json names, and weights if it has a config.json."""
     read_model_kind(folder)
     for name, value in _read_object(folder / "model_index.json").items():
         if name.startswith("_") or not isinstance(value, list) or len(value) != 2 or value[0] is None:
             continue
         component = folder / name
         if not component.is_dir():
-            raise CheckpointError(f"`{folder}` lacks its component `{name}`", hint=_COPY_AGAIN)
+            raise CheckpointError(f"`{folder}` has no component `{name}`", hint=_COPY_AGAIN)
         _check_json(component)
         if (component / "config.json").is_file():
             _check_weights(component)
 
 
 def _check_weights(folder: Path) -> None:
-    """Every file that an index names is there, and every safetensors file is whole."""
+    """Check that every file an index names exists, and every safetensors file is complete."""
     for index in sorted(folder.glob("*.index.json")):
         weight_map = _read_object(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"`{index}` has no `weight_map`", hint=_COPY_AGAIN)
         missing = sorted({name for name in weight_map.values() if not (folder / str(name)).is_file()})
         if missing:
-            raise CheckpointError(f"`{folder}` lacks {', '.join(missing)}", hint=_COPY_AGAIN)
+            raise CheckpointError(f"`{folder}` has no {', '.join(missing)}", hint=_COPY_AGAIN)
     for file in sorted(folder.glob("*.safetensors")):
         _check_safetensors(file)
     if not any(file.suffix in _WEIGHT_SUFFIXES and file.name not in _NOT_WEIGHTS for file in folder.iterdir()):
@@ -119,7 +119,7 @@ def _check_weights(folder: Path) -> None:
 
 
 def _check_safetensors(path: Path) -> dict[str, dict[str, Any]]:
-    """The header's tensors; `CheckpointError` unless it parses and the file is as long as it says."""
+    """Parse the header's tensors; `CheckpointError` unless it is valid and matches the file's length."""
     with path.open("rb") as file:
         start = file.read(len(_LFS_POINTER))
         if start == _LFS_POINTER:
@@ -142,7 +142,7 @@ def _check_safetensors(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object; `CheckpointError` otherwise."""
+    """Read a JSON file that holds an object; `CheckpointError` otherwise."""
     value = _read_json(path)
     if not isinstance(value, dict):
         raise CheckpointError(f"`{path}` is not a JSON object", hint=_COPY_AGAIN)

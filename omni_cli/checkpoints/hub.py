@@ -1,4 +1,4 @@
-"""Checkpoints of the Hugging Face hub: in its own cache, from where they load like any other folder."""
+"""Checkpoints of the Hugging Face hub, in its own cache, from where they load like any other folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omni_cli.errors import CheckpointError, OmniError
 
 
 def download(repo_id: str) -> str:
-    """The folder with a repo's files; what the cache lacks is downloaded. Raises `CheckpointError`."""
+    """Return the folder with a repo's files, downloading what the cache lacks. Raises `CheckpointError`."""
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
@@ -19,13 +19,13 @@ def download(repo_id: str) -> str:
         folder = snapshot_download(repo_id)
     except RepositoryNotFoundError as error:
         raise CheckpointError(
-            f"the Hugging Face hub has no `{repo_id}`, or not for you",
+            f"`{repo_id}` is not on the Hugging Face hub, or you have no access to it",
             hint="check the name; a gated or private model needs `hf auth login`",
         ) from error
     except LocalEntryNotFoundError as error:
         raise CheckpointError(
-            f"`{repo_id}` is not on this machine, and the Hugging Face hub cannot be reached",
-            hint="check the network, or give a folder with `--model DIR`",
+            f"`{repo_id}` is not in the cache, and the Hugging Face hub is unreachable",
+            hint="check the network, or pass a folder with `--model DIR`",
         ) from error
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]

@@ -1,4 +1,4 @@
-"""What is the same for every folder that a builder writes."""
+"""Helpers for every folder that a builder writes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and no warnings from transformers.
+    """Disable progress bars and warnings of transformers.
 
-    It warns that the talker's text ids lie outside the talker's own vocabulary, where they never belong.
+    It warns that the talker's text ids lie outside the talker's own vocabulary, which is intended.
     """
     from transformers.utils import logging
 
@@ -28,7 +28,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def make_readable(folder: Path) -> None:
-    """Give every file the mode that the umask asks for; safetensors lets only the owner read its own."""
+    """Set each file's mode from the umask; safetensors lets only the owner read its own."""
     umask = os.umask(0)
     os.umask(umask)
     for file in folder.rglob("*"):

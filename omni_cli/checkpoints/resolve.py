@@ -1,4 +1,4 @@
-"""Where a model's files are.
+"""Locate a model's files.
 
 `builtin:NAME` is built once into the user's cache, a folder is checked, a repo id is left to the engines.
 Imports neither torch nor transformers unless something has to be built.
@@ -25,19 +25,19 @@ __all__ = ["builtin_name", "cache_folder", "is_built", "read_model_kind", "remov
 
 _BUILTIN = "builtin:"
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# What decides the bytes of a built folder beside our own code.
+# Besides our own code, these decide the bytes of a built folder.
 _PACKAGES = ("transformers", "diffusers", "tokenizers", "safetensors", "torch", "numpy")
 
 
 def resolve_model(model: str) -> str:
-    """A folder or a Hugging Face repo id for `builtin:NAME`, a folder, or a repo id.
+    """Return a folder or a Hugging Face repo id for `builtin:NAME`, a folder, or a repo id.
 
-    Raises `CheckpointError` for what is none of them and for a folder that is not a whole checkpoint.
+    Raises `CheckpointError` for anything else and for a folder that is not a complete checkpoint.
     """
     if model.startswith(_BUILTIN):
         return str(_built_folder(builtin_name(model)))
     if not model.strip():
-        raise CheckpointError("the name of the model is empty", hint=_CHOICES)
+        raise CheckpointError("the model name is empty", hint=_CHOICES)
     try:
         folder = Path(model).expanduser()
         if folder.is_dir():
@@ -50,18 +50,18 @@ def resolve_model(model: str) -> str:
         raise CheckpointError(f"`{model}` is a file; a model is a folder", hint=_CHOICES)
     if _REPO_ID.fullmatch(model):
         return model
-    raise CheckpointError(f"there is no model folder `{model}`", hint=_did_you_mean(model))
+    raise CheckpointError(f"no such model folder: `{model}`", hint=_did_you_mean(model))
 
 
 def is_built(model: str) -> bool:
-    """Whether `resolve_model` answers without building; `CheckpointError` for an unknown `builtin:NAME`."""
+    """Tell whether `resolve_model` returns without building; `CheckpointError` for an unknown `builtin:NAME`."""
     return not model.startswith(_BUILTIN) or _cache_path(builtin_name(model)).is_dir()
 
 
 def remove_unfinished(model: str) -> None:
-    """Remove what a killed build of `builtin:NAME` left behind, unless another process builds it just now.
+    """Remove the leftovers of a killed build of `builtin:NAME`, unless another process is building it.
 
-    Of a repo id nothing: a download goes on where it was left.
+    Does nothing for a repo id: its download resumes.
     """
     if not model.startswith(_BUILTIN):
         return
@@ -71,19 +71,19 @@ def remove_unfinished(model: str) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remove_partials(target)
     except OSError:
-        return  # another build holds the lock and cleans up itself, or the build had not even begun
+        return  # another build holds the lock and cleans up itself, or the build had not started
 
 
 def builtin_name(model: str) -> str:
-    """NAME of `builtin:NAME`; `CheckpointError` if there is no such built-in model."""
+    """Return NAME of `builtin:NAME`; `CheckpointError` if there is no such built-in model."""
     name = model.removeprefix(_BUILTIN)
     if name not in builders.BUILTIN_NAMES:
-        raise CheckpointError(f"there is no built-in model `{name}`", hint=_did_you_mean(name))
+        raise CheckpointError(f"no such built-in model: `{name}`", hint=_did_you_mean(name))
     return name
 
 
 def cache_folder() -> Path:
-    """Where built-in models are kept: `$XDG_CACHE_HOME/omni-cli/checkpoints`, by default below `~/.cache`."""
+    """Cache of built-in models: `$XDG_CACHE_HOME/omni-cli/checkpoints`, by default below `~/.cache`."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification tells programs to ignore a relative path.
     root = Path(base) if Path(base).is_absolute() else Path("~/.cache").expanduser()
@@ -100,7 +100,7 @@ def _did_you_mean(text: str) -> str:
 
 
 def _built_folder(name: str) -> Path:
-    """The cached folder, built now if it is not there; a second process waits for the first one's."""
+    """Return the cached folder, building it if necessary; a second process waits for the first."""
     target = _cache_path(name)
     if target.is_dir():
         return target
@@ -119,14 +119,14 @@ def _built_folder(name: str) -> Path:
 
 def _cache_unusable(reason: str) -> OutputError:
     return OutputError(
-        f"the built-in model cannot be kept: {reason}",
+        f"cannot store the built-in model: {reason}",
         hint="set XDG_CACHE_HOME to a folder with space, or use `omni models build` and `--model DIR`",
     )
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock, which the system releases also when the process is killed."""
+    """Hold an exclusive lock, which the system releases even if the process is killed."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -137,7 +137,7 @@ def _cache_path(name: str) -> Path:
 
 
 def _fingerprint(name: str) -> str:
-    """Changes with anything that may change the built bytes: the builders' code, the sizes, the libraries."""
+    """Hash of everything that may change the built bytes: the builders' code, the sizes, the libraries."""
     digest = hashlib.sha256(repr((name, builders.BUILTIN_SIZES[name])).encode())
     for source in sorted(Path(builders.__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
@@ -147,7 +147,7 @@ def _fingerprint(name: str) -> str:
 
 
 def _version(package: str) -> str | None:
-    """None where it is not installed; building then says so."""
+    """The installed version; None if it is not installed, which building reports."""
     try:
         return version(package)
     except PackageNotFoundError:

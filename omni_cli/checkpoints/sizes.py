@@ -1,4 +1,4 @@
-"""How big a built checkpoint is. Imports nothing heavy: the cache folder's name depends on these."""
+"""Sizes of built checkpoints. Imports nothing heavy: the cache folder's name depends on these."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omni_cli.errors import UsageError
 class DecoderSizes:
     """A Qwen2 decoder: the thinker's language model, or the talker.
 
-    vLLM's CPU attention takes head sizes of 32, 64, 128 and a few more, not 16.
+    vLLM's CPU attention supports head sizes of 32, 64, 128 and a few more, not 16.
     """
 
     hidden_size: int
@@ -27,7 +27,7 @@ class DecoderSizes:
 
     @property
     def mrope_section(self) -> list[int]:
-        """How many rotary pairs turn with time, height and width; Qwen's own proportions, 2 : 3 : 3."""
+        """Rotary pairs for time, height and width, in Qwen's own proportions 2 : 3 : 3."""
         return [self.head_dim // 8, self.head_dim * 3 // 16, self.head_dim * 3 // 16]
 
 
@@ -78,7 +78,7 @@ class OmniSizes:
     token2wav: VocoderSizes = field(default_factory=lambda: VocoderSizes(64, 2, 2, 32, 32, 64))
 
     def __post_init__(self) -> None:
-        # Qwen2.5-Omni's configuration of the thinker has no head_dim of its own; the talker's has.
+        # Qwen2.5-Omni's thinker configuration has no head_dim of its own; the talker's has.
         if self.thinker.num_attention_heads * self.thinker.head_dim != self.thinker.hidden_size:
             raise UsageError("the thinker's hidden_size must be num_attention_heads * head_dim")
 
@@ -87,7 +87,7 @@ class OmniSizes:
 class ImageSizes:
     """A Qwen-Image pipeline. The defaults are `tiny-image`'s.
 
-    `head_dim` is split over the picture's three axes by the rotary embedding and must be a multiple of 16.
+    `head_dim` is split over the image's three axes by the rotary embedding and must be a multiple of 16.
     """
 
     vocab_size: int = 1024

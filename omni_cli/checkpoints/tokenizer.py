@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer of Qwen2's kind, trained in place; the special tokens are its last ids."""
+"""Byte-level BPE tokenizer of Qwen2's kind, trained in place; the special tokens have the last ids."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPECIAL_TOKENS = (
     "<|tts_bos_ethan|>",
 )
 
-# The names by which Qwen2.5-Omni's processor asks its tokenizer for the placeholders.
+# Names by which Qwen2.5-Omni's processor looks up the placeholders in its tokenizer.
 _OMNI_ROLES = {
     "image_token": "<|IMAGE|>",
     "audio_token": "<|AUDIO|>",
@@ -41,13 +41,13 @@ _OMNI_ROLES = {
 
 
 def train_tokenizer(vocab_size: int, model_max_length: int) -> Qwen2Tokenizer:
-    """A tokenizer with exactly `vocab_size` ids, `SPECIAL_TOKENS` last.
+    """Train a tokenizer with exactly `vocab_size` ids, `SPECIAL_TOKENS` last.
 
-    `ValueError` if the training text has too few words for that many, or no words fit into so few.
+    Raises `ValueError` if the training text has too few words for that, or so few ids leave no room for words.
     """
     num_merges = vocab_size - 256 - len(SPECIAL_TOKENS)
     if num_merges < 128:
-        raise ValueError(f"a vocabulary of {vocab_size} is too small; the least is {256 + len(SPECIAL_TOKENS) + 128}")
+        raise ValueError(f"a vocabulary of {vocab_size} is too small; the minimum is {256 + len(SPECIAL_TOKENS) + 128}")
     vocab, merges = _train_bpe(vocab_size - len(SPECIAL_TOKENS))
     if len(merges) != num_merges:
         raise ValueError(f"a vocabulary of {vocab_size} is too large for the training text")

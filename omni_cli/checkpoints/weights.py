@@ -1,7 +1,7 @@
-"""Random weights that depend on the seed and the parameter's name only.
+"""Random weights that depend only on the seed and the parameter's name.
 
 Each parameter has its own random stream, so the order in which a library creates its modules, the number of
-threads and the process do not matter, and a model is built without allocating or initializing it first.
+threads and the process do not matter, and a model is built without allocating or initialising it first.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _BIAS_STD = 0.05
 _NORM_STD = 0.05
 
 Draw = Callable[[str, tuple[int, ...], float, float, int], torch.Tensor]
-"""A tensor from its name, shape, mean, standard deviation and seed."""
+"""Draw a tensor from its name, shape, mean, standard deviation and seed."""
 
 
 def normal_tensor(name: str, shape: tuple[int, ...], mean: float, std: float, seed: int) -> torch.Tensor:
-    """One float32 tensor of the stream `name`."""
+    """Draw one float32 tensor from the stream `name`."""
     generator = np.random.Generator(np.random.PCG64([seed, zlib.crc32(name.encode())]))
     values = generator.standard_normal(shape, dtype=np.float32)
     values *= np.float32(std)
@@ -38,13 +38,12 @@ def random_state_dict(
     gains: Mapping[str, float] | None = None,
     draw: Draw = normal_tensor,
 ) -> dict[str, torch.Tensor]:
-    """A state dict for `model`, which may live on the meta device; float32, or what `draw` makes.
+    """Draw a state dict for `model`, which may be on the meta device; float32, or what `draw` makes.
 
-    Linear and convolution weights have a standard deviation of gain / sqrt(fan-in), embeddings of gain, so
-    that activations stay near unit scale at every width. Biases and norms are close to, not at, zero and one:
-    a loader that loses one changes the output. `gains` maps a part of a parameter's name to its gain (the
-    longest match wins; 1 otherwise); `prefix` keeps the streams of several models apart. `TypeError` for a
-    parameter that no rule covers.
+    Linear and convolution weights have a standard deviation of gain / sqrt(fan-in), embeddings of gain, so that
+    activations stay near unit scale at every width. Biases and norms are close to, not at, zero and one: a loader that
+    loses one changes the output. `gains` maps a part of a parameter's name to its gain (longest match; 1 otherwise);
+    `prefix` keeps the streams of several models apart. Raises `TypeError` for a parameter that no rule covers.
     """
     state: dict[str, torch.Tensor] = {}
     for module_name, module in model.named_modules():
@@ -64,7 +63,7 @@ def _gain(name: str, gains: Mapping[str, float]) -> float:
 
 
 def _moments(name: str, module: nn.Module, parameter: nn.Parameter, gain: float) -> tuple[float, float]:
-    """Mean and standard deviation of a parameter, by what it does in its module."""
+    """Mean and standard deviation of a parameter, by its role in its module."""
     kind = type(module).__name__
     leaf = name.rpartition(".")[2]
     if "Norm" in kind or "RMS_norm" in kind:

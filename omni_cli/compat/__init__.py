@@ -1,1 +1,1 @@
-"""Work-arounds for one version or build of a dependency, each in a module of its own with the reason."""
+"""Workarounds for one version or build of a dependency, each in its own module with the reason."""

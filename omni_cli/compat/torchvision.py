@@ -1,9 +1,9 @@
-"""A CPU build of torch beside a CUDA build of torchvision.
+"""A CPU build of torch next to a CUDA build of torchvision.
 
-PyPI's x86-64 torchvision is linked against CUDA; its compiled part does not load beside a CPU torch, and
-`import torchvision` then dies with "operator torchvision::nms does not exist" while registering a meta kernel for
-an operator that was never defined. Where PyTorch's CPU wheel index cannot be reached this is what pip installs.
-The models here use torchvision's transforms only, never these two operators, so defining their schemas is enough.
+PyPI's x86-64 torchvision is linked against CUDA; its compiled part does not load next to a CPU build of torch, and
+`import torchvision` fails with "operator torchvision::nms does not exist" while registering a meta kernel for an
+operator that was never defined. pip installs this combination if PyTorch's CPU wheel index is unreachable. The models
+here use torchvision's transforms only, never these two operators, so defining their schemas is enough.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _library = None
 
 
 def ensure_torchvision_importable() -> None:
-    """Define torchvision's missing operator schemas; does nothing where torchvision's own library loads."""
+    """Define torchvision's missing operator schemas; does nothing if torchvision's own library loads."""
     global _library
     import torch
 
@@ -30,7 +30,7 @@ def ensure_torchvision_importable() -> None:
 
 
 def _torchvision_matches() -> bool:
-    """Whether the installed torchvision is the CPU build (its version says so), which needs no help."""
+    """Tell whether torchvision is a CPU build (by its version), which needs no workaround."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

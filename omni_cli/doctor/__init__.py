@@ -1,1 +1,1 @@
-"""What this machine can run: packages, devices, memory and profiles, found out without importing them."""
+"""Capabilities of this machine: packages, devices, memory and profiles, determined without importing them."""

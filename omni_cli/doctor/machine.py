@@ -1,4 +1,4 @@
-"""Processor, memory, disk and NVIDIA devices of this machine, as this process may use them."""
+"""Processor, memory, disk and NVIDIA devices of this machine, as available to this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NVIDIA_SMI_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Cpu:
-    """`usable_cores` is what the affinity mask and the container's quota leave of `cores`."""
+    """`usable_cores` is the part of `cores` that the affinity mask and the container's quota allow."""
 
     model: str
     architecture: str
@@ -42,7 +42,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Gpus:
-    """`driver` None: no driver was found; `error` is what its tool said where it failed."""
+    """`driver` None: no driver was found; `error` is the message of its tool if that failed."""
 
     devices: tuple[Gpu, ...] = ()
     driver: str | None = None
@@ -51,7 +51,7 @@ class Gpus:
 
 @dataclass(frozen=True)
 class Folder:
-    """`path` may not exist yet; the other two are about where it would be made."""
+    """`path` may not exist yet; the other fields describe where it would be created."""
 
     path: Path
     free_bytes: int
@@ -59,7 +59,7 @@ class Folder:
 
 
 def read_cpu(root: Path = Path("/")) -> Cpu:
-    """`root` is where `proc` and `sys` are."""
+    """`root` contains `proc` and `sys`."""
     cores = os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     quota = _cpu_quota(root)
@@ -83,7 +83,7 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
 
 
 def read_memory(root: Path = Path("/")) -> Memory:
-    """What is there and what is free; inside a container the smaller of the machine's and the container's."""
+    """Total and free memory; inside a container, the smaller of the machine's and the container's."""
     fields = {}
     for line in _lines(root / "proc/meminfo"):
         key, _, value = line.partition(":")
@@ -107,7 +107,7 @@ def read_memory(root: Path = Path("/")) -> Memory:
 
 
 def read_gpus() -> Gpus:
-    """NVIDIA's devices as the driver's own tool reports them; needs no torch."""
+    """Query NVIDIA's devices through the driver's own tool; needs no torch."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return Gpus()
@@ -130,7 +130,7 @@ def read_gpus() -> Gpus:
 
 
 def parse_nvidia_smi(text: str) -> Gpus:
-    """`index, name, memory.total [MiB], memory.free [MiB], driver_version`, one device a line.
+    """Parse `index, name, memory.total [MiB], memory.free [MiB], driver_version`, one device per line.
 
     Devices whose memory the driver does not report (`[N/A]`: shared with the host) count as having none.
     """
@@ -143,7 +143,7 @@ def parse_nvidia_smi(text: str) -> Gpus:
 
 
 def read_folder(path: Path) -> Folder:
-    """Free space and permission at `path`, or at the nearest folder above it that exists."""
+    """Free space and permission at `path`, or at its nearest existing parent."""
     existing = path
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -152,7 +152,7 @@ def read_folder(path: Path) -> Folder:
 
 
 def _cpu_quota(root: Path) -> float | None:
-    """Cores that the container may use in total, None without a quota."""
+    """Cores that the container may use in total; None without a quota."""
     fields = " ".join(_lines(root / "sys/fs/cgroup/cpu.max")).split()
     if len(fields) == 2 and fields[0] != "max":
         return int(fields[0]) / int(fields[1])
@@ -162,7 +162,7 @@ def _cpu_quota(root: Path) -> float | None:
 
 
 def _memory_cgroups(root: Path) -> list[Path]:
-    """The folders that may limit this process: its own control group and all above it, versions 1 and 2."""
+    """Folders that may limit this process: its own control group and all parents, versions 1 and 2."""
     folders = []
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, group = line.split(":", 2)
@@ -175,7 +175,7 @@ def _memory_cgroups(root: Path) -> list[Path]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Empty where the kernel has no such file."""
+    """Lines of a kernel file; empty if there is none."""
     try:
         return path.read_text(errors="replace").splitlines()
     except OSError:
@@ -191,6 +191,6 @@ def _first_number(folder: Path, *names: str) -> int | None:
 
 
 def _stat(folder: Path, *names: str) -> int:
-    """A counter of `memory.stat`; page cache that can be dropped is not used up."""
+    """A counter of `memory.stat`; reclaimable page cache does not count as used."""
     counters = dict(line.split()[:2] for line in _lines(folder / "memory.stat") if len(line.split()) == 2)
     return next((int(counters[name]) for name in names if name in counters), 0)

@@ -1,4 +1,4 @@
-"""Which of the packages that omni runs on are installed, and as which builds; imports none."""
+"""Installed packages and their builds, determined without importing them."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Package:
 
     @property
     def is_other_version(self) -> bool:
-        """Whether it is installed in a version that omni was not verified on; the build does not count."""
+        """Tell whether the installed version differs from the verified one; the build does not count."""
         return bool(self.version and self.verified and self.version.partition("+")[0] != self.verified)
 
 
 @dataclass(frozen=True)
 class TorchProbe:
-    """What importing torch in a process of its own gave; `error` is set when that failed."""
+    """Result of importing torch in another process; `error` is set if that failed."""
 
     facts: dict[str, Any]
     error: str | None = None
@@ -67,7 +67,7 @@ def read_packages() -> dict[str, Package]:
 
 
 def installed(name: str) -> str | None:
-    """The version of a distribution, None if it is not installed."""
+    """The version of a distribution; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -75,7 +75,7 @@ def installed(name: str) -> str | None:
 
 
 def start_torch_probe() -> subprocess.Popen[str] | None:
-    """Begin importing torch in another process (a second or two); None where torch is not installed."""
+    """Start importing torch in another process (a second or two); None if torch is not installed."""
     if installed("torch") is None:
         return None
     return subprocess.Popen([sys.executable, "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -96,11 +96,10 @@ def finish_torch_probe(process: subprocess.Popen[str]) -> TorchProbe:
 
 
 def _build(name: str) -> Build | None:
-    """CPU or CUDA build; None for packages that have only one, and where that cannot be told.
+    """CPU or CUDA build; None for packages with a single build, and if the build is unknown.
 
-    A plain version number says little: PyPI's torch is a CUDA build on x86-64 Linux, a CPU build elsewhere,
-    which its own `version.py` knows. PyPI's torchvision, torchaudio and torchcodec have no such mark, and on
-    Linux are CUDA builds where `+cpu` is absent.
+    PyPI's torch is a CUDA build on x86-64 Linux and a CPU build elsewhere; its `version.py` tells which. PyPI's
+    torchvision, torchaudio and torchcodec carry no such mark, and on Linux are CUDA builds unless marked `+cpu`.
     """
     found = installed(name)
     if found is None:

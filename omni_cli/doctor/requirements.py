@@ -1,4 +1,4 @@
-"""What omni was verified on, and what the bundled profiles' checkpoints need. Plain facts, no looking."""
+"""Verified versions, and the needs of the bundled profiles' checkpoints."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ VERIFIED = {
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
-# Three stages in three processes, each with torch loaded: those of `tiny-omni` peak near 2 GiB together.
+# Three stages in three processes, each with torch loaded: `tiny-omni`'s peak near 2 GiB together.
 TINY_MEMORY_BYTES = 4 << 30
-# The built checkpoints of all `builtin:` models and the files that vLLM and torch keep beside them.
+# The built checkpoints of all `builtin:` models and the files that vLLM and torch keep next to them.
 CACHE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class CheckpointNeeds:
-    """A checkpoint on the Hugging Face hub.
+    """Needs of a checkpoint on the Hugging Face hub.
 
-    `download_bytes` is about what its weight files come to; `gpu_bytes` is the memory of the device that its
-    bundled profile is written for (all stages on one, with room for KV caches).
+    `download_bytes` is the approximate size of its weight files; `gpu_bytes` the device memory that its bundled profile
+    is written for (all stages on one device, with room for KV caches).
     """
 
     download_bytes: int

@@ -1,1 +1,1 @@
-"""What users hand in: files and JSONL lines, checked and decoded into requests. No torch, no vLLM."""
+"""User input: files and JSONL lines, checked and decoded into requests. No torch, no vLLM."""

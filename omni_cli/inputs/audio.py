@@ -1,4 +1,4 @@
-"""Audio files to mono float32 samples."""
+"""Decode audio files to mono float32 samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MAX_AUDIO_S = 600.0
 MAX_CHANNELS = 32
-# Beyond these a header is more likely broken than meant.
+# Beyond these a header is more likely broken than intended.
 SAMPLE_RATE_RANGE_HZ = (1_000, 384_000)
 
 _FORMATS_HINT = "WAV, FLAC, OGG and MP3 can be read"
@@ -31,7 +31,7 @@ def load_audio(path: Path) -> tuple[np.ndarray, int]:
 
 
 def decode_audio(file: BinaryIO, name: str, max_s: float = MAX_AUDIO_S) -> tuple[np.ndarray, int]:
-    """Like `load_audio`, from an open file; `name` says in messages what it is, `max_s` is the longest in seconds."""
+    """Decode audio from an open file; `name` identifies it in messages, `max_s` limits its length in seconds."""
     import soundfile
 
     try:
@@ -39,7 +39,7 @@ def decode_audio(file: BinaryIO, name: str, max_s: float = MAX_AUDIO_S) -> tuple
             _check_header(sound, name, max_s)
             expected = sound.frames
             frames = sound.read(dtype="float32", always_2d=True)
-            # An MP3 does not store its length: libsndfile's figure for one is an estimate.
+            # An MP3 does not store its length: libsndfile only estimates it.
             exact = sound.format != "MP3"
             sample_rate = sound.samplerate
     except (soundfile.LibsndfileError, TypeError, RuntimeError) as error:
@@ -50,24 +50,24 @@ def decode_audio(file: BinaryIO, name: str, max_s: float = MAX_AUDIO_S) -> tuple
 
 
 def _check_header(sound: soundfile.SoundFile, name: str, max_s: float) -> None:
-    """Refuse by the header alone what would be wrong or too large to decode."""
+    """Reject from the header alone what is invalid or too large to decode."""
     low, high = SAMPLE_RATE_RANGE_HZ
     if not low <= sound.samplerate <= high:
-        raise InputError(f"the {name} has a sample rate of {sound.samplerate} Hz; {low} to {high} Hz can be used")
+        raise InputError(f"the {name} has a sample rate of {sound.samplerate} Hz; supported: {low} to {high} Hz")
     if sound.channels > MAX_CHANNELS:
-        raise InputError(f"the {name} has {sound.channels} channels; at most {MAX_CHANNELS} can be used")
+        raise InputError(f"the {name} has {sound.channels} channels; the maximum is {MAX_CHANNELS}")
     if sound.frames <= 0:
         raise InputError(f"the {name} has no samples")
     duration_s = sound.frames / sound.samplerate
     if duration_s > max_s:
         raise InputError(
-            f"the {name} is {duration_s:.0f} s long; at most {max_s:.0f} s can be used",
+            f"the {name} is {duration_s:.0f} s long; the maximum is {max_s:.0f} s",
             hint="cut it into shorter files",
         )
 
 
 def _to_mono(frames: np.ndarray, name: str) -> np.ndarray:
-    """(num_samples, channels) float32 -> contiguous (num_samples,) float32, all finite and at least one."""
+    """Convert (num_samples, channels) float32 to contiguous (num_samples,) float32, all finite and at least one."""
     import numpy as np
 
     if len(frames) == 0:

@@ -1,4 +1,4 @@
-"""What a profile takes and makes, so that a pointless option is refused before anything is loaded."""
+"""Inputs and outputs of a profile, to reject a pointless option before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_IMAGES = frozenset({"negative_prompt", "height", "width"})
 
 @dataclass(frozen=True)
 class Capabilities:
-    """`modalities` is what a profile makes, in stage order; `fields` the request fields that matter to it."""
+    """`modalities` are the profile's outputs in stage order; `fields` the request fields that affect it."""
 
     profile: str
     modalities: tuple[Modality, ...]
@@ -40,16 +40,16 @@ class Capabilities:
         return cls(config.name, tuple(modalities), fields)
 
     def makes_files(self, modalities: frozenset[Modality] | None) -> bool:
-        """Whether a request for these modalities (None: all) writes anything to the output folder."""
+        """Tell whether a request for these modalities (None: all) writes to the output folder."""
         wanted = set(self.modalities) if modalities is None else modalities
         return bool(wanted - {"text"})
 
     def check_field(self, field: str, label: str) -> None:
-        """Raise `UsageError` if `field` has no effect here; `label` is what the user wrote."""
+        """Raise `UsageError` if `field` has no effect here; `label` is the user's name for it."""
         if field not in self.fields:
             raise UsageError(
                 f"{label} has no effect with profile `{self.profile}`, which makes {self._made()}",
-                hint="`omni profiles list` shows the other profiles; choose one with `--profile`",
+                hint="choose another profile with `--profile`; `omni profiles list` shows them",
             )
 
     def check_modalities(self, modalities: frozenset[str], label: str) -> None:

@@ -1,4 +1,4 @@
-"""One checker a field of a request: it returns the checked value or raises `ValueError("must be ...")`."""
+"""One checker per field of a request: returns the checked value or raises `ValueError("must be ...")`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-MAX_SEED = 2**32 - 1  # what NumPy's generator, which vLLM seeds too, takes
+MAX_SEED = 2**32 - 1  # the maximum of NumPy's generator, which vLLM seeds too
 MAX_NUM_INFERENCE_STEPS = 1000
 MAX_IMAGE_SIDE = 16_384
 MAX_TEMPERATURE = 100.0
 MAX_GUIDANCE_SCALE = 1000.0
-MAX_TOKENS = 2**24  # far beyond any model's context; catches a slip of the keyboard
+MAX_TOKENS = 2**24  # far beyond any model's context; catches typos
 MAX_REQUEST_ID_LENGTH = 200
 MODALITIES = ("text", "audio", "image")
 
@@ -41,7 +41,7 @@ def _name(value: Any) -> str:
     if len(name) > MAX_REQUEST_ID_LENGTH:
         raise ValueError(f"must have at most {MAX_REQUEST_ID_LENGTH} characters")
     if not name.isprintable():
-        raise ValueError("must have no control characters")
+        raise ValueError("must not contain control characters")
     return name
 
 
@@ -66,7 +66,7 @@ def _number(high: float) -> Callable[[Any], float]:
     def check(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"must be a number, not {_kind(value)}")
-        if not 0 <= value <= high:  # NaN is not either
+        if not 0 <= value <= high:  # false for NaN, too
             raise ValueError(f"must be from 0 to {high:g}, not {value if abs(value) < 1e20 else 'that large'}")
         return float(value)
 
@@ -86,8 +86,8 @@ def _modalities(value: Any) -> frozenset[str]:
         raise ValueError("must be a list of modalities")
     unknown = [name for name in names if name not in MODALITIES]
     if unknown or not names:
-        what = f"`{unknown[0]}` is none of them" if unknown else "none is given"
-        raise ValueError(f"must be some of {', '.join(MODALITIES)}: {what}")
+        what = f"not `{unknown[0]}`" if unknown else "the list is empty"
+        raise ValueError(f"must be a list of {', '.join(MODALITIES)}; {what}")
     return frozenset(names)
 
 
@@ -108,7 +108,7 @@ def _sampling(value: Any) -> Mapping[str, Any]:
             meant = f"; did you mean `{near[0]}`?" if near else ""
             raise ValueError(f"has an unknown key `{key}`{meant}") from failure
         reason = error["msg"].removeprefix("Input ")
-        raise ValueError(f"has a wrong value for `{key}`, which {reason}") from failure
+        raise ValueError(f"has an invalid value for `{key}`, which {reason}") from failure
     return value
 
 
@@ -133,7 +133,7 @@ CHECKERS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def _kind(value: Any) -> str:
-    """The JSON name of a value's type, which is also understood of a command-line value."""
+    """The JSON name of a value's type, which also makes sense for a command-line value."""
     if value is None:
         return "null"
     names = {

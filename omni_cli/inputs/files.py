@@ -1,4 +1,4 @@
-"""Opening a file that a user named, with one clear `InputError` for everything that can be wrong with it."""
+"""Open a file that a user named, with one clear `InputError` for everything that can be wrong with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Image files to RGB pixels."""
+"""Decode image files to RGB pixels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MAX_IMAGE_PIXELS = 64 * 1024 * 1024
 
-# Not all that Pillow has: some of its plug-ins start other programs (EPS) or need a renderer.
+# A subset of Pillow's plug-ins: some start other programs (EPS) or need a renderer.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _FORMATS_HINT = "PNG, JPEG, WebP, GIF, BMP and TIFF can be read"
 
@@ -26,20 +26,20 @@ Warn = Callable[[str], None]
 def load_image(path: Path, warn: Warn) -> np.ndarray:
     """Decode an image file.
 
-    Returns uint8 RGB (height, width, 3), turned as its EXIF orientation says; transparency is laid over
-    white, as vLLM does. At most `MAX_IMAGE_PIXELS` pixels, checked before anything is decoded. Of an
-    animation the first frame is used and `warn` is called. Raises `InputError` for what cannot be used.
+    Returns uint8 RGB (height, width, 3), rotated by its EXIF orientation; transparency is composited onto
+    white, as in vLLM. At most `MAX_IMAGE_PIXELS` pixels, checked before decoding. Of an animation the first
+    frame is used and `warn` is called. Raises `InputError` for an unusable file.
     """
     with open_input(path, "image file") as file:
         return decode_image(file, f"image file `{path}`", warn)
 
 
 def decode_image(file: BinaryIO, name: str, warn: Warn, max_pixels: int = MAX_IMAGE_PIXELS) -> np.ndarray:
-    """Like `load_image`, from an open file of at most `max_pixels`; `name` says in messages what it is."""
+    """Decode an image of at most `max_pixels` from an open file; `name` identifies it in messages."""
     from PIL import Image, UnidentifiedImageError
 
     try:
-        # Pillow warns of large images and odd metadata; sizes are checked here, the rest is no news.
+        # Pillow warns about large images and odd metadata; sizes are checked here, the rest is irrelevant.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(file, formats=_FORMATS) as image:
@@ -53,7 +53,7 @@ def decode_image(file: BinaryIO, name: str, warn: Warn, max_pixels: int = MAX_IM
     except Image.DecompressionBombError as error:
         raise _too_large(name, "too many", max_pixels) from error
     except Exception as error:
-        # Decoders of broken bytes raise whatever they stumble over: OSError, SyntaxError, struct.error.
+        # Decoders of broken bytes raise many things: OSError, SyntaxError, struct.error.
         raise InputError(f"cannot read the {name}: {error}") from error
     if num_frames > 1:
         warn(f"the {name} has {num_frames} frames; only the first is used")
@@ -70,7 +70,7 @@ def _check_size(image: Image.Image, name: str, max_pixels: int) -> None:
 
 def _too_large(name: str, size: str, max_pixels: int) -> InputError:
     return InputError(
-        f"the {name} has {size} pixels; at most {max_pixels / 2**20:g} Mi pixels can be used",
+        f"the {name} has {size} pixels; the maximum is {max_pixels / 2**20:g} Mi pixels",
         hint="scale it down",
     )
 
@@ -82,7 +82,7 @@ def _to_rgb(image: Image.Image, name: str) -> np.ndarray:
     image.load()
     image = ImageOps.exif_transpose(image)
     if image.mode in ("I", "F"):
-        raise InputError(f"the {name} has 32 bits per channel; 8 and 16 can be used")
+        raise InputError(f"the {name} has 32 bits per channel; supported: 8 and 16")
     if image.mode.startswith("I;16"):
         # Pillow's own conversion clips 16-bit grey at 255 instead of scaling it.
         grey = (np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)

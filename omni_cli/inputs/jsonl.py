@@ -1,4 +1,4 @@
-"""`--requests FILE.jsonl`: one request a line; a bad line fails alone."""
+"""`--requests FILE.jsonl`: one request per line; a bad line fails alone."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from omni_cli.inputs.request_spec import BadRequest, RequestSpec, check_fields, 
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
-# On the command line these are options of their own; in a line they are keys of `sampling`.
+# Separate options on the command line; keys of `sampling` in a line.
 KEYS = tuple(name for name in CHECKERS if name not in ("max_tokens", "temperature"))
 
 
 def read_requests(
     path: Path, capabilities: Capabilities, defaults: Mapping[str, Any]
 ) -> list[RequestSpec | BadRequest]:
-    """The requests of a JSONL file in the order of its lines; blank lines are skipped.
+    """Yield the requests of a JSONL file in line order; blank lines are skipped.
 
-    `defaults` are checked fields that hold where a line does not say otherwise; `sampling` is merged key by
-    key. A request without `request_id` is named by its number, from 0. File names in a line are relative to
-    the folder of the JSONL file. Raises `InputError` only where the file itself cannot be used or is empty.
+    `defaults` are checked fields for lines that do not set them; `sampling` is merged key by key. A request without
+    `request_id` is named by its number, from 0. File names in a line are relative to the folder of the JSONL file.
+    Raises `InputError` only if the file itself is unusable or empty.
     """
     requests: list[RequestSpec | BadRequest] = []
     taken: dict[str, str] = {}
@@ -45,12 +45,14 @@ def read_requests(
         except UsageError as error:
             requests.append(BadRequest(request_id, error, place))
     if not requests:
-        raise InputError(f"the requests file `{path}` has no requests", hint='one a line, as {"prompt": "hello"}')
+        raise InputError(
+            f"the requests file `{path}` has no requests", hint='write one per line, as {"prompt": "hello"}'
+        )
     return requests
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(line number from 1, line) of all that are not blank; one over the cap comes cut to a byte above it."""
+    """Yield (line number from 1, line) for each non-blank line, cut to one byte over the cap."""
     with open_input(path, "requests file") as file:
         number = 0
         while line := file.readline(MAX_LINE_BYTES + 1):
@@ -72,11 +74,11 @@ def _parse_line(line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise InputError("the line is not UTF-8 text") from error
     except RecursionError as error:
-        raise InputError("the line is not usable JSON: nested too deeply") from error
+        raise InputError("the line is not valid JSON: nested too deeply") from error
     except json.JSONDecodeError as error:
         raise InputError(f"the line is not JSON: {error.msg} at column {error.colno}") from error
     except ValueError as error:
-        raise InputError(f"the line is not usable JSON: {error}") from error
+        raise InputError(f"the line is not valid JSON: {error}") from error
     if not isinstance(fields, dict):
         raise InputError("the line is not a JSON object", hint='write each request as {"prompt": "hello"}')
     _check_keys(fields)
@@ -98,7 +100,7 @@ def _check_keys(fields: Mapping[str, Any]) -> None:
 
 
 def _claim_id(fields: Mapping[str, Any], default: str, place: str, taken: dict[str, str]) -> str:
-    """The line's request id, which no line before may have; `taken` maps ids to places and gains this one."""
+    """The line's request id, unique among the lines so far; `taken` maps ids to places and gains this one."""
     request_id = default
     if "request_id" in fields:
         try:
@@ -124,7 +126,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key `{twice}` is there twice")
+        raise ValueError(f"duplicate key `{twice}`")
     return fields
 
 

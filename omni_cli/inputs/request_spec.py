@@ -40,10 +40,10 @@ class RequestSpec:
 
 
 def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: Label) -> dict[str, Any]:
-    """Check each field's value and that it has an effect with the profile; returns the checked values.
+    """Check each field's value and that it has an effect with the profile; return the checked values.
 
-    `label` turns a field's name into what the user wrote (an option, a JSON key). Raises `InputError` for a
-    value and `UsageError` for a field or modality that the profile has no use for.
+    `label` maps a field to the user's name for it (an option, a JSON key). Raises `InputError` for a value and
+    `UsageError` for a field or modality that has no effect with the profile.
     """
     checked = {}
     for name, value in fields.items():
@@ -55,7 +55,7 @@ def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: L
     pixels = checked.get("height", 1) * checked.get("width", 1)
     if pixels > MAX_IMAGE_PIXELS:
         raise InputError(
-            f"{label('height')} times {label('width')} is {pixels} pixels; at most {MAX_IMAGE_PIXELS} can be made"
+            f"{label('height')} times {label('width')} is {pixels} pixels; the maximum is {MAX_IMAGE_PIXELS}"
         )
     if "modalities" in checked:
         capabilities.check_modalities(checked["modalities"], label("modalities"))
@@ -63,7 +63,7 @@ def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: L
 
 
 def spec_of(checked: Mapping[str, Any], *, request_id: str, folder: Path, place: str | None = None) -> RequestSpec:
-    """The request that checked fields describe; relative file names are relative to `folder`.
+    """Build a request from checked fields; relative file names are relative to `folder`.
 
     `checked` has a `prompt`; `max_tokens` and `temperature` override the same keys of `sampling`.
     """
@@ -85,7 +85,7 @@ def spec_of(checked: Mapping[str, Any], *, request_id: str, folder: Path, place:
 
 
 def build_request(spec: RequestSpec, *, seed: int, warn: Warn) -> GenerateRequest:
-    """Read and decode the files of a request; `seed` holds where it has none. Raises `InputError`."""
+    """Read and decode the files of a request; `seed` is the default. Raises `InputError`."""
     return GenerateRequest(
         request_id=spec.request_id,
         prompt=spec.prompt,

@@ -1,1 +1,1 @@
-"""Where a workload's time and memory go: recording sessions, and what their traces say."""
+"""Profile a workload: recording sessions and the analysis of their traces."""

@@ -1,4 +1,4 @@
-"""How busy a stage's device was while the stage had a request, and where the rest of the time went."""
+"""Device utilisation of a stage while it has a request, and where the idle time goes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ BETWEEN_STEPS = "between steps"
 
 
 def windows(recording: Recording) -> list[Interval]:
-    """When the stage had a request."""
+    """Intervals during which the stage had a request."""
     return merged((request.began_ns, request.ended_ns) for request in recording.requests)
 
 
 def step_windows(recording: Recording) -> list[Interval]:
-    """When the engine was working on it."""
+    """Intervals during which the engine was working on a step."""
     return merged((item.began_ns, item.ended_ns) for item in recording.ranges if item.name == ENGINE_STEP)
 
 
 def activity_of(traced: Sequence[Operators], description: StageDescription) -> Activity:
-    """Medians over the traced iterations."""
+    """Return medians over the traced iterations."""
     is_cpu = description.device == "cpu"
     found = [_cpu(operators, description.num_threads) if is_cpu else _cuda(operators) for operators in traced]
     names = list(dict.fromkeys(name for one in found for name in one["idle"]))
@@ -49,7 +49,7 @@ def activity_of(traced: Sequence[Operators], description: StageDescription) -> A
 
 
 def _cpu(operators: Operators, num_threads: int) -> dict[str, Any]:
-    """CPU time of all threads; while one prepares an operator the others have nothing to do."""
+    """CPU time of all threads; while one prepares an operator, the others are idle."""
     recording = operators.recording
     window_ns = length(windows(recording))
     steps = step_windows(recording)
@@ -62,7 +62,7 @@ def _cpu(operators: Operators, num_threads: int) -> dict[str, Any]:
 
 
 def _cuda(operators: Operators) -> dict[str, Any]:
-    """Time with a kernel or copy running; what is idle inside a step waits for the host to launch something."""
+    """Time with a kernel or copy running; idle time inside a step is spent waiting for the host to launch work."""
     recording = operators.recording
     had_request, steps, busy = windows(recording), step_windows(recording), operators.device_intervals()
     idle = without(had_request, busy)
@@ -82,7 +82,7 @@ def _seconds(window_ns: int, full_ns: int, busy_ns: int, idle_ns: dict[str, int]
 
 
 def launch_gaps(traced: Sequence[Operators], description: StageDescription) -> LaunchGaps | None:
-    """Medians over the traced iterations; None where nothing ran."""
+    """Return medians over the traced iterations; None if nothing ran."""
     rows = []
     for operators in traced:
         steps = step_windows(operators.recording)

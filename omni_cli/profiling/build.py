@@ -1,4 +1,4 @@
-"""From a session to its record: every breakdown, stage by stage."""
+"""Build a profile record from a session, stage by stage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from omni_cli.profiling.waterfall import stage_seconds, waterfall
 
 @dataclass(frozen=True)
 class About:
-    """What the record says of the run as a whole."""
+    """Fields of the record that describe the whole run."""
 
     command: tuple[str, ...]
     environment: dict[str, Any]
@@ -36,7 +36,7 @@ class About:
 
 
 def read_traces(session: Session) -> dict[int, dict[str, TraceFile]]:
-    """By iteration and stage, those that were kept. Raises `OutputError`."""
+    """Read the kept traces, by iteration and stage. Raises `OutputError`."""
     return {
         number: {stage: read_trace(path, stage) for stage, path in one.traces.items()}
         for number, one in enumerate(session.profiled)
@@ -51,7 +51,7 @@ def build_profile(
     about: About,
     snapshots: Mapping[str, str],
 ) -> Profile:
-    """`snapshots` are the names of the files with each stage's allocations."""
+    """Build the record; `snapshots` names each stage's file of allocations."""
     overhead = overhead_of(session.plain, [one.iteration for one in session.profiled])
     stages = tuple(
         _stage_profile(info, session, traces, config, overhead, snapshots.get(info.name)) for info in session.stages
@@ -129,11 +129,11 @@ def _notes(info: StageInfo, session: Session, traced: Sequence[Operators]) -> li
     ranks = description.ranks_elsewhere
     if ranks:
         found.append(
-            f"its model runs in {ranks} {'processes' if ranks > 1 else 'process'} of {'their' if ranks > 1 else 'its'} "
-            "own, of which nothing was recorded: ranges and the host's part, no operators of the model and no roofline"
+            f"its model runs in {ranks} separate {'processes' if ranks > 1 else 'process'}, which the profiler does "
+            "not see: ranges and host time only, no operators of the model and no roofline"
         )
     elif not description.marks_modules:
-        found.append("operators are not told apart by module: what is compiled or replayed runs no module's code")
+        found.append("operators are not attributed to modules: compiled or replayed code runs outside modules")
     if not any(operators.calls for operators in traced):
-        found.append("no operators were seen in its process")
+        found.append("no operators were recorded in its process")
     return found

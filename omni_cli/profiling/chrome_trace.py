@@ -1,4 +1,4 @@
-"""All stages' traces as one, on one time axis, with the ranges on tracks of their own."""
+"""Merge the traces of all stages into one on a common time axis, with ranges on separate tracks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _GZIP_LEVEL = 5
 
 
 def merged_trace(profiled: Sequence[Profiled], traces: Mapping[int, Mapping[str, TraceFile]]) -> bytes:
-    """A gzipped Chrome trace; `traces` are, by iteration and stage, those that were kept.
+    """Return a gzipped Chrome trace; `traces` holds the kept ones by iteration and stage.
 
-    Times are microseconds from the beginning of the first profiled iteration.
+    Times are microseconds since the start of the first profiled iteration.
     """
     base_ns = profiled[0].began_ns
     tracks = _Tracks(RANGES_PID)
@@ -39,7 +39,7 @@ def merged_trace(profiled: Sequence[Profiled], traces: Mapping[int, Mapping[str,
 
 
 class _Tracks:
-    """Threads of one process, numbered in the order in which they are first used."""
+    """Threads of one process, numbered in order of first use."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -73,7 +73,7 @@ def _range_events(profiled: Sequence[Profiled], base_ns: int, tracks: _Tracks) -
 
 
 def _lanes(requests: Sequence[RequestSpan]) -> Iterator[tuple[int, RequestSpan]]:
-    """Requests at the same time go to different lanes: what is on one track has to be nested."""
+    """Assign concurrent requests to different lanes, since events on one track must nest."""
     free_from: list[int] = []
     for request in sorted(requests, key=lambda item: item.began_ns):
         lane = next((index for index, free in enumerate(free_from) if free <= request.began_ns), len(free_from))
@@ -82,7 +82,7 @@ def _lanes(requests: Sequence[RequestSpan]) -> Iterator[tuple[int, RequestSpan]]
 
 
 class _Renumbered:
-    """A stage's own events, with process numbers that no other stage has."""
+    """A stage's own events, with process ids that are unique across stages."""
 
     def __init__(self, stage: str, first_pid: int) -> None:
         self._stage = stage
@@ -90,14 +90,14 @@ class _Renumbered:
         self._pids: dict[int | str, int] = {}
         self._labels: dict[int, str] = {}
         self._threads: dict[tuple[int, int | str], str] = {}
-        # A trace also names the devices that nothing ran on.
+        # A trace also names devices on which nothing ran.
         self._used: set[int] = set()
 
     def events(self, trace: TraceFile, base_ns: int) -> Iterator[Event]:
         shift_us = (trace.base_ns - base_ns) / 1000
         for event in trace.events:
             if isinstance(event.pid, str):
-                continue  # the profiler's own tracks, which say when it was on
+                continue  # the profiler's own tracks, which record when it was on
             pid = self._pids.setdefault(event.pid, self._first_pid + len(self._pids))
             if event.ph == "M":
                 self._note_name(event, pid)

@@ -1,4 +1,4 @@
-"""What to do next, as far as it follows from the numbers."""
+"""Suggestions that follow from the measurements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MIN_BUDGET_BYTES = 2**30
 
 
 def hints_of(stages: Sequence[StageProfile], overhead: Sequence[Overhead]) -> tuple[Hint, ...]:
-    """One sentence for what was found and one for what to try; none where the numbers say nothing."""
+    """Return one finding and one suggestion per hint; empty if the numbers suggest nothing."""
     found: list[Hint] = []
     for stage in stages:
         for rule in (_outliers, _launch_gaps, _copies, _exposed, _added_memory, _waited, _unused):
@@ -31,7 +31,7 @@ def _outliers(stage: StageProfile) -> Iterator[Hint]:
     for step in stage.steps:
         if step.outlier:
             message = (
-                f"{step.name} {step.number} takes {milliseconds(step.median_s)}, the ones around it "
+                f"{step.name} {step.number} takes {milliseconds(step.median_s)}, its neighbours "
                 f"{milliseconds(step.usual_s)}"
             )
             yield Hint(stage=stage.name, message=message, advice="look at that step in the trace")
@@ -42,16 +42,16 @@ def _launch_gaps(stage: StageProfile) -> Iterator[Hint]:
     if gaps is None or gaps.fraction_of_steps < _GAPS:
         return
     is_cpu = stage.activity.device == "cpu"
-    what = "operators run" if is_cpu else "kernels run"
-    message = f"in {gaps.fraction_of_steps:.0%} of its steps' time no {what}: the next one is still being prepared"
+    what = "operator runs" if is_cpu else "kernel runs"
+    message = f"no {what} during {gaps.fraction_of_steps:.0%} of its step time, while the host prepares the next one"
     if stage.kind == "ar":
-        advice = "more requests at once share that time (`--batch-size`)"
+        advice = "larger batches amortise that time (`--batch-size`)"
         if not is_cpu and stage.effective.get("cudagraph_mode") == "none":
             advice = f"try `--set {stage.name}.cudagraph_mode=full_and_piecewise`"
     elif stage.effective.get("execution") == "eager":
         advice = f"try `--set {stage.name}.execution={'compile' if is_cpu else 'cudagraph'}`"
     else:
-        advice = "larger pictures or more at once would fill it"
+        advice = "larger images or larger batches would fill it"
     yield Hint(stage=stage.name, message=message, advice=advice)
 
 
@@ -61,7 +61,7 @@ def _copies(stage: StageProfile) -> Iterator[Hint]:
         if window_s and place.seconds / window_s >= _COPIES:
             where = f"{place.range} ({place.operator}{f', {place.module}' if place.module else ''})"
             message = (
-                f"{place.seconds / window_s:.0%} of its time goes into copies in {where}: "
+                f"{place.seconds / window_s:.0%} of its time is spent on copies in {where}: "
                 f"{memory(round(place.copied_bytes))} in {place.calls:g} calls"
             )
             yield Hint(stage=stage.name, message=message, advice="keep the tensor where it is, or copy it once")
@@ -71,8 +71,8 @@ def _exposed(stage: StageProfile) -> Iterator[Hint]:
     copies, window_s = stage.copies, stage.activity.window_s
     if not window_s or copies.exposed_s / window_s < _EXPOSED or stage.activity.device == "cpu":
         return
-    message = f"{copies.exposed_s / window_s:.0%} of its time the device waits for outputs on their way to the host"
-    advice = "look at what waits for them in the trace"
+    message = f"the device waits for device-to-host output copies {copies.exposed_s / window_s:.0%} of its time"
+    advice = "find out in the trace what waits for them"
     if stage.effective.get("output_copy") == "sync":
         advice = f"try `--set {stage.name}.output_copy=async`"
     yield Hint(stage=stage.name, message=message, advice=advice)
@@ -86,19 +86,19 @@ def _added_memory(stage: StageProfile) -> Iterator[Hint]:
         and not phase.name.startswith(("load", "KV cache", "first request"))
     ]
     for phase in found:
-        message = f"{phase.name} holds {memory(phase.added_bytes)} that was not there before it"
-        yield Hint(stage=stage.name, message=message, advice="the largest tensors at the peak say where they come from")
+        message = f"{phase.name} holds {memory(phase.added_bytes)} more than was held before it"
+        yield Hint(stage=stage.name, message=message, advice="see the largest tensors at the peak for their origin")
 
 
 def _waited(stage: StageProfile) -> Iterator[Hint]:
     activity = stage.activity
     if activity.waited_for_core_s and activity.waited_for_core_s > _WAITED * activity.busy_s:
         message = (
-            f"its threads waited {milliseconds(activity.waited_for_core_s)} for a core, and ran for "
+            f"its threads waited {milliseconds(activity.waited_for_core_s)} for a core and ran for "
             f"{milliseconds(activity.busy_s)}"
         )
         yield Hint(
-            stage=stage.name, message=message, advice="other programs use the processor: profile when it is idle"
+            stage=stage.name, message=message, advice="other programs use the processor: profile on an idle machine"
         )
 
 
@@ -109,12 +109,12 @@ def _unused(stage: StageProfile) -> Iterator[Hint]:
             continue
         if size >= _MIN_BUDGET_BYTES and used < _UNUSED:
             message = f"it used {used:.1%} of its KV cache of {memory(size)}"
-            advice = f"for requests like these less will do: `--set {stage.name}.kv_cache_memory_bytes=BYTES`"
+            advice = f"requests like these need less: `--set {stage.name}.kv_cache_memory_bytes=BYTES`"
             yield Hint(stage=stage.name, message=message, advice=advice)
 
 
 def _slowed(overhead: Sequence[Overhead]) -> Iterator[Hint]:
     for row in overhead:
         if row.metric == "e2e_s" and row.ratio is not None and row.ratio > _SLOWED:
-            message = f"profiling made a request {row.ratio:.2f} times as slow"
-            yield Hint(stage=None, message=message, advice="trust the shares more than the milliseconds")
+            message = f"profiling made requests take {row.ratio:.2f} times as long"
+            yield Hint(stage=None, message=message, advice="rely on the shares rather than on the milliseconds")

@@ -1,4 +1,4 @@
-"""When a stage held how much memory, which phase its peak was in, and what was held then."""
+"""Memory of a stage over time, the phase of its peak, and the tensors held then."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DEVICE_TYPE = {"cpu": 0, "cuda": 1}
 
 @dataclass(frozen=True)
 class _Stretch:
-    """A time in one phase: `samples` from its beginning to its end; `place` is the phase, said more exactly."""
+    """A time span within one phase: `samples` from start to end; `place` describes the phase more precisely."""
 
     phase: str
     place: str
@@ -41,10 +41,10 @@ def stage_memory(
     traced: Sequence[Operators],
     snapshot: str | None,
 ) -> StageMemory:
-    """From loading on, through the first request, to one like all others (`request`).
+    """Break memory down by phase, from loading through the first request to a typical one (`request`).
 
-    Peaks are those of recordings without torch's profiler, which needs memory for itself; how much each phase of a
-    request adds, and what is held at its peak, is known exactly from the allocations of the `traced` ones.
+    Peaks come from recordings without torch's profiler, which allocates memory itself. What each phase of a request
+    adds and what is held at its peak are exact, from the allocations of the `traced` iterations.
     """
     kind = description.device.partition(":")[0]
     added = _added_by_name(traced, _DEVICE_TYPE[kind])
@@ -68,15 +68,14 @@ def stage_memory(
 
 
 def _peak_of(stretches: Sequence[_Stretch], kind: str) -> tuple[int, str]:
-    """How much, and where: what a phase has taken often stays and grows by a page or two later, so the peak is where
-    it was all but reached."""
+    """Return the peak and where it is first reached within a page or two: memory often stays and creeps up later."""
     highest = [max(_measured(sample, kind) for sample in stretch.samples) for stretch in stretches]
     peak = max(highest)
     return peak, next(s.place for s, high in zip(stretches, highest, strict=True) if high >= _ALL_BUT * peak)
 
 
 def added_by_step(operators: Operators, device: str) -> list[int]:
-    """For each step of an iteration: what its tensors took at their peak beyond what was there at its beginning."""
+    """Peak memory of tensors in each step of an iteration, relative to the start of the step."""
     added = _added(operators, _DEVICE_TYPE[device.partition(":")[0]])
     return [added[index] for index in step_indices(operators.recording)]
 
@@ -86,7 +85,7 @@ def _measured(sample: Sample, kind: str) -> int:
 
 
 def _stretches(recording: Recording, added: dict[str, int], kind: str) -> list[_Stretch]:
-    """The recording cut where another range becomes the innermost one."""
+    """Cut the recording wherever another range becomes the innermost one."""
     innermost = Innermost(recording.ranges)
     moments = np.array([sample.at_ns for sample in recording.samples], np.int64)
     holders = innermost.at(moments)
@@ -98,7 +97,7 @@ def _stretches(recording: Recording, added: dict[str, int], kind: str) -> list[_
         index = int(holders[first])
         phase = recording.ranges[index].name if index >= 0 else _BETWEEN
         place = _place(recording.ranges, index, phase)
-        # The one after is that of its end.
+        # The sample after it belongs to its end.
         samples = recording.samples[first : last + 1]
         found.append(_stretch(phase, place, samples[0].at_ns, samples[-1].at_ns, samples, kind, added.get(phase, 0)))
     return found
@@ -112,7 +111,7 @@ def _stretch(
 
 
 def _place(ranges: Sequence[Range], index: int, phase: str) -> str:
-    """With the number of the engine's step, where there are several."""
+    """Name the phase, with the number of the engine step if there are several."""
     steps = [number for number, item in enumerate(ranges) if item.name == ENGINE_STEP]
     around = [number for number in steps if number <= index]
     if len(steps) < 2 or not around or ranges[around[-1]].ended_ns < ranges[index].ended_ns:
@@ -147,7 +146,7 @@ def _peak(stretches: Sequence[_Stretch], name: str, kind: str) -> int | None:
 
 
 def _timeline(recordings: Sequence[Recording], origin_ns: int, kind: str) -> tuple[MemorySample, ...]:
-    """All samples, or of each group of neighbours the highest one."""
+    """All samples, or the highest of each group of neighbours."""
     samples = [sample for recording in recordings for sample in recording.samples]
     group = -(-len(samples) // _MAX_SAMPLES) or 1
     highest = [
@@ -166,7 +165,7 @@ def _timeline(recordings: Sequence[Recording], origin_ns: int, kind: str) -> tup
 
 
 def _held(allocations: Sequence[Allocation]) -> tuple[np.ndarray, np.ndarray]:
-    """(moments, bytes held from then on beyond what was held before the trace), int64 (n,) each."""
+    """(moments, bytes held from then on beyond those held before the trace), int64 (n,) each."""
     moments = np.array([allocation.at_ns for allocation in allocations], np.int64)
     return moments, np.cumsum(np.array([allocation.num_bytes for allocation in allocations], np.int64))
 
@@ -176,7 +175,7 @@ def _of_device(operators: Operators, device_type: int) -> list[Allocation]:
 
 
 def _added(operators: Operators, device_type: int) -> list[int]:
-    """For each range of the recording."""
+    """Bytes added, per range of the recording."""
     moments, held = _held(_of_device(operators, device_type))
     added = []
     for item in operators.recording.ranges:
@@ -187,7 +186,7 @@ def _added(operators: Operators, device_type: int) -> list[int]:
 
 
 def _added_by_name(traced: Sequence[Operators], device_type: int) -> dict[str, int]:
-    """Of all ranges of a name, in all iterations, the most; what happens in a range within counts there."""
+    """Maximum per range name over all iterations, nested ranges included."""
     most: dict[str, int] = {}
     for operators in traced:
         own: dict[int, int] = {}
@@ -200,7 +199,7 @@ def _added_by_name(traced: Sequence[Operators], device_type: int) -> dict[str, i
 
 
 def _largest(description: StageDescription, traced: Sequence[Operators], device_type: int) -> tuple[LargeTensor, ...]:
-    """Held at the peak of a request: the stage's own tensors, and those that the request made."""
+    """Tensors held at the peak of a request: the stage's own and those that the request made."""
     held = [
         LargeTensor(
             where=item.name, size_bytes=item.size_bytes, kind=item.kind, shape=item.shape, dtype=item.dtype
@@ -231,7 +230,7 @@ def _live_at_peak(operators: Operators, device_type: int) -> list[LargeTensor]:
 
 
 def _allocated_in(allocation: Allocation, ranges: Sequence[Range]) -> str:
-    """`vae decode: vae.decoder.conv_in (aten::conv3d)`."""
+    """Return for example `vae decode: vae.decoder.conv_in (aten::conv3d)`."""
     where = base_name(ranges[allocation.range_index].name) if allocation.range_index >= 0 else _BETWEEN
     if allocation.module is not None:
         where += f": {allocation.module}"

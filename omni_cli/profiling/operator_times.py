@@ -1,4 +1,4 @@
-"""Which operators take the time, and which only copy."""
+"""Time per operator, and time spent on copies."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _OUTSIDE_RANGES = "(outside ranges)"
 _MAX_OPERATORS = 40
 _MAX_PLACES = 20
 
-# Of each iteration, by what tells the rows apart: calls, bytes, seconds.
+# Per iteration, by the columns that identify a row: calls, bytes, seconds.
 _Rows = dict[tuple[str, ...], list[float]]
 
 
 def operator_times(traced: Sequence[Operators]) -> tuple[OperatorTime, ...]:
-    """The operators with most time of their own, by kind of module; `fraction` is of all operators' time."""
+    """Operators with the most self time, by kind of module; `fraction` is of the time of all operators."""
     rows = _medians([_by_module(operators) for operators in traced])
     everything = sum(seconds for _, _, seconds in rows.values())
     largest = sorted(rows.items(), key=lambda row: -row[1][2])[:_MAX_OPERATORS]
@@ -37,7 +37,7 @@ def operator_times(traced: Sequence[Operators]) -> tuple[OperatorTime, ...]:
 
 
 def copies_of(traced: Sequence[Operators], engagement: Sequence[Mapping[str, float]]) -> Copies:
-    """Where copies are made; `engagement` is what each profiled iteration added to the stage's counters."""
+    """Places where copies are made; `engagement` is what each profiled iteration added to the stage's counters."""
     rows = _medians([_copies(operators) for operators in traced])
     largest = sorted(rows.items(), key=lambda row: (-row[1][1], -row[1][2]))[:_MAX_PLACES]
     return Copies(
@@ -56,7 +56,7 @@ def copies_of(traced: Sequence[Operators], engagement: Sequence[Mapping[str, flo
 
 
 def kernel_name(name: str) -> str:
-    """`void at::native::vectorized_kernel<4, ...>(int, ...)` as `at::native::vectorized_kernel`."""
+    """Shorten `void at::native::vectorized_kernel<4, ...>(int, ...)` to `at::native::vectorized_kernel`."""
     plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     return re.split(r"[<(]", plain, maxsplit=1)[0] or name
 
@@ -82,7 +82,7 @@ def _copies(operators: Operators) -> _Rows:
 
 
 def _copy_calls(operators: Operators) -> Iterator[tuple[str, str, str | None, int, int]]:
-    """(range, operator, module, bytes, nanoseconds) of each."""
+    """Yield (range, operator, module, bytes, nanoseconds) of each copy."""
     ranges = operators.recording.ranges
 
     def place(index: int) -> str:

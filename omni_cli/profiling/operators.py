@@ -1,4 +1,4 @@
-"""The operators of one profiled iteration of one stage, each in its module and its range."""
+"""Operators of one profiled iteration of one stage, with their modules and ranges."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MEMORY = "[memory]"
 
 
 class Operator(msgspec.Struct, frozen=True, gc=False):
-    """One call. `self_ns` leaves out the operators that it called; `outermost` is the one that began them all.
+    """One call. `self_ns` excludes the operators that it called; `outermost` is the operator that began the call chain.
 
-    `range_index` points into the recording's ranges, -1 for none. `is_outermost` and `begin_ns`, `end_ns` say when
-    the thread was in any operator at all.
+    `range_index` points into the recording's ranges, -1 for none. `is_outermost`, `begin_ns` and `end_ns` tell when
+    the thread was inside any operator.
     """
 
     event: Event
@@ -34,7 +34,7 @@ class Operator(msgspec.Struct, frozen=True, gc=False):
 
 
 class Allocation(msgspec.Struct, frozen=True, gc=False):
-    """A tensor's memory taken (`num_bytes` > 0) or given back, in the order of time. `operator` is the outermost."""
+    """Memory of a tensor allocated (`num_bytes` > 0) or freed, in time order. `operator` is the outermost one."""
 
     at_ns: int
     num_bytes: int
@@ -47,7 +47,7 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class DeviceWork:
-    """A kernel or copy on a CUDA device, and the operator that launched it, where that is known."""
+    """A kernel or copy on a CUDA device, and the operator that launched it if known."""
 
     event: Event
     begin_ns: int
@@ -57,7 +57,7 @@ class DeviceWork:
 
 @dataclass(frozen=True)
 class Operators:
-    """`recording` holds the ranges that the others point into."""
+    """Operators, allocations and device work; `recording` holds the ranges they point into."""
 
     recording: Recording
     calls: Sequence[Operator]
@@ -65,11 +65,11 @@ class Operators:
     device_work: Sequence[DeviceWork]
 
     def outermost_intervals(self) -> list[Interval]:
-        """When the thread was inside an operator."""
+        """Intervals during which the thread was inside an operator."""
         return merged((call.begin_ns, call.end_ns) for call in self.calls if call.is_outermost)
 
     def device_intervals(self) -> list[Interval]:
-        """When the device was running anything."""
+        """Intervals during which the device was running anything."""
         return merged((work.begin_ns, work.end_ns) for work in self.device_work)
 
 
@@ -78,7 +78,7 @@ class _Frame(msgspec.Struct):
     begin_ns: int
     end_ns: int
     is_module: bool
-    # The nearest operator around it, past any modules in between, and the first of them all.
+    # The nearest enclosing operator, past any modules in between, and the outermost one.
     parent: _Frame | None
     top: _Frame | None
     module: str | None
@@ -86,7 +86,7 @@ class _Frame(msgspec.Struct):
 
 
 def read_operators(trace: TraceFile, recording: Recording) -> Operators:
-    """The main thread's operators; where a trace has a CUDA device, also what ran there."""
+    """Read the main thread's operators and, for a CUDA device, the work that ran there."""
     thread = _main_thread(trace.events)
     events = [
         event
@@ -108,7 +108,7 @@ def read_operators(trace: TraceFile, recording: Recording) -> Operators:
 
 
 def _main_thread(events: Sequence[Event]) -> int | str:
-    """The one that calls most operators."""
+    """The thread that calls most operators."""
     counts: dict[int | str, float] = {}
     for event in events:
         if event.cat == "cpu_op":
@@ -117,7 +117,7 @@ def _main_thread(events: Sequence[Event]) -> int | str:
 
 
 def _nested(trace: TraceFile, events: Sequence[Event]) -> tuple[list[_Frame], list[tuple[Event, _Frame | None]]]:
-    """Operators with what is around them, and allocations with the operator or module that they happened in."""
+    """Operators with their enclosing frames, and allocations with the operator or module they happened in."""
     opened: list[_Frame] = []
     operators: list[_Frame] = []
     allocations: list[tuple[Event, _Frame | None]] = []

@@ -1,4 +1,4 @@
-"""How much slower profiling makes what it measures."""
+"""Slowdown caused by profiling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omni_cli.stats.compare import compare_variants
 
 
 def overhead_of(plain: Sequence[Iteration], profiled: Sequence[Iteration]) -> tuple[Overhead, ...]:
-    """End to end and of each stage; iteration n of both sides ran in the same block, in turns."""
+    """Compare end to end and per stage; iteration n of both sides ran in the same block, interleaved."""
     a, b = _variant("unprofiled", plain, 0), _variant("profiled", profiled, 1)
     return tuple(
         Overhead(
@@ -27,7 +27,7 @@ def overhead_of(plain: Sequence[Iteration], profiled: Sequence[Iteration]) -> tu
 
 
 def stage_latency_s(iteration: Iteration, stage: str) -> float:
-    """The median over its requests."""
+    """The median over the stage's requests."""
     return statistics.median(trace.latency_s for trace in iteration.traces(stage))
 
 

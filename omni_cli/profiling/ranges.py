@@ -1,4 +1,4 @@
-"""What ranges took: by name, and step by step."""
+"""Time per range: by name and by step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from omni_cli.stage.recording import Range, Recording
 ENGINE_STEP = "engine step"
 _STEPS = ("denoising step", ENGINE_STEP)
 
-# Noise makes a step slower now and then and hardly ever in all iterations, so each step is judged by its fastest. It
-# is an outlier when that is a quarter slower than those of its neighbours, and by four times what steps differ by.
+# Noise slows a step down now and then but hardly ever in every iteration, so each step is judged by its fastest time.
+# An outlier is a quarter slower than its neighbours and beyond four times the usual difference between steps.
 _MIN_EXCESS = 0.25
 _MIN_SCATTERS = 4.0
 _NEIGHBOURS = 5
@@ -23,12 +23,12 @@ _MAD_TO_SIGMA = 1.4826
 
 
 def base_name(name: str) -> str:
-    """`denoising step 3` as `denoising step`."""
+    """Shorten `denoising step 3` to `denoising step`."""
     return re.sub(r" \d+$", "", name)
 
 
 def range_times(recordings: Sequence[Recording]) -> tuple[RangeTime, ...]:
-    """One row a name, the longest first; `fraction` is of the time in outermost ranges."""
+    """One row per name, the longest first; `fraction` is of the time in outermost ranges."""
     per_iteration = [_totals(recording.ranges) for recording in recordings]
     names = dict.fromkeys(name for totals in per_iteration for name in totals)
     everything = statistics.median(sum(row[3] for row in totals.values()) for totals in per_iteration)
@@ -50,7 +50,7 @@ def range_times(recordings: Sequence[Recording]) -> tuple[RangeTime, ...]:
 
 
 def _totals(ranges: Sequence[Range]) -> dict[str, tuple[int, int, int, int, list[int]]]:
-    """By name: calls, nanoseconds, those outside inner ranges, those in outermost ranges, of each call."""
+    """By name: calls, total ns, ns outside inner ranges, ns in outermost ranges, ns of each call."""
     totals: dict[str, tuple[int, int, int, int, list[int]]] = {}
     opened: list[tuple[Range, int]] = []
 
@@ -75,7 +75,7 @@ def _totals(ranges: Sequence[Range]) -> dict[str, tuple[int, int, int, int, list
 
 
 def step_indices(recording: Recording) -> list[int]:
-    """Which ranges are the iteration's steps: denoising steps where there are any, else steps of the engine."""
+    """Indices of the iteration's steps: denoising steps if there are any, else engine steps."""
     for name in _STEPS:
         found = [index for index, item in enumerate(recording.ranges) if base_name(item.name) == name]
         if found:
@@ -84,9 +84,9 @@ def step_indices(recording: Recording) -> list[int]:
 
 
 def step_times(recordings: Sequence[Recording], added_bytes: Sequence[Sequence[int]]) -> tuple[Step, ...]:
-    """The steps that every iteration has, by their place in it, numbered from 1.
+    """Steps that every iteration has, by position, numbered from 1.
 
-    `added_bytes` has, for each of some iterations, what each step held at its peak beyond what it began with.
+    `added_bytes` holds, for some of the iterations, each step's peak memory relative to its start.
     """
     per_iteration = [[recording.ranges[index] for index in step_indices(recording)] for recording in recordings]
     count = min(map(len, per_iteration), default=0)
@@ -98,7 +98,7 @@ def step_times(recordings: Sequence[Recording], added_bytes: Sequence[Sequence[i
     usual = _usual(medians)
     outliers = _outliers(seconds.min(axis=0))
     if name == ENGINE_STEP:
-        # The first step of an autoregressive model reads the prompt: it is no step like the others.
+        # The first step of an autoregressive model is the prefill, which is not comparable with the others.
         outliers[0] = False
     return tuple(
         Step(
@@ -115,7 +115,7 @@ def step_times(recordings: Sequence[Recording], added_bytes: Sequence[Sequence[i
 
 
 def _outliers(fastest: np.ndarray) -> np.ndarray:
-    """bool (n,) for the fastest time of each step, float64 (n,)."""
+    """Return bool (n,) for the fastest time of each step, float64 (n,)."""
     usual = _usual(fastest)
     scatter = _MAD_TO_SIGMA * float(np.median(np.abs(fastest - usual)))
     is_slow: np.ndarray = (fastest - usual > np.maximum(_MIN_EXCESS * usual, _MIN_SCATTERS * scatter)) & (
@@ -125,7 +125,7 @@ def _outliers(fastest: np.ndarray) -> np.ndarray:
 
 
 def _usual(times: np.ndarray) -> np.ndarray:
-    """What the steps around each one take; times drift along a sequence, so not all of them."""
+    """Typical time of the steps around each one, rather than of all: times drift along a sequence."""
     found = np.array(times)
     for index in range(len(times)):
         around = np.r_[times[max(0, index - _NEIGHBOURS) : index], times[index + 1 : index + 1 + _NEIGHBOURS]]

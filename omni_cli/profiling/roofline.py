@@ -1,4 +1,4 @@
-"""The least time that a stage's work could take on this machine."""
+"""Lower bound on the time of a stage's work on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omni_cli.profile_record import Limit, Roofline, RooflinePart
 from omni_cli.stage.recording import MachineRates, Recording, StageDescription, WorkPart
 
 _MAX_PARTS = 12
-_NOT_MATRICES = "norms, activations, embeddings and sampling: taken as fused into the products next to them"
+_NOT_MATRICES = "norms, activations, embeddings and sampling: assumed fused into the neighbouring matrix products"
 
 
 def roofline_of(
@@ -20,10 +20,10 @@ def roofline_of(
     num_steps: int,
     measured_s: float,
 ) -> Roofline | None:
-    """`measured_s` is what an unprofiled iteration takes; None where nothing is known of the work.
+    """Return None if the work is unknown; `measured_s` is the duration of an unprofiled iteration.
 
-    A diffusion stage's work was counted while it ran; an AR stage's follows from its matrices, the requests' numbers
-    of tokens and the `num_steps` of the engine, each of which reads every weight once.
+    A diffusion stage's work was counted while it ran. An AR stage's follows from its matrices, the token counts of the
+    requests and the `num_steps` of the engine, each of which reads every weight once.
     """
     counted = work.work or tuple(_ar_work(description, requests, num_steps))
     if not counted or measured_s <= 0:
@@ -31,7 +31,7 @@ def roofline_of(
     parts = _parts(counted, rates)
     flops, moved = sum(part.flops for part in parts), sum(part.moved_bytes for part in parts)
     bound_s = sum(part.bound_s for part in parts)
-    omitted = [_NOT_MATRICES, *(f"operator {name}: nobody knows its work" for name in work.omitted)]
+    omitted = [_NOT_MATRICES, *(f"operator {name}: its work is unknown" for name in work.omitted)]
     return Roofline(
         flops=flops,
         moved_bytes=moved,
@@ -48,7 +48,7 @@ def roofline_of(
 
 
 def _parts(work: Iterable[WorkPart], rates: MachineRates) -> list[RooflinePart]:
-    """By kind of module, the one with the highest bound first."""
+    """By kind of module, the highest bound first."""
     sums: dict[str, tuple[float, float]] = {}
     for part in work:
         flops, moved = sums.get(part.module, (0.0, 0.0))
@@ -74,14 +74,14 @@ def _limit(flops: float, moved_bytes: float, rates: MachineRates) -> Limit:
 def _ar_work(description: StageDescription, requests: Sequence[StageTrace], num_steps: int) -> Iterable[WorkPart]:
     prompts = [request.num_input_tokens or 0 for request in requests]
     made = [request.num_output_tokens or 0 for request in requests]
-    # The last token made is never read.
+    # The last generated token is never read.
     lengths = [prompt + new - 1 for prompt, new in zip(prompts, made, strict=True)]
     for linear in description.linears:
         rows = sum(lengths) if linear.rows == "token" else sum(made)
         yield WorkPart(
             linear.module, "linear", num_steps, 2.0 * linear.num_weights * rows, float(linear.weight_bytes * num_steps)
         )
-    # Each token looks at itself and all before it; the keys and values of these are read once a step.
+    # Each token attends to itself and all before it; their keys and values are read once per step.
     looked_at = sum(length * (length + 1) // 2 for length in lengths)
     read_rows = sum(
         prompt + sum(range(prompt + 1, length + 1)) for prompt, length in zip(prompts, lengths, strict=True)

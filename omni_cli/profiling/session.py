@@ -1,4 +1,4 @@
-"""One profiling run: loads a workload, warms it up, and runs it unprofiled and profiled in turns."""
+"""One profiling run: load a workload, warm it up, then interleave unprofiled and profiled iterations."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from omni_cli.stage.recording import (
 )
 
 MIN_WARMUP = 2
-"""A plain iteration and a profiled one: the first of these waits for the profiler to set itself up."""
+"""One plain and one profiled iteration: the first profiled one waits for the profiler to initialise."""
 
 
 MAX_TRACES = 2
-"""Of so many profiled iterations the operators are kept: they are hundreds of thousands, and much alike."""
+"""Number of profiled iterations whose operators are kept: hundreds of thousands each, and much alike."""
 
 
 @dataclass(frozen=True)
 class Profiled:
-    """A profiled iteration: when it began (wall clock), its times, and what each stage recorded of it.
+    """A profiled iteration: its start (wall clock), its times and each stage's recording.
 
-    `traces` are the stages' own traces, Chrome's format; none but for the first `MAX_TRACES` iterations.
-    `engagement` is what the iteration has added to each stage's counters.
+    `traces` are the stages' own traces in Chrome's format, kept for the first `MAX_TRACES` iterations only.
+    `engagement` is what the iteration added to each stage's counters.
     """
 
     began_ns: int
@@ -52,7 +52,7 @@ class Profiled:
 
 @dataclass
 class Session:
-    """All that a run gives; `plain` and `profiled` are in turns, one of each a round."""
+    """Results of a run; `plain` and `profiled` are interleaved, one of each per round."""
 
     stages: tuple[StageInfo, ...] = ()
     plain: list[Iteration] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Session:
 
 
 class ProfilingRun:
-    """Runs once. `folder` takes the stages' traces and snapshots; `on_progress` gets what is being done, in words."""
+    """Runs once. `folder` receives the stages' traces and snapshots; `on_progress` receives the current activity."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class ProfilingRun:
         return self._num_iters_warmup
 
     async def run(self) -> Session:
-        """Raises what a stage or a file fails with; the stages have ended in any case."""
+        """Run the session; raises the error of a stage or file. The stages have ended in any case."""
         session = self.session
         try:
             await self._loaded.load(self._on_event, inputs=self._folder / "inputs", makes_inputs=True)
@@ -102,7 +102,7 @@ class ProfilingRun:
             await self._warm_up()
             self._on_progress("recording memory")
             session.memory = await self._recorded("memory", snapshots=True)
-            await self._take_turns()
+            await self._interleave()
             self._on_progress("counting what the models compute")
             session.work = await self._recorded("work")
             await self._describe()
@@ -118,7 +118,7 @@ class ProfilingRun:
             await self._iterate()
         await self._recorded("trace")
 
-    async def _take_turns(self) -> None:
+    async def _interleave(self) -> None:
         schedule = Schedule(self._num_iters, 1, self._num_iters)
         for number in range(self._num_iters):
             self._on_progress(f"profiling, iteration {number + 1} of {self._num_iters}")
@@ -168,7 +168,7 @@ class ProfilingRun:
 
     async def _describe(self) -> None:
         self.session.descriptions = await self._ask_all(DescribeStage())
-        # One stage after another: each is to have the machine for itself.
+        # One stage at a time, so that each has the machine to itself.
         for info in self.session.stages:
             self.session.rates |= await self._ask({info.name: MeasureRates()})
 
@@ -179,7 +179,7 @@ class ProfilingRun:
         return await self._ask({info.name: command for info in self.session.stages})
 
     async def _ask(self, commands: dict[str, RecordingCommand]) -> dict[str, Any]:
-        """Each stage's answer. Raises what the first one fails with, when all have answered."""
+        """Each stage's answer. Once all have answered, raises the first error."""
         llm = self._loaded.llm
         answers = await asyncio.gather(
             *(llm.record(command, name) for name, command in commands.items()), return_exceptions=True

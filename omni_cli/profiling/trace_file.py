@@ -1,4 +1,4 @@
-"""A trace as torch's profiler writes it (Chrome's format), read into what the breakdowns need."""
+"""Reader for the Chrome trace that torch's profiler writes, limited to the fields that the breakdowns need."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _TYPE_BYTES = {
 
 
 class EventArgs(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a trace says beside times; anything else that torch writes is left out, and with it half of a trace's size.
+    """Arguments of an event. Fields not listed are dropped, which halves the size of a trace.
 
-    Of an operator: its inputs. Of an allocation: address and bytes. Of device work: what launched it, where it ran.
+    Operators have inputs; allocations an address and bytes; device work its launching call, device and stream.
     """
 
     input_dims: Any = msgspec.field(name="Input Dims", default=None)
@@ -42,7 +42,7 @@ class EventArgs(msgspec.Struct, frozen=True, omit_defaults=True):
     labels: str | None = None
 
     def first_input_bytes(self) -> int:
-        """Of the first input, which an operator that copies writes to; 0 where it is no tensor."""
+        """Bytes of the first input, which a copying operator writes to; 0 if it is not a tensor."""
         if not self.input_dims or not self.input_types:
             return 0
         dims = self.input_dims[0]
@@ -52,7 +52,7 @@ class EventArgs(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`ts` and `dur` are microseconds, `ts` from the trace's base. `id`, `bp` and `s` tie events together."""
+    """`ts` and `dur` are microseconds, `ts` from the trace's base. `id`, `bp` and `s` link events."""
 
     ph: str
     name: str = ""
@@ -80,7 +80,7 @@ class TraceFile:
     events: Sequence[Event]
 
     def ns(self, ts: float) -> int:
-        """A time of the trace on the wall clock."""
+        """Convert a trace time to the wall clock."""
         return self.base_ns + round(ts * 1000)
 
     def begin_ns(self, event: Event) -> int:
@@ -96,13 +96,13 @@ _decode = msgspec.json.Decoder(_File).decode
 
 
 def read_trace(path: Path, stage: str) -> TraceFile:
-    """Raises `OutputError` for a file that is not whole: torch does not tell when a disk is full."""
+    """Read a trace. Raises `OutputError` for a truncated file: torch does not report a full disk."""
     try:
         file = _decode(path.read_bytes())
         return TraceFile(file.base_ns, file.events)
     except (OSError, msgspec.DecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is cut off"
+        reason = getattr(error, "strerror", None) or "it is truncated"
         raise OutputError(
-            f"the trace of stage `{stage}` could not be kept: {reason}",
-            hint="is the disk full? `--output-dir` chooses another one",
+            f"could not save the trace of stage `{stage}`: {reason}",
+            hint="check for a full disk, or choose another folder with `--output-dir DIR`",
         ) from error

@@ -1,4 +1,4 @@
-"""Ranges in time: which one holds a moment, how much time several cover."""
+"""Time intervals: lookup, union, difference and total length."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Interval = tuple[int, int]
 
 
 class Innermost:
-    """Of nested ranges, the innermost one at a moment."""
+    """The innermost of nested ranges at a given moment."""
 
     def __init__(self, ranges: Sequence[Range]) -> None:
-        """`ranges` of one thread, sorted by beginning, outer ones first."""
+        """`ranges` of one thread, sorted by start, outer ones first."""
         self.ranges = ranges
         starts: list[int] = []
         holders: list[int] = []
@@ -36,7 +36,7 @@ class Innermost:
         self._holders = np.array(holders, np.int64)
 
     def at(self, moments_ns: np.ndarray) -> np.ndarray:
-        """Indices into `ranges` int64 (n,) for moments int64 (n,); -1 where there is none."""
+        """Return indices into `ranges` int64 (n,) for moments int64 (n,); -1 for none."""
         if not len(self._starts):
             return np.full(len(moments_ns), -1, np.int64)
         found = np.searchsorted(self._starts, moments_ns, side="right") - 1
@@ -44,7 +44,7 @@ class Innermost:
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time as intervals that neither touch nor overlap, in order."""
+    """Merge into sorted intervals that neither touch nor overlap."""
     found: list[Interval] = []
     for begin, end in sorted(intervals):
         if found and begin <= found[-1][1]:
@@ -59,7 +59,7 @@ def length(intervals: Iterable[Interval]) -> int:
 
 
 def without(intervals: Sequence[Interval], taken: Sequence[Interval]) -> list[Interval]:
-    """What is left of merged `intervals` outside merged `taken`."""
+    """Subtract merged `taken` from merged `intervals`."""
     left: list[Interval] = []
     for begin, end in intervals:
         for low, high in taken:
@@ -76,5 +76,5 @@ def without(intervals: Sequence[Interval], taken: Sequence[Interval]) -> list[In
 
 
 def within(intervals: Sequence[Interval], bounds: Sequence[Interval]) -> list[Interval]:
-    """The parts of merged `intervals` that lie inside merged `bounds`."""
+    """Intersect merged `intervals` with merged `bounds`."""
     return without(intervals, without(intervals, bounds))

@@ -1,4 +1,4 @@
-"""One iteration as spans on a common time axis, and whose time it was."""
+"""One iteration as spans on a common time axis, and the share of each stage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OTHER = "other"
 
 
 def waterfall(began_ns: int, recordings: Mapping[str, Recording]) -> tuple[Span, ...]:
-    """Requests of the stages, what is inside them, and the connectors between; `recordings` in the chain's order."""
+    """Spans of the stages' requests, their ranges and the connectors; `recordings` in chain order."""
     spans = []
     for name, recording in recordings.items():
         spans += [_span(name, "request", request, began_ns, 0) for request in recording.requests]
@@ -28,7 +28,7 @@ def waterfall(began_ns: int, recordings: Mapping[str, Recording]) -> tuple[Span,
 
 
 def connectors(recordings: Mapping[str, Recording]) -> list[tuple[str, int, int]]:
-    """(name, begin, end): from a request's end in one stage to its beginning in the next; none where these overlap."""
+    """(name, begin, end): from a request's end in one stage to its start in the next; none where they overlap."""
     found = []
     names = list(recordings)
     for before, after in itertools.pairwise(names):
@@ -41,9 +41,9 @@ def connectors(recordings: Mapping[str, Recording]) -> list[tuple[str, int, int]
 
 
 def stage_seconds(began_ns: int, e2e_s: float, recordings: Mapping[str, Recording]) -> dict[str, float]:
-    """What each stage and connector took of an iteration, and `other`; adds up to `e2e_s`.
+    """Seconds of an iteration per stage and connector, and `other`; the sum is `e2e_s`.
 
-    Time that several stages share counts for the first of them in the chain.
+    Time shared by several stages counts for the first of them in the chain.
     """
     whole = [(began_ns, began_ns + round(e2e_s * 1e9))]
     taken: list[Interval] = []

@@ -1,1 +1,1 @@
-"""Several engines on Ray: for a file of requests and behind a server. Imports Ray only when it is used."""
+"""Several engines on Ray, for a file of requests or behind a server. Imports Ray only when used."""

@@ -1,4 +1,4 @@
-"""A file of requests on several replicas, through Ray Data."""
+"""Run a file of requests on several replicas through Ray Data."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from omni_cli.replicas.cluster import cluster_for_replicas, ray_failure, replica
 from omni_cli.replicas.process import ReplicaSpec
 from omni_cli.replicas.stages import ReplicaStages
 
-# An engine batches what is inside; more requests at once only wait there.
-REQUESTS_A_REPLICA = 32
-# Every task is a lease and a transfer: of many short requests, several share one.
+# An engine batches its requests in flight; beyond that they only queue.
+REQUESTS_PER_REPLICA = 32
+# Each task costs a lease and a transfer, so many short requests share one.
 _MOST_TASKS = 2048
 
 _JOIN_S = 5.0
@@ -33,9 +33,9 @@ class _Interrupt(BaseException):
 
 
 class BatchJob:
-    """Runs requests on `replicas` engines; use it once.
+    """Runs requests on `replicas` engines; single use.
 
-    Ray runs the requests of a replica that is killed again, on another one or on the one that takes its place.
+    Ray reruns the requests of a killed replica on another one or on its replacement.
     """
 
     def __init__(self, config: EngineConfig, replicas: int, *, verbose: bool) -> None:
@@ -51,11 +51,11 @@ class BatchJob:
 
     @property
     def stages(self) -> tuple[StageInfo, ...]:
-        """Of all replicas that have answered, together."""
+        """Stages of all replicas that have answered, merged."""
         return self._stages.merged
 
     async def answers(self, specs: Mapping[int, RequestSpec]) -> AsyncGenerator[tuple[int, BatchAnswer], None]:
-        """(key of `specs`, answer) of each request, as they end. Raises `OmniError` where nothing can be run."""
+        """Yield (key of `specs`, answer) as requests finish. Raises `OmniError` if nothing can be run."""
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[int, BatchAnswer] | Exception | None] = asyncio.Queue()
 
@@ -74,7 +74,7 @@ class BatchJob:
             yield index, answer
 
     async def close(self) -> None:
-        """End the replicas, also in the middle of a request. Idempotent."""
+        """End the replicas, even in the middle of a request. Idempotent."""
         self._is_stopped.set()
         if self._thread is None:
             self._cluster.close()
@@ -88,7 +88,7 @@ class BatchJob:
         specs: Sequence[tuple[int, RequestSpec]],
         put: Callable[[tuple[int, BatchAnswer] | Exception | None], None],
     ) -> None:
-        # All in one thread: Ray takes a quarter of a minute to shut down in another one than it was started in.
+        # All in one thread: Ray takes 15 s to shut down in a thread other than the one that started it.
         try:
             self._cluster.connect()
             self._is_waiting.set()
@@ -110,7 +110,7 @@ class BatchJob:
             _wait_for_ray_data()
             self._cluster.close()
         except _Interrupt:
-            # Meant for the wait, which was over when it came.
+            # Arrived after the wait that it was meant to end.
             self._cluster.close()
 
     def _rows(self, specs: Sequence[tuple[int, RequestSpec]]) -> Any:
@@ -118,10 +118,10 @@ class BatchJob:
 
         resources = replica_resources(self.config, self._replicas)
         items = [{"index": index, "spec": pickle.dumps(_absolute(spec))} for index, spec in specs]
-        # Of few requests, the replica that is up first must not take all.
-        inside = min(REQUESTS_A_REPLICA, -(-len(items) // self._replicas))
+        # With few requests, the first replica to be ready must not take them all.
+        in_flight = min(REQUESTS_PER_REPLICA, -(-len(items) // self._replicas))
         pool = ray.data.ActorPoolStrategy(
-            size=self._replicas, max_tasks_in_flight_per_actor=inside, max_concurrent_calls_per_actor=inside
+            size=self._replicas, max_tasks_in_flight_per_actor=in_flight, max_concurrent_calls_per_actor=in_flight
         )
         spec = ReplicaSpec(self.config, self._verbose, self._cluster.scratch)
         dataset = ray.data.from_items(items, override_num_blocks=min(len(items), _MOST_TASKS))
@@ -129,20 +129,20 @@ class BatchJob:
 
 
 def _interrupt(thread: threading.Thread) -> None:
-    """Raise `_Interrupt` in a thread, at its next step in Python; waiting for a row is a loop of short sleeps."""
+    """Raise `_Interrupt` in a thread at its next Python step; waiting for a row is a loop of short sleeps."""
     if thread.ident is not None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_Interrupt))
 
 
 def _wait_for_ray_data() -> None:
-    """Let its threads end: one that asks Ray something after the shutdown takes the process down."""
+    """Join Ray Data's threads: one that calls Ray after its shutdown crashes the process."""
     for thread in threading.enumerate():
         if thread.name.startswith(_RAY_DATA_THREADS):
             thread.join(_JOIN_S)
 
 
 def _absolute(spec: RequestSpec) -> RequestSpec:
-    """Its files by names that mean the same in another process."""
+    """Make its file names absolute, so that they are valid in another process."""
     return dataclasses.replace(
         spec,
         audio=tuple(path.absolute() for path in spec.audio),

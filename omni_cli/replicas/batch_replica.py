@@ -1,4 +1,4 @@
-"""One replica of a Ray Data job: requests of a file in, what became of them out."""
+"""One replica of a Ray Data job: takes requests of a file, returns their results."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _CLOSE_S = 10.0
 
 @dataclass(frozen=True)
 class BatchAnswer:
-    """`load_error` is why this replica cannot run any request; `stages` are the replica's, as they are now.
+    """Result of one request.
 
-    `total_s` is from the request's arrival there.
+    `load_error` tells why this replica cannot run requests, `stages` is its current state; `total_s` counts from the
+    request's arrival at the replica.
     """
 
     result: RequestResult
@@ -35,9 +36,9 @@ class BatchAnswer:
 
 
 class BatchReplica:
-    """Of a row `{"index": int, "spec": pickled RequestSpec}` it makes `{"index": int, "answer": pickled BatchAnswer}`.
+    """Map a row `{"index": int, "spec": pickled RequestSpec}` to `{"index": int, "answer": pickled BatchAnswer}`.
 
-    Called for many rows at once, which the engine batches. It loads at the first. A stage that ends is started again,
+    Called concurrently for many rows, which the engine batches. Loads on the first call. A stage that ends is restarted
     and its requests are run once more.
     """
 
@@ -54,7 +55,7 @@ class BatchReplica:
         return {"index": row["index"], "answer": pickle.dumps(answer)}
 
     def __del__(self) -> None:
-        # Ray Data drops a replica that it needs no more, in another thread than the one that has run its requests.
+        # Ray Data drops an unneeded replica in a thread other than the one that ran its requests.
         if self._is_loaded:
             asyncio.run_coroutine_threadsafe(self._engine.close(), self._loop).result(_CLOSE_S)
 

@@ -1,4 +1,4 @@
-"""What replicas need of a Ray cluster, and what it says of them."""
+"""Ray cluster of the replicas: its resources and its failures."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _EXCEPTION = re.compile(r"[\w.]*(Error|Exception)\b: ")
 
 
 def cluster_for_replicas(replicas: int, *, verbose: bool) -> RayCluster:
-    """Not connected yet. Raises `UsageError` where Ray is not installed."""
+    """Create the cluster without connecting to it. Raises `UsageError` if Ray is not installed."""
     if not has_ray():
         raise UsageError("`--replicas` runs on Ray, which is not installed", hint=INSTALL_RAY)
     return RayCluster(replicas, verbose=verbose)
 
 
 def replica_resources(config: EngineConfig, replicas: int) -> dict[str, float]:
-    """What each replica takes of the cluster: a processor, and as many GPUs as its stages use, if there are any.
+    """Resources per replica: one CPU and, if the cluster has GPUs, as many as its stages use.
 
-    Raises `UsageError` for more replicas than there will ever be room for.
+    Raises `UsageError` if the cluster can never hold that many replicas.
     """
     import ray
 
@@ -47,7 +47,7 @@ def _num_devices(config: EngineConfig) -> int:
 
 
 def ray_failure(what: str, message: str) -> OmniError:
-    """What Ray says has pages of its own frames; the line with the exception says what happened."""
+    """Summarise Ray's message, pages of its own frames, by the line with the exception."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     exceptions = [line for line in lines if _EXCEPTION.match(line)]
     reason = (exceptions or lines or ["no reason given"])[-1]

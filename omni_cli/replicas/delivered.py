@@ -1,4 +1,4 @@
-"""What a client has got of a request that has to be run again: the second time, only the rest is sent."""
+"""Events already sent to the client of a request that has to be rerun: the second time, only the rest is sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omni_cli.outputs import AudioChunk, Event, OutputReady, TextDelta
 
 
 class Delivered:
-    """The same request with the same seed gives the same; where it does not, half an answer cannot be made whole."""
+    """A rerun with the same seed must repeat what was sent; if it does not, the answer cannot be completed."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -20,13 +20,13 @@ class Delivered:
         self.begin()
 
     def begin(self) -> None:
-        """The request is run from its beginning, by another replica than the one before."""
+        """Note that the request starts over on another replica."""
         self._new_text = ""
         self._new_samples = np.zeros(0, np.float32)
         self._new_outputs = 0
 
     def rest(self, event: Event) -> Iterator[Event]:
-        """What of an event has not been sent yet. Raises `OmniError` where it contradicts what has."""
+        """Yield the unsent part of an event. Raises `OmniError` if it contradicts what was sent."""
         match event:
             case TextDelta():
                 self._new_text += event.text
@@ -56,5 +56,5 @@ class Delivered:
 
 def _contradiction() -> OmniError:
     return OmniError(
-        "the replica that had begun the answer ended, and another one answers differently", hint="ask again"
+        "the replica that started the answer ended, and another one answers differently", hint="send the request again"
     )

@@ -1,4 +1,4 @@
-"""What a process that Ray has started for a replica needs before an engine can run in it."""
+"""Prepare a process that Ray has started for a replica."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _THREADS = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True)
 class ReplicaSpec:
-    """What a replica runs; made in the command, sent to the replicas.
+    """Settings of a replica; made by the command, sent to the replicas.
 
-    `scratch` is a folder for its temporary files that the command removes, also those of a replica that was killed;
-    None where replicas may be on other machines.
+    The command removes `scratch`, a folder for temporary files, even those of a killed replica; None if replicas may
+    run on other machines.
     """
 
     config: EngineConfig
@@ -28,10 +28,10 @@ class ReplicaSpec:
 
 
 def prepare_process(spec: ReplicaSpec) -> EngineConfig:
-    """The configuration for this process, which is Ray's until now.
+    """Return the configuration for this process, adapted from Ray's environment.
 
-    Ray sets as many OpenMP threads as it reserves processors; a stage uses what it would use without Ray. `devices`
-    count among the GPUs that Ray has given: torch counts so by itself, for stages on vLLM their names are put in.
+    Ray sets as many OpenMP threads as it reserves CPUs; a stage uses as many as without Ray. `devices` index the GPUs
+    that Ray assigned: torch does so by itself, for vLLM stages they are replaced by the assigned ids.
     """
     if spec.threads is None:
         os.environ.pop(_THREADS, None)
@@ -52,7 +52,7 @@ def prepare_process(spec: ReplicaSpec) -> EngineConfig:
 
 
 def _among(given: list[str], devices: str | None) -> str | None:
-    """`devices` 0 and 1 are the first and the second of the given ones; names that are no numbers stay."""
+    """Map `devices` 0 and 1 to the first and second given device; keep names that are not numbers."""
     if devices is None:
         return None
     names = [name.strip() for name in devices.split(",")]
@@ -60,7 +60,7 @@ def _among(given: list[str], devices: str | None) -> str | None:
 
 
 def this_replica() -> str:
-    """A name of this process that no other replica has, also not the one that takes its place."""
+    """Name of this process, different from every other replica's, its own replacement's included."""
     import ray
 
     name: str = ray.get_runtime_context().get_actor_id()

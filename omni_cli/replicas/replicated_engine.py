@@ -1,4 +1,4 @@
-"""An engine for `omni serve` that is many: replicas on Ray Serve, behind the interface of `OmniLLM`."""
+"""Replicas on Ray Serve behind the interface of `OmniLLM`, for `omni serve`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from omni_cli.replicas.process import ReplicaSpec
 from omni_cli.replicas.served_replica import Lease, ReplicaStatus, ServedReplica
 from omni_cli.replicas.stages import ReplicaStages, is_stages_fault
 
-# A request that has been under three replicas that ended may be why they did.
+# A request that three replicas ended under may itself be the cause.
 MAX_ATTEMPTS = 3
 _LOOK_EVERY_S = 0.5
 _HEALTH_CHECK_S = 1.0
@@ -30,15 +30,15 @@ T = TypeVar("T")
 
 
 class ReplicatedEngine:
-    """`replicas` engines; a request whose replica ends is run again on another one, and the replica is replaced.
+    """`replicas` engines. A request whose replica ends is rerun on another one, and the replica is replaced.
 
-    `tell(event, **fields)` gets how many replicas are up, whenever that changes.
+    `tell(event, **fields)` receives the number of running replicas whenever it changes.
     """
 
     def __init__(
         self, config: EngineConfig, replicas: int, *, max_requests: int, tell: Callable[..., None], verbose: bool
     ) -> None:
-        """`max_requests` may be at one replica at once. Raises `UsageError` where Ray is not installed."""
+        """`max_requests` limits the requests in flight per replica. Raises `UsageError` if Ray is not installed."""
         self._config = config
         self._verbose = verbose
         self._replicas = replicas
@@ -50,23 +50,23 @@ class ReplicatedEngine:
         self._stages = ReplicaStages(replicas)
         self._num_up = 0
         self._watch: asyncio.Task[None] | None = None
-        # Ray wants to be shut down in the thread that has started it, and by nobody else meanwhile.
+        # Ray must be shut down in the thread that started it, and not be used by others meanwhile.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="omni-ray-serve")
 
     @property
     def stages(self) -> tuple[StageInfo, ...]:
-        """Of all replicas together, as each was after its last request."""
+        """Stages of all replicas merged, each as of its last request."""
         return self._stages.merged
 
     @property
     def failed_stages(self) -> Mapping[str, StageError]:
-        """All of them while no replica is up; Ray Serve brings replicas back."""
+        """All stages while no replica is running; Ray Serve restarts replicas."""
         if self._num_up:
             return {}
-        return {stage.name: StageError("no replica is up", stage=stage.name) for stage in self._config.stages}
+        return {stage.name: StageError("no replica is running", stage=stage.name) for stage in self._config.stages}
 
     async def start(self, on_event: Callable[[Event], None] | None = None) -> None:
-        """Load all replicas. Raises what the first failing one failed with; nothing is left running then."""
+        """Load all replicas. If one fails, raise its error and leave nothing running."""
         try:
             for stage in self._config.stages:
                 if on_event is not None:
@@ -83,11 +83,11 @@ class ReplicatedEngine:
         self._watch = asyncio.create_task(self._watch_replicas())
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        """`OmniLLM.generate`, on one replica or, where that one ends, on another."""
+        """Run `OmniLLM.generate` on one replica or, if that ends, on another."""
         delivered = Delivered()
         error: OmniError = OmniError("no replica has answered")
         for attempt in range(MAX_ATTEMPTS):
-            # One that has ended may be asked again before Ray knows.
+            # Ray may still route to a replica that has ended.
             await asyncio.sleep(attempt * _LOOK_EVERY_S)
             delivered.begin()
             try:
@@ -108,7 +108,7 @@ class ReplicatedEngine:
         yield RequestResult(request.request_id, (), (), error)
 
     async def restart(self, name: str) -> None:
-        """Not asked for: Ray Serve replaces replicas as a whole."""
+        """Unsupported: Ray Serve replaces replicas as a whole."""
         raise StageError("replicas are replaced as a whole", stage=name)
 
     async def close(self) -> None:
@@ -118,7 +118,7 @@ class ReplicatedEngine:
         await self._ask(self._close)
 
     async def _ask(self, question: Callable[[], T]) -> T:
-        """Put a question to Ray that takes a while."""
+        """Run a slow call to Ray in its thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, question)
 
     def _deploy(self) -> None:
@@ -127,7 +127,7 @@ class ReplicatedEngine:
         from ray import serve
 
         resources = replica_resources(self._config, self._replicas)
-        # No proxies: requests come in by this command's own server.
+        # No proxies: requests arrive through this command's own server.
         serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False, "log_level": "ERROR"})
         deployment = serve.deployment(
             ServedReplica,
@@ -136,7 +136,7 @@ class ReplicatedEngine:
             max_ongoing_requests=self._max_requests,
             ray_actor_options=resources,
             health_check_period_s=_HEALTH_CHECK_S,
-            # One that is asked to end has been drained by this command, or nobody waits for it any more.
+            # A replica asked to end has been drained by this command, or nobody waits for it any more.
             graceful_shutdown_wait_loop_s=0.1,
         )
         spec = ReplicaSpec(self._config, self._verbose, self._cluster.scratch)
@@ -146,7 +146,7 @@ class ReplicatedEngine:
         self._handle = handle.options(stream=True)
 
     def _look(self) -> int:
-        """How many replicas are up. Raises what one could not be loaded for; Ray Serve would try for ever."""
+        """Count the running replicas. Raises a replica's load error, which Ray Serve would retry forever."""
         num_up = self._count()
         self._check_deployed()
         statuses = self._handle.options(stream=False).broadcast("status").results() if num_up else ()
@@ -177,7 +177,7 @@ class ReplicatedEngine:
         known = self._num_up
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            # The controller itself may be about to be replaced; then the next look tells.
+            # The controller itself may be about to be replaced; the next count will tell.
             with contextlib.suppress(*_ray_errors()):
                 await self._ask(self._count)
             if self._num_up != known:
@@ -226,4 +226,4 @@ def _as_omni_error(error: Exception) -> OmniError:
     cause = getattr(error, "cause", None)
     if isinstance(cause, OmniError):
         return cause
-    return _ReplicaLostError("the replica that ran the request has ended")
+    return _ReplicaLostError("the replica that ran the request ended")

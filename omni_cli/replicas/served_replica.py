@@ -20,7 +20,7 @@ _LAST_WORDS_S = 0.2
 
 @dataclass(frozen=True)
 class ReplicaStatus:
-    """Sent after the last event of each request too. `load_error` is why it can run nothing."""
+    """Also sent after the last event of each request. `load_error` tells why it cannot run requests."""
 
     replica: str
     stages: tuple[StageInfo, ...]
@@ -28,14 +28,14 @@ class ReplicaStatus:
 
 
 class Lease:
-    """An actor that lives as long as the command that has made it; applications on Ray Serve would outlive it."""
+    """Actor that lives as long as the command that made it; applications on Ray Serve would outlive the command."""
 
     def hold(self) -> None:
-        """Ask, to see whether it is there."""
+        """Succeed while the actor is alive."""
 
 
 async def _end_with(lease: Any) -> None:
-    """Take the whole application away when the command has gone without doing so."""
+    """Delete the application if the command ended without doing so."""
     from ray import serve
     from ray.exceptions import ActorDiedError, RayError
 
@@ -48,14 +48,14 @@ async def _end_with(lease: Any) -> None:
             await asyncio.to_thread(serve.delete, application, _blocking=False)
             return
         except RayError:
-            continue  # it cannot be reached at the moment, which says nothing
+            continue  # temporarily unreachable, which proves nothing
 
 
 class ServedReplica:
-    """Loads when it is made; does not raise where that fails, for Ray would only say so in its own words."""
+    """Loads on creation. Does not raise if that fails, since Ray would wrap the error in its own message."""
 
     async def __init__(self, spec: ReplicaSpec, lease: Any) -> None:  # type: ignore[misc] # Ray Serve awaits it
-        """`lease` is a handle of the `Lease` of the command that this replica is for."""
+        """`lease` is a handle to the `Lease` of the command that owns this replica."""
         self._name = this_replica()
         self._watch = asyncio.create_task(_end_with(lease))
         self._engine = OmniLLM(prepare_process(spec), verbose=spec.verbose)
@@ -69,7 +69,7 @@ class ServedReplica:
             self._is_loaded = True
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event | ReplicaStatus, None]:
-        """`OmniLLM.generate`, and how the replica is then."""
+        """Run `OmniLLM.generate`, then yield the replica's status."""
         if self._load_error is not None:
             stage = self._engine.config.stages[0].name
             yield RequestResult(request.request_id, (), (), StageError(self._load_error.message, stage=stage))
@@ -83,16 +83,16 @@ class ServedReplica:
         return ReplicaStatus(self._name, self._engine.stages, self._load_error)
 
     def check_health(self) -> None:
-        """Ray Serve replaces a replica for which this raises a few times."""
+        """Fail the health check: after a few failures Ray Serve replaces the replica."""
         if self._load_error is not None:
             raise self._load_error
 
     def _on_event(self, event: Event) -> None:
-        """A replica that has lost a stage ends: Ray sends it nothing more and starts another one."""
+        """End a replica that has lost a stage: Ray sends it no more requests and starts another one."""
         if isinstance(event, StageFailed) and self._is_loaded:
-            # What the stage's requests fail with is on its way.
+            # The errors of the stage's requests are still being sent.
             asyncio.get_running_loop().call_later(_LAST_WORDS_S, os._exit, 1)
 
     async def __del__(self) -> None:
-        # Ray Serve awaits it before it ends the process.
+        # Ray Serve awaits this before it ends the process.
         await self._engine.close()

@@ -1,4 +1,4 @@
-"""The stages of several replicas as those of one engine."""
+"""Merge the stages of several replicas."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from omni_cli.outputs import RequestResult, StageInfo
 
 
 class ReplicaStages:
-    """What replicas have said of their stages; one that has been replaced is forgotten."""
+    """Last reported stages of each replica; a replaced replica is dropped."""
 
     def __init__(self, replicas: int) -> None:
         self._replicas = replicas
         self._heard: dict[str, tuple[StageInfo, ...]] = {}
 
     def heard(self, replica: str, stages: tuple[StageInfo, ...]) -> None:
-        """`replica` has said that its stages are these now."""
+        """Record the current stages of `replica`."""
         self._heard.pop(replica, None)
         self._heard[replica] = stages
         while len(self._heard) > self._replicas:
-            # That which has been silent for longest.
+            # The replica with the oldest report.
             del self._heard[next(iter(self._heard))]
 
     @property
     def merged(self) -> tuple[StageInfo, ...]:
-        """Each stage once: the longest time to load, and the memory of all replicas together."""
+        """Each stage once, with the longest load time and the memory of all replicas combined."""
         merged: dict[str, StageInfo] = {}
         for stages in self._heard.values():
             for stage in stages:
@@ -34,7 +34,7 @@ class ReplicaStages:
 
 
 def is_stages_fault(result: RequestResult) -> bool:
-    """Whether a stage ended under the request, which may have nothing to do with it."""
+    """Tell whether a stage ended under the request, which need not be the cause."""
     return isinstance(result.error, StageError) and result.error.request_id is None
 
 

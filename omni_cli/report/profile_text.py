@@ -97,7 +97,7 @@ def _steps(steps: Sequence[Step]) -> Iterator[str]:
     for step in steps:
         if step.outlier:
             yield (
-                f"    outlier: {step.name} {step.number} takes {milliseconds(step.median_s)}, the ones around it "
+                f"    outlier: {step.name} {step.number} takes {milliseconds(step.median_s)}, its neighbours "
                 f"{milliseconds(step.usual_s)}"
             )
 

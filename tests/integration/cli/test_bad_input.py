@@ -35,7 +35,7 @@ WITHOUT_ENGINE = {
     "unknown key in --set": (["hi", "--set", "thinker.max_num_seq=4"], "max_num_seq"),
     "impossible value in --set": (["hi", "--set", "thinker.max_num_seqs=0"], "max_num_seqs"),
     "--set without a value": (["hi", "--set", "thinker"], "KEY=VALUE"),
-    "missing checkpoint": (["hi", "--model", "/no/such/folder"], "there is no model folder"),
+    "missing checkpoint": (["hi", "--model", "/no/such/folder"], "no such model folder"),
     "checkpoint that is a file": (["hi", "--model", "text.txt"], "is a file"),
     "unknown built-in model": (["hi", "--model", "builtin:tiny"], "unknown builtin model `tiny`"),
     "checkpoint that is an empty folder": (["hi", "--model", "."], "is not a checkpoint"),
@@ -155,7 +155,7 @@ BROKEN_CHECKPOINTS = {
     "no processor": ("tiny-omni", "processor_config.json", remove, "has no processor_config.json"),
     "tokenizer that is not JSON": ("tiny-omni", "tokenizer.json", garble, "tokenizer.json` is not valid JSON"),
     "component's tokenizer that is not JSON": ("tiny-image", "tokenizer/tokenizer.json", garble, "is not valid JSON"),
-    "component missing": ("tiny-image", "vae", remove, "lacks its component `vae`"),
+    "component missing": ("tiny-image", "vae", remove, "has no component `vae`"),
     "component's weights cut short": (
         "tiny-image",
         "transformer/diffusion_pytorch_model.safetensors",
@@ -191,7 +191,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1"}
 def test_repo_that_cannot_be_reached(folder: Path) -> None:
     environment = {**OFFLINE, "HF_HOME": str(folder / "hub")}
     ended = run_omni(folder, "generate", "hi", "--model", "some/repo", "--json", environment=environment)
-    check_refused(ended, USAGE, "`some/repo` is not on this machine", as_json=True)
+    check_refused(ended, USAGE, "`some/repo` is not in the cache", as_json=True)
 
 
 @pytest.mark.slow

@@ -202,4 +202,4 @@ def test_long_audio_is_refused_by_its_header(omni: OmniServer) -> None:
     sound = encode_wav(np.zeros(301 * 1000, np.float32), 1000)
     answer = omni.request("POST", CHAT, content(audio_part(sound)))
     assert answer.status == 400
-    assert "301 s long; at most 300 s" in answer.error["message"]
+    assert "301 s long; the maximum is 300 s" in answer.error["message"]

@@ -140,7 +140,7 @@ def test_a_pipeline_without_a_component_or_its_weights(pipeline: Path) -> None:
     (pipeline / "scheduler" / "scheduler_config.json").unlink()
     (pipeline / "scheduler").rmdir()
     write_safetensors(weights)
-    with pytest.raises(CheckpointError, match="lacks its component `scheduler`"):
+    with pytest.raises(CheckpointError, match="has no component `scheduler`"):
         check_checkpoint(pipeline)
 
 

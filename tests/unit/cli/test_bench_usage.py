@@ -35,7 +35,7 @@ from omni_cli.cli.app import run
         (["--baseline", "missing.json"], 2, ["cannot read the record `missing.json`"]),
         (["--gate", "missing.yaml", "--against", "HEAD"], 2, ["missing.yaml"]),
         (["--self-check", "--vary", "env.A=1,2"], 2, ["against itself"]),
-        (["--model", "no/such/folder/here"], 2, ["no model folder"]),
+        (["--model", "no/such/folder/here"], 2, ["no such model folder"]),
         (["--output-json", "no/such/folder/r.json"], 2, ["cannot write `no/such/folder/r.json`"]),
         (["--against", "no-such-ref"], 2, ["no-such-ref"]),
         (["--profile", "nothing"], 2, ["no profile named `nothing`"]),

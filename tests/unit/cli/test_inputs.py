@@ -191,7 +191,7 @@ def test_unusable_images(tmp_path: Path) -> None:
         "empty.png": "is empty",
         "text.png": "not recognised",
         "bomb.png": "at most 64 Mi pixels",
-        "large.png": "9000x9000 pixels; at most 64 Mi",
+        "large.png": "9000x9000 pixels; the maximum is 64 Mi",
         "script.eps": "not recognised",
         "float.tiff": "32 bits",
         "folder.png": "is a folder",

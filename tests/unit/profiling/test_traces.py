@@ -184,7 +184,7 @@ def test_a_range_is_a_phase_however_short_it_is() -> None:
 def test_a_trace_that_is_cut_off_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "trace.json"
     path.write_text(content)
-    with pytest.raises(OutputError, match="stage `image` could not be kept"):
+    with pytest.raises(OutputError, match="could not save the trace of stage `image`"):
         read_trace(path, "image")
 
 
