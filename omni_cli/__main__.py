@@ -1,4 +1,4 @@
-"""`omni`, also as `python -m omni_cli`. Nothing is imported here before Ctrl-C has an answer without a traceback."""
+"""`omni`, also as `python -m omni_cli`. Imports nothing before Ctrl-C is handled without a traceback."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def _end_at_once(_number: int, _frame: object) -> None:
 
 
 def _open_closed_streams() -> None:
-    """Let a stream that was closed before (`omni ... 2>&-`) lead nowhere.
+    """Reopen a standard stream that was closed before the start (`omni ... 2>&-`) on the null device.
 
-    Else the next file or socket that is opened gets its number, and whatever a library prints goes there.
+    Otherwise the next file or socket gets its number, and whatever a library prints goes there.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
     if sys.stdout is None:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - it lives as long as the process
     if sys.stderr is None:
@@ -33,7 +33,7 @@ def _open_closed_streams() -> None:
 
 def main() -> NoReturn:
     """The console script."""
-    # Where Ctrl-C is ignored (`nohup`, a background job) it stays ignored.
+    # Where Ctrl-C is ignored (`nohup`, a background job), keep ignoring it.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end_at_once)
     _open_closed_streams()

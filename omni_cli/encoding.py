@@ -1,4 +1,4 @@
-"""Audio samples and pixels to the bytes of files and streams."""
+"""Encode audio samples and pixels for files and streams."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 def encode_pcm16(samples: np.ndarray) -> bytes:
-    """Float32 samples (num_samples,) as signed 16-bit little-endian PCM; what is beyond [-1, 1] is clipped.
+    """Encode float32 samples (num_samples,) as signed 16-bit little-endian PCM; values beyond [-1, 1] are clipped.
 
-    Raises `OmniError` for NaN and infinity, which integers cannot say.
+    Raises `OmniError` for NaN and infinity.
     """
     return _pcm16(samples).tobytes()
 
 
 def encode_wav(samples: np.ndarray, sample_rate: int) -> bytes:
-    """Float32 samples (num_samples,) as a mono 16-bit PCM WAV file; limits and errors of `encode_pcm16`."""
+    """Encode float32 samples (num_samples,) as a mono 16-bit PCM WAV file; see `encode_pcm16`."""
     pcm = encode_pcm16(samples)
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
@@ -33,7 +33,7 @@ def encode_wav(samples: np.ndarray, sample_rate: int) -> bytes:
 
 
 def encode_flac(samples: np.ndarray, sample_rate: int) -> bytes:
-    """Float32 samples (num_samples,) as a mono 16-bit FLAC file; limits and errors of `encode_pcm16`."""
+    """Encode float32 samples (num_samples,) as a mono 16-bit FLAC file; see `encode_pcm16`."""
     import soundfile
 
     buffer = io.BytesIO()
@@ -42,7 +42,7 @@ def encode_flac(samples: np.ndarray, sample_rate: int) -> bytes:
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
-    """Pixels uint8 RGB (height, width, 3) as a PNG file."""
+    """Encode uint8 RGB pixels (height, width, 3) as a PNG file."""
     from PIL import Image
 
     buffer = io.BytesIO()
@@ -54,5 +54,5 @@ def _pcm16(samples: np.ndarray) -> np.ndarray:
     import numpy as np
 
     if not np.isfinite(samples).all():
-        raise OmniError("the model made audio that is not numbers (NaN or infinite)")
+        raise OmniError("the model produced audio with samples that are not numbers (NaN or infinite)")
     return np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2")

@@ -1,4 +1,4 @@
-"""Every failure that a user can cause, and the exit code it ends in.
+"""Every failure that a user can cause, with its exit code.
 
     OmniError                    6  the run failed
     ├── UsageError               2  a wrong option or argument
@@ -9,7 +9,7 @@
     ├── StageError               6  a stage failed while loading or running
     └── DeadlineError            6  `--timeout` or a stage's deadline passed
 
-No module but `omni_cli.cli` prints these or turns them into exit codes.
+Only `omni_cli.cli` prints these or turns them into exit codes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 
 class ExitCode(IntEnum):
-    """What the process's exit status means; the contract fixes the numbers."""
+    """Exit status of the process; the contract fixes the numbers."""
 
     OK = 0
     REGRESSION = 1
@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
 
 
 class OmniError(Exception):
-    """A failure to show to the user as one `error:` paragraph and, where there is something to do, a `hint:`."""
+    """A failure shown to the user as one `error:` paragraph and, if there is something to do, a `hint:`."""
 
     exit_code = ExitCode.RUN_FAILED
 
@@ -42,7 +42,7 @@ class OmniError(Exception):
         self.hint = hint
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions are made anew from their positional arguments alone, which most of these have more of.
+        # Unpickling recreates exceptions from positional arguments only; most of these have more.
         return _rebuilt, (type(self), self.args, self.__dict__)
 
 
@@ -58,7 +58,7 @@ class UsageError(OmniError):
 
 
 class ProfileError(UsageError):
-    """One or more things wrong with a profile; `message` is the fully rendered diagnostics."""
+    """One or more mistakes in a profile; `message` is the rendered diagnostics."""
 
 
 class InputError(UsageError):
@@ -76,7 +76,7 @@ class OutputError(UsageError):
 class StageError(OmniError):
     """A stage failed.
 
-    `stage` is its name in the profile; `request_id` is set when one request is to blame;
+    `stage` is its name in the profile; `request_id` is set if a single request caused it;
     `details` is the stage's traceback or log tail, shown with `-v`.
     """
 

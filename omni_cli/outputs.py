@@ -1,4 +1,4 @@
-"""What goes into a run and what comes out of it: requests, events and results. Imports neither torch nor vLLM."""
+"""Requests, events and results: the inputs and outputs of a run. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Modality = Literal["text", "audio", "image"]
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a message: text, or the place of the next audio or image of the request."""
+    """A piece of a message: text, or the position of the request's next audio or image."""
 
     type: Literal["text", "audio", "image"]
     text: str = ""
@@ -32,19 +32,18 @@ class Message:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One request for the whole chain: a prompt, or `messages` in place of one.
+    """One request for the whole chain: a prompt, or `messages` instead.
 
-    `sampling` overrides the first AR stage's `sampling` keys; `diffusion` overrides
-    call arguments of the diffusion stage (diffusers' names: `num_inference_steps`, `guidance_scale`,
-    `height`, `width`, `negative_prompt`, ...). `audio` holds (samples float32 mono (num_samples,), sample rate Hz)
-    pairs; `images` holds uint8 RGB arrays (height, width, 3). `modalities` None means all that the profile makes.
-    `reply` is what the first AR stage answers, word for word, where it is not to choose its words itself.
-    `cache_salt` keeps prefix caches apart: what another salt, or none, has left in one is not used.
-    With `stream_audio`, stages begin before the one before them has finished, and audio comes in `AudioChunk`s as it
-    is made; None leaves that to the profile.
+    `sampling` overrides the first AR stage's `sampling` keys; `diffusion` overrides call arguments of the diffusion
+    stage (diffusers' names: `num_inference_steps`, `guidance_scale`, `height`, `width`, `negative_prompt`, ...).
+    `audio` holds (samples float32 mono (num_samples,), sample rate Hz) pairs; `images` holds uint8 RGB arrays
+    (height, width, 3). `modalities` None means all that the profile makes. `reply` fixes the first AR stage's answer
+    word for word. `cache_salt` separates prefix caches: entries of another salt, or of none, are not used.
+    With `stream_audio`, stages start before their input stage has finished, and audio arrives in `AudioChunk`s as it is
+    made; None leaves that to the profile.
 
-    For measuring stages alone: `handoff` is what the stage before the first one has left behind, in place of a prompt,
-    and `wants_handoff` asks the last stage for what it would leave to the next.
+    For measuring single stages: `handoff` is the output of the stage before the first one, instead of a prompt, and
+    `wants_handoff` asks the last stage for what it would pass to the next.
     """
 
     request_id: str
@@ -92,12 +91,12 @@ Output = TextOutput | AudioOutput | ImageOutput
 
 @dataclass(frozen=True)
 class StageTrace:
-    """What one stage did for one request; times are seconds on the stage's own monotonic clock.
+    """One stage's work for one request; times are seconds on the stage's own monotonic clock.
 
-    `token_times_s` says when each output token was there, from the request's arrival on; tokens of one engine step
-    share a time. Of a diffusion stage, `text_encode_s`, `denoise_step_s` (one entry a step) and `vae_decode_s` or
-    `vocoder_s` are its parts, on the clock of the device. `num_chunks` says in how many chunks audio was streamed,
-    None where it was made as a whole.
+    `token_times_s` is the time of each output token since the request's arrival; tokens of one engine step share a
+    time. Of a diffusion stage, `text_encode_s`, `denoise_step_s` (one entry per step) and `vae_decode_s` or
+    `vocoder_s` are its parts, on the device's clock. `num_chunks` counts the chunks of streamed audio; None if it was
+    not streamed.
     """
 
     name: str
@@ -121,10 +120,10 @@ class StageTrace:
 class StageInfo:
     """One loaded stage.
 
-    `peak_memory_bytes` has the keys `device` and `host` and holds from the start of its process;
-    `load_memory_bytes` (until it was ready) and `run_memory_bytes` (since then) also have `reserved`. `settings` are
-    configuration keys as the engine has them; `engagement` counts what has really happened since it began to load
-    (graphs replayed, bytes copied, ...).
+    `peak_memory_bytes` has the keys `device` and `host` and counts from the start of its process;
+    `load_memory_bytes` (until ready) and `run_memory_bytes` (since then) also have `reserved`. `settings` are
+    configuration keys as the engine resolved them; `engagement` counts what took place since loading began (graph
+    replays, bytes copied, ...).
     """
 
     name: str
@@ -149,7 +148,7 @@ class StageLoading:
 
 @dataclass(frozen=True)
 class StageFailed:
-    """Event: a stage has ended for good, and with it every request that needs it."""
+    """Event: a stage has ended for good; requests that need it fail."""
 
     name: str
     error: StageError
@@ -176,7 +175,7 @@ class TextDelta:
 
 @dataclass(frozen=True)
 class AudioChunk:
-    """Event: the next part of a request's audio, float32 (num_samples,) in [-1, 1]; joined they are its output."""
+    """Event: the next part of a request's audio, float32 (num_samples,) in [-1, 1]; joined, they are its output."""
 
     request_id: str
     samples: np.ndarray
@@ -185,7 +184,7 @@ class AudioChunk:
 
 @dataclass(frozen=True)
 class OutputReady:
-    """Event: one output of a request is whole, while later stages of it may still run."""
+    """Event: one output of a request is complete, while later stages may still run."""
 
     request_id: str
     output: Output
@@ -193,11 +192,10 @@ class OutputReady:
 
 @dataclass(frozen=True)
 class RequestResult:
-    """Event: a request has ended; the last one that it sends. `error` is set exactly when it failed.
+    """Event: a request has ended; its last event. `error` is set exactly if it failed.
 
-    `handoff` is what the last stage left behind, where the request asked for it. Of a request that makes audio,
-    `ttfp_s` is the time from its arrival to the first of it, in seconds, and `rtf` the time for all of it, in seconds
-    a second of audio.
+    `handoff` is the last stage's output for the next, if requested. For a request that makes audio, `ttfp_s` is the
+    time from its arrival to the first audio in seconds, and `rtf` the total time in seconds per second of audio.
     """
 
     request_id: str

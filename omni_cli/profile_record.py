@@ -1,7 +1,7 @@
-"""A saved profile, `omni.profile/1`: where the time and the memory of one workload went, stage by stage.
+"""A saved profile, `omni.profile/1`: time and memory of one workload, stage by stage.
 
-Written by `omni profile` beside the trace, read by `omni report`. Imports neither torch nor NumPy. Times are seconds
-and sizes bytes, as their names say; where a number is "an iteration's", it is the median over the profiled ones.
+Written by `omni profile` next to the trace, read by `omni report`. Imports neither torch nor NumPy. Times are in
+seconds and sizes in bytes, as the names say; a number "per iteration" is the median over the profiled iterations.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from omni_cli.text import visible
 
 SCHEMA: Final = "omni.profile/1"
 Limit = Literal["compute", "memory"]
-_AGAIN = "profile again with `omni profile --output-dir DIR`; a record is not meant to be changed by hand"
+_AGAIN = "profile again with `omni profile --output-dir DIR`; records must not be edited by hand"
 _KIND = Kind("profile record", SCHEMA, "omni profile --output-dir DIR", _AGAIN)
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of time on a track; `start_s` counts from the beginning of the iteration. `depth` 0 is outermost."""
+    """A time span on a track; `start_s` counts from the start of the iteration. `depth` 0 is outermost."""
 
     track: str
     name: str
@@ -32,9 +32,9 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
-    """How much slower a time is while it is profiled: unprofiled and profiled iterations took turns.
+    """Slowdown of a time by profiling; unprofiled and profiled iterations were interleaved.
 
-    `ratio` is profiled over unprofiled, `ci95` its interval; None with fewer iterations than an interval needs.
+    `ratio` is profiled over unprofiled, `ci95` its interval; None with too few iterations for an interval.
     """
 
     metric: str
@@ -45,12 +45,12 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stage's device did in an iteration while the stage had a request.
+    """Activity of a stage's device in an iteration while the stage had a request.
 
-    `device` is `cpu`, where the device is the process's `num_threads` threads for operators, or a CUDA device. `busy_s`
-    is CPU time of all the process's threads or time with a kernel or copy running, `capacity_s` what it could have
-    been. `idle_s` says where the rest went, by cause. `waited_for_core_s` is time in which threads could have run, had
-    a core been free; None where the system does not say.
+    `device` is `cpu`, meaning the process's `num_threads` operator threads, or a CUDA device. `busy_s` is CPU time of
+    all the process's threads, or time with a kernel or copy running; `capacity_s` its maximum. `idle_s` splits the
+    rest by cause. `waited_for_core_s` is time in which threads were ready to run and had no core; None if the system
+    does not report it.
     """
 
     device: str
@@ -65,7 +65,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchGaps(msgspec.Struct, frozen=True, kw_only=True):
-    """Within an iteration's steps: the time in which no operator (CPU) or kernel (CUDA) ran, between two of them."""
+    """Time between operators (CPU) or kernels (CUDA) within an iteration's steps, in which none ran."""
 
     count: int
     total_s: float
@@ -75,7 +75,7 @@ class LaunchGaps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Copies made by one operator in one range, an iteration. `module` is the innermost one, where known."""
+    """Copies by one operator in one range, per iteration. `module` is the innermost one, if known."""
 
     range: str
     operator: str
@@ -86,7 +86,7 @@ class CopyPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Copies(msgspec.Struct, frozen=True, kw_only=True):
-    """Copies of an iteration. The first four count outputs on their way to the host, hidden behind work or exposed."""
+    """Copies per iteration. The first four fields count device-to-host output copies, hidden behind work or exposed."""
 
     output_copies: float = 0
     output_bytes: float = 0
@@ -96,7 +96,7 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RangeTime(msgspec.Struct, frozen=True, kw_only=True):
-    """All ranges of one name in a stage. `self_s` leaves out the ranges within. Sums are an iteration's."""
+    """All ranges of one name in a stage, summed per iteration. `self_s` excludes nested ranges."""
 
     name: str
     calls: float
@@ -107,10 +107,10 @@ class RangeTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a request, by its number from 1; `median_s` and `samples_s` over the profiled iterations.
+    """One step of a request, numbered from 1; `median_s` and `samples_s` are over the profiled iterations.
 
-    `usual_s` is what the steps around it take. `outlier` says that it takes longer every time.
-    `added_bytes` is how much more than at its beginning its tensors took at their peak.
+    `usual_s` is the time of its neighbours. `outlier` means that it takes longer every time. `added_bytes` is the peak
+    memory of its tensors relative to its start.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorTime(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator in the modules of one kind (`blocks.*.attn`), without the operators that it calls; an iteration's.
+    """An operator in the modules of one kind (`blocks.*.attn`), per iteration, without the operators that it calls.
 
     `seconds` is time of the stage's device: of its kernels on CUDA, else of the thread that calls operators.
     """
@@ -147,9 +147,8 @@ class MemorySample(msgspec.Struct, frozen=True, kw_only=True):
 class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
     """One phase: `load`, `warm-up`, `capture`, `step 3`, `vae decode`, ...
 
-    Peaks within it (the highest of all times that it happened); `added_bytes` is how much more than at its beginning
-    was held at its peak, on the device for CUDA and of the host else. `start_s` counts as `MemorySample.at_s`, for
-    its first time.
+    Peaks are the highest over all its occurrences. `added_bytes` is the memory held at its peak relative to its start,
+    on the device for CUDA, else on the host. `start_s` counts as `MemorySample.at_s`, for its first occurrence.
     """
 
     name: str
@@ -163,7 +162,7 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LargeTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor that was held at the peak. `where` is a weight's name, or the range (and module) that allocated it."""
+    """A tensor held at the peak. `where` is a weight's name, or the range (and module) that allocated it."""
 
     where: str
     size_bytes: int
@@ -173,7 +172,7 @@ class LargeTensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stage may take by its profile and what it took; `what` says which memory, `used_fraction` of it."""
+    """Memory that the profile allows a stage and its use; `what` names the memory, `used_fraction` the used share."""
 
     what: str
     budget_bytes: int | None
@@ -182,7 +181,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """`peak_bytes` is of the device's allocated memory on CUDA, of resident host memory else; `peak_phase` names it."""
+    """`peak_bytes` is allocated device memory on CUDA, else resident host memory; `peak_phase` names the phase."""
 
     measure: Literal["allocated", "host_rss"]
     peak_bytes: int
@@ -195,7 +194,7 @@ class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RooflinePart(msgspec.Struct, frozen=True, kw_only=True):
-    """Modules of one kind: what they compute and must move, an iteration's, and the least time for it."""
+    """Modules of one kind: their work and memory traffic per iteration, and the lower bound on its time."""
 
     module: str
     flops: float
@@ -205,10 +204,10 @@ class RooflinePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True):
-    """The least time in which this machine could do a stage's work, and how near the stage comes.
+    """Lower bound on the time of a stage's work on this machine, and the measured time next to it.
 
     Rates were measured in the stage's process, in its data type and with its threads. `measured_s` is the unprofiled
-    time of the ranges that do the work. `omitted` says what the estimate leaves out.
+    time of the ranges that do the work. `omitted` lists what the estimate leaves out.
     """
 
     flops: float
@@ -245,7 +244,7 @@ class StageProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hint(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to do, and the numbers that it follows from."""
+    """A suggestion, with the numbers that it follows from."""
 
     stage: str | None
     message: str
@@ -255,9 +254,9 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True):
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """A run of `omni profile`; `environment` and `workload` are as in a bench record.
 
-    `request` is the profiled iteration whose time is the median, as spans: stages' requests, their steps and parts,
-    and the connectors between the stages. `stage_seconds` adds up to `e2e_s`: what each stage and connector took of
-    that iteration (time that two stages share counts for the first), and `other`.
+    `request` is the profiled iteration of median time, as spans: the stages' requests, their steps and parts, and the
+    connectors. `stage_seconds` adds up to `e2e_s`: the time of that iteration per stage and connector (time shared by
+    two stages counts for the first), and `other`.
     """
 
     schema: Literal["omni.profile/1"] = SCHEMA
@@ -278,12 +277,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def profile_document(profile: Profile) -> dict[str, Any]:
-    """The profile as plain JSON types, with the digest of everything else in it."""
+    """Convert the profile to plain JSON types, with a digest of everything else in it."""
     return with_digest(profile)
 
 
 def save_profile(profile: Profile, path: Path) -> None:
-    """Write it whole or not at all. Raises `OutputError`."""
+    """Write the record, whole or not at all. Raises `OutputError`."""
     write_document(profile_document(profile), path)
 
 

@@ -1,4 +1,4 @@
-"""Where temporary files go: the system's folder for them, unless sockets in it would have names that do not fit."""
+"""Choose a folder for temporary files in which socket names are not too long."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import tempfile
 
 from omni_cli.errors import OmniError
 
-# What Linux takes, in bytes.
+# Linux's limit, in bytes.
 _LONGEST_SOCKET = 107
 _SHORT_FOLDER = "/tmp"
 
 
 def temporary_folder(room: int) -> str:
-    """A folder in which sockets can have names of `room` bytes, a slash in front included.
+    """Return a folder with room for socket names of `room` bytes, the leading slash included.
 
-    Raises `OmniError` where only a folder with too long a name can be written to.
+    Raises `OmniError` if every writable folder has too long a name.
     """
     folder, longest = tempfile.gettempdir(), _LONGEST_SOCKET - room
     if len(os.fsencode(folder)) <= longest:
@@ -23,6 +23,6 @@ def temporary_folder(room: int) -> str:
     if os.access(_SHORT_FOLDER, os.W_OK | os.X_OK):
         return _SHORT_FOLDER
     raise OmniError(
-        f"the folder for temporary files has a name that is too long for sockets: {folder}",
+        f"the name of the temporary folder is too long for sockets: {folder}",
         hint=f"set TMPDIR to a folder with a name of at most {longest} bytes",
     )

@@ -1,1 +1,1 @@
-"""The command line: parse, call, render, exit; one file a command."""
+"""The command line: parse, call, render, exit; one file or folder per command."""

@@ -1,4 +1,4 @@
-"""The `omni` command: which commands there are, and what becomes of a failure."""
+"""The `omni` command: its subcommands, and the single place that reports failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omni_cli.cli.terminal import console, interrupts
 from omni_cli.cli.usage import TYPER_ERROR, is_missing_command, usage_error
 from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
 
-# What a shell reports for a program that SIGPIPE ended; 0 or 1 would read as a verdict.
+# The shell's code for a program ended by SIGPIPE; 0 or 1 would read as a verdict.
 _BROKEN_PIPE = 141
 
 
@@ -30,24 +30,24 @@ class _Commands(LazyGroup):
             "omni_cli.cli.bench.command:bench", "Measure latency and memory, compare variants, judge a gate."
         ),
         "profile": LazyCommand(
-            "omni_cli.cli.profile.command:profile", "Record where time and memory go in a stage or all."
+            "omni_cli.cli.profile.command:profile", "Record where time and memory go, in one stage or all."
         ),
         "compare": LazyCommand("omni_cli.cli.compare:compare", "Compare two saved bench records and judge a gate."),
         "report": LazyCommand("omni_cli.cli.report:report", "Show saved records as one HTML page."),
         "profiles": LazyCommand("omni_cli.cli.profiles:profiles", "List, show and check the YAML profiles."),
         "models": LazyCommand("omni_cli.cli.models:models", "Build small random-weight checkpoints."),
-        "doctor": LazyCommand("omni_cli.cli.doctor:doctor", "Say what can run here and what is missing."),
+        "doctor": LazyCommand("omni_cli.cli.doctor:doctor", "Show what can run on this machine and what is missing."),
     }
 
 
 class _InternalError(OmniError):
-    """A fault of ours."""
+    """A bug in omni."""
 
     kind = "internal"
 
 
 class _InterruptedError(OmniError):
-    """Ctrl-C, where the command itself did not end in good order on it."""
+    """Ctrl-C in a command that does not handle it itself."""
 
     kind = "interrupted"
     exit_code = ExitCode.INTERRUPTED
@@ -78,18 +78,18 @@ def omni(
 
 
 def main() -> NoReturn:
-    """Run the process's command line and end the process."""
+    """Run the process's command line and exit."""
     interrupts.install()
     try:
         code = run(sys.argv[1:])
-    except KeyboardInterrupt:  # once more, while the first was being reported
+    except KeyboardInterrupt:  # again, while the first was being reported
         code = ExitCode.INTERRUPTED
     interrupts.ignore()
     sys.exit(code)
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command line and return its exit code; every failure is shown here and nowhere else."""
+    """Run one command line and return its exit code; the only place that shows failures."""
     console.reset()
     # Read before parsing, because the parser itself may fail.
     flags = argv[: argv.index("--")] if "--" in argv else argv
@@ -110,7 +110,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _run_command(argv: Sequence[str], *, as_json: bool, verbose: bool) -> int:
     try:
-        # Not Typer's own main: it turns a broken pipe into exit code 1, which here means a regression.
+        # Not Typer's own main: it turns a broken pipe into exit code 1, which means a regression here.
         group = get_group(app)
         with group.make_context("omni", list(argv)) as context:
             result = group.invoke(context)
@@ -138,18 +138,18 @@ def _run_command(argv: Sequence[str], *, as_json: bool, verbose: bool) -> int:
 
 
 def _lost_folder() -> OmniError | None:
-    """What is wrong where the folder that the command was started in is gone; anything may fail then."""
+    """The error to show if the current folder has been deleted, after which anything may fail."""
     try:
         Path.cwd()
     except FileNotFoundError:
-        return UsageError("the current folder does not exist any more", hint="change to another one: `cd ~`")
+        return UsageError("the current folder no longer exists", hint="change to another one: `cd ~`")
     return None
 
 
 def _internal_error(error: Exception) -> OmniError:
     failure = _InternalError(
         f"internal error: {type(error).__name__}: {error}",
-        hint="this is a fault of omni, not yours; run it again with `-v` and report what it prints",
+        hint="this is a bug in omni; run it again with `-v` and report the output",
     )
     failure.__cause__ = error
     return failure

@@ -1,4 +1,4 @@
-"""Writing audio and images to the output folder, each file whole or not at all."""
+"""Write audio and images to the output folder, each file whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from omni_cli.outputs import AudioOutput, ImageOutput
 
 _MAX_STEM_LENGTH = 80
 _PROBE_BYTES = 4096
-# Windows opens a device for these, whatever the folder and the ending.
+# Windows opens a device for these names, whatever the folder and the suffix.
 _DEVICE_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
 
 def file_stems(request_ids: Iterable[str]) -> dict[str, str]:
-    """A file name without ending for each request id: the id itself where that is a safe and unique name.
+    """Map each request id to a file stem: the id itself if that is a safe and unique name.
 
-    Anything else (`../x`, `CON`, an id that differs from another by case only) is made safe and gets a short
-    hash of the id, so that no id can leave the folder and no two share a file. Same ids, same names.
+    Any other id (`../x`, `CON`, one that differs from another by case only) is made safe and gets a short hash, so that
+    no id can escape the folder and no two share a file. The mapping is deterministic.
     """
     stems: dict[str, str] = {}
     taken: set[str] = set()
@@ -47,10 +47,7 @@ class ArtifactWriter:
         self._counts: dict[tuple[str, str], int] = {}
 
     def prepare(self) -> None:
-        """Make the folder and write a block into it, to fail now rather than after minutes.
-
-        Raises `OutputError`.
-        """
+        """Create the folder and write a block into it, to fail now rather than after minutes. Raises `OutputError`."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             probe = self.folder / f".omni-{secrets.token_hex(8)}.tmp"
@@ -62,7 +59,7 @@ class ArtifactWriter:
             raise _output_error(self.folder, error) from error
 
     def write(self, request_id: str, output: AudioOutput | ImageOutput) -> Path:
-        """Encode and write one output; returns its path. Raises `OutputError` where it cannot be written."""
+        """Encode and write one output; return its path. Raises `OutputError` if it cannot be written."""
         if isinstance(output, AudioOutput):
             suffix, content = "wav", encode_wav(output.samples, output.sample_rate)
         else:
@@ -78,22 +75,19 @@ class ArtifactWriter:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that `path` has either its old content or all of the new; leaves nothing else behind.
-
-    Raises `OSError`.
-    """
+    """Write a file so that `path` has either its old content or all of the new. Raises `OSError`."""
     temporary = path.with_name(f".omni-{secrets.token_hex(8)}.tmp")
     try:
         _write_through(temporary, content)
         temporary.replace(path)
-    except BaseException:  # an interrupt, too, must leave nothing behind
+    except BaseException:  # an interrupt must leave nothing behind either
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
 
 
 def _write_through(path: Path, content: bytes) -> None:
-    """Write a new file to the disk itself: some file systems report a full disk only then."""
+    """Write a new file through to the disk: some file systems report a full disk only then."""
     with path.open("xb") as file:
         file.write(content)
         file.flush()

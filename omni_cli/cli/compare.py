@@ -1,4 +1,4 @@
-"""`omni compare`: two saved measurements, the same statistics and verdicts as in `omni bench`."""
+"""`omni compare`: two saved records, with the statistics and verdicts of `omni bench`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from omni_cli.report.bench_text import Labels
     from omni_cli.stats.findings import Findings
 
-_EDITED_HINT = "measure again with `omni bench --output-json FILE`; a record is not meant to be changed by hand"
+_EDITED_HINT = "measure again with `omni bench --output-json FILE`; records must not be edited by hand"
 
 
 def compare(
@@ -53,8 +53,8 @@ def compare(
 ) -> int:
     """Compare two records of `omni bench`, or the variants of one, and judge them by limits.
 
-    Exits with 0 (done, or the gate passed), 1 (regression), 3 (inconclusive), 4 (not comparable), 5 (outputs
-    differ where they had to be equal) or 6 (a gated variant broke off).
+    Exit codes: 0 (done, or the gate passed), 1 (regression), 3 (inconclusive), 4 (not comparable), 5 (outputs
+    differ where they had to be equal), 6 (a gated variant failed).
     """
     limits = read_limits(gate, max_regression, max_memory_regression, metric, require_identical_outputs)
     width = read_fraction("--margin", margin)
@@ -87,7 +87,7 @@ def _findings(
     margin: float,
     allowed: list[str],
 ) -> tuple[Findings, Labels, tuple[dict[str, Any], dict[str, Any]], tuple[Note, ...]]:
-    """What there is to say, what to call the two sides, where they came from, and what disturbed their machines."""
+    """Return the findings, the labels and names of the two sides, and what disturbed their machines."""
     from omni_cli.record import read_record
     from omni_cli.report.bench_notes import Note, machine_warnings
     from omni_cli.report.bench_text import Labels
@@ -98,7 +98,7 @@ def _findings(
     check_limits(limits, [record_a, record_b])
     if path_b is None:
         if len(record_a.variants) < 2:
-            raise UsageError(f"`{path_a}` has a single variant", hint="name a second record to compare it with")
+            raise UsageError(f"`{path_a}` has a single variant", hint="pass a second record to compare it with")
         findings = compare_within(record_a, limits=limits, metrics=metrics, margin=margin)
         path_b = path_a
     else:
@@ -106,7 +106,7 @@ def _findings(
             record_a, record_b, limits=limits, metrics=metrics, margin=margin,
             allowed=allowed,
         )  # fmt: skip
-    # Another machine is the better answer where both are true.
+    # If both are true, another machine is the more useful answer.
     edit = edit_a or edit_b
     if edit is not None and findings.is_comparable:
         raise InputError(edit, hint=_EDITED_HINT)
@@ -120,7 +120,7 @@ def _findings(
     if [item.samples for item in record_a.variants] != [item.samples for item in record_b.variants]:
         disturbed.append((names[1], record_b))
     elif record_b is not record_a:
-        notes.append(Note("both records are the same measurement", "measure again to see by how much two differ"))
+        notes.append(Note("both records are the same measurement", "measure again to see the noise between two runs"))
     for name, record in disturbed:
         notes += [replace(note, message=f"{name}: {note.message}") for note in machine_warnings(record)]
     return findings, Labels(*names), sources, tuple(notes)

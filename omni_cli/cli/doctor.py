@@ -1,4 +1,4 @@
-"""`omni doctor`: what this machine can run, and the command that gets each thing that is missing."""
+"""`omni doctor`: what this machine can run, and the commands that install what is missing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ TINY_PROFILES = frozenset({"tiny-omni", "tiny-image"})
 
 
 def doctor(as_json: JsonOption = False, verbose: VerboseOption = False) -> int:
-    """Say what this machine can run: Python, torch, vLLM, diffusers, devices, memory, and what is missing.
+    """Show what this machine can run: Python, torch, vLLM, diffusers, devices, memory, and what is missing.
 
-    Exits with 0 when the profiles that need no download can run, else with 6.
+    Exits with 0 if the profiles that need no download can run, else with 6.
     """
     from omni_cli.checkpoints.resolve import cache_folder
     from omni_cli.config.bundled import bundled_profiles

@@ -1,4 +1,4 @@
-"""What `omni bench` and `omni compare` share: the options that set a gate and name reports, and how they are read."""
+"""Gate and report options that `omni bench` and `omni compare` share."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ if TYPE_CHECKING:
     from omni_cli.config.gate_file import GateLimits
 
 MaxRegressionOption = Annotated[
-    str | None, typer.Option("--max-regression", metavar="PERCENT", help="Gate: how much slower it may be, such as 5%.")
+    str | None, typer.Option("--max-regression", metavar="PERCENT", help="Gate: the allowed slowdown, such as 5%.")
 ]
 MaxMemoryRegressionOption = Annotated[
     str | None,
-    typer.Option("--max-memory-regression", metavar="PERCENT", help="Gate: how much more memory it may allocate."),
+    typer.Option("--max-memory-regression", metavar="PERCENT", help="Gate: the allowed increase in memory."),
 ]
 MetricOption = Annotated[
     list[str] | None,
-    typer.Option("--metric", metavar="NAME", help="Only this metric; `--max-regression` then gates it. Repeatable."),
+    typer.Option(
+        "--metric", metavar="NAME", help="Compare only this metric and apply `--max-regression` to it. Repeatable."
+    ),
 ]
 GateOption = Annotated[
-    Path | None, typer.Option("--gate", metavar="FILE.yaml", help="Gate: limits of a file, see benchmarks/gates.")
+    Path | None, typer.Option("--gate", metavar="FILE.yaml", help="Gate: limits from a file, see benchmarks/gates.")
 ]
 IdenticalOutputsOption = Annotated[
-    bool, typer.Option("--require-identical-outputs", help="Gate: the outputs of all have to be the same.")
+    bool, typer.Option("--require-identical-outputs", help="Gate: all variants must produce the same outputs.")
 ]
 MarginOption = Annotated[
-    str, typer.Option("--margin", metavar="PERCENT", help="Differences below this are called no difference.")
+    str, typer.Option("--margin", metavar="PERCENT", help="Differences below this count as no difference.")
 ]
 AllowDifferenceOption = Annotated[
     list[str] | None,
-    typer.Option("--allow-difference", metavar="FIELD", help="Compare although this field differs. Repeatable."),
+    typer.Option("--allow-difference", metavar="FIELD", help="Compare even if this field differs. Repeatable."),
 ]
 MarkdownOption = Annotated[
     Path | None, typer.Option("--markdown", metavar="FILE", help="Also write the report as Markdown.")
@@ -50,13 +52,13 @@ def read_limits(
     metrics: list[str] | None,
     identical_outputs: bool,
 ) -> GateLimits | None:
-    """The gate that the options ask for; None where they ask for none. Raises `OmniError`."""
+    """Build the gate from its options; None if there are none. Raises `OmniError`."""
     from omni_cli.config.gate_file import load_gate_file, merge_limits
 
     time = None if max_regression is None else read_fraction("--max-regression", max_regression)
     if time == 0:
         message = "invalid value for `--max-regression`: a limit of 0 cannot be judged"
-        raise UsageError(message, hint="noise has to fit below the limit: write 2%")
+        raise UsageError(message, hint="noise must fit below the limit, such as 2%")
     memory = None
     if max_memory_regression is not None:
         memory = read_fraction("--max-memory-regression", max_memory_regression)
@@ -70,7 +72,7 @@ def read_limits(
 
 
 def read_fraction(option: str, text: str) -> float:
-    """`5%` as 0.05. Raises `UsageError`."""
+    """Parse `5%` as 0.05. Raises `UsageError`."""
     from omni_cli.config.gate_file import parse_fraction
 
     try:
@@ -80,7 +82,7 @@ def read_fraction(option: str, text: str) -> float:
 
 
 def need_numpy(what: str) -> None:
-    """Raise `OmniError` where the statistics cannot be computed; `what` needs them."""
+    """Raise `OmniError` unless the statistics can be computed; `what` needs them."""
     try:
         import numpy  # noqa: F401
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A Typer group whose commands are imported only when they are called, so that `omni --help` stays fast."""
+"""A Typer group that imports a command only when it is called, so that `omni --help` stays fast."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omni_cli.errors import UsageError
 
 @dataclass(frozen=True)
 class LazyCommand:
-    """Where a command lives (`module:attribute`, a function or a `typer.Typer`) and its line in the help."""
+    """Location of a command (`module:attribute`, a function or a `typer.Typer`) and its line in the help."""
 
     target: str
     summary: str
@@ -48,7 +48,7 @@ class LazyGroup(TyperGroup):
 
 
 class _Command(TyperCommand):
-    """Its help lists options under their `rich_help_panel`, which Typer does with Rich only."""
+    """Groups options by `rich_help_panel` in its help, which Typer does with Rich only."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
@@ -64,7 +64,7 @@ class _Command(TyperCommand):
 
 
 def _load(name: str, command: LazyCommand) -> Any:
-    """The parser of one command, in plain text: Rich's help costs more time than all the rest of `--help`."""
+    """Import one command, with plain-text help: Rich's help takes longer than the rest of `--help`."""
     module, attribute = command.target.split(":")
     target = getattr(import_module(module), attribute)
     if isinstance(target, typer.Typer):

@@ -30,13 +30,13 @@ def build(
     ] = 0,
     output_dir: Annotated[
         Path | None,
-        typer.Option("--output-dir", metavar="DIR", help="The checkpoint's folder; without it ./NAME."),
+        typer.Option("--output-dir", metavar="DIR", help="The checkpoint's folder. Default: ./NAME."),
     ] = None,
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Write a small checkpoint of a real architecture: random weights, nothing downloaded.
+    """Write a small checkpoint of a real architecture, with random weights; nothing is downloaded.
 
     The same name and seed give the same bytes. A folder that already holds them is left as it is.
     """
@@ -46,7 +46,7 @@ def build(
 
     if name not in builders.BUILTIN_NAMES:
         raise UsageError(
-            f"there is no built-in model `{name}`",
+            f"no such built-in model: `{name}`",
             hint=did_you_mean(name, builders.BUILTIN_NAMES)
             or f"the built-in models are {', '.join(builders.BUILTIN_NAMES)}",
         )
@@ -72,11 +72,11 @@ def build(
         return
     console.print_text(str(target))
     if not quiet:
-        what = "built" if written else "already there, byte for byte; checked"
+        what = "built" if written else "already up to date, checked byte for byte"
         console.print_note(f"{num_parameters / 1e6:.1f} M parameters, {_size(num_bytes)}, {what} in {build_s:.1f} s")
 
 
 def _size(num_bytes: int) -> str:
-    """Binary units, one decimal: `6.4 MiB`."""
+    """Format with binary units and one decimal: `6.4 MiB`."""
     power = min(int(math.log2(max(num_bytes, 1)) // 10), 3)
     return f"{num_bytes / 1024**power:.{1 if power else 0}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"

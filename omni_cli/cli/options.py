@@ -1,6 +1,6 @@
-"""Options that mean the same in every command, as types for Typer's signatures.
+"""Options shared by all commands, as types for Typer's signatures.
 
-A command writes `profile: ProfileOption = DEFAULT_PROFILE` and so on; `--model` and the like default to None.
+A command declares `profile: ProfileOption = DEFAULT_PROFILE` and so on; `--model` and the like default to None.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 DEFAULT_PROFILE = "tiny-omni"
-MAX_SEED = 2**32 - 1  # what NumPy's generator, which vLLM seeds too, takes
+MAX_SEED = 2**32 - 1  # the maximum of NumPy's generator, which vLLM seeds too
 
 
 def positive_seconds(value: float | None) -> float | None:
@@ -23,7 +23,7 @@ def positive_seconds(value: float | None) -> float | None:
 
 ProfileOption = Annotated[
     str,
-    typer.Option("--profile", "-p", metavar="NAME|PATH", help="Profile: a bundled one by name, else a YAML file."),
+    typer.Option("--profile", "-p", metavar="NAME|PATH", help="A bundled profile by name, or a YAML file."),
 ]
 ModelOption = Annotated[
     str | None,
@@ -39,14 +39,12 @@ SetOption = Annotated[
 ]
 SeedOption = Annotated[
     int | None,
-    typer.Option("--seed", metavar="N", min=0, max=MAX_SEED, help="Seed; without it the profile's, else 0."),
+    typer.Option("--seed", metavar="N", min=0, max=MAX_SEED, help="Seed. Default: the profile's, else 0."),
 ]
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print exactly one JSON document on stdout and nothing else there.")
+    bool, typer.Option("--json", help="Print exactly one JSON document on stdout, and nothing else.")
 ]
-OutputDirOption = Annotated[
-    Path, typer.Option("--output-dir", metavar="DIR", help="Folder for the files that are written.")
-]
+OutputDirOption = Annotated[Path, typer.Option("--output-dir", metavar="DIR", help="Folder for output files.")]
 TimeoutOption = Annotated[
     float | None,
     typer.Option(
@@ -57,10 +55,10 @@ TimeoutOption = Annotated[
     ),
 ]
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Show the libraries' logs, and tracebacks of errors.")
+    bool, typer.Option("--verbose", "-v", help="Show the libraries' logs and tracebacks of errors.")
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show only results, warnings and errors.")]
 TrustRemoteCodeOption = Annotated[
     bool,
-    typer.Option("--trust-remote-code", help="Run Python code that the checkpoint brings. Off by default."),
+    typer.Option("--trust-remote-code", help="Allow Python code from the checkpoint to run. Off by default."),
 ]

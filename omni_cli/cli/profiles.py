@@ -1,4 +1,4 @@
-"""`omni profiles`: what profiles there are, one fully resolved, a check of files, and their JSON Schema."""
+"""`omni profiles`: list, show and validate profiles, and print their JSON Schema."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def list_profiles(as_json: JsonOption = False, verbose: VerboseOption = False, q
 @profiles.command("show")
 def show(
     profile: Annotated[
-        str | None, typer.Argument(metavar="NAME|PATH", help=f"Profile to show; {DEFAULT_PROFILE} if absent.")
+        str | None, typer.Argument(metavar="NAME|PATH", help=f"Profile to show. Default: {DEFAULT_PROFILE}.")
     ] = None,
     option_profile: Annotated[
-        str | None, typer.Option("--profile", "-p", metavar="NAME|PATH", help="The same as the argument.")
+        str | None, typer.Option("--profile", "-p", metavar="NAME|PATH", help="Same as the argument.")
     ] = None,
     model: ModelOption = None,
     overrides: SetOption = None,
@@ -72,12 +72,12 @@ def show(
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Show a profile fully resolved: with its defaults, `--set`, `--model` and `--seed` put in, as YAML."""
+    """Show a profile as YAML, fully resolved: with its defaults, `--set`, `--model` and `--seed`."""
     from omni_cli.config.loader import load_profile
     from omni_cli.config.resolve import to_profile_data
 
     if profile is not None and option_profile is not None:
-        raise UsageError("the profile is named twice", hint="leave out `--profile`, or the argument")
+        raise UsageError("the profile is given twice", hint="omit `--profile` or the argument")
     config = load_profile(
         profile or option_profile or DEFAULT_PROFILE,
         overrides or (),
@@ -100,12 +100,14 @@ def show(
 
 @profiles.command("validate")
 def validate(
-    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Profiles to check; bundled ones by name.")],
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE", help="Profiles to check: files, or bundled ones by name.")
+    ],
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Check profiles and show every mistake in each; exit code 2 when there is one."""
+    """Check profiles and show every mistake in each; exit code 2 if there is one."""
     results = [_check(file) for file in files]
     if as_json:
         console.print_json({"schema": "omni.profiles.validate/1", "profiles": results})
@@ -121,7 +123,7 @@ def validate(
 def schema(as_json: JsonOption = False) -> None:
     """Print the JSON Schema of a profile, for editors.
 
-    Save it beside a profile and begin that with `# yaml-language-server: $schema=FILE`.
+    Save it next to a profile and start the profile with `# yaml-language-server: $schema=FILE`.
     """
     from omni_cli.config.schema import json_schema
 
@@ -151,14 +153,14 @@ def _check(name_or_path: str) -> dict[str, Any]:
 
 
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Columns as wide as their longest cell, two spaces apart."""
+    """Align columns to their longest cell, two spaces apart."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows))
     return "\n".join(line.rstrip() for line in lines)
 
 
 def _to_yaml(data: dict[str, Any]) -> str:
-    """YAML that `omni` reads back to the same data, without the types that YAML 1.1 would guess."""
+    """Dump YAML that `omni` reads back to the same data, without YAML 1.1's guessed types."""
     from omni_cli.config.yaml_writer import to_yaml
 
     return to_yaml(data)

@@ -14,9 +14,9 @@ from omni_cli.errors import OmniError, OutputError, UsageError
 
 RecordsArgument = Annotated[
     list[Path],
-    typer.Argument(metavar="RECORD...", help="Files of `omni bench`, `omni profile` or `omni compare --json`."),
+    typer.Argument(metavar="RECORD...", help="Files from `omni bench`, `omni profile` or `omni compare --json`."),
 ]
-OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")]
+OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The HTML file to write.")]
 
 
 def report(
@@ -31,24 +31,24 @@ def report(
     from omni_cli.report.html.page import render_page
     from omni_cli.report.html.records import load_document
 
-    # Every record is read before anything is written: a broken one leaves an earlier page as it was.
+    # Read every record before writing: a broken one leaves an earlier page untouched.
     documents = [load_document(f"r{number}", path) for number, path in enumerate(records)]
     write_report(output, render_page(documents))
     console.print_text(str(output))
 
 
 def _check_output(output: Path, records: list[Path]) -> None:
-    """What shows before any record is read. Raises `OmniError`."""
+    """Check the output path before any record is read. Raises `OmniError`."""
     if output.is_dir():
         raise OutputError(f"cannot write `{output}`: it is a folder", hint=f"name a file: `-o {output}/report.html`")
     if not output.parent.is_dir():
-        raise OutputError(f"cannot write `{output}`: there is no folder `{output.parent}`")
+        raise OutputError(f"cannot write `{output}`: no such folder: `{output.parent}`")
     if any(path.exists() and output.exists() and path.samefile(output) for path in records):
         raise UsageError(f"the page would overwrite the record `{output}`", hint="name another file with `-o`")
 
 
 def _need_libraries() -> None:
-    """Raises `OmniError` where what draws and fills the page is not installed."""
+    """Raise `OmniError` unless the libraries that draw and fill the page are installed."""
     try:
         import jinja2  # noqa: F401
         import matplotlib  # noqa: F401

@@ -1,4 +1,4 @@
-"""Typer's own complaints about a command line, in the words and the form of every other error."""
+"""Turn Typer's complaints about a command line into errors of our own form."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import typer
 
 from omni_cli.errors import UsageError
 
-# What all of Typer's complaints derive from; the class itself is in a private module.
+# Base class of all Typer's complaints; the class itself is in a private module.
 TYPER_ERROR: Any = typer.BadParameter.__mro__[2]
 
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """`did you mean ...?`, or None where no known word is near; `cutoff` is the least likeness, 0 to 1."""
+    """Return `did you mean ...?`, or None if no known word is near; `cutoff` is the minimum similarity, 0 to 1."""
     near = get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"did you mean `{near[0]}`?" if near else None
 
 
 def is_missing_command(error: Exception) -> bool:
-    """Whether a group was called without a command; `error.message` then is its whole help."""
+    """Tell whether a group was called without a command; `error.message` is its whole help then."""
     return type(error).__name__ == "NoArgsIsHelpError"
 
 
 def usage_error(error: Any) -> UsageError:
-    """One of Typer's exceptions as ours, with the nearest option or the place to look as its hint."""
+    """Convert a Typer exception, with the nearest option or the place to look as its hint."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoSuchOption":
         return UsageError(f"unknown option `{error.option_name}`", hint=_option_hint(error.option_name, context))
@@ -35,7 +35,7 @@ def usage_error(error: Any) -> UsageError:
 
 
 def _message(error: Any) -> str:
-    """Typer's sentence without its capital, its full stop and its quotation marks."""
+    """Typer's sentence without its capital, full stop and quotation marks."""
     param = getattr(error, "param", None)
     detail = error.message.rstrip(".")
     if param is not None and type(error).__name__ == "MissingParameter":
@@ -49,7 +49,7 @@ def _message(error: Any) -> str:
 
 
 def _name(param: Any) -> str:
-    """An option as it is typed (the long form), an argument by its placeholder."""
+    """An option as typed (the long form), an argument by its placeholder."""
     if param.param_type_name == "option":
         return str(max(param.opts, key=len))
     return str(param.metavar or param.name).upper()
@@ -59,10 +59,10 @@ def _option_hint(option: str, context: Any) -> str | None:
     if context is None:
         return None
     known = [name for param in context.command.params for name in (*param.opts, *param.secondary_opts)]
-    # Short words that only share their dashes are no slip of the keyboard.
+    # Short words that only share their dashes are not typos of each other.
     suggestion = did_you_mean(option, [*known, "--help"], cutoff=0.75)
     if suggestion is None and context.parent is None:
-        return f"options of a command come after its name; see `{context.command_path} --help`"
+        return f"options of a command follow its name; see `{context.command_path} --help`"
     return suggestion or _help_hint(context)
 
 

@@ -334,4 +334,4 @@ def test_a_current_folder_that_is_gone(folder: Path) -> None:
     ended = run_omni(
         folder, "generate", "a", "-p", "tiny-image", "--output-dir", str(folder / "out"), cwd=gone, prefix=prefix
     )
-    check_refused(ended, USAGE, "the current folder does not exist any more", as_json=False)
+    check_refused(ended, USAGE, "the current folder no longer exists", as_json=False)

@@ -94,7 +94,7 @@ def test_no_command_shows_the_help_as_a_usage_error(run: Run) -> None:
         (["profils"], "unknown command `profils`", "did you mean `profiles`?"),
         (["xyz"], "unknown command `xyz`", "see `omni --help`"),
         (["--versoin"], "unknown option `--versoin`", "did you mean `--version`?"),
-        (["--json"], "unknown option `--json`", "options of a command come after its name; see `omni --help`"),
+        (["--json"], "unknown option `--json`", "options of a command follow its name; see `omni --help`"),
         (["fail", "ok", "--sed", "1"], "unknown option `--sed`", "did you mean `--seed`?"),
         (["fail", "ok", "-Z"], "unknown option `-Z`", "see `omni fail --help`"),
         (["fail"], "missing argument `HOW`", "see `omni fail --help`"),
@@ -135,7 +135,7 @@ def test_usage_errors(run: Run, argv: list[str], error: str, hint: str | None) -
             6,
             "internal",
             "error: internal error: ZeroDivisionError: division by zero\n\n"
-            "hint: this is a fault of omni, not yours; run it again with `-v` and report what it prints\n",
+            "hint: this is a bug in omni; run it again with `-v` and report the output\n",
         ),
     ],
 )

@@ -72,7 +72,7 @@ def test_show_as_json(run: Run) -> None:
 def test_show_refuses_two_names(run: Run) -> None:
     code, out, err = run("show", "tiny-omni", "--profile", "tiny-image")
     assert (code, out) == (2, "")
-    assert err.startswith("error: the profile is named twice")
+    assert err.startswith("error: the profile is given twice")
 
 
 def test_a_wrong_override(run: Run) -> None:
