@@ -103,7 +103,7 @@ BREAKS = {
     "neither config.json": lambda folder: (folder / "config.json").unlink(),
     "not valid JSON": lambda folder: (folder / "config.json").write_text('{"architectures": '),
     "config.json` is not a JSON object": lambda folder: (folder / "config.json").write_text("[]"),
-    "not say what model": lambda folder: (folder / "config.json").write_text("{}"),
+    "does not name a model class": lambda folder: (folder / "config.json").write_text("{}"),
     "no weights": lambda folder: (folder / "model.safetensors").unlink(),
     "bytes instead of": lambda folder: write_safetensors(folder / "model.safetensors", cut=1),
     "not a safetensors file": lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 64),
@@ -111,7 +111,7 @@ BREAKS = {
     "Git LFS pointer": lambda folder: (folder / "model.safetensors").write_text(
         "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
     ),
-    "lacks model-2.safetensors": _missing_shard,
+    "has no model-2.safetensors": _missing_shard,
     "no `weight_map`": lambda folder: (folder / "model.safetensors.index.json").write_text("{}"),
 }
 

@@ -119,7 +119,7 @@ def test_too_long_audio_is_refused_before_it_is_decoded(tmp_path: Path, monkeypa
         raise AssertionError("decoded")
 
     monkeypatch.setattr(soundfile.SoundFile, "read", decode)
-    with pytest.raises(InputError, match="at most 1 s"):
+    with pytest.raises(InputError, match="the maximum is 1 s"):
         load_audio(tmp_path / "long.wav")
 
 
@@ -190,7 +190,7 @@ def test_unusable_images(tmp_path: Path) -> None:
         "truncated.png": "cannot read",
         "empty.png": "is empty",
         "text.png": "not recognised",
-        "bomb.png": "at most 64 Mi pixels",
+        "bomb.png": "the maximum is 64 Mi pixels",
         "large.png": "9000x9000 pixels; the maximum is 64 Mi",
         "script.eps": "not recognised",
         "float.tiff": "32 bits",
