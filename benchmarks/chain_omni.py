@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from chain_workload import CHAIN, PROMPTS, RequestWork, Round
 
 from omni_cli.checkpoints.resolve import read_model_kind, resolve_model
-from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.engine.process.stage_client import StageClient

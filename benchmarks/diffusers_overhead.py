@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from common import Ratio, machine_line, ratio_of_medians
 
-from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.loading import load_pipeline
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
@@ -109,7 +109,7 @@ def _measure(workload: Workload, model: str, pairs: int, clock: Clock) -> Result
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size, steps = workload.size, workload.num_inference_steps
     pipeline = load_pipeline(model, "float32", device, stage="image", trust_remote_code=False)
-    stage = DiffusionStageConfig(name="image", num_inference_steps=steps, height=size, width=size)
+    stage = DiffusionStageConfig.named("image", num_inference_steps=steps, height=size, width=size)
     executor = DiffusersPipelineExecutor(stage, model, "float32", device, prompt_cache_entries=0)
 
     def plain(seed: int) -> np.ndarray:

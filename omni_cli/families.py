@@ -26,8 +26,8 @@ class StageRole:
 
     `stage` is the class that runs it: called with a `StageSpec` and `emit`, it returns a loaded `Stage`. `input` names
     the role whose output it takes, None for the first. `settings` is a model of the stage's own profile keys, derived
-    from `config.schema.ARStage` or `DiffusionStage`; None where it has no others. Of each group in `needed_files`, a
-    checkpoint must have at least one file.
+    from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None where it has no others. Of each group in
+    `needed_files`, a checkpoint must have at least one file.
     """
 
     name: str

@@ -39,7 +39,7 @@ from omni_cli.bench.prompts import Prompts
 from omni_cli.checkpoints.output_files import quiet_transformers
 from omni_cli.checkpoints.sizes import BUILTIN_SIZES, OmniSizes
 from omni_cli.checkpoints.tokenizer import train_tokenizer
-from omni_cli.config.engine_config import ARStageConfig
+from omni_cli.config.schema import ARStageConfig
 from omni_cli.models.qwen2_5_omni.builder import omni_config
 from omni_cli.models.qwen2_5_omni.processor import write_processor
 from omni_cli.models.qwen2_5_omni.stages import ThinkerStage
@@ -150,7 +150,7 @@ def _load(sides: tuple[Side, ...], model: str, options: argparse.Namespace) -> t
 
 def _spec(mode: str, model: str, options: argparse.Namespace) -> StageSpec:
     length = {"temperature": 0.0, "max_tokens": options.output_len, "min_tokens": options.output_len}
-    stage = ARStageConfig(
+    stage = ARStageConfig.named(
         name="thinker", max_model_len=2048, max_num_seqs=options.num_requests, kv_cache_memory_bytes=options.kv_cache,
         gpu_memory_utilization=MEMORY_SHARE, enable_prefix_caching=False, cudagraph_mode=mode,
         sampling={**length, "ignore_eos": True},

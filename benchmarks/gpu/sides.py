@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from models import PipelineModel, Token2WavModel, twin, twin_pipeline
 
-from omni_cli.config.engine_config import DiffusionStageConfig, Execution, OutputCopy
+from omni_cli.config.schema import DiffusionStageConfig, Execution, OutputCopy
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.execution.timeline import clock_for
@@ -104,7 +104,7 @@ class ExecutorPipeline:
         self._batch_size = batch_size
         self._pipeline = own = twin_pipeline(pipeline)
         self.denoiser = own.transformer
-        stage = DiffusionStageConfig(
+        stage = DiffusionStageConfig.named(
             name=model.name, num_inference_steps=model.num_inference_steps, height=model.size, width=model.size,
             execution=execution, output_copy=output_copy, call=model.call,
         )  # fmt: skip

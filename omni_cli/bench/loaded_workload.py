@@ -14,7 +14,7 @@ from omni_cli.bench.metrics import Finished, Iteration
 from omni_cli.bench.prompts import Prompts
 from omni_cli.bench.workload import Workload, has_successor, measured_stages, stages_before, with_fixed_work
 from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.config.engine_config import EngineConfig, StageConfig
+from omni_cli.config.schema import EngineConfig, StageConfig
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.errors import StageError
@@ -76,7 +76,7 @@ class LoadedWorkload:
         return await run_all(self.llm, await asyncio.to_thread(self._requests, number))
 
     async def _start(self, stages: tuple[StageConfig, ...], on_event: Callable[[Event], None]) -> None:
-        config = dataclasses.replace(self.config, stages=stages)
+        config = self.config.with_stages(stages)
         self._llm = OmniLLM(config, verbose=self._verbose, records=self._records)
         await self._llm.start(on_event)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.bench.workload import measured_stages
-from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.schema import PROFILE_KEYS, EngineConfig
 from omni_cli.config.yaml_tree import parse_scalar
 from omni_cli.errors import UsageError
 from omni_cli.text import visible
@@ -102,10 +102,10 @@ def _axis(text: str, config: EngineConfig, stage: str) -> list[Setting]:
 def _full_keys(key: str, config: EngineConfig, stage: str) -> list[str]:
     """`max_num_seqs` as `thinker.max_num_seqs`, `talker.max_num_seqs`; a key that says its stage, or none, as it is."""
     first = key.partition(".")[0]
-    top_level = {item.name for item in dataclasses.fields(config)} - {"trust_remote_code"}
+    top_level = PROFILE_KEYS.keys()
     if first in top_level or first in {item.name for item in config.stages}:
         return [key]
-    holders = [item.name for item in measured_stages(config, stage) if hasattr(item, first)]
+    holders = [item.name for item in measured_stages(config, stage) if first in type(item).model_fields]
     if not holders and "." in key:
         return [key]  # the profile's own check says that there is no such stage
     # Where no stage has it, the profile's own check says what is wrong, with a suggestion.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from omni_cli.config.engine_config import ARStageConfig, EngineConfig, StageConfig
-from omni_cli.config.resolve import to_profile_data
+from omni_cli.config.schema import ARStageConfig, EngineConfig, StageConfig, profile_data
 from omni_cli.errors import UsageError
 from omni_cli.record import workload_fingerprint
 from omni_cli.text import suggest
@@ -38,7 +36,7 @@ class Workload:
 
     def describe(self, config: EngineConfig) -> dict[str, Any]:
         """The record's `workload`: everything that has to be equal for two measurements to be comparable."""
-        settings = {key: value for key, value in to_profile_data(config).items() if key not in _DESCRIPTIVE}
+        settings = {key: value for key, value in profile_data(config).items() if key not in _DESCRIPTIVE}
         described = {
             "profile": config.name,
             "model": config.model,
@@ -94,9 +92,7 @@ def has_successor(config: EngineConfig, measured: Collection[StageConfig]) -> bo
 
 def with_fixed_work(config: EngineConfig, output_len: int, given_lengths: Collection[str] = ()) -> EngineConfig:
     """The configuration in which no AR stage ends early: as many tokens as are wanted, no end token before."""
-    return dataclasses.replace(
-        config, stages=tuple(_with_fixed_length(stage, output_len, given_lengths) for stage in config.stages)
-    )
+    return config.with_stages(_with_fixed_length(stage, output_len, given_lengths) for stage in config.stages)
 
 
 def _with_fixed_length(stage: StageConfig, output_len: int, given_lengths: Collection[str]) -> StageConfig:
@@ -104,9 +100,9 @@ def _with_fixed_length(stage: StageConfig, output_len: int, given_lengths: Colle
         return stage
     length = output_len
     if stage.name in given_lengths:
-        length = stage.sampling.get("max_tokens", output_len)
+        length = stage.sampling.max_tokens or output_len
     fixed = {"max_tokens": length, "min_tokens": length, "ignore_eos": True}
-    return dataclasses.replace(stage, sampling={**stage.sampling, **fixed})
+    return stage.model_copy(update={"sampling": stage.sampling.model_copy(update=fixed)})
 
 
 def lengths_given_by(overrides: Collection[str]) -> tuple[str, ...]:

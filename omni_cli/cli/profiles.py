@@ -74,7 +74,7 @@ def show(
 ) -> None:
     """Show a profile as YAML, fully resolved: with its defaults, `--set`, `--model` and `--seed`."""
     from omni_cli.config.loader import load_profile
-    from omni_cli.config.resolve import to_profile_data
+    from omni_cli.config.schema import profile_data
 
     if profile is not None and option_profile is not None:
         raise UsageError("the profile is given twice", hint="omit `--profile` or the argument")
@@ -85,7 +85,7 @@ def show(
         trust_remote_code=trust_remote_code,
         seed=seed,
     )
-    data = to_profile_data(config)
+    data = profile_data(config)
     if as_json:
         console.print_json(
             {
@@ -125,7 +125,7 @@ def schema(as_json: JsonOption = False) -> None:
 
     Save it next to a profile and start the profile with `# yaml-language-server: $schema=FILE`.
     """
-    from omni_cli.config.schema import json_schema
+    from omni_cli.config.json_schema import json_schema
 
     console.print_json(json_schema())
 

@@ -10,10 +10,8 @@ from yaml.reader import Reader
 
 from omni_cli.config.bundled import find_profile, shown_path
 from omni_cli.config.diagnostics import Diagnostic, InvalidProfileError, Place, Source, in_source_order
-from omni_cli.config.engine_config import EngineConfig
 from omni_cli.config.overrides import apply_overrides
-from omni_cli.config.resolve import resolve
-from omni_cli.config.schema import Profile
+from omni_cli.config.schema import EngineConfig
 from omni_cli.config.validation import validate
 from omni_cli.config.yaml_tree import MAX_BYTES, Tree, parse_yaml
 from omni_cli.errors import ProfileError
@@ -35,7 +33,7 @@ def load_profile(
     profile, diagnostics = read_profile(find_profile(name_or_path), overrides, model=model, seed=seed)
     if profile is None:
         raise InvalidProfileError(diagnostics)
-    return resolve(profile, trust_remote_code=trust_remote_code)
+    return profile.trusting_remote_code() if trust_remote_code else profile
 
 
 def check_profile(path: Path) -> tuple[Diagnostic, ...]:
@@ -45,7 +43,7 @@ def check_profile(path: Path) -> tuple[Diagnostic, ...]:
 
 def read_profile(
     path: Path, overrides: Iterable[str] = (), *, model: str | None = None, seed: int | None = None
-) -> tuple[Profile | None, tuple[Diagnostic, ...]]:
+) -> tuple[EngineConfig | None, tuple[Diagnostic, ...]]:
     """The profile in a file with the overrides put in, or None and every mistake; exactly one of the two."""
     tree = _read_tree(path)
     order: dict[str, int] = {}

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
+from pydantic.fields import FieldInfo
+
+from omni_cli.config.roles import family_roles, settings_of
 from omni_cli.config.schema import (
+    PROFILE_KEYS,
     STAGE_MODELS,
-    ARStage,
-    DiffusionStage,
-    Profile,
+    ARStageConfig,
     Sampling,
+    StageConfig,
+    notes_on,
 )
 from omni_cli.config.yaml_tree import Path, Tree, parse_scalar
 from omni_cli.text import suggest, visible
@@ -33,16 +37,8 @@ _LIMIT = {
     "less_than_equal": "at most {le}",
     "string_too_long": "at most {max_length} characters long",
 }
-_PATTERN: dict[str | int, str] = {
-    "name": "must be letters, digits, `.`, `_` and `-`, at most 100",
-    "stages": "a stage's name is lower-case letters, digits, `_` and `-`, at most 64, a letter first",
-    "devices": "must be device numbers or names with commas between them, such as '0,1'",
-}
-# Values that mean something elsewhere: why not here, and what to write.
-_NOT_HERE = {
-    ("distributed_executor_backend", "external_launcher"): "that is for programs that start each rank themselves, as "
-    "torchrun does; omni starts the ranks: write `mp`",
-}
+Models = Mapping[str, type[StageConfig]]
+"""The class that declares the keys of each stage, by the stage's name."""
 
 
 def to_path(location: tuple[str | int, ...], data: Any) -> Path:
@@ -67,14 +63,14 @@ def value_at(data: Any, path: Path) -> Any:
     return data
 
 
-def describe(error: Mapping[str, Any], path: Path, tree: Tree) -> tuple[str, str | None]:
+def describe(error: Mapping[str, Any], path: Path, tree: Tree, models: Models) -> tuple[str, str | None]:
     """Message and hint for one of pydantic's errors other than unknown and missing keys."""
     kind = error["type"]
     name = _name(path)
     value = value_at(tree.data, path)
     if error["loc"][-1] == "[key]":
         if len(path) == 2:
-            return f"invalid stage name {name}", _PATTERN["stages"]
+            return f"invalid stage name {name}", notes_on(PROFILE_KEYS["stages"]).pattern
         return f"invalid argument name {name}{_where(path[:-1])}", None
     if _is_union(path):
         expected = _union_expected(path)
@@ -86,10 +82,11 @@ def describe(error: Mapping[str, Any], path: Path, tree: Tree) -> tuple[str, str
             hint,
         )
     if kind == "literal_error":
-        choices = _choices(path, tree.data)
+        key = _key_at(path, models)
+        choices = [str(choice) for choice in _literal_values(key.annotation)]
         hint = None
         if isinstance(value, str):
-            hint = _NOT_HERE.get((str(path[-1]), value)) or suggest(value, choices)
+            hint = notes_on(key).elsewhere.get(value) or suggest(value, choices)
         one_of = "one of " if len(choices) > 1 else ""
         return f"invalid value for {name}: expected {one_of}{', '.join(choices)}", hint
     if kind == "finite_number":
@@ -104,12 +101,12 @@ def describe(error: Mapping[str, Any], path: Path, tree: Tree) -> tuple[str, str
     if kind == "string_too_short":
         return f"invalid value for {name}: must not be empty", None
     if kind == "string_pattern_mismatch":
-        expected = _PATTERN.get(path[-1], f"must match {error['ctx']['pattern']}")
+        expected = notes_on(_key_at(path, models)).pattern or f"must match {error['ctx']['pattern']}"
         return f"invalid value for {name}: {expected}", None
     return f"invalid value for {name}: {error['msg']}", None
 
 
-def unknown_key(path: Path, data: Any) -> tuple[str, str | None]:
+def unknown_key(path: Path, data: Any, models: Models) -> tuple[str, str | None]:
     """Message and hint for a key that the schema lacks there."""
     key = str(path[-1])
     if key == "trust_remote_code":
@@ -117,72 +114,69 @@ def unknown_key(path: Path, data: Any) -> tuple[str, str | None]:
             "`trust_remote_code` cannot be set in a profile",
             "code of a checkpoint runs only with the command-line flag `--trust-remote-code`",
         )
-    known = known_keys(path[:-1], data)
-    hint = _other_home(key, path, data) or suggest(key, known)
+    known = known_keys(path[:-1], models)
+    hint = _other_home(key, path, data, models) or suggest(key, known)
     return f"unknown key `{visible(key, 80)}`{_where(path[:-1])}", hint
 
 
 def is_misspelt(key: str, mapping: Mapping[str, Any]) -> bool:
     """Whether a required key is there under a name near to it, which is reported as an unknown key."""
-    known = Profile.model_fields
+    known = PROFILE_KEYS
     return any(suggest(other, known) == f"did you mean `{key}`?" for other in mapping if other not in known)
 
 
 def missing_key(path: Path, key: str) -> tuple[str, str | None]:
     """Message and hint for a required key."""
-    examples = {
-        "version": "add `version: 1`",
-        "name": "add `name: NAME`",
-        "model": "add `model: DIR` or a Hugging Face repo id",
-        "dtype": "add `dtype: bfloat16`, `float16` or `float32`",
-        "kind": "add `kind: ar` (makes tokens) or `kind: diffusion` (denoises)",
-        "stages": "see `omni profiles show tiny-omni` for an example",
-    }
-    return f"missing key `{key}`{_where(path)}", examples.get(key)
+    declarations = ARStageConfig.model_fields if path else PROFILE_KEYS
+    hint = notes_on(declarations[key]).missing
+    return f"missing key `{key}`{_where(path)}", hint
 
 
-def known_keys(path: Path, data: Any) -> Iterable[str]:
+def known_keys(path: Path, models: Models) -> Iterable[str]:
     """The keys that the mapping at `path` may have; none where any is allowed."""
     if path == ():
-        return Profile.model_fields
+        return PROFILE_KEYS
     if len(path) == 2 and path[0] == "stages":
-        return STAGE_MODELS[data["stages"][path[1]]["kind"]].model_fields
+        return models[str(path[1])].model_fields
     if len(path) == 3 and path[2] == "sampling":
         return Sampling.model_fields
     return ()
 
 
-def _other_home(key: str, path: Path, data: Any) -> str | None:
+def _other_home(key: str, path: Path, data: Any, models: Models) -> str | None:
     """Where a key that is known elsewhere belongs."""
     if len(path) == 1:
-        homes = _stages_with(key, data)
-        is_stage_key = key in ARStage.model_fields or key in DiffusionStage.model_fields
+        homes = _stages_with(key, data, models)
+        is_stage_key = any(key in model.model_fields for model in (*STAGE_MODELS.values(), *models.values()))
         if is_stage_key or key in Sampling.model_fields:
             where = "" if is_stage_key else "'s `sampling`"
-            return f"`{key}` belongs into a stage{where}" + (f": {' or '.join(homes)}" if homes else "")
+            return f"`{key}` belongs in a stage{where}" + (f": {' or '.join(homes)}" if homes else "")
         return None
-    if key in Profile.model_fields:
+    if key in PROFILE_KEYS:
         return f"`{key}` is a key of the whole profile, not of a stage"
     if len(path) == 4:
-        return f"`{key}` is a key of the stage itself" if key in ARStage.model_fields else None
+        return f"`{key}` is a key of the stage itself" if key in ARStageConfig.model_fields else None
     kind = data["stages"][path[1]]["kind"]
     if kind == "ar" and key in Sampling.model_fields:
-        return f"`{key}` belongs into this stage's `sampling`"
+        return f"`{key}` belongs in this stage's `sampling`"
     for other, model in STAGE_MODELS.items():
         if other != kind and key in model.model_fields:
             return f"`{key}` is a key of stages of kind `{other}`"
-    if kind == "diffusion" and suggest(key, DiffusionStage.model_fields) is None:
-        return "further arguments of a diffusers pipeline belong into `call`"
+    for family, role in family_roles():
+        if key in settings_of(role).model_fields:
+            return f"`{key}` is a key of {family.title}'s stage `{role.name}`"
+    if kind == "diffusion" and suggest(key, models[str(path[1])].model_fields) is None:
+        return "further arguments of a diffusers pipeline belong in `call`"
     return None
 
 
-def _stages_with(key: str, data: Any) -> list[str]:
+def _stages_with(key: str, data: Any, models: Models) -> list[str]:
     """The key in those stages of a profile, however wrong the rest of it is, that can have it: `STAGE.KEY`."""
     stages = data.get("stages") if isinstance(data, Mapping) else None
     found = []
     for name, stage in stages.items() if isinstance(stages, Mapping) else ():
         kind = stage.get("kind") if isinstance(stage, Mapping) else None
-        model = STAGE_MODELS.get(kind) if isinstance(kind, str) else None
+        model = models.get(str(name)) if isinstance(kind, str) else None
         if model is not None and key in model.model_fields:
             found.append(f"`{visible(str(name), 40)}.{key}`")
         elif kind == "ar" and key in Sampling.model_fields:
@@ -245,13 +239,9 @@ def _plain_numbers(limits: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _choices(path: Path, data: Any) -> list[str]:
-    """The values that the schema allows at `path`, which holds one of a few words."""
-    if len(path) == 1:
-        field = Profile.model_fields[str(path[0])]
-    else:
-        field = STAGE_MODELS[data["stages"][path[1]]["kind"]].model_fields[str(path[-1])]
-    return [str(choice) for choice in _literal_values(field.annotation)]
+def _key_at(path: Path, models: Models) -> FieldInfo:
+    """The declaration of the key at `path`, of the profile or of a stage."""
+    return PROFILE_KEYS[str(path[0])] if len(path) == 1 else models[str(path[1])].model_fields[str(path[-1])]
 
 
 def _literal_values(annotation: Any) -> list[Any]:

@@ -1,15 +1,28 @@
-"""What a profile may contain: the source of the checks, of the defaults and of the JSON Schema.
+"""One declaration of every setting: it parses and checks a profile, and is what the engine works from.
+
+The JSON Schema, `omni profiles show` and the diagnostics are derived from it; a new key is added here, or in the
+`settings.py` of the model family that alone knows it, and nowhere else. Field names are vLLM's for AR stages and
+diffusers' for diffusion stages. `None` means that the engine's own default holds (vLLM's or the pipeline's), never
+"decide later".
 
 Strict: a quoted number is an error, an unknown key is an error. Nothing here names a class or runs code.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints
+from pydantic.fields import FieldInfo
 
-from omni_cli.config.engine_config import CudagraphMode, Dtype, Execution, OutputCopy, TalkerPrompt
+CudagraphMode = Literal["none", "piecewise", "full", "full_decode_only", "full_and_piecewise"]
+Execution = Literal["eager", "compile", "cudagraph"]
+OutputCopy = Literal["async", "sync"]
+Batching = Literal["exact", "stacked"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+Backend = Literal["vllm", "diffusers"]
 
 Builtin = Literal["tiny-omni", "small-omni", "tiny-image"]
 BUILTIN_PREFIX = "builtin:"
@@ -19,7 +32,7 @@ BUILTIN_NAMES: tuple[str, ...] = get_args(Builtin)
 RESERVED_STAGE_NAMES = frozenset({"all", "ar", "diffusion", "env"})
 STAGE_NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
 
-_MAX_TOKENS = 2**24  # far beyond any model's context; catches a slip of the keyboard
+MAX_TOKENS = 2**24  # far beyond any model's context; catches a slip of the keyboard
 _MAX_BYTES = 2**50
 _MAX_RANKS = 1024
 _MAX_ENTRIES = 65_536
@@ -31,14 +44,45 @@ StageName = Annotated[str, StringConstraints(pattern=STAGE_NAME_PATTERN)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 ArgumentName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,99}$")]
 Scalar = bool | int | float | Text
-Tokens = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
-Codes = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
+Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Codes = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Ranks = Annotated[int, Field(ge=1, le=_MAX_RANKS)]
 PayloadBytes = Annotated[int, Field(ge=1, le=_MAX_BYTES)]
 Pixels = Annotated[int, Field(ge=1, le=16_384)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Devices = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/:._-]+(,[A-Za-z0-9/:._-]+)*$", max_length=1000)]
+
+
+SEVERAL_DEVICES = "for several devices start the whole model several times: `--replicas N`"
+
+
+@dataclass(frozen=True)
+class KeyNotes:
+    """Notes on a key that pydantic has no word for, in the `Annotated` type of its field.
+
+    `backend` is the only one with which the key has an effect, `reason` and `hint` say more about that. `pattern` is
+    the field's pattern in words; `missing` is the hint where a required key is absent. `elsewhere` maps values that
+    have a meaning elsewhere to the hint for them.
+    """
+
+    backend: Backend | None = None
+    reason: str | None = None
+    hint: str | None = None
+    pattern: str | None = None
+    missing: str | None = None
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+
+
+def notes_on(key: FieldInfo) -> KeyNotes:
+    """The notes in a field's type; empty ones where it has none."""
+    return next((note for note in key.metadata if isinstance(note, KeyNotes)), KeyNotes())
+
+
+VLLM_ONLY = KeyNotes(backend="vllm")
+DIFFUSERS_ONLY = KeyNotes(backend="diffusers")
+_KIND = KeyNotes(missing="add `kind: ar` (makes tokens) or `kind: diffusion` (denoises)")
+_RANKS = KeyNotes(backend="vllm", reason="a pipeline runs on one device", hint=SEVERAL_DEVICES)
 
 
 class _Strict(BaseModel):
@@ -50,7 +94,7 @@ class Sampling(_Strict):
 
     temperature: float | None = Field(None, ge=0, le=100, description="0 picks the likeliest token (greedy).")
     top_p: Fraction | None = Field(None, description="Keep the likeliest tokens up to this probability mass.")
-    top_k: int | None = Field(None, ge=-1, le=_MAX_TOKENS, description="Keep this many tokens; 0 or -1: all.")
+    top_k: int | None = Field(None, ge=-1, le=MAX_TOKENS, description="Keep this many tokens; 0 or -1: all.")
     min_p: float | None = Field(
         None, ge=0, le=1, description="Drop tokens below this share of the likeliest one's probability."
     )
@@ -65,7 +109,7 @@ class Sampling(_Strict):
     )
     max_tokens: Tokens | None = Field(None, description="Tokens to generate at most.")
     min_tokens: int | None = Field(
-        None, ge=0, le=_MAX_TOKENS, description="Tokens to generate before the end of the answer may come."
+        None, ge=0, le=MAX_TOKENS, description="Tokens to generate before the end of the answer may come."
     )
     stop: NonEmpty | list[NonEmpty] | None = Field(None, description="A text, or several, that ends the answer.")
     stop_token_ids: list[TokenId] | None = Field(None, description="Token ids that end the answer.")
@@ -74,49 +118,85 @@ class Sampling(_Strict):
         None, ge=0, lt=2**63, description="Seed of this stage's sampling; the request's seed if absent."
     )
     logprobs: int | None = Field(
-        None, ge=-1, le=_MAX_TOKENS, description="Log probabilities for this many likeliest tokens; -1: all."
+        None, ge=-1, le=MAX_TOKENS, description="Log probabilities for this many likeliest tokens; -1: all."
     )
+
+    def given(self) -> dict[str, Any]:
+        """The parameters that the profile sets."""
+        return self.model_dump(exclude_none=True)
 
 
 class _Stage(_Strict):
     input: NonEmpty | None = Field(
         None, description="The earlier stage whose output this one takes; absent for the first stage."
     )
-    max_model_len: Tokens | None = Field(None, description="Longest prompt plus answer, in tokens.")
+    max_model_len: Annotated[Tokens | None, VLLM_ONLY] = Field(
+        None, description="Longest prompt plus answer, in tokens."
+    )
     max_num_seqs: int | None = Field(None, ge=1, le=65_536, description="Requests in one batch at most.")
-    gpu_memory_utilization: Fraction | None = Field(
+    gpu_memory_utilization: Annotated[Fraction | None, VLLM_ONLY] = Field(
         None, description="Share of the device's memory that this stage may use."
     )
-    tensor_parallel_size: Ranks = Field(1, description="Devices that share each layer.")
-    pipeline_parallel_size: Ranks = Field(1, description="Devices that share the layers one after another.")
+    tensor_parallel_size: Annotated[Ranks, _RANKS] = Field(1, description="Devices that share each layer.")
+    pipeline_parallel_size: Annotated[Ranks, _RANKS] = Field(
+        1, description="Devices that share the layers one after another."
+    )
     output_copy: OutputCopy = Field(
         "async", description="Copy outputs to the host while the next step runs, or before it starts."
     )
-    max_payload_bytes: PayloadBytes | None = Field(
+    max_payload_bytes: Annotated[PayloadBytes | None, VLLM_ONLY] = Field(
         None, description="Bytes of one request's hand-off from the stage before, in its encoded form: 2 GiB if absent."
     )
-    max_payload_tensor_bytes: PayloadBytes | None = Field(
+    max_payload_tensor_bytes: Annotated[PayloadBytes | None, VLLM_ONLY] = Field(
         None, description="Bytes of each tensor in it: 1 GiB if absent."
     )
-    max_payload_entries: int | None = Field(
+    max_payload_entries: Annotated[int | None, VLLM_ONLY] = Field(
         None, ge=1, le=_MAX_ENTRIES, description="Named tensors and lists in it: 64 if absent."
     )
-    max_payload_items: int | None = Field(
-        None, ge=1, le=_MAX_TOKENS, description="Items of all its lists together, such as token ids: 1048576 if absent."
+    max_payload_items: Annotated[int | None, VLLM_ONLY] = Field(
+        None, ge=1, le=MAX_TOKENS, description="Items of all its lists together, such as token ids: 1048576 if absent."
     )
     load_timeout_s: Seconds = Field(1800.0, description="Loading and warming up may take so long.")
     step_timeout_s: Seconds = Field(
         600.0, description="A stage that has requests and says nothing for so long is taken for dead."
     )
-    devices: Devices | None = Field(
-        None, description="Visible devices of this stage, as in CUDA_VISIBLE_DEVICES, quoted: '0,1'."
-    )
+    devices: Annotated[
+        Devices | None, KeyNotes(pattern="must be device numbers or names with commas between them, such as '0,1'")
+    ] = Field(None, description="Visible devices of this stage, as in CUDA_VISIBLE_DEVICES, quoted: '0,1'.")
+    _name: str = PrivateAttr("")
+
+    @classmethod
+    def named(cls, name: str, **values: Any) -> Self:
+        """A stage outside of a profile, of the kind of the class; `values` are checked as a profile's keys are."""
+        (kind,) = get_args(cls.model_fields["kind"].annotation)
+        stage = cls.model_validate({"kind": kind, **values})
+        stage._name = name
+        return stage
+
+    @property
+    def name(self) -> str:
+        """The stage's key in the profile."""
+        return self._name
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def has_ranks_elsewhere(self) -> bool:
+        """Its ranks are processes of their own."""
+        return self.num_ranks > 1
+
+    @property
+    def streams(self) -> bool:
+        """It sends its output in parts, for requests that do not say it themselves."""
+        return False
 
 
-class ARStage(_Stage):
+class ARStageConfig(_Stage):
     """An autoregressive stage: makes tokens, on vLLM's engine. Keys are vLLM's engine arguments."""
 
-    kind: Literal["ar"] = Field(description="Autoregressive: makes tokens.")
+    kind: Annotated[Literal["ar"], _KIND] = Field(description="Autoregressive: makes tokens.")
     backend: Literal["vllm"] = Field("vllm", description="AR stages run on vLLM.")
     max_num_batched_tokens: Tokens | None = Field(None, description="Tokens in one engine step at most.")
     kv_cache_memory_bytes: int | None = Field(
@@ -130,16 +210,19 @@ class ARStage(_Stage):
         None, description="Reuse the KV cache of an equal beginning of an earlier prompt."
     )
     enable_chunked_prefill: bool | None = Field(None, description="Split long prompts over engine steps.")
-    distributed_executor_backend: Literal["mp", "ray"] | None = Field(
+    distributed_executor_backend: Annotated[
+        Literal["mp", "ray"] | None,
+        KeyNotes(
+            elsewhere={
+                "external_launcher": "that is for programs that start each rank themselves, as torchrun does; omni "
+                "starts the ranks: write `mp`"
+            }
+        ),
+    ] = Field(
         None, description="What starts the ranks of a parallel stage: `mp` on this machine, `ray` on CUDA devices."
     )
     system_prompt: Text | None = Field(
         None, description="What the model is told before every prompt; the checkpoint's own words if absent."
-    )
-    talker_prompt: TalkerPrompt = Field(
-        "full",
-        description="Qwen2.5-Omni's talker: `full` as published, `plain` as transformers 5.23 computes one prompt "
-        "(no codec embeddings and no M-RoPE positions of media in the prompt).",
     )
     cudagraph_mode: CudagraphMode = Field("none", description="What vLLM replays from CUDA graphs.")
     sampling: Sampling = Field(
@@ -147,88 +230,124 @@ class ARStage(_Stage):
         description="Defaults for requests: vLLM SamplingParams fields.",
     )
 
+    @property
+    def has_ranks_elsewhere(self) -> bool:
+        """Several are; a single one is where an executor was asked for."""
+        return self.num_ranks > 1 or self.distributed_executor_backend is not None
 
-class DiffusionStage(_Stage):
+
+class DiffusionStageConfig(_Stage):
     """A diffusion stage: a fixed number of denoising steps, on vLLM or on a diffusers pipeline."""
 
-    kind: Literal["diffusion"] = Field(description="Denoises in a fixed number of steps.")
-    backend: Literal["vllm", "diffusers"] = Field("diffusers", description="What runs the stage.")
+    kind: Annotated[Literal["diffusion"], _KIND] = Field(description="Denoises in a fixed number of steps.")
+    backend: Backend = Field("diffusers", description="What runs the stage.")
     num_inference_steps: int | None = Field(None, ge=1, le=1000, description="Denoising steps.")
     guidance_scale: float | None = Field(None, ge=0, le=1000, description="Strength of guidance.")
     negative_prompt: Text | None = Field(None, description="What the picture should not show.")
     height: Pixels | None = Field(None, description="Height of the picture in pixels.")
     width: Pixels | None = Field(None, description="Width of the picture in pixels.")
-    sway_coefficient: float | None = Field(
-        None, ge=-1, le=1, description="Bends the time steps towards the start (below 0); vLLM's token2wav."
-    )
     execution: Execution = Field("eager", description="How a denoising step runs.")
-    stream: bool | None = Field(
-        None,
-        description="Send audio in chunks as it is made, and begin each stage while the one before it still runs; "
-        "token2wav's, for requests that do not say it themselves.",
+    batching: Annotated[Batching, DIFFUSERS_ONLY] = Field(
+        "exact",
+        description="Requests of one batch run one after another, each with the output it has alone (`exact`), or as "
+        "one tensor, which is faster and changes outputs by rounding (`stacked`).",
     )
-    stream_first_chunk_codes: Codes | None = Field(None, description="Codec tokens in the first chunk: 24 if absent.")
-    stream_chunk_codes: Codes | None = Field(None, description="Codec tokens in each further chunk: 48 if absent.")
-    stream_context_codes: int | None = Field(
-        None, ge=0, le=_MAX_TOKENS, description="Codec tokens before a chunk that it is computed with: 24 if absent."
-    )
-    stream_look_ahead_codes: Codes | None = Field(
-        None, description="Codec tokens after a chunk that it waits for and is computed with: 24 if absent."
-    )
-    call: dict[ArgumentName, Scalar] = Field(
+    call: Annotated[dict[ArgumentName, Scalar], DIFFUSERS_ONLY] = Field(
         default_factory=dict,
         description="Further arguments of the pipeline call by diffusers' names, such as true_cfg_scale.",
     )
 
 
-Stage = Annotated[ARStage | DiffusionStage, Field(discriminator="kind")]
-STAGE_MODELS: dict[str, type[_Stage]] = {"ar": ARStage, "diffusion": DiffusionStage}
+StageConfig = ARStageConfig | DiffusionStageConfig
+STAGE_MODELS: dict[str, type[StageConfig]] = {"ar": ARStageConfig, "diffusion": DiffusionStageConfig}
 
 
-class Profile(_Strict):
+class EngineConfig(_Strict):
     """A model for `omni`: its checkpoint and its stages. One complete file per model."""
 
-    version: Literal[1] = Field(description="Version of this format.")
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = Field(
-        description="Name of the profile; `--profile NAME` for a bundled one."
-    )
+    version: Annotated[Literal[1], KeyNotes(missing="add `version: 1`")] = Field(description="Version of this format.")
+    name: Annotated[
+        str,
+        StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"),
+        KeyNotes(pattern="must be letters, digits, `.`, `_` and `-`, at most 100", missing="add `name: NAME`"),
+    ] = Field(description="Name of the profile; `--profile NAME` for a bundled one.")
     description: Annotated[str, StringConstraints(max_length=500)] = Field(
         "", description="One line for `omni profiles list`."
     )
-    model: NonEmpty = Field(
+    model: Annotated[NonEmpty, KeyNotes(missing="add `model: DIR` or a Hugging Face repo id")] = Field(
         description="Checkpoint: builtin:NAME (built locally), a folder, or a Hugging Face repo id.",
         examples=[BUILTIN_PREFIX + name for name in BUILTIN_NAMES],
     )
-    dtype: Dtype = Field(description="Type of weights and activations.")
-    seed: int = Field(0, ge=0, lt=2**32, description="Seed of every request that does not bring its own.")
-    stages: Annotated[dict[StageName, Stage], Field(min_length=1, max_length=MAX_STAGES)] = Field(
-        description="The stages in order, by name; each but the first names its input."
+    dtype: Annotated[Dtype, KeyNotes(missing="add `dtype: bfloat16`, `float16` or `float32`")] = Field(
+        description="Type of weights and activations."
     )
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of every request that does not bring its own.")
+    stages_by_name: Annotated[
+        dict[StageName, Annotated[StageConfig, Field(discriminator="kind")]],
+        Field(min_length=1, max_length=MAX_STAGES),
+        KeyNotes(
+            pattern="a stage's name is lower-case letters, digits, `_` and `-`, at most 64, a letter first",
+            missing="see `omni profiles show tiny-omni` for an example",
+        ),
+    ] = Field(alias="stages", description="The stages in order, by name; each but the first names its input.")
+    _trust_remote_code: bool = PrivateAttr(False)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Tell each stage its name."""
+        for name, stage in self.stages_by_name.items():
+            stage._name = name
+
+    @property
+    def trust_remote_code(self) -> bool:
+        """Code of the checkpoint may run, which only the command line can allow."""
+        return self._trust_remote_code
+
+    @property
+    def stages(self) -> tuple[StageConfig, ...]:
+        return tuple(self.stages_by_name.values())
+
+    @property
+    def backends(self) -> frozenset[str]:
+        """What runs the stages: `vllm`, `diffusers` or both."""
+        return frozenset(stage.backend for stage in self.stages)
+
+    def stage(self, name: str) -> StageConfig:
+        """The stage of that name; `KeyError` if there is none."""
+        return self.stages_by_name[name]
+
+    def with_stages(self, stages: Iterable[StageConfig]) -> EngineConfig:
+        """The same model with these stages."""
+        return self.model_copy(update={"stages_by_name": {stage.name: stage for stage in stages}})
+
+    def trusting_remote_code(self) -> EngineConfig:
+        """The same model, whose checkpoint's code may run."""
+        trusting = self.model_copy()
+        trusting._trust_remote_code = True
+        return trusting
 
 
-def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a profile, for editors' YAML language servers."""
-    schema = _without_null(Profile.model_json_schema())
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **schema,
-        "title": "omni profile",
-    }
+PROFILE_KEYS: dict[str, FieldInfo] = {key.alias or name: key for name, key in EngineConfig.model_fields.items()}
 
 
-def _without_null(node: Any) -> Any:
-    """The schema without `null` alternatives: an absent key, not an empty one, means the engine's default."""
-    if isinstance(node, list):
-        return [_without_null(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    node = {key: _without_null(value) for key, value in node.items() if not (key == "default" and value is None)}
-    if "patternProperties" in node:
-        node["additionalProperties"] = False
-    choices = [choice for choice in node.get("anyOf", ()) if choice != {"type": "null"}]
-    if len(choices) == 1:
-        del node["anyOf"]
-        node = {**choices[0], **node}
-    elif choices:
-        node["anyOf"] = choices
-    return node
+def profile_data(config: EngineConfig) -> dict[str, Any]:
+    """The profile that resolves to `config`: every key that has a value, defaults included, in reading order.
+
+    `trust_remote_code` is left out: no profile can say it.
+    """
+    top_level = config.model_dump(exclude={"stages_by_name"})
+    return {**top_level, "stages": {stage.name: _stage_data(stage) for stage in config.stages}}
+
+
+def _stage_data(stage: StageConfig) -> dict[str, Any]:
+    """The keys that have a value and an effect; those of the kind and the family go before those of all stages."""
+    values = stage.model_dump(exclude_none=True)
+    keys = type(stage).model_fields
+    own = [name for name in keys if name not in _Stage.model_fields]
+    mappings = [name for name in own if isinstance(values.get(name), dict)]
+    order = dict.fromkeys(["kind", "backend", "input", *(name for name in own if name not in mappings), *keys])
+    names = [name for name in order if name not in mappings] + [name for name in mappings if values[name]]
+    return {name: values[name] for name in names if name in values and _has_effect(keys[name], stage.backend)}
+
+
+def _has_effect(key: FieldInfo, backend: str) -> bool:
+    return notes_on(key).backend in (None, backend)

@@ -3,47 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from omni_cli.config import chain
 from omni_cli.config.diagnostics import Diagnostic
 from omni_cli.config.messages import describe, is_misspelt, missing_key, to_path, unknown_key, value_at
+from omni_cli.config.roles import family_of_model, stage_model
 from omni_cli.config.schema import (
     BUILTIN_NAMES,
     BUILTIN_PREFIX,
     MAX_STAGES,
     RESERVED_STAGE_NAMES,
+    SEVERAL_DEVICES,
     STAGE_MODELS,
-    DiffusionStage,
-    Profile,
+    Backend,
+    EngineConfig,
+    StageConfig,
+    notes_on,
 )
 from omni_cli.config.yaml_tree import Path, Tree
 from omni_cli.text import suggest, visible
 
-# What a diffusion stage needs vLLM or a diffusers pipeline for; elsewhere the key would do nothing.
-_BACKEND_OF_KEY = {
-    "max_model_len": "vllm",
-    "gpu_memory_utilization": "vllm",
-    "max_payload_bytes": "vllm",
-    "max_payload_tensor_bytes": "vllm",
-    "max_payload_entries": "vllm",
-    "max_payload_items": "vllm",
-    "sway_coefficient": "vllm",
-    "stream": "vllm",
-    "stream_first_chunk_codes": "vllm",
-    "stream_chunk_codes": "vllm",
-    "stream_context_codes": "vllm",
-    "stream_look_ahead_codes": "vllm",
-    "call": "diffusers",
-}
-_RANKS = ("tensor_parallel_size", "pipeline_parallel_size")
-SEVERAL_DEVICES = "for several devices start the whole model several times: `--replicas N`"
+Checked = TypeVar("Checked", bound=BaseModel)
 
 
-def validate(tree: Tree) -> Profile | None:
-    """The profile, or None; mistakes are added to `tree.diagnostics`.
+def validate(tree: Tree) -> EngineConfig | None:
+    """The configuration, or None; mistakes are added to `tree.diagnostics`.
 
     `tree` may be changed: a stage without a usable `kind` is given the likelier one, so that its other
     keys are checked as well.
@@ -52,14 +39,15 @@ def validate(tree: Tree) -> Profile | None:
         return None
     checker = _Checker(tree)
     checker.run()
-    return checker.profile if not tree.diagnostics else None
+    return checker.config if not tree.diagnostics else None
 
 
 class _Checker:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.data: dict[str, Any] = tree.data or {}
-        self.profile: Profile | None = None
+        self.config: EngineConfig | None = None
+        self.models: dict[str, type[StageConfig]] = {}
 
     def run(self) -> None:
         stages = self.data.get("stages")
@@ -112,14 +100,30 @@ class _Checker:
             stage["kind"] = _likely_kind(stage)
 
     def _check_schema(self) -> None:
+        family = family_of_model(self.data.get("model"))
+        stages = {}
+        for name, stage in self.stages.items():
+            if isinstance(stage, dict):
+                self.models[name] = stage_model(family, name, stage)
+                stages[name] = self._checked(self.models[name], stage, "stages", name)
+        # A stage whose mistakes are reported already takes part as it is: only what is said of its name is new.
+        data = self.data
+        if self.stages:
+            data = {**data, "stages": {name: stages.get(name) or stage for name, stage in self.stages.items()}}
+        self.config = self._checked(EngineConfig, data)
+
+    def _checked(self, model: type[Checked], data: Any, *path: str) -> Checked | None:
         try:
-            self.profile = Profile.model_validate(self.data)
+            return model.model_validate(data)
         except ValidationError as error:
             for detail in error.errors(include_url=False, include_input=False):
-                self._report(detail)
+                self._report({**detail, "loc": (*path, *detail["loc"])})
+            return None
 
     def _report(self, detail: Mapping[str, Any]) -> None:
         path = to_path(detail["loc"], self.data)
+        if detail["loc"][2:3] in (("ar",), ("diffusion",)) and path[1:2] and str(path[1]) in self.models:
+            return  # the generic class's view of a stage that has been checked by its own
         if detail["loc"][-1] == "constrained-str" and isinstance(value_at(self.data, path), list):
             return  # `stop` is a list: only what is wrong inside it counts
         if any(path[:end] in self.tree.faulty for end in range(1, len(path) + 1)):
@@ -129,13 +133,13 @@ class _Checker:
             if path or not is_misspelt(key, self.data):
                 self._add((*path, key), *missing_key(path, key), at_key=True)
         elif detail["type"] == "extra_forbidden":
-            self._add(path, *unknown_key(path, self.data), at_key=True)
+            self._add(path, *unknown_key(path, self.data, self.models), at_key=True)
         elif path[2:] == ("backend",):
             self._report_backend(path)
         elif detail["loc"][-1] == "[key]" and len(path) == 2:
-            self._add_stage_name(str(path[1]), *describe(detail, path, self.tree))
+            self._add_stage_name(str(path[1]), *describe(detail, path, self.tree, self.models))
         else:
-            self._add(path, *describe(detail, path, self.tree), at_key=detail["loc"][-1] == "[key]")
+            self._add(path, *describe(detail, path, self.tree, self.models), at_key=detail["loc"][-1] == "[key]")
 
     def _report_backend(self, path: Path) -> None:
         stage = self.stages[str(path[1])]
@@ -164,6 +168,7 @@ class _Checker:
             self._add_stage_name(name, f"a stage cannot be named `{name}`", hint)
         if not isinstance(stage, dict):
             return
+        self._check_backends(path, stage)
         if stage["kind"] == "ar":
             self._check_ar(path, stage)
         else:
@@ -202,28 +207,30 @@ class _Checker:
                 "raise it, or set `enable_chunked_prefill: true`",
             )
 
+    def _check_backends(self, path: Path, stage: Mapping[str, Any]) -> None:
+        """Refuse keys that have no effect with the stage's backend."""
+        keys = self.models[str(path[1])].model_fields
+        backend = stage.get("backend", keys["backend"].default)
+        for key in keys.keys() & stage.keys() if backend in get_args(Backend) else ():
+            notes = notes_on(keys[key])
+            if notes.backend not in (None, backend):
+                reason = f": {notes.reason}" if notes.reason else ""
+                message = f"`{key}` has no effect with `backend: {backend}`{reason}"
+                self._add((*path, key), message, notes.hint, at_key=True)
+
     def _check_diffusion(self, path: Path, stage: Mapping[str, Any]) -> None:
-        backend = stage.get("backend", "diffusers")
-        for key, needed in _BACKEND_OF_KEY.items():
-            if key in stage and backend in ("vllm", "diffusers") and backend != needed:
-                self._add((*path, key), f"`{key}` has no effect with `backend: {backend}`", at_key=True)
-        self._check_diffusion_ranks(path, stage, backend)
+        for key in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if stage.get("backend") == "vllm" and _integer(stage, key, 1) > 1:
+                message = f"`{key}` cannot be {stage[key]}: a diffusion stage on vLLM runs on one device"
+                self._add((*path, key), message, SEVERAL_DEVICES)
         call = stage.get("call")
         for name in call if isinstance(call, dict) else ():
             if name == "trust_remote_code":
-                self._add((*path, "call", name), *unknown_key((*path, "call", name), self.data), at_key=True)
-            if name in DiffusionStage.model_fields:
+                unknown = unknown_key((*path, "call", name), self.data, self.models)
+                self._add((*path, "call", name), *unknown, at_key=True)
+            if name in self.models[str(path[1])].model_fields:
                 message = f"`{name}` is a key of the stage itself, not of `call`"
                 self._add((*path, "call", name), message, "move it out of `call`", at_key=True)
-
-    def _check_diffusion_ranks(self, path: Path, stage: Mapping[str, Any], backend: Any) -> None:
-        for key in _RANKS:
-            if key in stage and backend == "diffusers":
-                message = f"`{key}` has no effect with `backend: diffusers`: a pipeline runs on one device"
-                self._add((*path, key), message, SEVERAL_DEVICES, at_key=True)
-            elif backend == "vllm" and _integer(stage, key, 1) > 1:
-                message = f"`{key}` cannot be {stage[key]}: a diffusion stage on vLLM runs on one device"
-                self._add((*path, key), message, SEVERAL_DEVICES)
 
 
 def _likely_kind(stage: Mapping[str, Any]) -> str:

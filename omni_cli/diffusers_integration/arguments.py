@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.prompt_length import check_prompt_lengths
 from omni_cli.diffusers_integration.requests import STANDARD_ARGUMENTS, DiffusionRequest, freeze
 from omni_cli.errors import InputError

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from omni_cli.config.engine_config import DiffusionStageConfig
-from omni_cli.config.validation import SEVERAL_DEVICES
+from omni_cli.config.schema import DiffusionStageConfig, notes_on
 from omni_cli.diffusers_integration.pipeline_run import find_denoiser
 from omni_cli.errors import StageError
 
@@ -15,20 +14,14 @@ if TYPE_CHECKING:
 
 def check_supported(config: DiffusionStageConfig) -> None:
     """`StageError` for what a stage on a diffusers pipeline cannot do; looks at the configuration only."""
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if getattr(config, name) != 1:
+    for name, key in type(config).model_fields.items():
+        notes = notes_on(key)
+        if notes.backend == "vllm" and getattr(config, name) != key.default:
+            reason = f": {notes.reason}" if notes.reason else ""
             raise StageError(
-                f"stage `{config.name}`: a diffusers pipeline runs in one process on one device, "
-                f"`{name}` cannot be {getattr(config, name)}",
+                f"stage `{config.name}`: `{name}` has no effect on a diffusers pipeline{reason}",
                 stage=config.name,
-                hint=SEVERAL_DEVICES,
-            )
-    for name in ("sway_coefficient", "max_model_len", "gpu_memory_utilization"):
-        if getattr(config, name) is not None:
-            raise StageError(
-                f"stage `{config.name}`: `{name}` has no effect on a diffusers pipeline",
-                stage=config.name,
-                hint=f"remove `{name}` from the stage",
+                hint=notes.hint or f"remove `{name}` from the stage",
             )
 
 

@@ -6,9 +6,9 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.arguments import MAX_PIXELS, PipelineCall, check_stage, resolve_request
 from omni_cli.diffusers_integration.batch_run import BatchRun, OnOutput, OnStep
 from omni_cli.diffusers_integration.execution import check_device, check_supported, prepare_execution
@@ -29,15 +29,13 @@ from omni_cli.execution.timeline import clock_for
 if TYPE_CHECKING:
     from omni_cli.execution.denoiser import Denoiser
 
-Batching = Literal["exact", "stacked"]
-
 _TAGS = frozenset({"weights", "kv_cache"})
 
 
 class DiffusersPipelineExecutor:
     """One text-to-image pipeline in this process.
 
-    `batching` says how the requests of a batch share the device:
+    The stage's `batching` says how the requests of a batch share the device:
 
     - "exact", the default: one pipeline call a request, back to back. The same seed gives the same picture bit for
       bit, whatever else is in the batch, and it is the picture of the plain diffusers call.
@@ -61,7 +59,6 @@ class DiffusersPipelineExecutor:
         device: str | None = None,
         trust_remote_code: bool = False,
         *,
-        batching: Batching = "exact",
         prompt_cache_entries: int = 64,
         max_pixels: int = MAX_PIXELS,
         make_pipeline: Callable[[], Any] | None = None,
@@ -78,7 +75,6 @@ class DiffusersPipelineExecutor:
         self.config = config
         self.model = model
         self.dtype = dtype
-        self.batching: Batching = batching
         self.max_pixels = max_pixels
         self.trust_remote_code = trust_remote_code
         self.prompt_cache_entries = prompt_cache_entries
@@ -132,7 +128,7 @@ class DiffusersPipelineExecutor:
             "execution": "eager" if self._denoiser is None else self._denoiser.execution,
             "device": self.device,
             "dtype": self.dtype,
-            "batching": self.batching,
+            "batching": self.config.batching,
             "output_copy": self._output_copy.mode,
             "output_type": runner.output_type,
             "step_callback": runner.step_callback,
@@ -229,7 +225,7 @@ class DiffusersPipelineExecutor:
             except OmniError as error:
                 finish(DiffusionOutput(request.request_id, "error", error=error))
                 continue
-            key = resolved.num_prompt_tokens if self.batching == "stacked" else request.request_id
+            key = resolved.num_prompt_tokens if self.config.batching == "stacked" else request.request_id
             groups.setdefault(key, []).append(resolved)
         return groups.values()
 

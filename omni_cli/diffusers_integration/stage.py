@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
@@ -40,6 +40,7 @@ class DiffusersStage:
     def settings(self) -> dict[str, Any]:
         effective = self.executor.effective
         return {
+            "batching": effective["batching"],
             "execution": effective["execution"],
             "output_copy": effective["output_copy"],
             "max_num_seqs": self.scheduler.max_num_seqs,

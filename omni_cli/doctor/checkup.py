@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omni_cli import __version__
-from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.schema import EngineConfig
 from omni_cli.doctor import machine
 from omni_cli.doctor.packages import (
     Package,

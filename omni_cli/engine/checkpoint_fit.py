@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from omni_cli.checkpoints.files import read_model_kind
-from omni_cli.config.engine_config import EngineConfig, StageConfig
+from omni_cli.config.schema import EngineConfig, StageConfig
 from omni_cli.errors import CheckpointError
 from omni_cli.models.registry import OMNI_ARCHITECTURE
 

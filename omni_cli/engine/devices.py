@@ -6,7 +6,7 @@ import importlib.util
 import os
 from pathlib import Path
 
-from omni_cli.config.engine_config import ARStageConfig, EngineConfig
+from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.errors import StageError, UsageError
 
 INSTALL_RAY = "install the extra `ray`: `pip install 'omni-cli[ray]'`"

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.checkpoints.resolve import is_built, read_model_kind, resolve_model
-from omni_cli.config.engine_config import DiffusionStageConfig, EngineConfig
+from omni_cli.config.roles import for_family
+from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.checkpoint_fit import check_fit
 from omni_cli.engine.devices import check_devices, has_cuda_device
 from omni_cli.engine.process.building import provide_in_child
@@ -24,6 +25,7 @@ from omni_cli.engine.process.stage_client import StageClient
 from omni_cli.engine.process.watchdog import Watchdog
 from omni_cli.engine.request_run import RequestRun
 from omni_cli.errors import OmniError, StageError
+from omni_cli.families import family_of
 from omni_cli.outputs import (
     Event,
     GenerateRequest,
@@ -112,8 +114,10 @@ class OmniLLM:
             model = await provide_in_child(model, self._fork_server)
             check_fit(self.config, model)
         architecture = read_model_kind(model)
+        family = family_of(architecture)
+        config = for_family(self.config, family) if family else self.config
         loop = asyncio.get_running_loop()
-        for stage in self.config.stages:
+        for stage in config.stages:
             spec = StageSpec(
                 stage=stage,
                 model=model,
@@ -321,7 +325,7 @@ def _load_groups(clients: list[StageClient]) -> list[list[StageClient]]:
 def _streams(request: GenerateRequest, config: EngineConfig) -> bool:
     if request.stream_audio is not None:
         return request.stream_audio
-    return any(isinstance(stage, DiffusionStageConfig) and stage.stream for stage in config.stages)
+    return any(stage.streams for stage in config.stages)
 
 
 def _with_memory(info: StageInfo, memory: MemoryReport) -> StageInfo:

@@ -23,7 +23,7 @@ from omni_cli.execution.host_buffers import HostBufferPool
 if TYPE_CHECKING:
     import torch
 
-    from omni_cli.config.engine_config import OutputCopy as Mode
+    from omni_cli.config.schema import OutputCopy as Mode
 
 
 @dataclass

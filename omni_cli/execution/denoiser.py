@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from omni_cli.config.engine_config import Execution
+from omni_cli.config.schema import Execution
 from omni_cli.errors import StageError
 from omni_cli.execution.engagement import ExecutionCounters
 from omni_cli.execution.graphs import MAX_GRAPHS, GraphBackend, GraphManager

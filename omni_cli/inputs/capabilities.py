@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omni_cli.config.engine_config import ARStageConfig, EngineConfig
+from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.errors import UsageError
 from omni_cli.outputs import Modality
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.schema import EngineConfig
 from omni_cli.outputs import StageInfo
 from omni_cli.profile_record import Overhead, Profile, StageProfile
 from omni_cli.profiling.activity import activity_of, launch_gaps

@@ -13,7 +13,7 @@ from omni_cli.bench.loaded_workload import LoadedWorkload
 from omni_cli.bench.metrics import Iteration
 from omni_cli.bench.schedule import Schedule
 from omni_cli.bench.workload import Workload
-from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.schema import EngineConfig
 from omni_cli.outputs import Event, StageInfo
 from omni_cli.stage.recording import (
     DescribeStage,

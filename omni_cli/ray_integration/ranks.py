@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from omni_cli.config.engine_config import ARStageConfig, StageConfig
+from omni_cli.config.schema import ARStageConfig, StageConfig
 
 
 @contextmanager

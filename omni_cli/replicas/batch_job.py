@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
-from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import OmniError
 from omni_cli.inputs.request_spec import RequestSpec
 from omni_cli.outputs import StageInfo

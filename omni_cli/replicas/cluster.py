@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.devices import INSTALL_RAY, has_ray
 from omni_cli.errors import OmniError, UsageError
 from omni_cli.ray_integration.cluster import RayCluster

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.schema import EngineConfig
 
 _THREADS = "OMP_NUM_THREADS"
 
@@ -45,10 +44,10 @@ def prepare_process(spec: ReplicaSpec) -> EngineConfig:
     if not given:
         return config
     stages = tuple(
-        dataclasses.replace(stage, devices=_among(given, stage.devices)) if stage.backend == "vllm" else stage
+        stage.model_copy(update={"devices": _among(given, stage.devices)}) if stage.backend == "vllm" else stage
         for stage in config.stages
     )
-    return dataclasses.replace(config, stages=stages)
+    return config.with_stages(stages)
 
 
 def _among(given: list[str], devices: str | None) -> str | None:

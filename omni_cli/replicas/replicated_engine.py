@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import OmniError, StageError
 from omni_cli.outputs import Event, GenerateRequest, RequestResult, StageInfo, StageLoading
 from omni_cli.replicas.cluster import cluster_for_replicas, ray_failure, replica_resources

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import OutputError
 from omni_cli.inputs.request_spec import RequestSpec
 from omni_cli.report.generate_json import result_document
@@ -28,7 +28,7 @@ class FinishedRequests:
 
     def __init__(self, folder: Path, config: EngineConfig) -> None:
         self.path = folder / FILE_NAME
-        self._config = _digest(dataclasses.asdict(config))
+        self._config = _digest([config.model_dump(), config.trust_remote_code])
 
     def read(self) -> dict[str, dict[str, Any]]:
         """Results by key, those whose files are still there; empty where there is no such file.

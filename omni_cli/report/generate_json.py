@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import OmniError
 from omni_cli.outputs import AudioOutput, StageInfo, StageTrace, TextOutput
 from omni_cli.report.records import RequestRecord, WrittenOutput

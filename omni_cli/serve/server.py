@@ -14,7 +14,7 @@ from typing import Any
 
 import uvicorn
 
-from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import UsageError
 from omni_cli.outputs import Event
 from omni_cli.serve.access_log import AccessLog, LibraryMessages

@@ -8,8 +8,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from omni_cli.config.bundled import bundled_profiles
-from omni_cli.config.engine_config import EngineConfig
 from omni_cli.config.loader import load_profile
+from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import DeadlineError, OmniError, StageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.outputs import AudioOutput, Event, GenerateRequest, Modality, RequestResult

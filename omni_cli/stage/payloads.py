@@ -22,7 +22,7 @@ from omni_cli.text import visible
 if TYPE_CHECKING:
     import torch
 
-    from omni_cli.config.engine_config import StageConfig
+    from omni_cli.config.schema import StageConfig
 
 _ITEMSIZE = {
     "float32": 4,

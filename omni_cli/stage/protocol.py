@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from omni_cli.config.engine_config import ARStageConfig, Dtype, StageConfig
+from omni_cli.config.schema import ARStageConfig, Dtype, StageConfig
 from omni_cli.stage.messages import AppendInput, Report, StageRequest
 
 

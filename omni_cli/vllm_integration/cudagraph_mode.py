@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from vllm.platforms import current_platform
 
-from omni_cli.config.engine_config import ARStageConfig
+from omni_cli.config.schema import ARStageConfig
 from omni_cli.errors import StageError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from vllm.platforms import current_platform
 
-from omni_cli.config.engine_config import CudagraphMode
+from omni_cli.config.schema import CudagraphMode
 
 # Of a device's memory; vLLM wants more than none.
 SMALLEST_SHARE = 1e-6

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as VllmRunner
 
-    from omni_cli.config.engine_config import OutputCopy
+    from omni_cli.config.schema import OutputCopy
 else:
     VllmRunner = object  # which of vLLM's runners is behind the mixins is said where they are used
 

@@ -32,7 +32,7 @@ from vllm.platforms import current_platform as current_platform  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 
-from omni_cli.config.engine_config import ARStageConfig  # noqa: E402
+from omni_cli.config.schema import ARStageConfig  # noqa: E402
 from omni_cli.errors import InputError, StageError  # noqa: E402
 from omni_cli.execution.ranges import mark  # noqa: E402
 from omni_cli.outputs import Message, Part  # noqa: E402
@@ -288,7 +288,7 @@ class TextStage(VllmStage):
 
     def sampling_params(self, request: StageRequest, **extra: Any) -> SamplingParams:
         assert isinstance(self.spec.stage, ARStageConfig)
-        given = {"seed": request.seed, **self.spec.stage.sampling, **request.sampling, **extra}
+        given = {"seed": request.seed, **self.spec.stage.sampling.given(), **request.sampling, **extra}
         try:
             return SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
         except (ValueError, TypeError, VLLMClientError) as error:
@@ -322,7 +322,7 @@ class TextStage(VllmStage):
     makes_text = True
 
     def max_tokens(self, request: StageRequest) -> int | None:
-        limit: int | None = request.sampling.get("max_tokens", self.spec.ar.sampling.get("max_tokens"))
+        limit: int | None = request.sampling.get("max_tokens", self.spec.ar.sampling.max_tokens)
         return limit
 
     def done(self, active: ActiveRequest, output: RequestOutput, now: float) -> RequestDone:

@@ -17,7 +17,7 @@ from omni_cli.vllm_integration.shared_memory import forget_cpu_channels, forget_
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
-    from omni_cli.config.engine_config import OutputCopy
+    from omni_cli.config.schema import OutputCopy
     from omni_cli.stage.payloads import PayloadLimits
 else:
     VllmWorker = object  # which of vLLM's workers is behind the mixin is said where it is used

@@ -15,7 +15,7 @@ from fuzz.documents import bombs, damage, json_text, mutate, yaml_text
 from omni_cli.config.bundled import bundled_profiles
 from omni_cli.config.diagnostics import InvalidProfileError
 from omni_cli.config.loader import load_profile
-from omni_cli.config.resolve import to_profile_data
+from omni_cli.config.schema import profile_data
 from omni_cli.config.yaml_writer import to_yaml
 from omni_cli.errors import ProfileError
 
@@ -91,6 +91,6 @@ def check(case: Case) -> str:
     except ProfileError as error:
         assert error.message
         return "rejected"
-    path.write_text(to_yaml(to_profile_data(config)), encoding="utf-8")
+    path.write_text(to_yaml(profile_data(config)), encoding="utf-8")
     assert load_profile(str(path)) == config, "what is shown is not what was read"
     return "accepted"

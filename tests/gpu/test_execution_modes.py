@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.execution.denoiser import prepare_denoiser
@@ -19,7 +19,7 @@ REQUESTS = {
 
 
 def start(folder, **settings) -> DiffusersPipelineExecutor:
-    stage = DiffusionStageConfig(name="image", num_inference_steps=STEPS, height=64, width=64, **settings)
+    stage = DiffusionStageConfig.named("image", num_inference_steps=STEPS, height=64, width=64, **settings)
     return DiffusersPipelineExecutor(stage, str(folder), "float32", "cuda")
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from omni_cli.compat.torchvision import ensure_torchvision_importable
-from omni_cli.config.engine_config import EngineConfig
 from omni_cli.config.loader import load_profile
+from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.outputs import Event, GenerateRequest, RequestResult
 

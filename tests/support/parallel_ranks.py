@@ -126,10 +126,10 @@ def run_talker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Tokens by request id, of rows that come late: every rank's engine gets them at the same steps."""
     from talker_rows import Runs, feeding_at_random
 
-    from omni_cli.config.engine_config import ARStageConfig
+    from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
     from omni_cli.stage.protocol import StageSpec, load_stage
 
-    stage = ARStageConfig(
+    stage = TalkerConfig.named(
         "talker", input="thinker", max_model_len=256, max_num_seqs=8, kv_cache_memory_bytes=16 << 20,
         sampling={"temperature": 0.0}, **arguments,
     )  # fmt: skip

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from omni_cli.config.loader import check_profile
+from omni_cli.config.schema import EngineConfig, StageConfig
 
 GOOD = """\
 version: 1
@@ -20,6 +22,12 @@ stages:
     backend: vllm
     input: thinker
 """
+
+
+def make_config(name: str, model: str, *stages: StageConfig, dtype: str = "float32", **values: Any) -> EngineConfig:
+    """A configuration as a profile's, of stages made by `named`."""
+    top_level = {"version": 1, "name": name, "model": model, "dtype": dtype, **values}
+    return EngineConfig.model_validate({**top_level, "stages": {stage.name: stage for stage in stages}})
 
 
 def write(folder: Path, text: str | bytes) -> Path:

@@ -1,6 +1,6 @@
 """Runs a talker on vLLM in this process, with the thinker's rows at once or late; a script: vLLM binds its process.
 
-Reads a JSON task from stdin: `model`, `stage` (fields of `ARStageConfig`), `requests` (`id`, `num_prompt`, `num_reply`,
+Reads a JSON task from stdin: `model`, `stage` (fields of `TalkerConfig`), `requests` (`id`, `num_prompt`, `num_reply`,
 `max_tokens`), and `ways` where not all of them are wanted. Writes JSON to the path in argv: for each way of feeding the
 same requests, their tokens and what happened; for several ranks `shared_memory`.
 """
@@ -25,10 +25,10 @@ def main() -> None:
     from omni_cli.compat.torchvision import ensure_torchvision_importable
 
     ensure_torchvision_importable()
-    from omni_cli.config.engine_config import ARStageConfig
+    from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
     from omni_cli.stage.protocol import StageSpec, load_stage
 
-    config = ARStageConfig("talker", input="thinker", **task["stage"])
+    config = TalkerConfig.named("talker", input="thinker", **task["stage"])
     stage = load_stage(StageSpec(config, task["model"], "Qwen2_5OmniModel", "float32", 0, False), lambda report: None)
     runs = Runs(stage, task["requests"])
     ways: dict[str, Callable[[], dict[str, Any]]] = {

@@ -52,11 +52,11 @@ def main() -> None:
     ensure_torchvision_importable()
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    from omni_cli.config.engine_config import ARStageConfig
+    from omni_cli.config.schema import ARStageConfig
     from omni_cli.stage.protocol import StageSpec, load_stage
 
     sampling = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
-    config = ARStageConfig("thinker", max_num_seqs=4, kv_cache_memory_bytes=64 << 20, sampling=sampling)
+    config = ARStageConfig.named("thinker", max_num_seqs=4, kv_cache_memory_bytes=64 << 20, sampling=sampling)
     spec = StageSpec(config, task["model"], "Qwen2_5OmniModel", "float32", 0, False)
     stage = load_stage(spec, lambda report: None)
     answers: dict[str, Any] = {"alone": run(stage, "alone")}

@@ -75,8 +75,8 @@ if TYPE_CHECKING:
     from omni_cli.bench.variants import Variant
     from omni_cli.bench.verdicts import Question
     from omni_cli.bench.workload import Workload
-    from omni_cli.config.engine_config import EngineConfig
     from omni_cli.config.gate_file import GateLimits
+    from omni_cli.config.schema import EngineConfig
 
 DEFAULT_BUDGET_S = 60.0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from omni_cli.cli.generate.printers import Printer
     from omni_cli.cli.generate.run import Engine, PendingRequest
     from omni_cli.cli.terminal.progress import Progress
-    from omni_cli.config.engine_config import EngineConfig
+    from omni_cli.config.schema import EngineConfig
     from omni_cli.inputs.request_spec import BadRequest, RequestSpec
 
 
@@ -188,7 +187,7 @@ def run_on_replicas(
 
 def _text_only(config: EngineConfig) -> EngineConfig:
     """Text is what the first stage makes; the others would be loaded for nothing."""
-    return dataclasses.replace(config, stages=config.stages[:1])
+    return config.with_stages(config.stages[:1])
 
 
 def _choose_progress(config: EngineConfig, num_requests: int, settings: RunSettings) -> Progress:

@@ -10,7 +10,7 @@ from typing import Any
 
 from omni_cli.cli.generate.run import PendingRequest
 from omni_cli.cli.terminal import console
-from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.jsonl import read_requests

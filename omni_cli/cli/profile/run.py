@@ -29,7 +29,7 @@ from omni_cli.report.units import seconds
 if TYPE_CHECKING:
     from omni_cli.bench.workload import Workload
     from omni_cli.cli.profile.command import Settings
-    from omni_cli.config.engine_config import EngineConfig
+    from omni_cli.config.schema import EngineConfig
 
 TRACE_NAME = "trace.json.gz"
 RECORD_NAME = "profile.json"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -42,7 +41,7 @@ from omni_cli.serve.limits import Limits
 if TYPE_CHECKING:
     import socket
 
-    from omni_cli.config.engine_config import EngineConfig
+    from omni_cli.config.schema import EngineConfig
     from omni_cli.serve.access_log import AccessLog
     from omni_cli.serve.server import Server
     from omni_cli.serve.supervisor import Engine
@@ -86,8 +85,9 @@ def serve(
         raise UsageError("the API key is empty", hint="leave `--api-key` and `OMNI_API_KEY` out to serve without one")
     config = load_profile(profile, overrides=set_ or [], model=model, trust_remote_code=trust_remote_code, seed=seed)
     if hang_timeout is not None:
-        stages = tuple(dataclasses.replace(stage, step_timeout_s=hang_timeout) for stage in config.stages)
-        config = dataclasses.replace(config, stages=stages)
+        config = config.with_stages(
+            stage.model_copy(update={"step_timeout_s": hang_timeout}) for stage in config.stages
+        )
     from omni_cli.serve.access_log import AccessLog
     from omni_cli.serve.server import Server, Settings, bind, is_loopback
 

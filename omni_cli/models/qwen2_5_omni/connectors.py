@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from omni_cli.config.engine_config import TalkerPrompt
 from omni_cli.errors import InputError
+from omni_cli.models.qwen2_5_omni.settings import TalkerPrompt
 from omni_cli.stage.payloads import PayloadError, integers_of, tensor_of
 
 MEDIA_FIELDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "audio_feature_lengths")

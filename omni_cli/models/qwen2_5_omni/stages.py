@@ -18,6 +18,7 @@ from omni_cli.models.qwen2_5_omni.connectors import (
     thinker_to_talker,
 )
 from omni_cli.models.qwen2_5_omni.partial_handoff import PartialHandoff
+from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
 from omni_cli.models.qwen2_5_omni.tensors import open_tensor
 from omni_cli.outputs import Message, Part
@@ -171,6 +172,8 @@ class TalkerStage(TextStage):
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         super().__init__(spec, emit)
+        assert isinstance(spec.stage, TalkerConfig)
+        self._talker_prompt = spec.stage.talker_prompt
         self.config = self.engine.vllm_config.model_config.hf_config
         # The checkpoint's generation_config.json is the thinker's; its end tokens mean nothing among codec ids.
         self.engine.input_processor.generation_config_fields = {}
@@ -205,7 +208,7 @@ class TalkerStage(TextStage):
             config=self.config,
             embed=self._embed,
             text_bos_token_id=int(speaker["bos_token"]),
-            talker_prompt=self.spec.ar.talker_prompt,
+            talker_prompt=self._talker_prompt,
             is_whole=not request.more_follows,
         )
         information = {**given.information(), MORE_CONDITIONS_FOLLOW: [int(request.more_follows)]}

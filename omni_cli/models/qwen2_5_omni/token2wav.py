@@ -17,7 +17,7 @@ from vllm.model_executor.layers.pooler import DispatchPooler, IdentityPooler
 from vllm.model_executor.models.interfaces import IsAttentionFree
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
-from omni_cli.config.engine_config import Execution
+from omni_cli.config.schema import Execution
 from omni_cli.execution.denoiser import Denoiser, prepare_denoiser
 from omni_cli.models.qwen2_5_omni.chunk_waveform import chunk_waveform, codes_per_block
 from omni_cli.models.qwen2_5_omni.speaker_embeddings import SpeakerEmbeddings

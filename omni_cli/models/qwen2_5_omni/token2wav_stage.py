@@ -12,13 +12,13 @@ import msgspec
 import torch
 from transformers import AutoConfig
 
-from omni_cli.config.engine_config import DiffusionStageConfig
 from omni_cli.errors import InputError, StageError
 from omni_cli.execution.denoiser import require_cuda
 from omni_cli.execution.ranges import Consecutive
 from omni_cli.execution.timeline import clock_for
 from omni_cli.models.qwen2_5_omni.chunks import Chunk, Chunker, ChunkSizes
 from omni_cli.models.qwen2_5_omni.connectors import spoken_codes
+from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
 from omni_cli.models.qwen2_5_omni.token2wav import Unwanted
 from omni_cli.stage.messages import (
@@ -73,7 +73,7 @@ class Token2WavStage(VllmStage):
     """A waveform from codec tokens."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
-        assert isinstance(spec.stage, DiffusionStageConfig)
+        assert isinstance(spec.stage, Token2WavConfig)
         execution = spec.stage.execution
         if execution == "cudagraph":
             require_cuda(stage=spec.stage.name, device=current_platform.device_type)
@@ -114,8 +114,8 @@ class Token2WavStage(VllmStage):
     @property
     def effective(self) -> dict[str, Any]:
         stage = self.spec.stage
-        assert isinstance(stage, DiffusionStageConfig)
-        modes = {"execution": self.denoiser.execution, "stream": bool(stage.stream)}
+        assert isinstance(stage, Token2WavConfig)
+        modes = {"execution": self.denoiser.execution, "stream": stage.streams}
         # transformers' vocoder brings its waveform to the host itself, and waits for it.
         return {**super().effective, **modes, "output_copy": "sync"}
 
@@ -136,7 +136,7 @@ class Token2WavStage(VllmStage):
 
     def _setting(self, request: StageRequest, name: str, default: float) -> float:
         stage = self.spec.stage
-        assert isinstance(stage, DiffusionStageConfig)
+        assert isinstance(stage, Token2WavConfig)
         given = request.diffusion.get(name, getattr(stage, name))
         return default if given is None else given
 
@@ -294,7 +294,7 @@ class Token2WavStage(VllmStage):
         }
 
 
-def chunk_sizes(stage: DiffusionStageConfig, codes_per_block: int) -> ChunkSizes:
+def chunk_sizes(stage: Token2WavConfig, codes_per_block: int) -> ChunkSizes:
     """The stage's, `ChunkSizes`' own where it says nothing; `StageError` unless all are whole blocks of attention."""
     keys = {
         "first": "stream_first_chunk_codes",

@@ -7,8 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from omni_cli.config.engine_config import CudagraphMode
-from omni_cli.config.schema import ARStage, Sampling
+from omni_cli.config.schema import ARStageConfig, CudagraphMode, Sampling
 
 vllm = pytest.importorskip("vllm")
 
@@ -35,7 +34,7 @@ OURS = {
 def test_keys_of_an_ar_stage_are_engine_arguments() -> None:
     from vllm.engine.arg_utils import EngineArgs
 
-    assert ARStage.model_fields.keys() - OURS <= {item.name for item in fields(EngineArgs)}
+    assert ARStageConfig.model_fields.keys() - OURS <= {item.name for item in fields(EngineArgs)}
 
 
 def test_cudagraph_modes() -> None:

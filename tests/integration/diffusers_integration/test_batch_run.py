@@ -7,7 +7,7 @@ import pytest
 from support.late_device import LateDevice
 
 from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.errors import InputError
@@ -19,7 +19,7 @@ PICTURE_BYTES = 64 * 64 * 3 + 1
 
 @pytest.fixture(scope="module")
 def executor():
-    stage = DiffusionStageConfig(name="image", num_inference_steps=STEPS, height=64, width=64)
+    stage = DiffusionStageConfig.named("image", num_inference_steps=STEPS, height=64, width=64)
     executor = DiffusersPipelineExecutor(stage, resolve_model("builtin:tiny-image"), "float32", "cpu")
     yield executor
     executor.shutdown()

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from support.stable_diffusion import build_stable_diffusion
 
 from omni_cli.checkpoints.builtin import build_checkpoint
-from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.loading import check_text_to_image
 from omni_cli.diffusers_integration.pixels import from_bytes, to_bytes
@@ -33,7 +33,7 @@ from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniErro
 
 MODELS = ("qwen_image", "stable_diffusion")
 STEPS = 3
-STAGE = DiffusionStageConfig(name="image", num_inference_steps=STEPS, height=64, width=64, max_num_seqs=4)
+STAGE = DiffusionStageConfig.named("image", num_inference_steps=STEPS, height=64, width=64, max_num_seqs=4)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_the_same_seed_gives_the_same_picture_whatever_else_is_in_the_batch(exec
 
 @pytest.mark.parametrize("model", MODELS)
 def test_stacked_pictures_differ_by_rounding_only(folders, plain, model):
-    executor = start(folders[model], batching="stacked")
+    executor = start(folders[model], STAGE.model_copy(update={"batching": "stacked"}))
     steps: list[str] = []
     requests = [DiffusionRequest(str(i), p, seed=i) for i, p in enumerate(["a cat", "a long dog", "a cat"])]
     outputs = run(executor, *requests, on_step=lambda name, done, total: steps.append(name))
@@ -362,7 +362,9 @@ def test_the_limit_of_a_templated_prompt_is_where_the_embeddings_are_cut(executo
 
 
 def test_values_come_from_the_request_then_the_stage_then_the_pipeline(folders):
-    stage = DiffusionStageConfig(name="image", height=32, negative_prompt="blurry", call={"eta": 0.5, "clip_skip": 1})
+    stage = DiffusionStageConfig.named(
+        name="image", height=32, negative_prompt="blurry", call={"eta": 0.5, "clip_skip": 1}
+    )
     executor = start(folders["stable_diffusion"], stage)
     resolved = executor.resolve(DiffusionRequest("0", "a cat", call={"eta": 0.0}))
     assert (resolved.height, resolved.width) == (32, 32), "sample_size 16 times VAE factor 2"
@@ -472,21 +474,21 @@ def test_pipelines_for_other_tasks_are_refused(name):
     [
         ({"tensor_parallel_size": 2}, StageError, "`tensor_parallel_size` cannot be 2"),
         ({"pipeline_parallel_size": 2}, StageError, "`pipeline_parallel_size` cannot be 2"),
-        ({"sway_coefficient": -1.0}, StageError, "`sway_coefficient` has no effect"),
+        ({"max_payload_items": 8}, StageError, "`max_payload_items` has no effect"),
         ({"call": {"true_cfg_scal": 1.0}}, UsageError, "stage `image`: the pipeline's call has no argument"),
         ({"guidance_scale": 3.0}, UsageError, "stage `image`: `guidance_scale` has no effect"),
     ],
 )
 def test_stage_settings_that_cannot_be_kept_are_refused_at_load(folders, changes, error, message):
     with pytest.raises(error, match=message) as caught:
-        start(folders["qwen_image"], DiffusionStageConfig(name="image", **changes))
+        start(folders["qwen_image"], DiffusionStageConfig.named("image", **changes))
     assert caught.value.hint
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test says that it lacks")
 def test_cudagraph_without_a_device_is_refused_before_anything_is_loaded(tmp_path):
     with pytest.raises(StageError) as caught:
-        start(tmp_path / "nowhere", DiffusionStageConfig(name="image", execution="cudagraph"))
+        start(tmp_path / "nowhere", DiffusionStageConfig.named("image", execution="cudagraph"))
     assert (
         caught.value.message == "stage `image`: `execution: cudagraph` needs a CUDA device, and this machine has none"
     )
@@ -495,7 +497,9 @@ def test_cudagraph_without_a_device_is_refused_before_anything_is_loaded(tmp_pat
 
 @pytest.mark.slow
 def test_compiled_blocks_run_and_make_nearly_the_same_picture(folders, plain):
-    stage = DiffusionStageConfig(name="image", num_inference_steps=STEPS, height=64, width=64, execution="compile")
+    stage = DiffusionStageConfig.named(
+        name="image", num_inference_steps=STEPS, height=64, width=64, execution="compile"
+    )
     executor = start(folders["qwen_image"], stage)
     assert executor.effective["execution"] == "compile"
     assert (executor.engagement["compiled_regions"], executor.engagement["compiled_graphs"]) == (2, 0)
@@ -509,7 +513,9 @@ def test_compiled_blocks_run_and_make_nearly_the_same_picture(folders, plain):
 
 
 def test_eager_calls_and_copies_are_counted_and_the_copy_of_a_cpu_is_none(folders):
-    stage = DiffusionStageConfig(name="image", num_inference_steps=STEPS, height=64, width=64, output_copy="async")
+    stage = DiffusionStageConfig.named(
+        name="image", num_inference_steps=STEPS, height=64, width=64, output_copy="async"
+    )
     executor = start(folders["qwen_image"], stage)
     picture(executor, DiffusionRequest("0", "a cat"))
     engagement = executor.engagement
@@ -642,11 +648,11 @@ class Blocker:
             raise ImportError(f"{name} is blocked")
 
 sys.meta_path.insert(0, Blocker())
-from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 
-stage = DiffusionStageConfig(name="image", num_inference_steps=2, height=64, width=64)
+stage = DiffusionStageConfig.named("image", num_inference_steps=2, height=64, width=64)
 executor = DiffusersPipelineExecutor(stage, sys.argv[1], "float32", "cpu")
 output = executor.execute_model(DiffusionSchedulerOutput((DiffusionRequest("0", "a cat"),)))
 executor.shutdown()
@@ -660,7 +666,7 @@ print(output.outputs[0].pixels.shape, any(name.startswith("vllm") for name in sy
 
 
 def test_a_single_step_that_a_schedule_cannot_make_is_the_requests_fault(folders):
-    executor = start(folders["qwen_image"], DiffusionStageConfig(name="image"))
+    executor = start(folders["qwen_image"], DiffusionStageConfig.named("image"))
     try:
         request = DiffusionRequest("a", "a boat", num_inference_steps=1)
         (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs

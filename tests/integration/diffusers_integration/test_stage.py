@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.config.engine_config import DiffusionStageConfig
+from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.stage.messages import Progress, RequestDone, StageRequest
 from omni_cli.stage.protocol import StageSpec
@@ -13,7 +13,7 @@ from omni_cli.stage.protocol import StageSpec
 
 @pytest.fixture(scope="module")
 def spec() -> StageSpec:
-    stage = DiffusionStageConfig(name="image", height=64, width=64, num_inference_steps=6)
+    stage = DiffusionStageConfig.named("image", height=64, width=64, num_inference_steps=6)
     return StageSpec(stage, resolve_model("builtin:tiny-image"), "QwenImagePipeline", "float32", 0, False)
 
 

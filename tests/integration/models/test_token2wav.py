@@ -15,9 +15,10 @@ from transformers import AutoConfig  # noqa: E402
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel  # noqa: E402
 
 from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
-from omni_cli.config.engine_config import DiffusionStageConfig, Execution  # noqa: E402
+from omni_cli.config.schema import Execution  # noqa: E402
 from omni_cli.errors import StageError  # noqa: E402
 from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser  # noqa: E402
+from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
 from omni_cli.models.qwen2_5_omni.speaker_embeddings import SpeakerEmbeddings  # noqa: E402
 from omni_cli.stage.messages import Progress, RequestDone, StageRequest, WaveformChunk  # noqa: E402
 from omni_cli.stage.payloads import encode_additional_information  # noqa: E402
@@ -104,7 +105,7 @@ def test_compiled_blocks_serve_every_number_of_codes():
 
 
 def spec(execution: Execution) -> StageSpec:
-    stage = DiffusionStageConfig(
+    stage = Token2WavConfig.named(
         name="token2wav", backend="vllm", input="talker", num_inference_steps=4, execution=execution
     )
     return StageSpec(stage, resolve_model("builtin:tiny-omni"), "Qwen2_5OmniModel", "float32", 0, False)

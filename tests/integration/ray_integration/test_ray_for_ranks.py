@@ -14,13 +14,13 @@ import json, signal, sys
 import omni_cli.engine.process.preload_vllm
 assert "ray" in sys.modules
 import ray
-from omni_cli.config.engine_config import ARStageConfig
+from omni_cli.config.schema import ARStageConfig
 from omni_cli.ray_integration.ranks import ray_for_ranks
 
 before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-with ray_for_ranks(ARStageConfig("thinker")):
+with ray_for_ranks(ARStageConfig.named("thinker")):
     assert not ray.is_initialized()
-with ray_for_ranks(ARStageConfig("thinker", distributed_executor_backend="ray")):
+with ray_for_ranks(ARStageConfig.named("thinker", distributed_executor_backend="ray")):
     assert {number: signal.getsignal(number) for number in before} == before
     import multiprocessing.shared_memory
 

@@ -8,8 +8,8 @@ import pytest
 from vllm.config import CompilationConfig, CUDAGraphMode
 from vllm.v1.attention.backend import AttentionCGSupport
 
-from omni_cli.config.engine_config import ARStageConfig
 from omni_cli.config.loader import load_profile
+from omni_cli.config.schema import ARStageConfig
 from omni_cli.engine.devices import has_cuda_device
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.engine.process.fork_server import ForkServer
@@ -38,12 +38,12 @@ def test_a_mode_without_a_device_is_refused_before_anything_is_started(mode, mon
 def test_vllm_for_cpus_refuses_it_as_well(mode):
     """On a machine that has a device and the other vLLM."""
     with pytest.raises(StageError, match="needs a CUDA device, and the installed vLLM is for CPUs"):
-        check_platform(ARStageConfig("thinker", cudagraph_mode=mode))
-    check_platform(ARStageConfig("thinker"))
+        check_platform(ARStageConfig.named("thinker", cudagraph_mode=mode))
+    check_platform(ARStageConfig.named("thinker"))
 
 
 def test_less_than_asked_for_is_an_error_with_vllms_own_reason():
-    stage = ARStageConfig("thinker", cudagraph_mode="full")
+    stage = ARStageConfig.named("thinker", cudagraph_mode="full")
     compilation = CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL, mode=0)
     with ModeMessages() as messages:
         settled = compilation.resolve_cudagraph_mode_and_sizes(AttentionCGSupport.UNIFORM_BATCH, "FlashAttention2")
@@ -57,8 +57,8 @@ def test_less_than_asked_for_is_an_error_with_vllms_own_reason():
 
 
 def test_a_mode_for_which_nothing_was_captured_is_an_error():
-    stage = ARStageConfig("thinker", cudagraph_mode="piecewise")
+    stage = ARStageConfig.named("thinker", cudagraph_mode="piecewise")
     with pytest.raises(StageError, match="vLLM has captured no graph"):
         check_settled(stage, "piecewise", {"graphs_captured": 0}, ModeMessages())
     check_settled(stage, "piecewise", {"graphs_captured": 1}, ModeMessages())
-    check_settled(ARStageConfig("thinker"), "none", {"graphs_captured": 0}, ModeMessages())
+    check_settled(ARStageConfig.named("thinker"), "none", {"graphs_captured": 0}, ModeMessages())

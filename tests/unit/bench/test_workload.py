@@ -58,8 +58,8 @@ def test_every_ar_stage_makes_exactly_as_many_tokens_as_asked_for() -> None:
     fixed = with_fixed_work(CONFIG, 7)
     for name in ("thinker", "talker"):
         sampling = fixed.stage(name).sampling
-        assert (sampling["max_tokens"], sampling["min_tokens"], sampling["ignore_eos"]) == (7, 7, True)
-    assert fixed.stage("talker").sampling["repetition_penalty"] == 1.05
+        assert (sampling.max_tokens, sampling.min_tokens, sampling.ignore_eos) == (7, 7, True)
+    assert fixed.stage("talker").sampling.repetition_penalty == 1.05
     assert fixed.stage("token2wav") == CONFIG.stage("token2wav")
 
 
@@ -67,8 +67,8 @@ def test_a_length_that_was_set_for_a_stage_holds_for_it() -> None:
     overrides = ("talker.sampling.max_tokens=50", "thinker.max_num_seqs=2")
     assert lengths_given_by(overrides) == ("talker",)
     fixed = with_fixed_work(load_profile("tiny-omni", overrides), 7, lengths_given_by(overrides))
-    assert fixed.stage("talker").sampling["min_tokens"] == 50
-    assert fixed.stage("thinker").sampling["min_tokens"] == 7
+    assert fixed.stage("talker").sampling.min_tokens == 50
+    assert fixed.stage("thinker").sampling.min_tokens == 7
 
 
 def test_the_description_tells_workloads_apart() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from omni_cli.config.engine_config import EngineConfig
+from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import CheckpointError, InputError, StageError
 from omni_cli.outputs import (
     AudioOutput,

@@ -6,15 +6,16 @@ import json
 from pathlib import Path
 
 import numpy as np
+from support.profile_text import make_config
 
-from omni_cli.config.engine_config import ARStageConfig, EngineConfig
+from omni_cli.config.schema import ARStageConfig
 from omni_cli.errors import StageError
 from omni_cli.outputs import AudioOutput, ImageOutput, StageInfo, StageTrace, TextOutput
 from omni_cli.report.generate_json import generate_document
 from omni_cli.report.generate_text import file_line, loaded_lines, summary_line
 from omni_cli.report.records import RequestRecord, WrittenOutput
 
-CONFIG = EngineConfig("tiny-omni", "", "builtin:tiny-omni", "float32", (ARStageConfig("thinker"),), seed=3)
+CONFIG = make_config("tiny-omni", "builtin:tiny-omni", ARStageConfig.named("thinker"), seed=3)
 STAGE = StageInfo(
     "thinker", "ar", 4.1, {"device": 0, "host": 123 * 2**20}, {"cudagraph_mode": "none", "output_copy": "async"}
 )

@@ -11,32 +11,23 @@ import numpy as np
 import pytest
 import soundfile
 from PIL import Image
+from support.profile_text import make_config
 
-from omni_cli.config.engine_config import ARStageConfig, DiffusionStageConfig, EngineConfig
+from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs import audio as audio_module
 from omni_cli.inputs.audio import load_audio
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.images import load_image
 
-OMNI = EngineConfig(
-    name="tiny-omni",
-    description="",
-    model="builtin:tiny-omni",
-    dtype="float32",
-    stages=(
-        ARStageConfig("thinker"),
-        ARStageConfig("talker", input="thinker"),
-        DiffusionStageConfig("token2wav", backend="vllm", input="talker"),
-    ),
+OMNI = make_config(
+    "tiny-omni",
+    "builtin:tiny-omni",
+    ARStageConfig.named("thinker"),
+    ARStageConfig.named("talker", input="thinker"),
+    DiffusionStageConfig.named("token2wav", backend="vllm", input="talker"),
 )
-IMAGE = EngineConfig(
-    name="tiny-image",
-    description="",
-    model="builtin:tiny-image",
-    dtype="float32",
-    stages=(DiffusionStageConfig("image"),),
-)
+IMAGE = make_config("tiny-image", "builtin:tiny-image", DiffusionStageConfig.named("image"))
 
 
 def no_warning(message: str) -> None:

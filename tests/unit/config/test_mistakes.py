@@ -32,7 +32,7 @@ SINGLE = {
     ),
     "sampling key in the stage": (
         ("    kind: ar\n", "    kind: ar\n    top_k: 3\n"),
-        "8:5 'top_k': unknown key `top_k` in stage `thinker` (`top_k` belongs into this stage's `sampling`)",
+        "8:5 'top_k': unknown key `top_k` in stage `thinker` (`top_k` belongs in this stage's `sampling`)",
     ),
     "profile key in the stage": (
         ("    kind: ar\n", "    kind: ar\n    dtype: float32\n"),
@@ -41,11 +41,11 @@ SINGLE = {
     "stage key at the top": (
         ("dtype:", "max_num_seqs: 3\ndtype:"),
         "4:1 'max_num_seqs': unknown key `max_num_seqs` "
-        "(`max_num_seqs` belongs into a stage: `thinker.max_num_seqs` or `vocoder.max_num_seqs`)",
+        "(`max_num_seqs` belongs in a stage: `thinker.max_num_seqs` or `vocoder.max_num_seqs`)",
     ),
     "sampling key at the top": (
         ("dtype:", "top_k: 3\ndtype:"),
-        "4:1 'top_k': unknown key `top_k` (`top_k` belongs into a stage's `sampling`: `thinker.sampling.top_k`)",
+        "4:1 'top_k': unknown key `top_k` (`top_k` belongs in a stage's `sampling`: `thinker.sampling.top_k`)",
     ),
     "key of the other kind": (
         ("    kind: ar\n", "    kind: ar\n    height: 64\n"),
@@ -158,8 +158,29 @@ SINGLE = {
         "11:14 'difusers': invalid value for `backend`: expected one of vllm, diffusers (did you mean `diffusers`?)",
     ),
     "key that the backend lacks": (
-        ("backend: vllm\n", "backend: diffusers\n    sway_coefficient: -1\n"),
-        "12:5 'sway_coefficient': `sway_coefficient` has no effect with `backend: diffusers`",
+        ("backend: vllm\n", "backend: diffusers\n    max_payload_items: 1\n"),
+        "12:5 'max_payload_items': `max_payload_items` has no effect with `backend: diffusers`",
+    ),
+    "key of the other backend": (
+        ("backend: vllm\n", "backend: vllm\n    batching: stacked\n"),
+        "12:5 'batching': `batching` has no effect with `backend: vllm`",
+    ),
+    "key of another stage of the family": (
+        ("backend: vllm\n", "backend: vllm\n    sway_coefficient: -1\n"),
+        "12:5 'sway_coefficient': unknown key `sway_coefficient` in stage `vocoder` "
+        "(`sway_coefficient` is a key of Qwen2.5-Omni's stage `token2wav`)",
+    ),
+    "key of a family with another backend": (
+        ("vocoder:\n    kind: diffusion\n    backend: vllm\n", "token2wav:\n    kind: diffusion\n    stream: true\n"),
+        "11:5 'stream': `stream` has no effect with `backend: diffusers`",
+    ),
+    "misspelt key of a family": (
+        ("vocoder:\n    kind: diffusion\n", "token2wav:\n    kind: diffusion\n    sway_coeficient: -1\n"),
+        "11:5 'sway_coeficient': unknown key `sway_coeficient` in stage `token2wav` (did you mean `sway_coefficient`?)",
+    ),
+    "wrong value of a family's key": (
+        ("vocoder:\n    kind: diffusion\n", "token2wav:\n    kind: diffusion\n    stream_chunk_codes: none\n"),
+        "11:25 'none': invalid type for `stream_chunk_codes`: expected an integer, got the text \"none\"",
     ),
     "call on vllm": (
         ("backend: vllm\n", "backend: vllm\n    call: {x: 1}\n"),

@@ -24,7 +24,7 @@ def test_keys_of_stages_of_sampling_and_of_the_profile() -> None:
     thinker = config.stage("thinker")
     assert config.dtype == "bfloat16"
     assert thinker.max_num_seqs == 4
-    assert thinker.sampling == {"temperature": 0.5, "max_tokens": 64, "stop": ["a", "b: c"]}
+    assert thinker.sampling.given() == {"temperature": 0.5, "max_tokens": 64, "stop": ["a", "b: c"]}
     assert thinker.enable_prefix_caching is False
     assert config.stage("token2wav").execution == "compile"
     assert config.stage("token2wav").guidance_scale == pytest.approx(0.1)
@@ -38,7 +38,7 @@ def test_the_last_one_wins_and_mends_what_came_before() -> None:
 def test_null_removes_a_key() -> None:
     config = load_profile("tiny-omni", ["thinker.max_model_len=null", "talker.sampling=null"])
     assert config.stage("thinker").max_model_len is None
-    assert config.stage("talker").sampling == {}
+    assert config.stage("talker").sampling.given() == {}
 
 
 def test_new_sampling_and_call_mappings() -> None:

@@ -4,8 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.profile_text import make_config
 
-from omni_cli.config.engine_config import ARStageConfig, DiffusionStageConfig, EngineConfig
+from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig
 from omni_cli.doctor.checkup import Facts, Problem, find_problems, is_downloaded, judge
 from omni_cli.doctor.machine import Cpu, Folder, Gpu, Gpus, Memory
 from omni_cli.doctor.packages import Package, TorchProbe
@@ -166,21 +167,17 @@ def test_cache_that_cannot_be_used(folder: Folder) -> None:
     assert problem.blocks == {"vllm", "diffusers"}
 
 
-OMNI = EngineConfig(
-    "tiny",
-    "",
-    "builtin:tiny-omni",
-    "float32",
-    (ARStageConfig("a"), DiffusionStageConfig("b", backend="vllm")),
+OMNI = make_config(
+    "tiny", "builtin:tiny-omni", ARStageConfig.named("a"), DiffusionStageConfig.named("b", backend="vllm")
 )
-IMAGE = EngineConfig("image", "", "Qwen/Qwen-Image", "bfloat16", (DiffusionStageConfig("image"),))
+IMAGE = make_config("image", "Qwen/Qwen-Image", DiffusionStageConfig.named("image"), dtype="bfloat16")
 
 
 def test_missing_vllm_blocks_only_profiles_that_use_it() -> None:
     without = facts(vllm_cpu=None)
     problems = find_problems(without)
     assert judge(OMNI, without, problems).missing == ("vLLM, see below",)
-    tiny_image = replace(IMAGE, model="builtin:tiny-image")
+    tiny_image = IMAGE.model_copy(update={"model": "builtin:tiny-image"})
     assert judge(tiny_image, without, problems).missing == ()
 
 

@@ -1,0 +1,86 @@
+"""From a profile's stage to the class that declares its keys: its family's own, or the generic one of its kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from omni_cli.config.schema import BUILTIN_PREFIX, STAGE_MODELS, EngineConfig, StageConfig
+from omni_cli.errors import CheckpointError
+from omni_cli.families import Family, StageRole, families, family_of, load
+from omni_cli.text import suggest
+
+
+def family_of_model(model: Any) -> Family | None:
+    """The family of a profile's `model`, as far as it shows without a download; None where it does not."""
+    if not isinstance(model, str):
+        return None
+    if model.startswith(BUILTIN_PREFIX):
+        name = model.removeprefix(BUILTIN_PREFIX)
+        return next((family for family in families().values() if name in family.builtins), None)
+    try:
+        config = json.loads(Path(model, "config.json").read_bytes())
+        (architecture, *_) = config["architectures"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not a folder, or not a transformers checkpoint: what is wrong with it is reported when it loads
+    return family_of(architecture) if isinstance(architecture, str) else None
+
+
+def stage_model(family: Family | None, name: str, stage: Mapping[str, Any]) -> type[StageConfig]:
+    """The class for a stage with a usable `kind`.
+
+    Where the family is not known, the stage's name and kind decide; of several families, the one with most of its keys.
+    """
+    kind = stage["kind"]
+    candidates = [
+        settings_of(role)
+        for one in ([family] if family else families().values())
+        if (role := one.role(name)) and role.kind == kind and role.settings
+    ]
+    return max(candidates, key=lambda model: len(model.model_fields.keys() & stage.keys()), default=STAGE_MODELS[kind])
+
+
+def settings_of(role: StageRole) -> type[StageConfig]:
+    """The class that declares the keys of a role's stage."""
+    model: type[StageConfig] = load(role.settings) if role.settings else STAGE_MODELS[role.kind]
+    return model
+
+
+def family_roles(kind: str | None = None) -> Iterator[tuple[Family, StageRole]]:
+    """The installed families' roles that have keys of their own."""
+    for family in families().values():
+        for role in family.roles:
+            if role.settings and kind in (None, role.kind):
+                yield family, role
+
+
+def family_models(kind: str) -> list[type[StageConfig]]:
+    """The classes with keys of their own, each once."""
+    return list(dict.fromkeys(settings_of(role) for _, role in family_roles(kind)))
+
+
+def for_family(config: EngineConfig, family: Family) -> EngineConfig:
+    """The configuration with the stages' classes of the family, now that it is known.
+
+    Raises `CheckpointError` where a stage has keys that belong to another family.
+    """
+    return config.with_stages(_for_role(stage, family) for stage in config.stages)
+
+
+def _for_role(stage: StageConfig, family: Family) -> StageConfig:
+    role = family.role(stage.name)
+    model = settings_of(role) if role and role.kind == stage.kind else STAGE_MODELS[stage.kind]
+    if isinstance(stage, model):
+        return stage
+    try:
+        return model.named(stage.name, **stage.model_dump(exclude_unset=True))
+    except ValidationError as error:
+        key = str(error.errors()[0]["loc"][0])
+        raise CheckpointError(
+            f"the checkpoint is a {family.title}, whose stage `{stage.name}` has no key `{key}`",
+            hint=suggest(key, model.model_fields) or f"remove `{key}`, or choose another checkpoint (`--model`)",
+        ) from error

@@ -1,0 +1,50 @@
+"""Profile keys that only Qwen2.5-Omni's stages have."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from omni_cli.config.schema import MAX_TOKENS, VLLM_ONLY, ARStageConfig, Codes, DiffusionStageConfig
+
+TalkerPrompt = Literal["full", "plain"]
+
+
+class TalkerConfig(ARStageConfig):
+    """Keys of the talker."""
+
+    talker_prompt: TalkerPrompt = Field(
+        "full",
+        description="Qwen2.5-Omni's talker: `full` as published, `plain` as transformers 5.23 computes one prompt "
+        "(no codec embeddings and no M-RoPE positions of media in the prompt).",
+    )
+
+
+class Token2WavConfig(DiffusionStageConfig):
+    """Keys of token2wav."""
+
+    sway_coefficient: Annotated[float | None, VLLM_ONLY] = Field(
+        None, ge=-1, le=1, description="Bends the time steps towards the start (below 0); vLLM's token2wav."
+    )
+    stream: Annotated[bool | None, VLLM_ONLY] = Field(
+        None,
+        description="Send audio in chunks as it is made, and begin each stage while the one before it still runs; "
+        "token2wav's, for requests that do not say it themselves.",
+    )
+    stream_first_chunk_codes: Annotated[Codes | None, VLLM_ONLY] = Field(
+        None, description="Codec tokens in the first chunk: 24 if absent."
+    )
+    stream_chunk_codes: Annotated[Codes | None, VLLM_ONLY] = Field(
+        None, description="Codec tokens in each further chunk: 48 if absent."
+    )
+    stream_context_codes: Annotated[int | None, VLLM_ONLY] = Field(
+        None, ge=0, le=MAX_TOKENS, description="Codec tokens before a chunk that it is computed with: 24 if absent."
+    )
+    stream_look_ahead_codes: Annotated[Codes | None, VLLM_ONLY] = Field(
+        None, description="Codec tokens after a chunk that it waits for and is computed with: 24 if absent."
+    )
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.stream)
