@@ -1,15 +1,15 @@
-# `make demo` and `make test` each start from a bare clone: Python 3.11 or newer and make are all they need.
+# `make demo` and `make test` each start from a bare clone and need only Python 3.11 or newer and make.
 #
-#   EXTRA=cpu|cuda   what to install; default: cuda where NVIDIA's driver lists a GPU, else cpu
-#   PYTHON=python3.x which Python; default: the first of 3.11 or newer
-#   PARALLEL=        integration tests one after another; default: two test files at once
-#   TORCH_INDEX=URL  where torch's CPU build comes from; empty: only where pip's own settings point
+#   EXTRA=cpu|cuda   extra to install; default: cuda if NVIDIA's driver lists a GPU, else cpu
+#   PYTHON=python3.x Python to use; default: the first found of 3.11 or newer
+#   PARALLEL=        run integration tests sequentially; default: two test files at once
+#   TORCH_INDEX=URL  index of torch's CPU build; empty: only the indexes of pip's own settings
 
 EXTRA ?= auto
 VENV ?= .venv
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 OUT ?= out/demo
-# Most of an integration test is one process that imports and loads: two side by side keep two cores busy.
+# An integration test mostly imports and loads in one process: two in parallel keep two cores busy.
 PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -20,17 +20,17 @@ INSTALL = $(PYTHON) scripts/install.py --venv $(VENV) --extra $(EXTRA) --torch-i
 .NOTPARALLEL:
 .PHONY: help demo test test-fast lint format unit hooks integration browser install dev clean python
 
-help: ## this list
+help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: install ## install if needed, then make text, speech and a picture
+demo: install ## install if needed, then generate text, speech and an image
 	$(BIN)/omni generate --profile tiny-omni --output-dir $(OUT)/speech "hello"
-	$(BIN)/omni generate --profile tiny-image --output-dir $(OUT)/picture "a red lighthouse at dusk"
-	@echo "Done. The files are in $(OUT)/speech and $(OUT)/picture. The weights are random, so is what they say."
+	$(BIN)/omni generate --profile tiny-image --output-dir $(OUT)/image "a red lighthouse at dusk"
+	@echo "Done. The files are in $(OUT)/speech and $(OUT)/image. The weights are random, and so is the output."
 
-test: lint unit integration ## install if needed, then everything that a change must pass
+test: lint unit integration ## install if needed, then run everything that a change must pass
 
-lint: dev ## style, types and import rules
+lint: dev ## check style, prose, types and import rules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -40,25 +40,25 @@ format: dev ## rewrite the code in the project's style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-test-fast: dev ## in under 20 s: the unit tests but those that simulate, draw pages or start processes
+test-fast: dev ## unit tests in under 20 s, without simulations, page rendering and processes
 	@$(BIN)/python -m pytest -q tests/unit -m "not slow"
 
-unit: dev ## all unit tests, without torch
+unit: dev ## run all unit tests, without torch
 	@$(BIN)/python -m pytest -q tests/unit
 
-hooks: dev ## check style at each commit, types and imports at each push (pre-commit)
+hooks: dev ## check style and prose at each commit, types and imports at each push (pre-commit)
 	@$(BIN)/pre-commit install --hook-type pre-commit --hook-type pre-push
 
-integration: dev ## tests on real vLLM and diffusers, and on a CUDA device where there is one
+integration: dev ## run tests on real vLLM and diffusers, and on a CUDA device if there is one
 	@$(BIN)/python -m pytest -q $(PARALLEL) tests/integration tests/gpu
 
-browser: ## Chromium for the tests of the report's page, where that can be installed
+browser: ## install Chromium for the tests of the report's page
 	@scripts/install_browser.sh
 
-install: python ## the environment for running
+install: python ## create the environment for running
 	@$(INSTALL)
 
-dev: python ## the environment for running and for changing the code
+dev: python ## create the environment for running and development
 	@$(INSTALL) --dev
 
 clean: ## remove the environment, build output and caches

