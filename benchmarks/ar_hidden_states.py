@@ -49,7 +49,8 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from omni_cli.checkpoints.resolve import read_model_kind, resolve_model
+from omni_cli.checkpoints.files import read_model_kind
+from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
 from omni_cli.stats.blocks import independent_units
 from omni_cli.stats.estimate import centre_of

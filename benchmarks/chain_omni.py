@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from chain_workload import CHAIN, PROMPTS, RequestWork, Round
 
-from omni_cli.checkpoints.resolve import read_model_kind, resolve_model
+from omni_cli.checkpoints.files import read_family, read_model_kind
+from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.engine.process.fork_server import ForkServer
@@ -62,7 +63,7 @@ class SingleStage:
     def __init__(self, config: EngineConfig, name: str) -> None:
         self.config = config
         self.name = name
-        self._fork_server = ForkServer(config.backends)
+        self._fork_server = ForkServer(config)
         self._client: StageClient | None = None
         self._reports: asyncio.Queue[Report | None] = asyncio.Queue()
 
@@ -71,6 +72,7 @@ class SingleStage:
         spec = StageSpec(
             stage=self.config.stage(self.name),
             model=model,
+            family=read_family(model),
             architecture=read_model_kind(model),
             dtype=self.config.dtype,
             seed=self.config.seed,

@@ -95,12 +95,12 @@ def _build(folder: Path) -> None:
     ensure_torchvision_importable()
     from diffusers.utils import logging
 
-    from omni_cli.checkpoints.builtin import build_checkpoint
+    from omni_cli.models.diffusers_pipeline.builder import tiny_image
 
     # The plain call tells, each time, of a default of Qwen-Image's that has no effect here.
     logging.set_verbosity_error()
 
-    build_checkpoint("tiny-image", folder, seed=0)
+    tiny_image(folder, seed=0)
 
 
 def _measure(workload: Workload, model: str, pairs: int, clock: Clock) -> Result:

@@ -1,4 +1,4 @@
-"""Model families: what omni knows about an architecture, as data, and where the code that only it needs is.
+"""Model families: an architecture as data, with references to the code that only it needs.
 
 A family registers under the entry point group `omni_cli.models`; ours do, too. References are `package.module:name`
 and are imported where they are needed, so that listing the families imports none of them.
@@ -8,16 +8,35 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
+
+from omni_cli.errors import OmniError
 
 GROUP = "omni_cli.models"
+BUILTIN_PREFIX = "builtin:"
 
 Reference = str
 """`package.module:name`."""
+
+EntryFile = Literal["config.json", "model_index.json"]
+"""The file of a checkpoint that names its architecture: transformers' or diffusers'."""
+
+
+class StageShape(Protocol):
+    """The keys of a profile's stage that say where in which chain it belongs."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def input(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -25,9 +44,10 @@ class StageRole:
     """One stage of a family's chain.
 
     `stage` is the class that runs it: called with a `StageSpec` and `emit`, it returns a loaded `Stage`. `input` names
-    the role whose output it takes, None for the first. `settings` is a model of the stage's own profile keys, derived
-    from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None where it has no others. Of each group in
-    `needed_files`, a checkpoint must have at least one file.
+    the role whose output it takes, None for the first. `makes` is its output for the user; None if only the next stage
+    gets one. `settings` declares the stage's own profile keys: a class derived from `config.schema.ARStageConfig` or
+    `DiffusionStageConfig`; None if it has no others. A checkpoint must have at least one file of each group in
+    `needed_files`.
     """
 
     name: str
@@ -35,45 +55,130 @@ class StageRole:
     backend: Literal["vllm", "diffusers"]
     stage: Reference
     input: str | None = None
+    makes: Literal["text", "audio", "image"] | None = None
     settings: Reference | None = None
     needed_files: tuple[tuple[str, ...], ...] = ()
+
+    def fits(self, stage: StageShape) -> bool:
+        """Tell whether a profile's stage can have this role, whatever its name."""
+        return (stage.kind, stage.backend, stage.input) == (self.kind, self.backend, self.input)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine to derive a profile for; `memory_bytes` is that of one device, or of the host on a CPU."""
+
+    device: Literal["cpu", "cuda"]
+    memory_bytes: int
 
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture under all the names that checkpoints give it; the first is the one that the engine uses.
+    """One architecture under all the names that checkpoints give it.
 
-    `vllm_models` maps an architecture's name to the model class that vLLM lacks. `builtins` maps the name of a built-in
-    checkpoint to a function of an output folder and a seed. `profile` is a function from a checkpoint folder to the
-    data of a profile for it.
+    `entry_file` is where a checkpoint has the name. A family without `architectures` takes every one that no other
+    family names. `vllm_models` maps an architecture's name to the model class that vLLM lacks. `builtins` maps the name
+    of a built-in checkpoint to a function of an output folder and a seed; a built one is kept until a file in the
+    function's folder changes. `profile` is a function of a checkpoint
+    folder and a `Machine`; it returns the stages of a profile, as YAML would hold them.
     """
 
     name: str
     title: str
-    architectures: tuple[str, ...]
     roles: tuple[StageRole, ...]
+    architectures: tuple[str, ...] = ()
+    entry_file: EntryFile = "config.json"
     vllm_models: Mapping[str, Reference] = field(default_factory=dict)
     builtins: Mapping[str, Reference] = field(default_factory=dict)
     profile: Reference | None = None
 
     def role(self, name: str) -> StageRole | None:
-        """The role of that name; None if the chain has none."""
+        """The role of a stage of that name; None if the chain has none. An only stage may be called anything."""
+        if len(self.roles) == 1:
+            return self.roles[0]
         return next((role for role in self.roles if role.name == name), None)
+
+    def fits(self, stages: Iterable[StageShape]) -> bool:
+        """Tell whether a profile's stages are stages of this family."""
+        roles = [(self.role(stage.name), stage) for stage in stages]
+        return all(role is not None and role.fits(stage) for role, stage in roles)
 
 
 @functools.cache
 def families() -> Mapping[str, Family]:
-    """The installed families by name."""
-    found = {}
+    """The installed families by name; raises `OmniError`, naming the package, for one that cannot be used."""
+    found: dict[str, Family] = {}
+    claimed: dict[str, str] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
-        family: Family = point.load()
+        family = _loaded(point)
+        for claim in _claims(family):
+            if claim in claimed:
+                raise OmniError(
+                    f"two packages bring a model family for {claim}: {claimed[claim]} and {_package(point)}",
+                    hint=f"uninstall one of them: pip uninstall {_package(point)}",
+                )
+            claimed[claim] = _package(point)
         found[family.name] = family
     return MappingProxyType(found)
 
 
-def family_of(architecture: str) -> Family | None:
-    """The family of a checkpoint's architecture; None for one that no family names."""
-    return next((family for family in families().values() if architecture in family.architectures), None)
+def _claims(family: Family) -> list[str]:
+    """The things that only one family can have."""
+    architectures = family.architectures or (f"any architecture in {family.entry_file}",)
+    return [*architectures, *(BUILTIN_PREFIX + name for name in family.builtins), f"the name `{family.name}`"]
+
+
+def _loaded(point: EntryPoint) -> Family:
+    hint = f"update or uninstall it: pip uninstall {_package(point)}"
+    try:
+        family = point.load()
+    except Exception as error:
+        raise OmniError(
+            f"cannot import the model family `{point.name}` of {_package(point)}: {type(error).__name__}: {error}",
+            hint=hint,
+        ) from error
+    if not isinstance(family, Family):
+        raise OmniError(
+            f"the model family `{point.name}` of {_package(point)} is a {type(family).__name__}, not a Family",
+            hint=hint,
+        )
+    return family
+
+
+def _package(point: EntryPoint) -> str:
+    return "an unknown package" if point.dist is None else point.dist.name
+
+
+def family_of(architecture: str, entry_file: EntryFile = "config.json") -> Family:
+    """The family of a checkpoint's architecture, which `entry_file` names."""
+    candidates = [family for family in families().values() if family.entry_file == entry_file]
+    named = [family for family in candidates if architecture in family.architectures]
+    anything = [family for family in candidates if not family.architectures]
+    if not named and not anything:
+        raise OmniError(f"no model family for {architecture} is installed", hint="install omni-cli again")
+    return (named or anything)[0]
+
+
+def family_of_stages(model: str, stages: Iterable[StageShape]) -> Family | None:
+    """The family that a profile is for, told without its checkpoint; None where no family has such stages.
+
+    A built-in checkpoint has one. Otherwise the names of the stages tell, else the family that takes any architecture.
+    """
+    builder = builtins().get(model.removeprefix(BUILTIN_PREFIX)) if model.startswith(BUILTIN_PREFIX) else None
+    shapes = list(stages)
+    fitting = [family for family in families().values() if family.fits(shapes)]
+
+    def rank(family: Family) -> tuple[bool, bool, bool]:
+        names = {role.name for role in family.roles}
+        return family is not builder, not all(shape.name in names for shape in shapes), bool(family.architectures)
+
+    return min(fitting, key=rank, default=None)
+
+
+def builtins() -> Mapping[str, Family]:
+    """The names of the built-in checkpoints, sorted, and the family that builds each."""
+    found = {name: family for family in families().values() for name in family.builtins}
+    return dict(sorted(found.items()))
 
 
 def load(reference: Reference) -> Any:

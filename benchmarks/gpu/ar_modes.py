@@ -37,17 +37,18 @@ from omni_checkpoint import SEVEN_B, TOKENIZER_SIZE
 from omni_cli.bench.engagement import since
 from omni_cli.bench.prompts import Prompts
 from omni_cli.checkpoints.output_files import quiet_transformers
-from omni_cli.checkpoints.sizes import BUILTIN_SIZES, OmniSizes
 from omni_cli.checkpoints.tokenizer import train_tokenizer
 from omni_cli.config.schema import ARStageConfig
-from omni_cli.models.qwen2_5_omni.builder import omni_config
-from omni_cli.models.qwen2_5_omni.processor import write_processor
+from omni_cli.models.qwen2_5_omni.checkpoint.builder import omni_config
+from omni_cli.models.qwen2_5_omni.checkpoint.processor import write_processor
+from omni_cli.models.qwen2_5_omni.checkpoint.sizes import TINY, OmniSizes
+from omni_cli.models.qwen2_5_omni.family import FAMILY
 from omni_cli.models.qwen2_5_omni.stages import ThinkerStage
-from omni_cli.models.registry import OMNI_ARCHITECTURE, StageSpec
 from omni_cli.record import Record, Sample, Variant, save_record, workload_fingerprint
 from omni_cli.report.bench_json import summary_json
 from omni_cli.stage.messages import RequestDone, StageRequest
 from omni_cli.stage.payloads import decode_additional_information
+from omni_cli.stage.protocol import StageSpec
 from omni_cli.stats.compare import compare_variants
 from omni_cli.stats.summary import summarise
 
@@ -106,7 +107,7 @@ def main() -> int:
     sides = ON_CPU if current_platform.is_cpu() else SIDES
     DummyThinker.compilation_mode = options.compilation_mode
     with tempfile.TemporaryDirectory() as folder:
-        write_checkpoint(Path(folder), BUILTIN_SIZES["tiny-omni"] if options.tiny else SEVEN_B)
+        write_checkpoint(Path(folder), TINY if options.tiny else SEVEN_B)
         stages, errors = _load(sides, folder, options)
         prompts = Prompts(folder, options.input_len)
         try:
@@ -128,7 +129,7 @@ def write_checkpoint(folder: Path, sizes: OmniSizes) -> None:
     tokenizer = train_tokenizer(min(TOKENIZER_SIZE, sizes.vocab_size), sizes.max_position_embeddings)
     with quiet_transformers():
         config = omni_config(sizes, tokenizer)
-        config.architectures = [OMNI_ARCHITECTURE]
+        config.architectures = [FAMILY.architectures[0]]
         config.save_pretrained(folder)
         write_processor(folder, tokenizer)
 
@@ -156,7 +157,7 @@ def _spec(mode: str, model: str, options: argparse.Namespace) -> StageSpec:
         sampling={**length, "ignore_eos": True},
     )  # fmt: skip
     dtype = "float32" if options.tiny and current_platform.is_cpu() else "bfloat16"
-    return StageSpec(stage, model, OMNI_ARCHITECTURE, dtype, seed=0, trust_remote_code=False)
+    return StageSpec(stage, model, FAMILY, FAMILY.architectures[0], dtype, seed=0, trust_remote_code=False)
 
 
 def _measure(sides: list[Side], stages: dict[str, DummyThinker], prompts: Prompts, options: argparse.Namespace):

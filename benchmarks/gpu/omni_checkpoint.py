@@ -21,9 +21,10 @@ import torch  # noqa: E402
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniToken2WavConfig  # noqa: E402
 
 from omni_cli.checkpoints.output_files import quiet_transformers  # noqa: E402
-from omni_cli.checkpoints.sizes import DecoderSizes, EncoderSizes, OmniSizes  # noqa: E402
+from omni_cli.checkpoints.sizes import DecoderSizes  # noqa: E402
 from omni_cli.checkpoints.tokenizer import train_tokenizer  # noqa: E402
-from omni_cli.models.qwen2_5_omni.builder import omni_config, write_checkpoint  # noqa: E402
+from omni_cli.models.qwen2_5_omni.checkpoint.builder import omni_config, write_checkpoint  # noqa: E402
+from omni_cli.models.qwen2_5_omni.checkpoint.sizes import EncoderSizes, OmniSizes  # noqa: E402
 
 # token2wav's are transformers' defaults.
 SEVEN_B = OmniSizes(

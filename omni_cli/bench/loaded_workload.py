@@ -39,7 +39,7 @@ class LoadedWorkload:
         self._verbose = verbose
         self._records = records
         # One fork server for all engines of this process: its imports take seconds.
-        self._fork_server = ForkServer(self.config.backends, verbose=verbose)
+        self._fork_server = ForkServer(self.config, verbose=verbose)
         self._prompts: Prompts | None = None
         self._handoffs: list[bytes] = []
 

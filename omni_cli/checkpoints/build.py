@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from omni_cli.errors import OmniError, OutputError
+from omni_cli.families import builtins, load
 
 _PARTIAL = ".partial-"
 # Every loader reads these first, so they arrive last.
@@ -19,7 +20,7 @@ _ENTRY_FILES = ("config.json", "model_index.json")
 
 
 def build_folder(name: str, target: Path, seed: int, go_on: Callable[[], None] = lambda: None) -> bool:
-    """Build the checkpoint `name` at `target`, a path that is free or an empty folder.
+    """Build the built-in checkpoint `name` at `target`, a path that is free or an empty folder.
 
     A folder that already holds exactly these bytes is left as it is; returns False then. Raises `OutputError` if
     `target` is something else or not writable, and leaves nothing half-written, even when interrupted. `go_on` is
@@ -81,11 +82,10 @@ def _partial(stem: Path, target: Path) -> Iterator[Path]:
 
 def _build(name: str, folder: Path, seed: int, target: Path) -> None:
     try:
-        from omni_cli.checkpoints.builtin import build_checkpoint
         from omni_cli.compat.torchvision import ensure_torchvision_importable
 
         ensure_torchvision_importable()
-        build_checkpoint(name, folder, seed)
+        load(builtins()[name].builtins[name])(folder, seed)
     except ImportError as error:
         raise OmniError(
             f"building `{name}` needs a package that cannot be imported: {error}",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from omni_cli.errors import CheckpointError
+from omni_cli.families import EntryFile, Family, family_of
 
 _COPY_AGAIN = "the folder is incomplete: download or copy it again"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
@@ -15,6 +17,8 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 _MAX_PARSED_BYTES = 1024 * 1024
 # Tensors that are not the model's.
 _NOT_WEIGHTS = ("spk_dict.pt", "training_args.bin")
+# safetensors' names of the types that a profile can have.
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _LFS_POINTER = b"version https://git-lfs"
 # safetensors' own limit; a larger number means that the file is something else.
 _MAX_HEADER_BYTES = 100_000_000
@@ -26,19 +30,27 @@ def read_model_kind(path: str | Path) -> str:
     Raises `CheckpointError` if neither file is readable or names one.
     """
     folder = Path(path)
-    index = folder / "model_index.json"
-    if index.is_file():
-        kind = _read_object(index).get("_class_name")
-        source = index
+    source = folder / entry_file(folder)
+    if source.name == "model_index.json":
+        kind = read_object(source).get("_class_name")
     else:
-        source = folder / "config.json"
-        architectures = _read_object(source).get("architectures")
+        architectures = read_object(source).get("architectures")
         kind = architectures[0] if isinstance(architectures, list) and architectures else None
     if not isinstance(kind, str):
         raise CheckpointError(
             f"`{source}` does not name a model class", hint="add the class to `architectures`, or download it again"
         )
     return kind
+
+
+def read_family(path: str | Path) -> Family:
+    """The model family of a checkpoint's architecture; raises `CheckpointError` as `read_model_kind` does."""
+    return family_of(read_model_kind(path), entry_file(Path(path)))
+
+
+def entry_file(folder: Path) -> EntryFile:
+    """The name of the file that names a checkpoint's architecture."""
+    return "model_index.json" if (folder / "model_index.json").is_file() else "config.json"
 
 
 def check_checkpoint(folder: Path) -> None:
@@ -72,6 +84,31 @@ def _check_json(folder: Path) -> None:
             raise CheckpointError(f"`{file}` is not valid JSON: it is truncated", hint=_COPY_AGAIN)
 
 
+def read_dtype(folder: Path) -> str:
+    """The type of the weights, as a profile names it: config.json's, else that of most numbers in safetensors files.
+
+    float32 where neither says one of a profile's types.
+    """
+    config = folder / "config.json"
+    named = _named_dtype(read_object(config)) if config.is_file() else None
+    if named is not None:
+        return named
+    numbers: Counter[str] = Counter()
+    for file in folder.rglob("*.safetensors"):
+        for entry in _check_safetensors(file).values():
+            numbers[_DTYPES.get(entry["dtype"], "float32")] += math.prod(entry["shape"])
+    return max(numbers, key=numbers.__getitem__, default="float32")
+
+
+def _named_dtype(config: dict[str, Any]) -> str | None:
+    """The `dtype` of a configuration, or of the first part of it that has one."""
+    for key in ("dtype", "torch_dtype"):
+        if config.get(key) in _DTYPES.values():
+            return str(config[key])
+    parts = (_named_dtype(part) for part in config.values() if isinstance(part, dict))
+    return next(filter(None, parts), None)
+
+
 def count_parameters(folder: Path) -> int:
     """Number of values in all safetensors files below `folder`, buffers included."""
     return sum(
@@ -92,7 +129,7 @@ def _nearby(folder: Path) -> str | None:
 def _check_pipeline(folder: Path) -> None:
     """A diffusers folder: each component that model_index.json names, and weights if it has a config.json."""
     read_model_kind(folder)
-    for name, value in _read_object(folder / "model_index.json").items():
+    for name, value in read_object(folder / "model_index.json").items():
         if name.startswith("_") or not isinstance(value, list) or len(value) != 2 or value[0] is None:
             continue
         component = folder / name
@@ -106,7 +143,7 @@ def _check_pipeline(folder: Path) -> None:
 def _check_weights(folder: Path) -> None:
     """Check that every file an index names exists, and every safetensors file is complete."""
     for index in sorted(folder.glob("*.index.json")):
-        weight_map = _read_object(index).get("weight_map")
+        weight_map = read_object(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"`{index}` has no `weight_map`", hint=_COPY_AGAIN)
         missing = sorted({name for name in weight_map.values() if not (folder / str(name)).is_file()})
@@ -141,7 +178,7 @@ def _check_safetensors(path: Path) -> dict[str, dict[str, Any]]:
     return tensors
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON file that holds an object; `CheckpointError` otherwise."""
     value = _read_json(path)
     if not isinstance(value, dict):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import fcntl
 import hashlib
+import importlib.util
 import os
 import re
 from collections.abc import Iterator
@@ -16,14 +17,13 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from omni_cli.checkpoints import builtin as builders
 from omni_cli.checkpoints.build import build_folder, remove_partials
-from omni_cli.checkpoints.files import check_checkpoint, read_model_kind
+from omni_cli.checkpoints.files import check_checkpoint
 from omni_cli.errors import CheckpointError, OutputError
+from omni_cli.families import BUILTIN_PREFIX, builtins
 
-__all__ = ["builtin_name", "cache_folder", "is_built", "read_model_kind", "remove_unfinished", "resolve_model"]
+__all__ = ["builtin_name", "cache_folder", "is_built", "remove_unfinished", "resolve_model"]
 
-_BUILTIN = "builtin:"
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Besides our own code, these decide the bytes of a built folder.
 _PACKAGES = ("transformers", "diffusers", "tokenizers", "safetensors", "torch", "numpy")
@@ -34,10 +34,10 @@ def resolve_model(model: str) -> str:
 
     Raises `CheckpointError` for anything else and for a folder that is not a complete checkpoint.
     """
-    if model.startswith(_BUILTIN):
+    if model.startswith(BUILTIN_PREFIX):
         return str(_built_folder(builtin_name(model)))
     if not model.strip():
-        raise CheckpointError("the model name is empty", hint=_CHOICES)
+        raise CheckpointError("the model name is empty", hint=_choices())
     try:
         folder = Path(model).expanduser()
         if folder.is_dir():
@@ -47,7 +47,7 @@ def resolve_model(model: str) -> str:
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"cannot read the model folder `{model}`: {error}") from error
     if exists:
-        raise CheckpointError(f"`{model}` is a file; a model is a folder", hint=_CHOICES)
+        raise CheckpointError(f"`{model}` is a file; a model is a folder", hint=_choices())
     if _REPO_ID.fullmatch(model):
         return model
     raise CheckpointError(f"no such model folder: `{model}`", hint=_did_you_mean(model))
@@ -55,7 +55,7 @@ def resolve_model(model: str) -> str:
 
 def is_built(model: str) -> bool:
     """Tell whether `resolve_model` returns without building; `CheckpointError` for an unknown `builtin:NAME`."""
-    return not model.startswith(_BUILTIN) or _cache_path(builtin_name(model)).is_dir()
+    return not model.startswith(BUILTIN_PREFIX) or _cache_path(builtin_name(model)).is_dir()
 
 
 def remove_unfinished(model: str) -> None:
@@ -63,7 +63,7 @@ def remove_unfinished(model: str) -> None:
 
     Does nothing for a repo id: its download resumes.
     """
-    if not model.startswith(_BUILTIN):
+    if not model.startswith(BUILTIN_PREFIX):
         return
     target = _cache_path(builtin_name(model))
     try:
@@ -76,8 +76,8 @@ def remove_unfinished(model: str) -> None:
 
 def builtin_name(model: str) -> str:
     """Return NAME of `builtin:NAME`; `CheckpointError` if there is no such built-in model."""
-    name = model.removeprefix(_BUILTIN)
-    if name not in builders.BUILTIN_NAMES:
+    name = model.removeprefix(BUILTIN_PREFIX)
+    if name not in builtins():
         raise CheckpointError(f"no such built-in model: `{name}`", hint=_did_you_mean(name))
     return name
 
@@ -90,13 +90,13 @@ def cache_folder() -> Path:
     return root / "omni-cli" / "checkpoints"
 
 
-_BUILTIN_MODELS = ", ".join(_BUILTIN + name for name in builders.BUILTIN_NAMES)
-_CHOICES = f"use {_BUILTIN_MODELS}, a folder, or a Hugging Face repo id"
+def _choices() -> str:
+    return f"use {', '.join(BUILTIN_PREFIX + name for name in builtins())}, a folder, or a Hugging Face repo id"
 
 
 def _did_you_mean(text: str) -> str:
-    near = difflib.get_close_matches(text, builders.BUILTIN_NAMES, n=1)
-    return f"did you mean `{_BUILTIN}{near[0]}`?" if near else _CHOICES
+    near = difflib.get_close_matches(text, builtins(), n=1)
+    return f"did you mean `{BUILTIN_PREFIX}{near[0]}`?" if near else _choices()
 
 
 def _built_folder(name: str) -> Path:
@@ -137,10 +137,14 @@ def _cache_path(name: str) -> Path:
 
 
 def _fingerprint(name: str) -> str:
-    """Hash of everything that may change the built bytes: the builders' code, the sizes, the libraries."""
-    digest = hashlib.sha256(repr((name, builders.BUILTIN_SIZES[name])).encode())
-    for source in sorted(Path(builders.__file__).parent.glob("*.py")):
-        digest.update(source.read_bytes())
+    """Hash of everything that may change the built bytes: the builder's folder, this one, the libraries."""
+    builder = importlib.util.find_spec(builtins()[name].builtins[name].partition(":")[0])
+    if builder is None or builder.origin is None:
+        raise CheckpointError(f"the builder of `{BUILTIN_PREFIX}{name}` is not installed")
+    digest = hashlib.sha256(name.encode())
+    for folder in (Path(builder.origin).parent, Path(__file__).parent):
+        for source in sorted(folder.glob("*.py")):
+            digest.update(source.read_bytes())
     for package in _PACKAGES:
         digest.update(f"{package}=={_version(package)}".encode())
     return digest.hexdigest()[:12]

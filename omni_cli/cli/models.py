@@ -40,15 +40,14 @@ def build(
 
     The same name and seed give the same bytes. A folder that already holds them is left as it is.
     """
-    from omni_cli.checkpoints import builtin as builders
     from omni_cli.checkpoints.build import build_folder
     from omni_cli.checkpoints.files import count_parameters
+    from omni_cli.families import builtins
 
-    if name not in builders.BUILTIN_NAMES:
+    if name not in builtins():
         raise UsageError(
             f"no such built-in model: `{name}`",
-            hint=did_you_mean(name, builders.BUILTIN_NAMES)
-            or f"the built-in models are {', '.join(builders.BUILTIN_NAMES)}",
+            hint=did_you_mean(name, builtins()) or f"the built-in models are {', '.join(builtins())}",
         )
     target = output_dir if output_dir is not None else Path(name)
     start = time.perf_counter()

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from omni_cli.config.schema import BUILTIN_PREFIX, STAGE_MODELS, EngineConfig, StageConfig
+from omni_cli.config.schema import STAGE_MODELS, EngineConfig, StageConfig
 from omni_cli.errors import CheckpointError
-from omni_cli.families import Family, StageRole, families, family_of, load
+from omni_cli.families import BUILTIN_PREFIX, Family, StageRole, builtins, families, family_of, load
 from omni_cli.text import suggest
 
 
@@ -20,8 +20,7 @@ def family_of_model(model: Any) -> Family | None:
     if not isinstance(model, str):
         return None
     if model.startswith(BUILTIN_PREFIX):
-        name = model.removeprefix(BUILTIN_PREFIX)
-        return next((family for family in families().values() if name in family.builtins), None)
+        return builtins().get(model.removeprefix(BUILTIN_PREFIX))
     try:
         config = json.loads(Path(model, "config.json").read_bytes())
         (architecture, *_) = config["architectures"]

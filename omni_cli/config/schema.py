@@ -17,16 +17,14 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints
 from pydantic.fields import FieldInfo
 
+from omni_cli.families import BUILTIN_PREFIX, builtins
+
 CudagraphMode = Literal["none", "piecewise", "full", "full_decode_only", "full_and_piecewise"]
 Execution = Literal["eager", "compile", "cudagraph"]
 OutputCopy = Literal["async", "sync"]
 Batching = Literal["exact", "stacked"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Backend = Literal["vllm", "diffusers"]
-
-Builtin = Literal["tiny-omni", "small-omni", "tiny-image"]
-BUILTIN_PREFIX = "builtin:"
-BUILTIN_NAMES: tuple[str, ...] = get_args(Builtin)
 
 # `--stage` takes these words for groups of stages, and `--vary env.NAME` is an environment variable.
 RESERVED_STAGE_NAMES = frozenset({"all", "ar", "diffusion", "env"})
@@ -276,7 +274,7 @@ class EngineConfig(_Strict):
     )
     model: Annotated[NonEmpty, KeyNotes(missing="add `model: DIR` or a Hugging Face repo id")] = Field(
         description="Checkpoint: builtin:NAME (built locally), a folder, or a Hugging Face repo id.",
-        examples=[BUILTIN_PREFIX + name for name in BUILTIN_NAMES],
+        json_schema_extra=lambda schema: schema.update(examples=[BUILTIN_PREFIX + name for name in builtins()]),
     )
     dtype: Annotated[Dtype, KeyNotes(missing="add `dtype: bfloat16`, `float16` or `float32`")] = Field(
         description="Type of weights and activations."

@@ -12,8 +12,6 @@ from omni_cli.config.diagnostics import Diagnostic
 from omni_cli.config.messages import describe, is_misspelt, missing_key, to_path, unknown_key, value_at
 from omni_cli.config.roles import family_of_model, stage_model
 from omni_cli.config.schema import (
-    BUILTIN_NAMES,
-    BUILTIN_PREFIX,
     MAX_STAGES,
     RESERVED_STAGE_NAMES,
     SEVERAL_DEVICES,
@@ -24,6 +22,7 @@ from omni_cli.config.schema import (
     notes_on,
 )
 from omni_cli.config.yaml_tree import Path, Tree
+from omni_cli.families import BUILTIN_PREFIX, builtins
 from omni_cli.text import suggest, visible
 
 Checked = TypeVar("Checked", bound=BaseModel)
@@ -156,10 +155,10 @@ class _Checker:
         if not isinstance(model, str) or not model.startswith(BUILTIN_PREFIX):
             return
         name = model.removeprefix(BUILTIN_PREFIX)
-        if name not in BUILTIN_NAMES:
-            known = ", ".join(BUILTIN_NAMES)
+        if name not in builtins():
+            known = ", ".join(builtins())
             message = f"unknown builtin model `{visible(name, 80)}`: expected one of {known}"
-            self._add(("model",), message, suggest(name, BUILTIN_NAMES))
+            self._add(("model",), message, suggest(name, builtins()))
 
     def _check_stage(self, name: str, stage: Any) -> None:
         path: Path = ("stages", name)

@@ -1,48 +1,46 @@
-"""Whether a checkpoint is one that a profile's stages can load, from its small files alone."""
+"""A check that a profile's stages can load a checkpoint, from its small files alone."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from omni_cli.checkpoints.files import read_model_kind
+from omni_cli.checkpoints.files import read_family, read_model_kind
 from omni_cli.config.schema import EngineConfig, StageConfig
 from omni_cli.errors import CheckpointError
-from omni_cli.models.registry import OMNI_ARCHITECTURE
+from omni_cli.families import Family, families
 
 _INCOMPLETE = "the folder is incomplete: download or copy it again"
-# Files that a stage reads beside the weights; of each group one is enough.
-_NEEDED_FILES = {
-    "thinker": (
-        ("tokenizer.json", "vocab.json"),
-        ("processor_config.json", "preprocessor_config.json"),
-    ),
-    "talker": (("spk_dict.pt",),),
-}
 _HINT = "choose the profile that goes with the checkpoint (`--profile`), or another checkpoint (`--model`)"
 
 
 def check_fit(config: EngineConfig, model: str) -> None:
     """Raise `CheckpointError` where a stage cannot be a part of the checkpoint in the folder `model`."""
     folder = Path(model)
-    kind = read_model_kind(folder)
-    is_pipeline = (folder / "model_index.json").is_file()
+    family = read_family(folder)
     for stage in config.stages:
-        _check_stage(stage, folder, kind, is_pipeline=is_pipeline)
-        for names in _NEEDED_FILES.get(stage.name, ()) if kind == OMNI_ARCHITECTURE else ():
+        role = family.role(stage.name)
+        if role is None or not role.fits(stage):
+            raise _misfit(stage, family, folder)
+        for names in role.needed_files:
             if not any((folder / name).is_file() for name in names):
                 raise CheckpointError(
                     f"`{folder}` has no {names[0]}, which stage `{stage.name}` needs", hint=_INCOMPLETE
                 )
 
 
-def _check_stage(stage: StageConfig, folder: Path, kind: str, *, is_pipeline: bool) -> None:
+def _misfit(stage: StageConfig, family: Family, folder: Path) -> CheckpointError:
+    kind = read_model_kind(folder)
+    is_pipeline = family.entry_file == "model_index.json"
+    what = f"a diffusers pipeline ({kind})" if is_pipeline else f"a {kind}"
+    message = f"`{folder}` is {what}; stage `{stage.name}` "
+    fitting = [other for other in families().values() if other.fits([stage]) and other.architectures]
     if stage.backend == "diffusers":
-        needed = None if is_pipeline else "a diffusers pipeline"
+        needed = "a diffusers pipeline"
     elif is_pipeline:
         needed = "a model for vLLM"
+    elif fitting:
+        needed = " or ".join(f"a {other.architectures[0]}" for other in fitting)
     else:
-        is_text_model = stage.kind == "ar" and stage.input is None
-        needed = None if is_text_model or kind == OMNI_ARCHITECTURE else f"a {OMNI_ARCHITECTURE}"
-    if needed is not None:
-        what = f"a diffusers pipeline ({kind})" if is_pipeline else f"a {kind}"
-        raise CheckpointError(f"`{folder}` is {what}; stage `{stage.name}` needs {needed}", hint=_HINT)
+        known = ", ".join(f"`{role.name}` ({role.kind})" for role in family.roles)
+        return CheckpointError(f"{message}is not one of its stages, which are {known}", hint=_HINT)
+    return CheckpointError(f"{message}needs {needed}", hint=_HINT)

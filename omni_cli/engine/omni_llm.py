@@ -14,7 +14,8 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-from omni_cli.checkpoints.resolve import is_built, read_model_kind, resolve_model
+from omni_cli.checkpoints.files import read_family, read_model_kind
+from omni_cli.checkpoints.resolve import is_built, resolve_model
 from omni_cli.config.roles import for_family
 from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.checkpoint_fit import check_fit
@@ -25,7 +26,6 @@ from omni_cli.engine.process.stage_client import StageClient
 from omni_cli.engine.process.watchdog import Watchdog
 from omni_cli.engine.request_run import RequestRun
 from omni_cli.errors import OmniError, StageError
-from omni_cli.families import family_of
 from omni_cli.outputs import (
     Event,
     GenerateRequest,
@@ -74,7 +74,7 @@ class OmniLLM:
         self._requests: dict[str, asyncio.Queue[tuple[str, Report]]] = {}
         self._dead: dict[str, Failure] = {}
         self._on_event: Callable[[Event], None] = lambda event: None
-        self._fork_server = ForkServer(config.backends, verbose=verbose)
+        self._fork_server = ForkServer(config, verbose=verbose)
         self._watchdog: asyncio.Task[None] | None = None
 
     @property
@@ -113,14 +113,14 @@ class OmniLLM:
         if not is_here:
             model = await provide_in_child(model, self._fork_server)
             check_fit(self.config, model)
-        architecture = read_model_kind(model)
-        family = family_of(architecture)
-        config = for_family(self.config, family) if family else self.config
+        family, architecture = read_family(model), read_model_kind(model)
+        config = for_family(self.config, family)
         loop = asyncio.get_running_loop()
         for stage in config.stages:
             spec = StageSpec(
                 stage=stage,
                 model=model,
+                family=family,
                 architecture=architecture,
                 dtype=self.config.dtype,
                 seed=self.config.seed,

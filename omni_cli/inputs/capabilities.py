@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from omni_cli.config.schema import ARStageConfig, EngineConfig
+from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import UsageError
+from omni_cli.families import family_of_stages
 from omni_cli.outputs import Modality
 
 _ALWAYS = frozenset({"request_id", "prompt", "seed", "modalities"})
-_OF_AR = frozenset({"audio", "image", "sampling", "max_tokens", "temperature", "raw"})
-_OF_SPEECH = frozenset({"speaker"})
 _OF_DIFFUSION = frozenset({"num_inference_steps", "guidance_scale"})
-_OF_IMAGES = frozenset({"negative_prompt", "height", "width"})
+_FIELDS: Mapping[Modality, frozenset[str]] = {
+    "text": frozenset({"audio", "image", "sampling", "max_tokens", "temperature", "raw"}),
+    "audio": frozenset({"speaker"}),
+    "image": frozenset({"negative_prompt", "height", "width"}),
+}
 
 
 @dataclass(frozen=True)
@@ -25,18 +29,24 @@ class Capabilities:
 
     @classmethod
     def of(cls, config: EngineConfig) -> Capabilities:
-        """A first AR stage makes text, a diffusion stage with an input audio, one without an image."""
+        """What the roles of its stages make; raises `UsageError` where no model family has such stages."""
+        family = family_of_stages(config.model, config.stages)
+        if family is None:
+            names = ", ".join(f"`{stage.name}`" for stage in config.stages)
+            raise UsageError(
+                f"no installed model family has the stages of profile `{config.name}`: {names}",
+                hint="`omni profiles list` shows profiles; docs/adding-a-model.md adds a family",
+            )
         modalities: list[Modality] = []
         fields = _ALWAYS
-        for index, stage in enumerate(config.stages):
-            if isinstance(stage, ARStageConfig):
-                if index == 0:
-                    modalities.append("text")
-                    fields |= _OF_AR
-                continue
-            fields |= _OF_DIFFUSION
-            modalities.append("image" if stage.input is None else "audio")
-            fields |= _OF_IMAGES if stage.input is None else _OF_SPEECH
+        for stage in config.stages:
+            role = family.role(stage.name)
+            assert role is not None  # or the family would not fit
+            if stage.kind == "diffusion":
+                fields |= _OF_DIFFUSION
+            if role.makes is not None:
+                modalities.append(role.makes)
+                fields |= _FIELDS[role.makes]
         return cls(config.name, tuple(modalities), fields)
 
     def makes_files(self, modalities: frozenset[Modality] | None) -> bool:

@@ -6,18 +6,21 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from omni_cli.config.schema import ARStageConfig, Dtype, StageConfig
+from omni_cli.families import Family
 from omni_cli.stage.messages import AppendInput, Report, StageRequest
 
 
 @dataclass(frozen=True)
 class StageSpec:
-    """All that a stage's process needs to load: `model` is resolved (a folder or a repo id).
+    """All that a stage's process needs to load: `model` is resolved (a folder or a repo id), `architecture` the
+    checkpoint's own name for it.
 
     `records` makes a stage that can be asked to record what it does, and that begins with how it loads.
     """
 
     stage: StageConfig
     model: str
+    family: Family
     architecture: str
     dtype: Dtype
     seed: int

@@ -3,11 +3,8 @@
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from omni_cli.vllm_integration.registry import register_models
 from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin, DiffusionRunnerMixin, OmniRunnerMixin
 from omni_cli.vllm_integration.workers import OmniWorkerMixin
-
-register_models()
 
 
 class OmniCPUModelRunner(OmniRunnerMixin, CPUModelRunner):

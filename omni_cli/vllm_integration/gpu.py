@@ -3,12 +3,8 @@
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
-from omni_cli.vllm_integration.registry import register_models
 from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin, DiffusionRunnerMixin, OmniRunnerMixin
 from omni_cli.vllm_integration.workers import OmniWorkerMixin
-
-# Workers in processes of their own import this module and nothing else of ours.
-register_models()
 
 
 class OmniGPUModelRunner(OmniRunnerMixin, GPUModelRunner):

@@ -1,54 +1,67 @@
-"""Makes vLLM know our model classes, and resolve every architecture in this process."""
+"""Makes vLLM know the model classes of the installed families, and resolve architectures in this process."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import TYPE_CHECKING
 
-# vLLM's own, and the language model that it looks up inside of it.
-THINKER = ("Qwen2_5OmniModel", "Qwen2ForCausalLM")
-TALKER = "Qwen2_5OmniTalkerForConditionalGeneration"
-TOKEN2WAV = "Qwen2_5OmniToken2WavForDiffusion"
+from omni_cli.errors import StageError
+from omni_cli.families import families
+
+if TYPE_CHECKING:
+    from omni_cli.stage.protocol import StageSpec
+
+PLUGIN = "omni_cli"
 
 
 def register_models() -> None:
-    """Register our model classes; every process that runs one calls this before vLLM resolves the architecture."""
-    from omni_cli.models.qwen2_5_omni.talker import Qwen2_5OmniTalkerForConditionalGeneration
-    from omni_cli.models.qwen2_5_omni.token2wav import Qwen2_5OmniToken2WavForDiffusion
+    """Register what vLLM lacks; imports none of it.
 
-    for architecture in THINKER:
+    The entry point `omni_cli` of the group `vllm.general_plugins`: vLLM calls this in every process of its own.
+    """
+    from vllm import ModelRegistry
+
+    for family in families().values():
+        for architecture, reference in family.vllm_models.items():
+            ModelRegistry.register_model(architecture, reference)
+
+
+def prepare_models(spec: StageSpec) -> None:
+    """Have vLLM load its plugins, and resolve what this stage's engine may ask for.
+
+    Raises `StageError` where the plugin that registers our models has been left out.
+    """
+    from vllm import ModelRegistry
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    missing = [name for name in spec.family.vllm_models if name not in ModelRegistry.models]
+    if missing and "VLLM_PLUGINS" in os.environ:
+        allowed = os.environ["VLLM_PLUGINS"]
+        raise StageError(
+            f"VLLM_PLUGINS={allowed} keeps vLLM from loading the plugin `{PLUGIN}`, which registers {missing[0]}",
+            stage=spec.stage.name,
+            hint=f"export VLLM_PLUGINS={','.join(filter(None, (allowed, PLUGIN)))}",
+        )
+    if missing:
+        raise StageError(
+            f"vLLM has not loaded the plugin `{PLUGIN}`, which registers {missing[0]}",
+            stage=spec.stage.name,
+            hint="install omni-cli again; `-v` shows what vLLM says",
+        )
+    for architecture in (spec.architecture, *spec.family.vllm_models):
         resolve_in_process(architecture)
-    _register(TALKER, Qwen2_5OmniTalkerForConditionalGeneration)
-    _register(TOKEN2WAV, Qwen2_5OmniToken2WavForDiffusion)
 
 
 def resolve_in_process(architecture: str) -> None:
-    """Have vLLM inspect one of its own model classes in this process.
+    """Have vLLM inspect a model class in this process.
 
     vLLM inspects lazily registered classes in a fresh interpreter, which costs seconds and knows nothing of the
     torchvision work-around (`omni_cli.compat.torchvision`). Unknown names are left for vLLM to refuse.
     """
     from vllm import ModelRegistry
-
-    lazy = ModelRegistry.models.get(architecture)
-    if lazy is not None:
-        _register(architecture, lazy.load_model_cls())
-
-
-def talker_config(config: Any) -> Any:
-    """vLLM's `hf_overrides`: the talker's part of a Qwen2.5-Omni config.
-
-    vLLM also calls it with an empty config, to see whether it changes the model type; that one stays as it is.
-    """
-    if not hasattr(config, "talker_config"):
-        return config
-    talker = config.talker_config
-    talker.architectures = [TALKER]
-    return talker
-
-
-def _register(architecture: str, model: type) -> None:
-    from vllm import ModelRegistry
     from vllm.model_executor.models.registry import _RegisteredModel
 
-    if not isinstance(ModelRegistry.models.get(architecture), _RegisteredModel):
-        ModelRegistry.register_model(architecture, model)
+    model = ModelRegistry.models.get(architecture)
+    if model is not None and not isinstance(model, _RegisteredModel):
+        ModelRegistry.register_model(architecture, model.load_model_cls())

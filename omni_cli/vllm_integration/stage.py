@@ -55,7 +55,7 @@ from omni_cli.vllm_integration.cudagraph_mode import ModeMessages, check_platfor
 from omni_cli.vllm_integration.device_settings import execution_args, use_whole_float32, with_given_cache  # noqa: E402
 from omni_cli.vllm_integration.output_processor import OmniOutputProcessor  # noqa: E402
 from omni_cli.vllm_integration.ranks import forget_shared_memory, prepare_ranks  # noqa: E402
-from omni_cli.vllm_integration.registry import register_models, resolve_in_process  # noqa: E402
+from omni_cli.vllm_integration.registry import prepare_models  # noqa: E402
 
 PROGRESS_INTERVAL_S = 0.05
 
@@ -84,8 +84,7 @@ class VllmStage:
         self.active: dict[str, ActiveRequest] = {}
         if spec.stage.has_ranks_elsewhere:
             prepare_ranks(spec.stage.num_ranks, spec.stage.name)
-        register_models()
-        resolve_in_process(spec.architecture)
+        prepare_models(spec)
         self.engine = LLMEngine.from_engine_args(EngineArgs(**with_given_cache(self.engine_args())))
         if spec.stage.has_ranks_elsewhere:
             forget_shared_memory(self.engine)

@@ -28,10 +28,10 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     """Tiny checkpoints: a transformer with flow matching, a UNet with classifier-free guidance."""
     from support.stable_diffusion import build_stable_diffusion
 
-    from omni_cli.checkpoints.builtin import build_checkpoint
+    from omni_cli.models.diffusers_pipeline.builder import tiny_image
 
     root = tmp_path_factory.mktemp("checkpoints")
-    build_checkpoint("tiny-image", root / "qwen_image", seed=0)
+    tiny_image(root / "qwen_image", seed=0)
     build_stable_diffusion(root / "stable_diffusion")
     return {name: root / name for name in ("qwen_image", "stable_diffusion")}
 

@@ -28,10 +28,10 @@ def runs(tmp_path_factory: Any) -> dict[str, dict[str, Any]]:
     reason = _why_not()
     if reason is not None:
         pytest.skip(reason)
-    from omni_cli.checkpoints.builtin import build_checkpoint
+    from omni_cli.models.qwen2_5_omni.checkpoint.builder import tiny_omni
 
     folder = tmp_path_factory.mktemp("drafts")
-    build_checkpoint("tiny-omni", folder / "model", seed=0)
+    tiny_omni(folder / "model", seed=0)
     plain = {"gpu_memory_utilization": 0.2, "max_model_len": 512, "max_num_seqs": 4}
     return {
         name: _run(folder, name, engine)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from support.reference import Reference, ReferenceResult
 
-from omni_cli.checkpoints.builtin import build_omni
-from omni_cli.checkpoints.sizes import DecoderSizes, OmniSizes
+from omni_cli.checkpoints.sizes import DecoderSizes
+from omni_cli.models.qwen2_5_omni.checkpoint.builder import write_omni
+from omni_cli.models.qwen2_5_omni.checkpoint.sizes import OmniSizes
 from omni_cli.outputs import AudioOutput, GenerateRequest, RequestResult, TextOutput
 
 MAX_TOKENS = 24
@@ -150,7 +151,7 @@ OTHER_SIZES = {
 @pytest.mark.parametrize("name", OTHER_SIZES)
 def test_other_sizes_and_seeds_equal_the_reference(start_brief_engine, tmp_path_factory, name):
     folder = tmp_path_factory.mktemp(name)
-    build_omni(folder, OTHER_SIZES[name], seed=11)
+    write_omni(folder, OTHER_SIZES[name], seed=11)
     other = start_brief_engine("tiny-omni", *LIMITS, model=str(folder))
     references = expected(Reference(folder))
     for result in other.run_all(requests()):

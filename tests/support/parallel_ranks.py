@@ -124,17 +124,17 @@ def run_thinker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def run_talker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Tokens by request id, of rows that come late: every rank's engine gets them at the same steps."""
+    from stage_specs import spec_of
     from talker_rows import Runs, feeding_at_random
 
     from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
-    from omni_cli.stage.protocol import StageSpec, load_stage
+    from omni_cli.models.registry import load_stage
 
     stage = TalkerConfig.named(
         "talker", input="thinker", max_model_len=256, max_num_seqs=8, kv_cache_memory_bytes=16 << 20,
         sampling={"temperature": 0.0}, **arguments,
     )  # fmt: skip
-    spec = StageSpec(stage, model, "Qwen2_5OmniModel", "float32", 0, False)
-    made = Runs(load_stage(spec, lambda report: None), TALKER_REQUESTS).run(feeding_at_random())
+    made = Runs(load_stage(spec_of(stage, model), lambda report: None), TALKER_REQUESTS).run(feeding_at_random())
     return {name: {"tokens": tokens, "made": None} for name, tokens in made["tokens"].items()}
 
 

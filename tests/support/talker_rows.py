@@ -25,11 +25,13 @@ def main() -> None:
     from omni_cli.compat.torchvision import ensure_torchvision_importable
 
     ensure_torchvision_importable()
+    from stage_specs import spec_of
+
     from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
-    from omni_cli.stage.protocol import StageSpec, load_stage
+    from omni_cli.models.registry import load_stage
 
     config = TalkerConfig.named("talker", input="thinker", **task["stage"])
-    stage = load_stage(StageSpec(config, task["model"], "Qwen2_5OmniModel", "float32", 0, False), lambda report: None)
+    stage = load_stage(spec_of(config, task["model"]), lambda report: None)
     runs = Runs(stage, task["requests"])
     ways: dict[str, Callable[[], dict[str, Any]]] = {
         "whole": lambda: runs.run(lambda feeds: None, whole=True),

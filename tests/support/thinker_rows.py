@@ -28,10 +28,11 @@ def main() -> None:
     import omni_cli.vllm_integration.stage  # noqa: F401 - sets what vLLM reads
     from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
     from omni_cli.vllm_integration.output_processor import OmniOutputProcessor
-    from omni_cli.vllm_integration.registry import register_models
+    from omni_cli.vllm_integration.registry import register_models, resolve_in_process
 
     ranks = _prepare_ranks(task["engine"])
     register_models()
+    resolve_in_process("Qwen2_5OmniModel")
     worker = {} if task["stock"] else {"worker_cls": _worker()}
     engine = LLMEngine.from_engine_args(
         EngineArgs(

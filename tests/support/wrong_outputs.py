@@ -29,12 +29,13 @@ def main() -> None:
     from omni_cli.compat.torchvision import ensure_torchvision_importable
 
     ensure_torchvision_importable()
+    from stage_specs import spec_of
+
     from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
-    from omni_cli.stage.protocol import StageSpec, load_stage
+    from omni_cli.models.registry import load_stage
 
     config = Token2WavConfig.named("token2wav", backend="vllm", input="talker", max_num_seqs=4, num_inference_steps=2)
-    spec = StageSpec(config, task["model"], "Qwen2_5OmniModel", "float32", 0, False)
-    stage = load_stage(spec, lambda report: None)
+    stage = load_stage(spec_of(config, task["model"]), lambda report: None)
     runner = stage.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     sample = runner._diffuse
     answers: dict[str, Any] = {"alone": run(stage, "alone"), "rounds": {}}

@@ -50,15 +50,15 @@ def main() -> None:
     from omni_cli.compat.torchvision import ensure_torchvision_importable
 
     ensure_torchvision_importable()
+    from stage_specs import spec_of
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from omni_cli.config.schema import ARStageConfig
-    from omni_cli.stage.protocol import StageSpec, load_stage
+    from omni_cli.models.registry import load_stage
 
     sampling = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
     config = ARStageConfig.named("thinker", max_num_seqs=4, kv_cache_memory_bytes=64 << 20, sampling=sampling)
-    spec = StageSpec(config, task["model"], "Qwen2_5OmniModel", "float32", 0, False)
-    stage = load_stage(spec, lambda report: None)
+    stage = load_stage(spec_of(config, task["model"]), lambda report: None)
     answers: dict[str, Any] = {"alone": run(stage, "alone")}
     answers["rounds"] = {name: run_spoilt(stage, Scheduler, name, spoil) for name, spoil in WRONG.items()}
     answers["after"] = run(stage, "after")

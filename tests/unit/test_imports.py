@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(omni_cli.__file__).parent
 HEAVY = ["torch", "torchvision", "vllm", "diffusers", "transformers", "accelerate"]
 TORCH_FREE = ["cli", "config", "doctor", "inputs", "report", "serve"]
-TORCH_FREE_MODULES = ["errors", "outputs", "checkpoints.files", "engine.omni_llm"]
+TORCH_FREE_MODULES = ["errors", "outputs", "families", "checkpoints.resolve", "checkpoints.derive", "engine.omni_llm"]
 
 BLOCKED_IMPORT = """
 import importlib, json, sys

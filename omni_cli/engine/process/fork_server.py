@@ -8,11 +8,13 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
 from typing import Any, ClassVar
 
+from omni_cli.config.schema import EngineConfig
+from omni_cli.families import family_of_stages
 from omni_cli.temporary_folder import temporary_folder
 
 # Stages that had to be killed leave semaphores of their libraries behind; the tracker removes them and would tell
@@ -67,13 +69,15 @@ class ForkServer:
 
     _users: ClassVar[set[int]] = set()
 
-    def __init__(self, backends: Iterable[str], *, verbose: bool = False) -> None:
-        """It imports what stages on `backends` ("vllm", "diffusers") need; any stage can be forked from it.
+    def __init__(self, config: EngineConfig, *, verbose: bool = False) -> None:
+        """It imports what the stages of `config` need; any stage can be forked from it.
 
         `verbose` lets what the imports print reach stderr.
         """
-        parts = ["verbose" if verbose else "quiet", *sorted(set(backends), reverse=True)]
-        self._preload = [f"omni_cli.engine.process.preload_{part}" for part in parts]
+        parts = ["verbose" if verbose else "quiet", *sorted(config.backends, reverse=True)]
+        family = family_of_stages(config.model, config.stages)
+        stages = () if family is None else (role.stage.partition(":")[0] for role in family.roles)
+        self._preload = [*(f"omni_cli.engine.process.preload_{part}" for part in parts), *stages]
 
     def start(self) -> ForkServerContext:
         """The context to start processes with; the imports begin now, if they have not begun before."""

@@ -14,8 +14,6 @@ with slow_imports():
     keep_freed_memory()
     ensure_torchvision_importable()
     try:
-        import omni_cli.models.qwen2_5_omni.stages
-        import omni_cli.models.qwen2_5_omni.token2wav_stage  # noqa: F401
         from omni_cli.vllm_integration.stage import VllmStage
 
         importlib.import_module(VllmStage.worker_cls("ar").rpartition(".")[0])

@@ -14,9 +14,9 @@ from diffusers import (
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
 from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
-from omni_cli.checkpoints.sizes import ImageSizes
 from omni_cli.checkpoints.tokenizer import train_tokenizer
 from omni_cli.checkpoints.weights import random_state_dict
+from omni_cli.models.diffusers_pipeline.sizes import ImageSizes
 
 # The scheduler that Qwen-Image is released with.
 _SCHEDULER = {
@@ -33,8 +33,13 @@ _SCHEDULER = {
 }
 
 
-# A prompt that shows in the picture beside the noise that it starts from.
+# A prompt that shows in the image beside the noise that it starts from.
 _GAINS = {"add_v_proj": 4.0, "to_out": 2.0, "proj_out": 3.0}
+
+
+def tiny_image(output_dir: Path, seed: int) -> None:
+    """Write `builtin:tiny-image`."""
+    write_image(output_dir, ImageSizes(), seed)
 
 
 def write_image(output_dir: Path, sizes: ImageSizes, seed: int) -> None:

@@ -10,6 +10,7 @@ import soxr
 import torch
 
 from omni_cli.errors import InputError
+from omni_cli.models.qwen2_5_omni.architectures import talker_config
 from omni_cli.models.qwen2_5_omni.connectors import (
     MEDIA_FIELDS,
     ReplyRows,
@@ -42,7 +43,6 @@ from omni_cli.stage.request_payloads import (
     WANTS_HIDDEN_STATES,
 )
 from omni_cli.vllm_integration.conditioned_scheduler import ConditionedSchedulerMixin
-from omni_cli.vllm_integration.registry import talker_config
 from omni_cli.vllm_integration.stage import (
     ActiveRequest,
     SamplingParams,

@@ -16,6 +16,7 @@ from omni_cli.errors import InputError, StageError
 from omni_cli.execution.denoiser import require_cuda
 from omni_cli.execution.ranges import Consecutive
 from omni_cli.execution.timeline import clock_for
+from omni_cli.models.qwen2_5_omni.architectures import TOKEN2WAV
 from omni_cli.models.qwen2_5_omni.chunks import Chunk, Chunker, ChunkSizes
 from omni_cli.models.qwen2_5_omni.connectors import spoken_codes
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
@@ -35,7 +36,6 @@ from omni_cli.stage.payloads import decode_additional_information, encode_additi
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
 from omni_cli.vllm_integration.diffusion_entry import NoOutput
-from omni_cli.vllm_integration.registry import TOKEN2WAV
 from omni_cli.vllm_integration.stage import (
     ActiveRequest,
     PoolingParams,

@@ -22,7 +22,6 @@ from diffusers.image_processor import VaeImageProcessor
 from safetensors.torch import load_file, save_file
 from support.stable_diffusion import build_stable_diffusion
 
-from omni_cli.checkpoints.builtin import build_checkpoint
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.loading import check_text_to_image
@@ -30,6 +29,7 @@ from omni_cli.diffusers_integration.pixels import from_bytes, to_bytes
 from omni_cli.diffusers_integration.prompt_cache import PromptCache
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniError, StageError, UsageError
+from omni_cli.models.diffusers_pipeline.builder import tiny_image
 
 MODELS = ("qwen_image", "stable_diffusion")
 STEPS = 3
@@ -39,7 +39,7 @@ STAGE = DiffusionStageConfig.named("image", num_inference_steps=STEPS, height=64
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("checkpoints")
-    build_checkpoint("tiny-image", root / "qwen_image", seed=0)
+    tiny_image(root / "qwen_image", seed=0)
     build_stable_diffusion(root / "stable_diffusion")
     return {name: root / name for name in MODELS}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.stage_specs import spec_of
 
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
@@ -14,7 +15,7 @@ from omni_cli.stage.protocol import StageSpec
 @pytest.fixture(scope="module")
 def spec() -> StageSpec:
     stage = DiffusionStageConfig.named("image", height=64, width=64, num_inference_steps=6)
-    return StageSpec(stage, resolve_model("builtin:tiny-image"), "QwenImagePipeline", "float32", 0, False)
+    return spec_of(stage, resolve_model("builtin:tiny-image"))
 
 
 def test_an_interrupt_leaves_a_running_batch_at_the_next_step(spec):

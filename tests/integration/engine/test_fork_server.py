@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from multiprocessing import forkserver
 
+from omni_cli.config.loader import load_profile
 from omni_cli.engine.process.fork_server import ForkServer
 
 
@@ -32,10 +33,10 @@ def is_running(pid: int) -> bool:
 
 def test_a_stopped_server_is_replaced_at_once():
     others = set(ForkServer._users)
-    first = ForkServer(["diffusers"])
+    first = ForkServer(load_profile("tiny-image"))
     pid = parent_of_a_new_process(first.start())
     assert pid == forkserver._forkserver._forkserver_pid
-    second = ForkServer(["diffusers"])
+    second = ForkServer(load_profile("tiny-image"))
     second.start()
     first.stop()
     assert is_running(pid), "it has another user"
@@ -43,7 +44,7 @@ def test_a_stopped_server_is_replaced_at_once():
     second.stop()
     assert bool(others) == is_running(pid)
 
-    third = ForkServer(["diffusers"])
+    third = ForkServer(load_profile("tiny-image"))
     replaced = parent_of_a_new_process(third.start())
     assert (replaced == pid) == bool(others)
     third.stop()

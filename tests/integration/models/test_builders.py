@@ -17,20 +17,22 @@ import pytest
 import torch
 from PIL import Image
 
-from omni_cli.checkpoints import builtin as builders
 from omni_cli.checkpoints.build import build_folder
 from omni_cli.checkpoints.files import check_checkpoint, count_parameters, read_model_kind
+from omni_cli.checkpoints.sizes import DecoderSizes
 from omni_cli.errors import OutputError
+from omni_cli.models.qwen2_5_omni.checkpoint.builder import write_omni
+from omni_cli.models.qwen2_5_omni.checkpoint.sizes import SMALL, OmniSizes, VocoderSizes
 
 pytestmark = pytest.mark.slow
 
 RESOLVE = "import sys; from omni_cli.checkpoints.resolve import resolve_model; print(resolve_model(sys.argv[1]))"
-OTHER_SIZES = builders.OmniSizes(
+OTHER_SIZES = OmniSizes(
     vocab_size=640,
     num_codes=100,
-    thinker=builders.DecoderSizes(256, 320, 3, 4, 1, 64),
-    talker=builders.DecoderSizes(192, 256, 1, 2, 2, 64),
-    token2wav=builders.VocoderSizes(96, 3, 3, 32, 48, 128),
+    thinker=DecoderSizes(256, 320, 3, 4, 1, 64),
+    talker=DecoderSizes(192, 256, 1, 2, 2, 64),
+    token2wav=VocoderSizes(96, 3, 3, 32, 48, 128),
 )
 
 
@@ -138,7 +140,10 @@ def test_a_file_that_cannot_be_written_whole(tmp_path: Path) -> None:
     code = """
 import resource, sys
 from pathlib import Path
+from omni_cli.checkpoints.sizes import DecoderSizes
 from omni_cli.errors import OutputError
+from omni_cli.models.qwen2_5_omni.checkpoint.builder import write_omni
+from omni_cli.models.qwen2_5_omni.checkpoint.sizes import SMALL, OmniSizes, VocoderSizes
 from omni_cli.checkpoints.build import build_folder
 
 for limit in (4_000, 1_000_000):
@@ -158,9 +163,9 @@ def test_small_omni_is_mostly_thinker_and_talker() -> None:
     from transformers import Qwen2_5OmniForConditionalGeneration
 
     from omni_cli.checkpoints.tokenizer import train_tokenizer
-    from omni_cli.models.qwen2_5_omni.builder import omni_config
+    from omni_cli.models.qwen2_5_omni.checkpoint.builder import omni_config
 
-    sizes = builders.BUILTIN_SIZES["small-omni"]
+    sizes = SMALL
     with torch.device("meta"):
         model = Qwen2_5OmniForConditionalGeneration(
             omni_config(sizes, train_tokenizer(sizes.vocab_size, sizes.max_position_embeddings))
@@ -248,7 +253,7 @@ def test_tiny_omni_speaks(reference: dict) -> None:
 def test_other_sizes_and_seeds_speak(tmp_path: Path) -> None:
     from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
-    builders.build_omni(tmp_path, OTHER_SIZES, seed=7)
+    write_omni(tmp_path, OTHER_SIZES, seed=7)
     check_checkpoint(tmp_path)
     model = Qwen2_5OmniForConditionalGeneration.from_pretrained(tmp_path)
     assert model.config.talker_config.hidden_size == 192

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_cli.checkpoints.builtin import build_omni
 from omni_cli.checkpoints.resolve import resolve_model
-from omni_cli.checkpoints.sizes import OmniSizes, VocoderSizes
+from omni_cli.models.qwen2_5_omni.checkpoint.builder import write_omni
+from omni_cli.models.qwen2_5_omni.checkpoint.sizes import OmniSizes, VocoderSizes
 from omni_cli.models.qwen2_5_omni.chunk_waveform import chunk_waveform, codes_per_block, denoise
 from omni_cli.models.qwen2_5_omni.chunks import Chunker, ChunkSizes
 
@@ -50,7 +50,7 @@ def tiny():
 def deep(tmp_path_factory):
     """More layers between those that look ahead and back, and different weights."""
     folder = tmp_path_factory.mktemp("deep")
-    build_omni(folder, OmniSizes(token2wav=VocoderSizes(64, 10, 2, 32, 32, 64)), seed=1)
+    write_omni(folder, OmniSizes(token2wav=VocoderSizes(64, 10, 2, 32, 32, 64)), seed=1)
     return load(folder)
 
 

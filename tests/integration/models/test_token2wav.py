@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.fake_graphs import FakeBackend
+from support.stage_specs import spec_of
 
 from omni_cli.compat.torchvision import ensure_torchvision_importable
 
@@ -20,9 +21,10 @@ from omni_cli.errors import StageError  # noqa: E402
 from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser  # noqa: E402
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
 from omni_cli.models.qwen2_5_omni.speaker_embeddings import SpeakerEmbeddings  # noqa: E402
+from omni_cli.models.registry import load_stage  # noqa: E402
 from omni_cli.stage.messages import Progress, RequestDone, StageRequest, WaveformChunk  # noqa: E402
 from omni_cli.stage.payloads import encode_additional_information  # noqa: E402
-from omni_cli.stage.protocol import StageSpec, load_stage  # noqa: E402
+from omni_cli.stage.protocol import StageSpec  # noqa: E402
 
 SPEAKERS = {"Chelsie": 1, "Ethan": 2}
 
@@ -108,7 +110,7 @@ def spec(execution: Execution) -> StageSpec:
     stage = Token2WavConfig.named(
         name="token2wav", backend="vllm", input="talker", num_inference_steps=4, execution=execution
     )
-    return StageSpec(stage, resolve_model("builtin:tiny-omni"), "Qwen2_5OmniModel", "float32", 0, False)
+    return spec_of(stage, resolve_model("builtin:tiny-omni"))
 
 
 def codes(request_id: str, num_codes: int, **fields) -> StageRequest:

@@ -18,9 +18,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from omni_cli.models.qwen2_5_omni.architectures import TALKER, talker_config
 from omni_cli.vllm_integration.arriving_conditions import arrived_with
 from omni_cli.vllm_integration.conditioned_scheduler import ConditionedAsyncScheduler, make_scheduler
-from omni_cli.vllm_integration.registry import register_models, talker_config
+from omni_cli.vllm_integration.registry import register_models, resolve_in_process
 
 BLOCK = 32
 STEPS_UNDER_WAY = 2
@@ -31,6 +32,7 @@ NUM_PROMPT, MAX_TOKENS = 40, 30
 def make(tiny_omni_path):
     """`make(num_blocks)` -> a scheduler."""
     register_models()
+    resolve_in_process(TALKER)
 
     def scheduler(num_blocks: int) -> ConditionedAsyncScheduler:
         config = EngineArgs(

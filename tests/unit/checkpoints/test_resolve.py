@@ -1,17 +1,19 @@
 """Resolving models and checking folders, on files written by hand: none of this needs torch."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from omni_cli.checkpoints import builtin as builders
 from omni_cli.checkpoints.build import build_folder
 from omni_cli.checkpoints.files import check_checkpoint, count_parameters, read_model_kind
 from omni_cli.checkpoints.resolve import cache_folder, is_built, resolve_model
+from omni_cli.checkpoints.sizes import DecoderSizes
 from omni_cli.errors import CheckpointError, OutputError, UsageError
+from omni_cli.models.qwen2_5_omni.checkpoint.sizes import OmniSizes, VocoderSizes
 
 
 def write_safetensors(path: Path, *, cut: int = 0, shape: tuple[int, ...] = (2, 3)) -> None:
@@ -177,17 +179,49 @@ def test_a_target_that_cannot_be(tmp_path: Path) -> None:
 
 def test_sizes_that_cannot_be_are_refused() -> None:
     with pytest.raises(UsageError, match="head_dim"):
-        builders.OmniSizes(thinker=builders.DecoderSizes(128, 256, 2, 4, 2, 64))
+        OmniSizes(thinker=DecoderSizes(128, 256, 2, 4, 2, 64))
     with pytest.raises(UsageError, match="multiple of 16"):
-        builders.DecoderSizes(96, 256, 2, 4, 2, 24)
+        DecoderSizes(96, 256, 2, 4, 2, 24)
     with pytest.raises(UsageError, match="multiple of 64"):
-        builders.VocoderSizes(64, 2, 2, 32, 32, 96)
+        VocoderSizes(64, 2, 2, 32, 32, 96)
+
+
+@pytest.mark.parametrize("changed", ["family/checkpoint/builder.py", "family/checkpoint/sizes.py", "other/builder.py"])
+def test_a_changed_builder_builds_again(tmp_path: Path, changed: str) -> None:
+    """The cached folder's name covers the files beside the builder, and no other family's."""
+    for name in (
+        "family/__init__.py",
+        "family/checkpoint/builder.py",
+        "family/checkpoint/sizes.py",
+        "other/builder.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    code = (
+        "import sys, types\n"
+        "from omni_cli import families\n"
+        "from omni_cli.checkpoints import resolve\n"
+        "built = types.SimpleNamespace(builtins={'toy': 'family.checkpoint.builder:build'})\n"
+        "resolve.builtins = lambda: {'toy': built}\n"
+        "print(resolve._cache_path('toy'))\n"
+    )
+
+    def cache_path() -> str:
+        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+        return subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    before = cache_path()
+    (tmp_path / changed).write_text("# changed\n")
+    assert (cache_path() != before) == changed.startswith("family")
 
 
 def test_resolving_imports_no_engine(folder: Path) -> None:
     code = (
         "import sys\n"
-        "from omni_cli.checkpoints.resolve import is_built, read_model_kind, resolve_model\n"
+        "from omni_cli.checkpoints.files import read_model_kind\n"
+        "from omni_cli.checkpoints.resolve import is_built, resolve_model\n"
         "resolve_model(sys.argv[1]); read_model_kind(sys.argv[1]); is_built('builtin:tiny-omni')\n"
         "import omni_cli.cli.models\n"
         "print([name for name in ('torch', 'transformers', 'vllm', 'diffusers', 'numpy') if name in sys.modules])"

@@ -125,8 +125,8 @@ SINGLE = {
     "empty model": (("builtin:tiny-omni", "''"), "3:8 '''': invalid value for `model`: must not be empty"),
     "unknown builtin": (
         ("builtin:tiny-omni", "builtin:tiny-onmi"),
-        "3:8 'builtin:tiny-onmi': unknown builtin model `tiny-onmi`: expected one of tiny-omni, small-omni,"
-        " tiny-image (did you mean `tiny-omni`?)",
+        "3:8 'builtin:tiny-onmi': unknown builtin model `tiny-onmi`: expected one of small-omni,"
+        " tiny-image, tiny-omni (did you mean `tiny-omni`?)",
     ),
     "no value": (
         ("0.0", ""),

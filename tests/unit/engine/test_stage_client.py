@@ -9,6 +9,7 @@ import pytest
 
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.engine.process.stage_client import StageClient
+from omni_cli.families import family_of
 from omni_cli.stage.messages import AbortRequest, AppendInput, Failure, Progress, RequestDone, StageRequest
 from omni_cli.stage.protocol import StageSpec
 
@@ -25,7 +26,8 @@ FAILED = Failure("stage", "it broke", request_id="a")
 
 
 async def is_busy_after(*messages: Any) -> bool:
-    spec = StageSpec(ARStageConfig.named("talker"), "folder", "Qwen2_5OmniModel", "float32", 0, trust_remote_code=False)
+    family = family_of("Qwen2_5OmniModel")
+    spec = StageSpec(ARStageConfig.named("talker"), "folder", family, family.architectures[0], "float32", 0, False)
     client = StageClient(spec, lambda client, report: None)
     for message in messages:
         if isinstance(message, StageRequest | AppendInput | AbortRequest):

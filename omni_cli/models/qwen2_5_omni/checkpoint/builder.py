@@ -16,10 +16,10 @@ from transformers import (
 )
 
 from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
-from omni_cli.checkpoints.sizes import OmniSizes
 from omni_cli.checkpoints.tokenizer import train_tokenizer, unreadable_token_ids
 from omni_cli.checkpoints.weights import Draw, normal_tensor, random_state_dict
-from omni_cli.models.qwen2_5_omni.processor import write_processor
+from omni_cli.models.qwen2_5_omni.checkpoint.processor import write_processor
+from omni_cli.models.qwen2_5_omni.checkpoint.sizes import SMALL, TINY, OmniSizes
 
 _MEL_DIM = 80
 _REFERENCE_MEL_FRAMES = 96
@@ -50,6 +50,16 @@ _GAINS = {
 # How long the rows of the end tokens are: text ends about once in a hundred steps, speech less often.
 _TEXT_END_GAIN = 0.34
 _CODEC_END_GAIN = 0.28
+
+
+def tiny_omni(output_dir: Path, seed: int) -> None:
+    """Write `builtin:tiny-omni`."""
+    write_omni(output_dir, TINY, seed)
+
+
+def small_omni(output_dir: Path, seed: int) -> None:
+    """Write `builtin:small-omni`."""
+    write_omni(output_dir, SMALL, seed)
 
 
 def write_omni(output_dir: Path, sizes: OmniSizes, seed: int) -> None:

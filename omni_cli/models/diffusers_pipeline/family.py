@@ -1,0 +1,24 @@
+"""Any pipeline of diffusers: one stage, a prompt to an image."""
+
+from __future__ import annotations
+
+from omni_cli.families import Family, StageRole
+
+_HERE = "omni_cli.models.diffusers_pipeline"
+
+FAMILY = Family(
+    name="diffusers_pipeline",
+    title="a diffusers pipeline",
+    entry_file="model_index.json",
+    roles=(
+        StageRole(
+            name="image",
+            kind="diffusion",
+            backend="diffusers",
+            stage="omni_cli.diffusers_integration.stage:DiffusersStage",
+            makes="image",
+        ),
+    ),
+    builtins={"tiny-image": f"{_HERE}.builder:tiny_image"},
+    profile=f"{_HERE}.profile:stages_of",
+)

@@ -1,0 +1,21 @@
+"""The default profile of a diffusers pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omni_cli.families import Machine
+
+
+def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
+    """One stage; steps, sizes and guidance are the pipeline's own defaults."""
+    return {
+        "image": {
+            "kind": "diffusion",
+            "backend": "diffusers",
+            "max_num_seqs": 1 if machine.device == "cpu" else 4,
+            "execution": "eager",
+            "output_copy": "async",
+        }
+    }

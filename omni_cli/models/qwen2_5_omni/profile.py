@@ -1,0 +1,74 @@
+"""The default profile of a Qwen2.5-Omni checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omni_cli.checkpoints.derive import kv_cache, read_config, weights_bytes
+from omni_cli.checkpoints.files import read_dtype
+from omni_cli.families import Machine
+
+# The model card: speech comes out right only with exactly these words.
+_SYSTEM_PROMPT = (
+    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
+    "visual inputs, as well as generating text and speech."
+)
+# Shares of a device that all three stages use, as in the profile of the 7B model.
+_SHARES = {"thinker": 0.55, "talker": 0.2, "token2wav": 0.1}
+_MAX_LENGTH = {"cpu": 4096, "cuda": 32768}
+_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
+
+
+def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
+    """The three stages, with the released models' own sampling."""
+    config = read_config(folder)
+    is_cpu = machine.device == "cpu"
+    decoders = {"thinker": config["thinker_config"]["text_config"], "talker": config["talker_config"]}
+    # Half of a host's memory, in equal parts: each stage is a process, and other things run beside them.
+    room_bytes = (machine.memory_bytes // 2 - weights_bytes(folder)) // 2
+
+    def common(name: str) -> dict[str, Any]:
+        given = {"max_model_len": _MAX_LENGTH[machine.device], "max_num_seqs": _MAX_NUM_SEQS[machine.device]}
+        sizes = kv_cache(decoders[name], read_dtype(folder), **given, room_bytes=room_bytes)
+        return {
+            **(sizes if is_cpu else {**given, "gpu_memory_utilization": _SHARES[name]}),
+            "cudagraph_mode": "none" if is_cpu else "full_and_piecewise",
+            "output_copy": "async",
+        }
+
+    return {
+        "thinker": {
+            "kind": "ar",
+            "backend": "vllm",
+            **common("thinker"),
+            "system_prompt": _SYSTEM_PROMPT,
+            "sampling": {"temperature": 0.0, "max_tokens": 1024},
+        },
+        "talker": {
+            "kind": "ar",
+            "backend": "vllm",
+            "input": "thinker",
+            **common("talker"),
+            # Qwen2.5-Omni's own values: greedy speech gets stuck.
+            "sampling": {
+                "temperature": 0.9,
+                "top_k": 40,
+                "top_p": 0.8,
+                "repetition_penalty": 1.05,
+                "max_tokens": 4096 if not is_cpu else 1024,
+            },
+        },
+        "token2wav": {
+            "kind": "diffusion",
+            "backend": "vllm",
+            "input": "talker",
+            "max_num_seqs": 8,
+            **({} if is_cpu else {"gpu_memory_utilization": _SHARES["token2wav"]}),
+            "num_inference_steps": 10,
+            "guidance_scale": 0.5,
+            "sway_coefficient": -1.0,
+            "execution": "eager" if is_cpu else "cudagraph",
+            "output_copy": "sync",
+        },
+    }

@@ -1,0 +1,14 @@
+"""What the process of a stage is told, for tests that load a stage themselves."""
+
+from __future__ import annotations
+
+from omni_cli.checkpoints.files import read_family, read_model_kind
+from omni_cli.config.schema import StageConfig
+from omni_cli.stage.protocol import StageSpec
+
+
+def spec_of(stage: StageConfig, model: str) -> StageSpec:
+    """A stage of the checkpoint in the folder `model`, in float32."""
+    return StageSpec(
+        stage, model, read_family(model), read_model_kind(model), dtype="float32", seed=0, trust_remote_code=False
+    )
