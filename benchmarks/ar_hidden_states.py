@@ -1,18 +1,18 @@
-"""What hidden states cost: tokens per second of our AR runner, with and without them, beside stock vLLM's.
+"""Cost of hidden states: tokens per second of our AR runner, with and without them, against stock vLLM.
 
     python benchmarks/ar_hidden_states.py [--rounds 40] [--num-requests 8] [--max-tokens 64] [--json]
         [--clock wall] [--model DIR] [--dtype float32] [--cudagraph-mode none] [--output-copy async]
 
-One engine over the thinker of `small-omni`. For the stock side its model runner and its output processor get vLLM's own
-classes back, which is all that ours are: subclasses. So both sides have the same weights at the same place in memory,
-where two engines in one process differ by more than what is measured here (up to 18 % of speed, either way).
+One engine over the thinker of `small-omni`. For the stock side its model runner and output processor get vLLM's own
+classes back, of which ours are subclasses. Both sides so have the same weights at the same place in memory; two engines
+in one process differ by more than what is measured here (up to 18 % of speed, either way).
 
-A round runs the same concurrent requests three times, in turns (stock, without, with; with, without, stock; ...),
-greedy and with a fixed number of tokens; `with` means that every request wants its hidden states, and that somebody
-takes them when it ends. Every run has a cache salt of its own, so that nothing comes out of the prefix cache. The
-tokens must be the same on all sides, or nothing is printed. Two rounds warm up.
+A round runs the same concurrent requests three times, interleaved (stock, without, with; with, without, stock; ...),
+greedy and with a fixed number of tokens; `with` means that every request wants its hidden states, and that they are
+read when it ends. Every run has its own cache salt, so that nothing comes from the prefix cache. The tokens must be the
+same on all sides, or nothing is printed. Two rounds warm up.
 
-`--clock cpu` takes this process's processor time instead, which a busy machine disturbs less; it says something on a
+`--clock cpu` measures this process's processor time instead, which a busy machine disturbs less; it is meaningful on a
 CPU with one thread (`VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1`), since waiting threads spin.
 
 Prints tokens per second, and both ratios to stock vLLM with the 95 % interval that `omni bench` would give: rounds are
@@ -37,12 +37,12 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 from chain_workload import PROMPTS
-from common import Ratio, in_turns, machine, machine_line
+from common import Ratio, interleaved, machine, machine_line
 
 # stdout is for the result; vLLM logs there.
 os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
 
-# First of all that is vLLM's: it sets what vLLM reads when it is imported.
+# Before anything of vLLM's: it sets what vLLM reads when it is imported.
 from omni_cli.vllm_integration import stage as vllm_stage  # isort: skip
 
 from vllm import SamplingParams
@@ -64,7 +64,7 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 class Engine:
-    """One engine, as ours or as vLLM's."""
+    """One engine, in our configuration or in vLLM's."""
 
     def __init__(self, llm: LLMEngine, clock: Callable[[], float]) -> None:
         self._llm = llm
@@ -105,7 +105,7 @@ class Engine:
                         consumed = len(output.prompt_token_ids) + len(completion.token_ids) - 1
                         assert rows.shape[0] == consumed, f"{rows.shape[0]} rows for {consumed} tokens"
         seconds = self._clock() - began_s
-        self._llm.step()  # tells the runner, while it is still of this side, which requests have ended
+        self._llm.step()  # reports ended requests to the runner while it is still on this side
         return seconds, [tokens[str(index)] for index in range(count)]
 
 
@@ -118,10 +118,10 @@ def main() -> int:
     times: dict[str, list[float]] = {side: [] for side in (STOCK, WITHOUT, WITH)}
     expected: dict[int, list[list[int]]] = {}
     warm_up = 2
-    for turn, side in in_turns(list(times), warm_up + arguments.rounds):
+    for turn, side in interleaved(list(times), warm_up + arguments.rounds):
         seconds, tokens = engine.run(side, turn, arguments.num_requests, arguments.max_tokens)
         if expected.setdefault(turn, tokens) != tokens:
-            sys.stderr.write(f"error: {side} made other tokens than the side before it\n")
+            sys.stderr.write(f"error: {side} produced different tokens than the previous side\n")
             return 2
         if turn >= warm_up:
             times[side].append(seconds)
@@ -179,7 +179,7 @@ def _ratio(times: dict[str, list[float]], side: str) -> Ratio:
 
 
 def _report(arguments: argparse.Namespace, times: dict[str, list[float]], engagement: dict[str, float]) -> int:
-    """Print it; 1 where a goal is missed."""
+    """Print the result; return 1 if a goal is missed."""
     tokens = arguments.num_requests * arguments.max_tokens
     rates = {side: tokens / float(np.median(seconds)) for side, seconds in times.items()}
     ratios = {side: _ratio(times, side) for side in GOALS}

@@ -1,21 +1,20 @@
-"""What `omni bench` adds to the time that it measures.
+"""Time that `omni bench` adds to its own measurements.
 
     python benchmarks/bench_overhead.py [--pairs 200] [--rounds 8] [--num-iters 40] [--json]
 
-One picture of `tiny-image` is the workload: a short one, on which an overhead weighs most. The bare side is what one
-would write by hand: a started `OmniLLM`, `time.perf_counter` before a request is sent and after its last event. Both
-sides use the same prompts and seeds, and the pictures are compared. Two comparisons, each in ABBA order:
+The workload is one image of `tiny-image`: short, so that an overhead weighs most. The bare side is a hand-written loop:
+a started `OmniLLM`, `time.perf_counter` before a request is sent and after its last event. Both sides use the same
+prompts and seeds, and the images are compared. Two comparisons, each in ABBA order:
 
-* `iterations`: single iterations of both sides in turns on the same loaded stages, bench's through the object that
-  answers in a variant's process (`VariantWorker`). Nothing but the code around the request differs, so this is the
-  precise one; it leaves out the pipe to the command and what the command does between blocks.
-* `runs`: whole short runs in turns, `omni bench --num-iters N` as a user types it against a process with the bare
-  loop, each with stages of its own. Contains everything, and the differences from process to process, too.
+* `iterations`: interleaved single iterations of both sides on the same loaded stages, bench's through the object that
+  answers in a variant's process (`VariantWorker`). Only the code around the request differs, so this is the precise
+  one; it excludes the pipe to the command and the command's work between blocks.
+* `runs`: interleaved whole short runs, `omni bench --num-iters N` as users type it against a process with the bare
+  loop, each with its own stages. Includes everything, and the differences between processes, too.
 
 For a machine that is too busy for these, `fixed` puts the same code around a piece of work that varies little, and
-`empty` times requests that are answered at once, so that nothing but the
-code around a request is left: microseconds that a request gets longer, hardly any of it noise. These two know of no
-effect that bench has on the stages.
+`empty` times requests that are answered immediately, so that only the code around a request is left: microseconds per
+request, with hardly any noise. These two do not show effects of bench on the stages.
 
 The figure is the ratio bench / bare, estimated as `omni bench` compares variants: from the ratios of neighbours, with a
 95 % bootstrap interval over pairs, or over rounds of medians of a run. The goal is within 1 %.
@@ -38,7 +37,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from common import Ratio, in_turns, machine, machine_line
+from common import Ratio, interleaved, machine, machine_line
 
 from omni_cli.bench.loaded_workload import run_all
 from omni_cli.bench.outputs import hash_arrays, output_arrays
@@ -64,7 +63,7 @@ SIDES = ("bare", "bench")
 
 
 def _paired_ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
-    """As `omni bench` compares variants: the trimmed mean of the log ratios of neighbours, and its interval."""
+    """Compare as `omni bench` does: the trimmed mean of the log ratios of neighbours, and its interval."""
     units = independent_units(np.log(above) - np.log(below))
     estimate = centre_of(units.values, units.inflation)
     return Ratio(*(math.exp(value) for value in (estimate.centre, *estimate.interval(0.05))))
@@ -89,7 +88,7 @@ class Result:
 
     @property
     def goal(self) -> str:
-        """Only an interval that lies on one side of the tolerance says anything; a few rounds have none to speak of."""
+        """Judge only by an interval on one side of the tolerance; a few rounds do not give one."""
         if self.count < MIN_COUNT:
             return "undecided"
         low, high = self.ratio.low - 1, self.ratio.high - 1
@@ -106,14 +105,14 @@ class Result:
 
 
 class Bare:
-    """The loop that one would write by hand, over stages that are loaded already."""
+    """The hand-written loop, over stages that are already loaded."""
 
     def __init__(self, llm: OmniLLM) -> None:
         self._llm = llm
         self._prompts = Prompts(resolve_model(llm.config.model), INPUT_LEN)
 
     async def iterate(self, number: int) -> tuple[float, RequestResult]:
-        """Seconds of request `number`, with the prompt and the seed that bench's iteration of that number has."""
+        """Seconds of request `number`, with the prompt and seed of bench's iteration of that number."""
         prompt, seed = self._prompts.draw(number, 0), self._llm.config.seed + number
         request = GenerateRequest(request_id=f"bare-{number}", prompt=prompt, raw=True, seed=seed)
         return await bare_request(self._llm, request)
@@ -131,7 +130,7 @@ async def bare_request(llm: OmniLLM | Empty, request: GenerateRequest) -> tuple[
 
 
 class Empty:
-    """No stages: answers at once."""
+    """No stages: answers immediately."""
 
     stages = ()
 
@@ -140,9 +139,9 @@ class Empty:
 
 
 class Fixed(Empty):
-    """No stages either: answers after a fixed piece of work, about 20 ms of one core, without giving up the thread.
+    """No stages either: answers after a fixed piece of work, about 20 ms of one core, without yielding the thread.
 
-    Not work of Python's interpreter, whose speed depends on how deep the stack is at that moment.
+    The work is not the interpreter's, whose speed depends on the depth of the stack at that moment.
     """
 
     def __init__(self) -> None:
@@ -154,9 +153,9 @@ class Fixed(Empty):
 
 
 async def around(llm: Empty, pairs: int) -> dict[str, list[float]]:
-    """Seconds of `pairs` pairs of requests, with bench's code around them and without, in turns."""
+    """Seconds of `pairs` pairs of requests, with bench's code around them and without, interleaved."""
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-    for number, (_, side) in enumerate(in_turns(SIDES, pairs)):
+    for number, (_, side) in enumerate(interleaved(SIDES, pairs)):
         request = GenerateRequest(request_id=str(number), prompt="")
         taken = (await bare_request(llm, request))[0] if side == "bare" else (await run_all(llm, [request])).e2e_s
         seconds[side].append(taken)
@@ -164,13 +163,13 @@ async def around(llm: Empty, pairs: int) -> dict[str, list[float]]:
 
 
 async def added_s(pairs: int) -> float:
-    """Seconds that bench's code adds to a request; of `pairs` pairs the difference of the medians."""
+    """Seconds that bench's code adds to a request: the difference of the medians of `pairs` pairs."""
     seconds = await around(Empty(), pairs)
     return statistics.median(seconds["bench"]) - statistics.median(seconds["bare"])
 
 
 class Bench:
-    """Bench's end of a variant in this process: answers what the command would ask it through the pipe."""
+    """Bench's end of a variant in this process: answers the requests that the command sends through the pipe."""
 
     def __init__(self) -> None:
         self._replies: asyncio.Queue = asyncio.Queue()
@@ -179,7 +178,7 @@ class Bench:
         self._serving = asyncio.create_task(self._worker.serve(self._requests))
 
     async def load(self) -> OmniLLM:
-        """The stages, for the other side to use as well."""
+        """Load the stages, for the other side to use as well."""
         load = Load(
             profile=PROFILE, overrides=(), model=None, seed=None, trust_remote_code=False, stage=STAGE, batch_size=1,
             input_len=INPUT_LEN, output_len=INPUT_LEN, given_lengths=(), inputs="", records_inputs=False,
@@ -207,15 +206,15 @@ class Bench:
 
 
 async def iterations(pairs: int) -> Result:
-    """Single iterations in turns on the same loaded stages."""
+    """Interleaved single iterations on the same loaded stages."""
     bench = Bench()
     try:
         bare = Bare(await bench.load())
         for number in range(WARMUP):
-            await _check_same_picture(bare, bench, number)
+            await _check_same_image(bare, bench, number)
         seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-        # Each iteration has a number of its own: the stage would remember a prompt that it has just encoded.
-        for number, (_, side) in enumerate(in_turns(SIDES, pairs), start=WARMUP):
+        # Each iteration has its own number: the stage would remember a prompt that it has just encoded.
+        for number, (_, side) in enumerate(interleaved(SIDES, pairs), start=WARMUP):
             taken = (await bare.iterate(number))[0] if side == "bare" else (await bench.iterate(number)).e2e_s
             seconds[side].append(taken)
     finally:
@@ -223,18 +222,18 @@ async def iterations(pairs: int) -> Result:
     return Result.of("iterations", seconds, "pairs")
 
 
-async def _check_same_picture(bare: Bare, bench: Bench, number: int) -> None:
+async def _check_same_image(bare: Bare, bench: Bench, number: int) -> None:
     _, result = await bare.iterate(number)
     ran = await bench.iterate(number)
     if hash_arrays(output_arrays([result])) != ran.output_sha256:
-        raise SystemExit(f"the pictures of iteration {number} differ: the two sides do not do the same work")
+        raise SystemExit(f"the images of iteration {number} differ: the two sides do different work")
 
 
 def whole_runs(rounds: int, num_iters: int) -> Result:
-    """Whole runs in turns; of each, its median."""
+    """Interleaved whole runs; the median of each."""
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as folder:
-        for _, side in in_turns(SIDES, rounds):
+        for _, side in interleaved(SIDES, rounds):
             run = _run_bare if side == "bare" else _run_bench
             seconds[side].append(statistics.median(run(num_iters, Path(folder))))
     return Result.of("runs", seconds, f"rounds of {num_iters} iterations")
@@ -261,7 +260,7 @@ def _run(arguments: Sequence[object]) -> str:
 
 
 async def bare_run(num_iters: int) -> list[float]:
-    """The bare side of `runs`: what `--bare-run` prints."""
+    """The bare side of `runs`, printed by `--bare-run`."""
     llm = OmniLLM(load_profile(PROFILE))
     await llm.start()
     try:
@@ -274,8 +273,8 @@ async def bare_run(num_iters: int) -> list[float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=200, help="of single iterations; 0: leave this comparison out")
-    parser.add_argument("--rounds", type=int, default=8, help="of whole runs; 0: leave this comparison out")
+    parser.add_argument("--pairs", type=int, default=200, help="pairs of single iterations; 0: skip this comparison")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds of whole runs; 0: skip this comparison")
     parser.add_argument("--num-iters", type=int, default=40, help="iterations of a whole run")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--bare-run", type=int, metavar="N", help=argparse.SUPPRESS)

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common import in_turns, machine
+from common import interleaved, machine
 
 from omni_cli.loadtest.client import Client, Outcome
 from omni_cli.loadtest.endpoints import chat
@@ -154,7 +154,7 @@ def compare(url: str, model: str, tokenizer: str) -> None:
     for concurrency in (1, 8):
         found: dict[str, list[dict[str, float]]] = {"omni": [], "vllm": []}
         with tempfile.TemporaryDirectory() as folder:
-            for _, side in in_turns(("omni", "vllm"), ROUNDS):
+            for _, side in interleaved(("omni", "vllm"), ROUNDS):
                 arguments = (url, model, concurrency, Path(folder))
                 found[side].append(measure_omni(*arguments) if side == "omni" else measure_vllm(*arguments, tokenizer))
         for metric in ("ttft", "tpot"):

@@ -1,4 +1,4 @@
-"""Hugging Face's side of `chain_throughput.py`: one request after another, in a process of its own."""
+"""Hugging Face's side of `chain_throughput.py`: one request after another, in a separate process."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from chain_workload import (
 class HuggingFaceProcess:
     """Runs rounds on request and sleeps in between.
 
-    A process of its own, started before omni's: what omni sets for its stages (how OpenMP's threads wait) must not
-    slow the other side down. torch has its default number of threads there.
+    A separate process, started before omni's: omni's settings for its stages (how OpenMP's threads wait) must not slow
+    the other side down. torch has its default number of threads there.
     """
 
     def __init__(self, model: str) -> None:
@@ -36,7 +36,7 @@ class HuggingFaceProcess:
         self.num_threads: int = self._connection.recv()
 
     def run(self) -> Round:
-        """All requests once. Raises `EOFError` where the process has failed; its traceback is on stderr."""
+        """Run all requests once. Raises `EOFError` if the process has failed; its traceback is on stderr."""
         self._connection.send(True)
         return self._connection.recv()
 

@@ -1,4 +1,4 @@
-"""omni's side of `chain_throughput.py`: eight requests at once through the chain, and through one stage at a time."""
+"""omni's side of `chain_throughput.py`: eight concurrent requests through the chain, and through each stage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from omni_cli.stage.protocol import StageSpec
 
 
 class OmniSide:
-    """The chain as `omni generate` runs it, and the same stages once more, each to be run alone."""
+    """The chain as `omni generate` runs it, and the same stages again, each to be run alone."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._llm = OmniLLM(config)
@@ -38,7 +38,7 @@ class OmniSide:
         await self._llm.close()
 
     async def run(self) -> Round:
-        """The chain, then each stage alone, fed with what the stage before it left behind in the same round."""
+        """Run the chain, then each stage alone, fed with the output of the stage before it in the same round."""
         started_s = time.perf_counter()
         results = await asyncio.gather(*(self._request(seed, prompt) for seed, prompt in enumerate(PROMPTS)))
         seconds = {CHAIN: time.perf_counter() - started_s}
@@ -58,7 +58,7 @@ class OmniSide:
 
 
 class SingleStage:
-    """One stage in a process of its own, outside any chain."""
+    """One stage in a separate process, outside any chain."""
 
     def __init__(self, config: EngineConfig, name: str) -> None:
         self.config = config
@@ -84,7 +84,7 @@ class SingleStage:
             pass
 
     async def run(self, requests: Sequence[StageRequest]) -> tuple[float, list[RequestDone]]:
-        """Seconds from the first request sent to the last one done, and what they left, in the order given."""
+        """Seconds from the first request sent to the last one done, and their results in the given order."""
         started_s = time.perf_counter()
         for request in requests:
             self._client.send(request)

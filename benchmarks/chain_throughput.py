@@ -1,10 +1,10 @@
-"""Eight requests at once through omni, beside Hugging Face one after another, on `small-omni`, in turns.
+"""Eight concurrent requests through omni, interleaved with Hugging Face one after another, on `small-omni`.
 
     python benchmarks/chain_throughput.py [--rounds 5] [--json]
 
-The same prompts, greedy, float32, with fixed work: 64 text tokens and 128 codec tokens for each request. Both sides
-make equally many tokens and samples, or nothing is printed; how many requests got the very same tokens is printed
-too. One unmeasured round of each side warms it up, and each side idles while the other is measured.
+The same prompts, greedy, float32, with fixed work: 64 text tokens and 128 codec tokens per request. Both sides make
+equally many tokens and samples, or nothing is printed; the number of requests with identical tokens is printed, too.
+One unmeasured round of each side warms it up, and each side idles while the other is measured.
 
 For a stage, omni's time is that from the first request entering it to the last one leaving it, with nothing else
 running; Hugging Face's is the sum over requests of the time inside `thinker.generate`, `talker.generate` and
@@ -30,7 +30,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 from chain_huggingface import HuggingFaceProcess
 from chain_omni import OmniSide
 from chain_workload import CHAIN, PROFILE, STAGES, RequestWork, Round, overrides
-from common import Ratio, in_turns, machine, machine_line, ratio_of_medians
+from common import Ratio, interleaved, machine, machine_line, ratio_of_medians
 
 from omni_cli.checkpoints.resolve import is_built, resolve_model
 from omni_cli.config.loader import load_profile
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def _build(model: str) -> None:
-    """In a process of its own, so that this one never imports torch."""
+    """Build in a separate process, so that this one never imports torch."""
     if not is_built(model):
         code = f"import sys; sys.path[:0] = {sys.path!r}; from omni_cli.checkpoints.resolve import resolve_model as r"
         subprocess.run([sys.executable, "-c", f"{code}; r({model!r})"], check=True)
@@ -72,7 +72,7 @@ async def _measure(omni: OmniSide, hugging_face: HuggingFaceProcess, rounds: int
         await omni.start()
         await omni.run()
         await asyncio.to_thread(hugging_face.run)
-        for turn, side in in_turns((OMNI, HUGGING_FACE), rounds):
+        for turn, side in interleaved((OMNI, HUGGING_FACE), rounds):
             done = await (omni.run() if side == OMNI else asyncio.to_thread(hugging_face.run))
             measured[side].append(done)
             times = "   ".join(f"{name} {seconds:.2f} s" for name, seconds in done.seconds.items())
@@ -83,7 +83,7 @@ async def _measure(omni: OmniSide, hugging_face: HuggingFaceProcess, rounds: int
 
 
 def _unequal(rounds: dict[str, list[Round]]) -> str | None:
-    """What makes the two sides' work differ in size, if anything does."""
+    """Reason why the two sides' work differs in size; None if it does not."""
     for side, done in rounds.items():
         sizes = [[request.size for request in one.work] for one in done]
         if any(size != sizes[0] for size in sizes):
@@ -95,7 +95,7 @@ def _unequal(rounds: dict[str, list[Round]]) -> str | None:
 
 
 def _report(rounds: dict[str, list[Round]], num_threads: int, *, as_json: bool) -> int:
-    """Print it; 1 where a goal is missed."""
+    """Print the result; return 1 if a goal is missed."""
     times = {side: {name: [one.seconds[name] for one in done] for name in GOALS} for side, done in rounds.items()}
     ratios = {name: ratio_of_medians(times[HUGGING_FACE][name], times[OMNI][name]) for name in GOALS}
     missed = any(ratio.value < GOALS[name] for name, ratio in ratios.items())

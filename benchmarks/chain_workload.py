@@ -1,4 +1,4 @@
-"""The work of `chain_throughput.py`, the same for both sides: eight prompts, a fixed number of tokens for each."""
+"""The work of `chain_throughput.py`, the same for both sides: eight prompts, a fixed number of tokens each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class RequestWork:
-    """What was made for one request."""
+    """Output of one request."""
 
     text_token_ids: tuple[int, ...]
     codec_token_ids: tuple[int, ...]
@@ -33,13 +33,13 @@ class RequestWork:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """What has to be equal for the times to be comparable."""
+        """Quantities that must be equal for the times to be comparable."""
         return len(self.text_token_ids), len(self.codec_token_ids), self.num_samples
 
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds of the chain and of each stage for all requests, and what came out of it."""
+    """Seconds of the chain and of each stage for all requests, and the results."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     work: tuple[RequestWork, ...] = ()

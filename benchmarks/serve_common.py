@@ -1,4 +1,4 @@
-"""What the benchmarks of `omni serve` share: a running server, requests to it, and what its processes hold."""
+"""Helpers of the `omni serve` benchmarks: a running server, requests to it, and its processes' resources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT_S = 600
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a server and its stages hold together; `memory_bytes` is resident and counts shared pages each time."""
+    """Resources of a server and its stages; `memory_bytes` is resident and counts shared pages each time."""
 
     processes: int
     threads: int
@@ -32,7 +32,7 @@ class Holdings:
 
 
 class Server:
-    """`omni serve` on a free port; a context manager that stops it and looks at how it ended."""
+    """`omni serve` on a free port; a context manager that stops it and checks its exit."""
 
     def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self.log = tempfile.NamedTemporaryFile("w+", prefix="omni-serve-", suffix=".log")  # noqa: SIM115
@@ -59,7 +59,7 @@ class Server:
         self.log.close()
 
     def stop(self) -> tuple[int, list[int]]:
-        """(exit code, ids of its processes that have outlived it)."""
+        """Stop the server; return its exit code and the ids of processes that outlived it."""
         tree = self._tree()
         self._process.send_signal(signal.SIGTERM)
         code = self._process.wait(60)
@@ -67,7 +67,7 @@ class Server:
         return code, [process.pid for process in alive]
 
     def holdings(self) -> Holdings:
-        """Of this moment; ask while no request is inside."""
+        """Current resources; call while no request is in flight."""
         tree = self._tree()
         return Holdings(
             len(tree),
@@ -80,7 +80,7 @@ class Server:
         return http.client.HTTPConnection(self.ready["host"], self.ready["port"], timeout=TIMEOUT_S)
 
     def post(self, path: str, body: dict[str, Any] | bytes) -> tuple[int, bytes]:
-        """(status, body) of one request on a connection of its own."""
+        """(status, body) of one request on its own connection."""
         return post(self.connect(), path, body)
 
     def metric(self, name: str) -> float:

@@ -1,7 +1,7 @@
-"""Thousands of requests from many clients at once, some of whom hang up and some of whom send garbage.
+"""Thousands of requests from many concurrent clients, some of which hang up and some of which send garbage.
 
-Every answer has to be the one that the same request got alone, before. In the end nothing may have grown: memory is
-compared between the first 200 requests and the last, and so are processes, threads and open files. Exit code 1 where
+Every answer must equal that of the same request sent alone before. At the end nothing may have grown: memory is
+compared between the first 200 requests and the last, and so are processes, threads and open files. Exit code 1 if
 something is wrong.
 
     python benchmarks/serve_soak.py --requests 2000 --clients 32
@@ -30,16 +30,16 @@ HANG_UP_SHARE = 0.10
 GARBAGE_SHARE = 0.05
 FIRST = 200
 MAX_GROWTH = 0.05
-# Short answers: many requests say more than long ones. And small KV caches: a cache becomes resident memory as its
+# Short answers: many requests reveal more than long ones. And small KV caches: a cache becomes resident memory as its
 # blocks are first used, and these have all been used after the first requests.
 OMNI = (
     *("--profile", "tiny-omni", "--max-requests", "128"),
     *("--set", "thinker.sampling.max_tokens=12", "--set", "talker.sampling.max_tokens=24"),
-    *("--set", "talker.sampling.min_tokens=12"),  # with random weights some texts are met with silence
+    *("--set", "talker.sampling.min_tokens=12"),  # with random weights some texts give no speech
     *("--set", "thinker.kv_cache_memory_bytes=4194304", "--set", "talker.kv_cache_memory_bytes=4194304"),
 )
-# oneDNN keeps compiled kernels of up to 1,024 shapes of matrices: a batch of another size makes new ones for a long
-# time. That is no leak, but it would hide one.
+# oneDNN keeps compiled kernels of up to 1,024 shapes of matrices: a batch of another size adds new ones for a long
+# time. That is not a leak, but it would hide one.
 ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
 IMAGE = ("--profile", "tiny-image", "--max-requests", "128")
 VARIANTS = 8
@@ -47,7 +47,7 @@ VARIANTS = 8
 
 @dataclass(frozen=True)
 class Kind:
-    """A sort of request: `make(number)` gives one of several that have different answers, `read` the answer's core."""
+    """A kind of request: `make(number)` gives one of several with different answers, `read` the answer's core."""
 
     name: str
     server: str
@@ -127,7 +127,7 @@ class Soak:
         self.tally = Tally()
 
     def learn(self) -> None:
-        """What each request is answered when it is alone; answers must differ, or crossed ones would go unseen."""
+        """Record the answer of each request sent alone; answers must differ, or swapped ones would go unnoticed."""
         for kind in KINDS:
             for number in range(VARIANTS):
                 status, body = self.servers[kind.server].post(kind.path, kind.make(number))
@@ -138,7 +138,7 @@ class Soak:
                 raise SystemExit(f"{kind.name}: some answers are the same")
 
     def run(self, count: int, clients: int) -> None:
-        """Send `count` requests from `clients` threads and wait until nothing is inside any more."""
+        """Send `count` requests from `clients` threads and wait until none is in flight."""
         jobs = [self._job() for _ in range(count)]
         lock = threading.Lock()
 
@@ -159,7 +159,7 @@ class Soak:
             deadline = time.monotonic() + 5
             while server.metric("omni_requests_inside"):
                 if time.monotonic() > deadline:
-                    self.tally.add(name, "requests are still inside after everyone has gone")
+                    self.tally.add(name, "requests are still in flight after all clients have disconnected")
                     break
                 time.sleep(0.05)
 
@@ -217,7 +217,7 @@ def digest(value: Any) -> str:
 
 
 def growth_problems(name: str, before: Holdings, after: Holdings) -> list[str]:
-    """What has grown between two quiet moments."""
+    """Resources that have grown between two quiet moments."""
     growth = after.memory_bytes / before.memory_bytes - 1
     problems = [f"{name}: memory grew by {growth:.1%}"] if growth > MAX_GROWTH else []
     for what in ("processes", "threads", "files"):

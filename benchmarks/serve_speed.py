@@ -1,8 +1,8 @@
-"""What the server costs and what it gains, with the goals of each.
+"""Cost and gain of the server, with the goals of each.
 
-`added`: a short chat through the server against the same one on an `OmniLLM` in this process, in turns.
-`together`: eight chats at once against one after another, through the server.
-`first-audio`: a streamed spoken reply, the time to its first audio against the time of all of it.
+`added`: a short chat through the server, interleaved with the same one on an `OmniLLM` in this process.
+`together`: eight concurrent chats against one after another, through the server.
+`first-audio`: a streamed spoken reply, the time to its first audio against the total time.
 
     python benchmarks/serve_speed.py added together first-audio
 """
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from common import in_turns, machine_line, ratio_of_medians
+from common import interleaved, machine_line, ratio_of_medians
 from serve_common import CHAT, Server, chat
 
 MAX_ADDED_S = 0.005
@@ -78,14 +78,14 @@ def measure_added(rounds: int, profile: str) -> str:
             for number in range(20):
                 for side in sides.values():
                     side(-1 - number)
-            for number, name in in_turns(list(sides), rounds):
+            for number, name in interleaved(list(sides), rounds):
                 seconds[name].append(timed(lambda name=name, number=number: sides[name](number)))
     finally:
         if engine is not None:
             loop.run_until_complete(engine.close())
         loop.close()
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    # Differences of neighbours: what makes both slow for a while is in neither.
+    # Differences of neighbours cancel whatever slows both for a while.
     added = statistics.median(a - b for a, b in zip(seconds["server"], seconds["direct"], strict=True))
     return (
         f"added        server {medians['server'] * 1e3:.2f} ms   direct {medians['direct'] * 1e3:.2f} ms   "
@@ -105,7 +105,7 @@ def measure_together(rounds: int, profile: str) -> str:
         seconds: dict[str, list[float]] = {name: [] for name in sides}
         for side in sides.values():
             side()
-        for _, name in in_turns(list(sides), rounds):
+        for _, name in interleaved(list(sides), rounds):
             seconds[name].append(timed(sides[name]))
     ratio = ratio_of_medians(seconds["one by one"], seconds["together"])
     return (

@@ -1,6 +1,7 @@
 """Report unusual English: `python scripts/prose_check.py [FILE...]`; by default every file that git tracks.
 
-Reads docstrings, comments, strings, function and class names of Python files, and all of Markdown, HTML and YAML.
+Reads docstrings, comments, strings, function and class names of Python files, Markdown without its code blocks (they
+show output, whose words are checked in the code), HTML and YAML.
 Prints `FILE:LINE: TERM: use BETTER` for each finding, with exit code 1. `prose: ok` on a line allows a legitimate use.
 """
 
@@ -49,7 +50,10 @@ _OPENING = re.compile(r"^(?:What|Whether|Whom|How)\b")
 def prose_of(path: str, source: str) -> Iterator[tuple[int, str]]:
     """(line number, text) of everything that is not code."""
     if not path.endswith(".py"):
-        yield from enumerate(source.splitlines(), start=1)
+        prose = re.sub(
+            r"^```.*?^```", lambda block: "\n" * block[0].count("\n"), source, flags=re.DOTALL | re.MULTILINE
+        )
+        yield from enumerate(prose.splitlines(), start=1)
         return
     before = ""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

@@ -3,12 +3,12 @@
     PYTHONPATH=. python benchmarks/gpu/ar_modes.py -o DIR [--blocks 10] [--compilation-mode 0]
 
 Needs vLLM for CUDA and what omni-cli needs; no network, no checkpoint. The project's own stage (`ThinkerStage`, with
-its worker and runner) runs in this process, once for each `cudagraph_mode`, and takes turns: 8 requests at once, 128
-tokens in, 64 out, greedy. All but the last side want their hidden states. Modes of one stage, `output_copy` sync and
-async, take turns on the same engine.
+its worker and runner) runs in this process, once per `cudagraph_mode`, interleaved: 8 concurrent requests, 128 tokens
+in, 64 out, greedy. All but the last side want their hidden states. Modes of one stage, `output_copy` sync and async,
+are interleaved on the same engine.
 
-DIR gets one `omni.bench/1` record, `ar.json`, and `ar-summary.txt`. `--tiny` runs on any device that vLLM runs on, on
-a CPU without CUDA graphs, and says nothing about speed.
+DIR gets one `omni.bench/1` record, `ar.json`, and `ar-summary.txt`. `--tiny` runs on any device that vLLM supports, on
+a CPU without CUDA graphs, and is meaningless for speed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-# First of all that is vLLM's: it sets what vLLM reads when it is imported.
+# Before anything of vLLM's: it sets what vLLM reads when it is imported.
 from omni_cli.vllm_integration.stage import current_platform  # isort: skip
 
 import msgspec
@@ -52,7 +52,7 @@ from omni_cli.stage.protocol import StageSpec
 from omni_cli.stats.compare import compare_variants
 from omni_cli.stats.summary import summarise
 
-# Of the device, for each of the two engines; vLLM wants that much to be free.
+# Device memory for each of the two engines; vLLM requires this much to be free.
 MEMORY_SHARE = 0.4
 METRICS = ("e2e_s", "tpot_s", "output_tokens_per_second")
 
@@ -79,7 +79,7 @@ ON_CPU = (Side("none", "async"), Side("none", "async", wants_hidden_states=False
 
 
 class DummyThinker(ThinkerStage):
-    """The stage as it is, but for its weights."""
+    """The real stage, except for its weights."""
 
     compilation_mode: int | None = None
 
@@ -125,7 +125,7 @@ def main() -> int:
 
 
 def write_checkpoint(folder: Path, sizes: OmniSizes) -> None:
-    """Everything that vLLM reads of a Qwen2.5-Omni but the weights; a small tokenizer, in the real vocabulary."""
+    """Write what vLLM reads of a Qwen2.5-Omni except the weights; a small tokenizer, in the real vocabulary."""
     tokenizer = train_tokenizer(min(TOKENIZER_SIZE, sizes.vocab_size), sizes.max_position_embeddings)
     with quiet_transformers():
         config = omni_config(sizes, tokenizer)
@@ -135,7 +135,7 @@ def write_checkpoint(folder: Path, sizes: OmniSizes) -> None:
 
 
 def _load(sides: tuple[Side, ...], model: str, options: argparse.Namespace) -> tuple[dict[str, DummyThinker], dict]:
-    """One stage for each mode, and why the others could not be loaded."""
+    """Load one stage per mode; return them, and the errors of the others."""
     stages, errors = {}, {}
     for mode in dict.fromkeys(side.cudagraph_mode for side in sides):
         start = time.perf_counter()
@@ -186,7 +186,7 @@ def _measure(sides: list[Side], stages: dict[str, DummyThinker], prompts: Prompt
 def _run(
     stage: DummyThinker, side: Side, prompts: Prompts, options: argparse.Namespace, *, block: int, requests: int
 ) -> Run:
-    """`requests` at once through the stage, from the first one in to the last one out."""
+    """Run `requests` concurrently through the stage, from the first one in to the last one out."""
     texts = [prompts.draw(block, index) for index in range(requests)]
     start = time.perf_counter()
     for index, text in enumerate(texts):

@@ -1,4 +1,4 @@
-"""Pictures on their way to the host: ours against a bare `copy_`, and how much of it hides behind the next step."""
+"""Device-to-host copies of images: ours against a bare `copy_`, and how much of it hides behind the next step."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ STEPS = 8
 
 @dataclass
 class Copies:
-    """Variants of both measurements; `hidden` is the share of the copies' time that hid, one value a block."""
+    """Variants of both measurements; `hidden` is the hidden share of the copies' time, one value per block."""
 
     bandwidth: list[Variant]
     hiding: list[Variant]
     hidden: list[float] = field(default_factory=list)
 
 
-def pictures_on(device: torch.device, *, tiny: bool) -> torch.Tensor:
-    """A batch of pictures as they leave the device: uint8 (32, 1024, 1024, 3), 96 MiB."""
+def images_on(device: torch.device, *, tiny: bool) -> torch.Tensor:
+    """A batch of images as they leave the device: uint8 (32, 1024, 1024, 3), 96 MiB."""
     shape = (2, 64, 64, 3) if tiny else (32, 1024, 1024, 3)
     return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
 
 
-def measure_copies(pictures: torch.Tensor, work: Callable[[], object], blocks: int) -> Copies:
+def measure_copies(images: torch.Tensor, work: Callable[[], object], blocks: int) -> Copies:
     """`work` queues one step on the device."""
-    copies = {name: _make(name, pictures.device) for name in SIDES}
-    bandwidth = _bandwidth(pictures, copies, blocks)
-    hiding, hidden = _hiding(pictures, copies, work, blocks)
+    copies = {name: _make(name, images.device) for name in SIDES}
+    bandwidth = _bandwidth(images, copies, blocks)
+    hiding, hidden = _hiding(images, copies, work, blocks)
     return Copies(bandwidth, hiding, hidden)
 
 
 class _RawCopy:
-    """What can be had at best: one page-locked buffer, one `copy_`, the stream of everybody."""
+    """The best possible: one page-locked buffer, one `copy_`, the common stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -68,36 +68,36 @@ def _make(name: str, device: torch.device) -> OutputCopy | _RawCopy:
     return _RawCopy(device) if name == RAW else make_output_copy(name.partition("=")[2], device)
 
 
-def _bandwidth(pictures: torch.Tensor, copies: dict[str, OutputCopy | _RawCopy], blocks: int) -> list[Variant]:
-    """One copy each, the device idle before: seconds from asking for it until it can be read, and the device's own."""
-    expected = pictures.cpu()
+def _bandwidth(images: torch.Tensor, copies: dict[str, OutputCopy | _RawCopy], blocks: int) -> list[Variant]:
+    """One copy each with an idle device: seconds from the request until it can be read, and the device's own."""
+    expected = images.cpu()
     samples: dict[str, list[Sample]] = {name: [] for name in SIDES}
     for block in range(-2, blocks):
         for position, name in enumerate([*SIDES, *reversed(SIDES)]):
-            _synchronize(pictures.device)
+            _synchronize(images.device)
             before_s, start = copies[name].counters.copy_s, time.perf_counter()
-            host = copies[name].start(pictures).get()
+            host = copies[name].start(images).get()
             seconds = time.perf_counter() - start
             if block == -2 and not torch.equal(host, expected):
-                raise SystemExit(f"{name}: what arrived is not what was sent")
+                raise SystemExit(f"{name}: received data differs from what was sent")
             if block >= 0:
                 copy_s = copies[name].counters.copy_s - before_s
-                metrics = {"copy_s": copy_s, "copied_bytes_per_second": pictures.nbytes / max(copy_s, 1e-9)}
+                metrics = {"copy_s": copy_s, "copied_bytes_per_second": images.nbytes / max(copy_s, 1e-9)}
                 samples[name].append(Sample(block=block, position=position, e2e_s=seconds, metrics=metrics))
             del host
     return [_variant(name, samples[name], copies[name]) for name in SIDES]
 
 
 def _hiding(
-    pictures: torch.Tensor, copies: dict[str, OutputCopy | _RawCopy], work: Callable[[], object], blocks: int
+    images: torch.Tensor, copies: dict[str, OutputCopy | _RawCopy], work: Callable[[], object], blocks: int
 ) -> tuple[list[Variant], list[float]]:
-    """`STEPS` steps of work, each followed by a copy of the pictures that is read one step later.
+    """`STEPS` steps of work, each followed by a copy of the images that is read one step later.
 
-    The work of a step is as long as two copies or longer, so all of a copy could hide. What the steps take longer
-    than without copies is what did not.
+    The work of a step takes at least as long as two copies, so all of a copy could hide. The time beyond that of the
+    steps without copies is what did not.
     """
-    copy_s = _fastest(lambda: copies[RAW].start(pictures).get(), pictures.device)
-    work_s = _fastest(work, pictures.device)
+    copy_s = _fastest(lambda: copies[RAW].start(images).get(), images.device)
+    work_s = _fastest(work, images.device)
     repeats = max(1, round(2 * copy_s / work_s + 0.5))
     names = (WORK, *SIDES[1:])
     samples: dict[str, list[Sample]] = {name: [] for name in names}
@@ -105,7 +105,7 @@ def _hiding(
     for block in range(-1, blocks):
         seconds: dict[str, float] = dict.fromkeys(names, 0.0)
         for position, name in enumerate([*names, *reversed(names)]):
-            taken = _steps(pictures, copies.get(name), work, repeats)
+            taken = _steps(images, copies.get(name), work, repeats)
             seconds[name] += taken / 2
             if block >= 0:
                 samples[name].append(Sample(block=block, position=position, e2e_s=taken))
@@ -114,23 +114,23 @@ def _hiding(
     return [_variant(name, samples[name], copies.get(name)) for name in names], hidden
 
 
-def _steps(pictures: torch.Tensor, copy: OutputCopy | _RawCopy | None, work: Callable[[], object], repeats: int):
-    _synchronize(pictures.device)
+def _steps(images: torch.Tensor, copy: OutputCopy | _RawCopy | None, work: Callable[[], object], repeats: int):
+    _synchronize(images.device)
     start = time.perf_counter()
     pending = None
     for _ in range(STEPS):
         for _ in range(repeats):
             work()
         if copy is not None:
-            before, pending = pending, copy.start(pictures)
+            before, pending = pending, copy.start(images)
             if before is not None:
                 before.get()
-    # One more: what comes last would have nothing to hide behind.
+    # One more: the last copy has nothing to hide behind.
     for _ in range(repeats):
         work()
     if pending is not None:
         pending.get()
-    _synchronize(pictures.device)
+    _synchronize(images.device)
     return time.perf_counter() - start
 
 

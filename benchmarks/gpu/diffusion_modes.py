@@ -5,13 +5,13 @@
 Needs Python, torch, transformers and diffusers (and what omni-cli itself needs: msgspec, numpy, PyYAML, pydantic), no
 vLLM, no network and no checkpoint. Weights are random and made on the device; Qwen-Image takes 60 GB of its memory.
 
-For each model four sides take turns in one process, A B C D D C B A in each block, over the same weights: the plain
-library call (diffusers' pipeline, transformers' token2wav) and the project's own code (`DiffusersPipelineExecutor`,
-`prepare_denoiser`) as eager, compile and cudagraph. Then copies of pictures to the host: a bare `copy_` into pinned
-memory, `output_copy: sync` and `async`, alone and beside the denoiser's work.
+For each model four sides are interleaved in one process, A B C D D C B A in each block, over the same weights: the
+plain library call (diffusers' pipeline, transformers' token2wav) and the project's own code
+(`DiffusersPipelineExecutor`, `prepare_denoiser`) as eager, compile and cudagraph. Then device-to-host copies of images:
+a bare `copy_` into pinned memory, `output_copy: sync` and `async`, alone and during the denoiser's work.
 
-DIR gets one `omni.bench/1` record a model, `copies.json`, and `summary.txt` with the goals, each met or NOT MET.
-`--tiny --device cpu` runs the same code on small models in a minute and says nothing about speed.
+DIR gets one `omni.bench/1` record per model, `copies.json`, and `summary.txt` with the goals, each met or NOT MET.
+`--tiny --device cpu` runs the same code on small models in a minute and is meaningless for speed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ensure_torchvision_importable()
 import goals  # noqa: E402
 import msgspec  # noqa: E402
 import torch  # noqa: E402
-from copies import STEPS, Copies, measure_copies, pictures_on  # noqa: E402
+from copies import STEPS, Copies, images_on, measure_copies  # noqa: E402
 from environment import kit_environment  # noqa: E402
 from measure import Busy, Measured, busy_of, compare_outputs, note_repeats, start, take_turns  # noqa: E402
 from models import Model, PipelineModel, Token2WavModel, models  # noqa: E402
@@ -57,7 +57,7 @@ def main() -> int:
     options.output_dir.mkdir(parents=True, exist_ok=True)
     lines, found = [_machine_line(device)], []
     for number, model in enumerate(chosen):
-        # What is left, in equal parts: a model that was quick leaves more to the others.
+        # The rest, in equal parts: a model that was quick leaves more to the others.
         left = options.time_budget - (time.perf_counter() - started)
         until = time.perf_counter() + left / (len(chosen) - number)
         text, reached = measure(model, device, options, until, with_copies=number == 0)
@@ -74,7 +74,7 @@ def main() -> int:
 def measure(
     model: Model, device: torch.device, options: argparse.Namespace, until: float, *, with_copies: bool
 ) -> tuple[list[str], list[goals.Goal]]:
-    """All of one model; returns lines for people and the goals."""
+    """Measure one model; return lines for people and the goals."""
     begin = time.perf_counter()
     base = model.make(device)
     made_s = time.perf_counter() - begin
@@ -94,7 +94,7 @@ def measure(
         lines, reached = [], []
         if with_copies:
             lines, reached = _measure_copies(model, base, by_name, device, options)
-        # Last, so that no profiler has run before something was timed.
+        # Last, so that no profiler has run before a timing.
         for measured in sides:
             measured.busy = _busy(measured, device)
         record = _record(model.name, _workload(model), [_variant(measured) for measured in sides], device)
@@ -110,8 +110,8 @@ def measure(
 def _measure_copies(
     model: PipelineModel, base: Any, sides: dict[str, Measured], device: torch.device, options: argparse.Namespace
 ) -> tuple[list[str], list[goals.Goal]]:
-    """Copies of pictures by themselves and beside the denoiser, and a batch of requests in both modes."""
-    copies = measure_copies(pictures_on(device, tiny=options.tiny), _step(sides), options.copy_blocks)
+    """Copies of images alone and during the denoiser's work, and a batch of requests in both modes."""
+    copies = measure_copies(images_on(device, tiny=options.tiny), _step(sides), options.copy_blocks)
     _save_copies(copies, device, options.output_dir / "copies.json")
     mode = "eager" if sides["execution=cudagraph"].error else "cudagraph"
     batch = [
@@ -172,7 +172,7 @@ def _busy(measured: Measured, device: torch.device) -> Busy | None:
 
 
 def _step(sides: dict[str, Measured]):
-    """One call of a denoiser with the arguments that its pipeline gives it: by its CUDA graph, else eagerly."""
+    """One call of a denoiser with its pipeline's arguments: by its CUDA graph, else eagerly."""
     graph, eager = sides["execution=cudagraph"], sides["execution=eager"]
     side = (graph if graph.side is not None else eager).side
     seen: list[tuple[Any, Any]] = []
@@ -279,7 +279,7 @@ def _lines(model: Model, made_s: float, sides: dict[str, Measured], record: Reco
 
 
 def _differences(measured: Measured) -> str:
-    """Of the output and of the denoiser's last answer, each beside the standard deviation of what was expected."""
+    """Differences of the output and of the denoiser's last answer, with the standard deviation of the expected one."""
     notes = measured.notes
     return (
         f"{measured.max_abs_diff:g} (std {notes['output_std']:.3g}), "

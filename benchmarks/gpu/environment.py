@@ -1,4 +1,4 @@
-"""What the kit's records say about the machine."""
+"""Description of the machine in the kit's records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LONGEST = 100
 
 
 def kit_environment(**conditions: Any) -> dict[str, Any]:
-    """The environment as `omni bench` has it, without where things lie; `conditions` are added to its own."""
+    """The environment as in `omni bench`, without paths; `conditions` are added to its own."""
     found = without_places(read_environment())
     return {**found, "conditions": {**found["conditions"], **conditions}}
 

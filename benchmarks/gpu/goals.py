@@ -1,4 +1,4 @@
-"""What was to be shown, and whether it was: met, NOT MET, or undecided where the interval is on both sides."""
+"""Goals and their results: met, NOT MET, or undecided if the interval is on both sides."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Goal:
 
 
 def identical(workload: str, sides: dict[str, Measured]) -> Goal:
-    """CUDA graph bit-identical to eager: pictures or samples, and the denoiser's last answer, of three seeds."""
+    """CUDA graph bit-identical to eager: images or samples, and the denoiser's last answer, of three seeds."""
     wanted = "cudagraph bit-identical to eager"
     eager, graph = sides["execution=eager"], sides["execution=cudagraph"]
     if eager.error or graph.error:

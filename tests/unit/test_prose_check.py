@@ -19,6 +19,7 @@ _spec.loader.exec_module(prose_check)
     [
         ("a.md", "Fine.\nTwo pictures.\n", [(2, "pictures: use image")]),
         ("a.md", "A hang.\n", [(1, "A hang: use considered hung")]),
+        ("a.md", "```\nin turns\n```\nin turns\n", [(4, "in turns: use interleaved, alternate")]),
         ("a.md", "Workers hang; 8 requests per client.\n", []),
         ("a.md", "A hang of paintings. <!-- prose: ok -->\n", []),
         ("a.md", "8 requests a second\n", [(1, "requests a second: use per")]),

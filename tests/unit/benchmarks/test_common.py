@@ -25,7 +25,7 @@ def common():
 
 
 def test_sides_take_turns_in_alternating_order(common):
-    assert list(common.in_turns(("a", "b"), 3)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+    assert list(common.interleaved(("a", "b"), 3)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
 
 
 def test_ratio_is_that_of_the_medians(common):
