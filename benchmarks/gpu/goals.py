@@ -46,7 +46,7 @@ def identical(workload: str, sides: dict[str, Measured]) -> Goal:
 
 
 def near_busy(workload: str, graph: Variant, eager_busy: Busy | None) -> Goal:
-    """The CUDA graph's loop against the seconds for which the eager loop keeps the device busy."""
+    """The CUDA graph's loop against the time for which the eager loop keeps the device busy."""
     wanted = f"cudagraph's loop within {BUSY_MARGIN:.0%} of the GPU-busy limit"
     if eager_busy is None or not graph.samples:
         return Goal(workload, wanted, graph.error or "no busy time without a CUDA device", "not measured")

@@ -1,4 +1,4 @@
-"""How it is measured: turns, the device's busy time, peaks of memory, and what outputs have in common."""
+"""Measurements: interleaving, the device's busy time, peak memory, and differences between outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUTPUT_SEEDS = (0, 1)
 
 @dataclass
 class Measured:
-    """All that one side has given; `error` is why it did not run."""
+    """Results of one side; `error` is why it did not run."""
 
     name: str
     side: Side | None = None
@@ -38,7 +38,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Busy:
-    """Of one denoising loop: seconds in which at least one kernel or copy ran, their number, and the wall time."""
+    """One denoising loop: seconds in which at least one kernel or copy ran, their number, and the wall time."""
 
     busy_s: float
     kernels: int
@@ -48,7 +48,7 @@ class Busy:
 def start(name: str, make: Callable[[], Side]) -> Measured:
     """Make a side and run it once: loading, compiling and capturing are in `first_call_s`.
 
-    A side that cannot run is a result and keeps the others from nothing.
+    A side that cannot run is a result and does not affect the others.
     """
     measured = Measured(name)
     begin = time.perf_counter()
@@ -61,12 +61,12 @@ def start(name: str, make: Callable[[], Side]) -> Measured:
         measured.side = None
         return measured
     measured.first_call_s = time.perf_counter() - begin
-    # Some caches fill with the second call only.
+    # Some caches fill only with the second call.
     measured.side.run(1)
     return measured
 
 
-def take_turns(
+def interleave(
     sides: Sequence[Measured], run: Callable[[Side, int], Call], work: dict[str, float], *, blocks: int, until: float
 ) -> None:
     """`blocks` blocks of A B C C B A, each side on the seeds of the block; fewer when time is up at `until`."""
@@ -92,9 +92,9 @@ def _engagement(name: str, before: dict[str, float], after: dict[str, float]) ->
 
 
 def compare_outputs(sides: Sequence[Measured], reference: Measured, device: torch.device) -> None:
-    """Hash what each side makes of the same seeds, and its denoiser's last answer; say how far they are apart.
+    """Hash each side's output for the same seeds, and its denoiser's last answer; record their differences.
 
-    The same calls tell the peaks of memory, the weights included.
+    The same calls measure peak memory, weights included.
     """
     expected = _outputs(reference, device)
     for measured in sides:
@@ -113,7 +113,7 @@ def compare_outputs(sides: Sequence[Measured], reference: Measured, device: torc
 
 
 def note_repeats(measured: Measured) -> None:
-    """Whether the vocoder makes the same waveform of the same mel spectrogram twice, as cuDNN is, and told to."""
+    """Check that the vocoder repeats its waveform for one mel spectrogram, with cuDNN's default and deterministic."""
     for name, deterministic in (("default", False), ("deterministic", True)):
         with torch.backends.cudnn.flags(enabled=True, deterministic=deterministic):
             first, second = (measured.side.run(0) for _ in range(2))
@@ -140,7 +140,7 @@ def _outputs(measured: Measured, device: torch.device) -> list[tuple[np.ndarray,
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> float:
-    """Largest absolute difference; NaN counts as infinitely far off from everything."""
+    """Largest absolute difference; NaN counts as infinite."""
     gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
     return float(np.where(np.isnan(gap), np.inf, gap).max())
 
@@ -162,11 +162,11 @@ def _peaks(device: torch.device) -> Memory:
 
 
 def busy_of(denoise: Callable[[int], None], device: torch.device) -> Busy | None:
-    """How long the device really works during one denoising loop, by the timestamps of its own activity records.
+    """Seconds in which the device works during one denoising loop, by the timestamps of its own activity records.
 
-    The union of the intervals of all kernels, copies and fills between the loop's first and last. Waiting for the
-    host to launch the next one is what is left out, so no way of launching can make the loop shorter than this
-    without changing the kernels. None without a CUDA device.
+    The union of the intervals of all kernels, copies and fills between the loop's first and last. It excludes waiting
+    for the host to launch the next one, so no way of launching can make the loop shorter than this without changing the
+    kernels. None without a CUDA device.
     """
     if device.type != "cuda":
         return None
@@ -187,7 +187,7 @@ def busy_of(denoise: Callable[[int], None], device: torch.device) -> Busy | None
 
 
 def busy_in(spans: Sequence[tuple[int, int]]) -> Busy:
-    """Of (begin, end) in nanoseconds, in any order and overlapping: how long at least one was running."""
+    """Nanoseconds in which at least one of the (begin, end) intervals, in any order and overlapping, was running."""
     ordered = sorted(spans)
     total, first, end = 0, ordered[0][0], ordered[0][0]
     for begin, last in ordered:

@@ -4,8 +4,8 @@ Sizes are those of the published configurations: SANA 1.6B and 0.6B at 512 px (d
 the DC-AE of SANA), Qwen-Image (diffusers' defaults are its configuration), Qwen2.5-Omni-7B's token2wav (transformers'
 defaults). `tiny` makes the same classes small enough for a CPU.
 
-There are no text encoders: they run once a picture and before what is measured here. Random embeddings of the right
-shape stand in for what they return.
+There are no text encoders: they run once per image and before what is measured here. Random embeddings of the right
+shape replace their output.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ _TOKEN2WAV_TINY = {
 
 @dataclass(frozen=True)
 class PipelineModel:
-    """A pipeline and the call that is measured: `size` pixels each way, `num_inference_steps` steps.
+    """A pipeline and the measured call: `size` pixels each way, `num_inference_steps` steps.
 
-    `blocks` is how often: more where the host is what is waited for, whose times vary more than a device's.
+    `blocks` is the number of blocks: more where the host is the bottleneck, whose times vary more than a device's.
     """
 
     name: str
@@ -96,7 +96,7 @@ class PipelineModel:
 
 @dataclass(frozen=True)
 class Token2WavModel:
-    """Qwen2.5-Omni's token2wav and the call that is measured; a second of audio has 50 codes."""
+    """Qwen2.5-Omni's token2wav and the measured call; a second of audio has 50 codes."""
 
     name: str
     describes: str
@@ -111,17 +111,17 @@ Model = PipelineModel | Token2WavModel
 
 
 def models(*, tiny: bool) -> dict[str, Model]:
-    """Everything that can be measured, by name."""
+    """All measurable models, by name."""
     size, large, codes, steps = (64, 64, 24, 3) if tiny else (512, 1024, 300, 20)
     sana, sana_small = (_SANA_TINY, _SANA_TINY) if tiny else (_SANA_1600M, _SANA_600M)
     found: list[Model] = [
         PipelineModel(
-            "sana-0.6b", "SANA 0.6B, guided (two rows a step)",
+            "sana-0.6b", "SANA 0.6B, guided (two rows per step)",
             lambda device: make_sana(device, sana_small, _DC_AE_TINY if tiny else _DC_AE), size, steps, 16,
             call={"use_resolution_binning": False},
         ),
         PipelineModel(
-            "sana-1.6b", "SANA 1.6B, guided (two rows a step)",
+            "sana-1.6b", "SANA 1.6B, guided (two rows per step)",
             lambda device: make_sana(device, sana, _DC_AE_TINY if tiny else _DC_AE), size, steps, 16,
             call={"use_resolution_binning": False},
         ),
@@ -176,7 +176,7 @@ def make_qwen_image(device: torch.device, *, tiny: bool) -> Any:
             # No mask: the pipeline drops the one of a prompt without padding, too.
             return self.random_prompt, None
 
-    # It tells, at every call, of a default of its own that has no effect without a negative prompt.
+    # It warns at every call about a default of its own that has no effect without a negative prompt.
     logging.set_verbosity_error()
     sizes = _QWEN_IMAGE_TINY if tiny else _QWEN_IMAGE
     scheduler = FlowMatchEulerDiscreteScheduler(**_QWEN_SCHEDULER)
@@ -194,7 +194,7 @@ def make_qwen_image(device: torch.device, *, tiny: bool) -> Any:
 
 
 def make_token2wav(device: torch.device, *, tiny: bool) -> Any:
-    """A `Qwen2_5OmniToken2WavModel` in float32, which is what it runs in."""
+    """A `Qwen2_5OmniToken2WavModel` in float32, its real data type."""
     from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
     from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
@@ -215,7 +215,7 @@ def twin(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def twin_pipeline(pipeline: Any) -> Any:
-    """A second pipeline with a denoiser and a scheduler of its own and the same weights."""
+    """A second pipeline with its own denoiser and scheduler and the same weights."""
     parts = {**pipeline.components, "transformer": twin(pipeline.transformer)}
     made = type(pipeline)(**{**parts, "scheduler": copy.deepcopy(pipeline.scheduler)})
     made.set_progress_bar_config(disable=True)
@@ -224,7 +224,7 @@ def twin_pipeline(pipeline: Any) -> Any:
 
 @contextmanager
 def _on(device: torch.device, dtype: torch.dtype):
-    """New parameters are drawn there, the same ones each time."""
+    """Draw new parameters on the device, the same ones each time."""
     before = torch.get_default_dtype()
     torch.manual_seed(0)
     torch.set_default_dtype(dtype)

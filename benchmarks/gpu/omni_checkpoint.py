@@ -1,10 +1,10 @@
-"""A Qwen2.5-Omni-7B checkpoint of its real size, random weights: what the bundled profile runs where no hub is reached.
+"""Write a Qwen2.5-Omni-7B checkpoint of real size with random weights, to run the bundled profile without a hub.
 
     PYTHONPATH=. python benchmarks/gpu/omni_checkpoint.py DIR
 
 Needs torch, transformers and 18 GB on the disk and on the device. Weights are bfloat16, drawn on the device. Sizes are
 those of the released configuration; the text's and the codecs' tokens are those of a small tokenizer and 8,192 codes,
-in vocabularies of the real size, so answers can be read and heard, and say nothing.
+in vocabularies of the real size, so answers can be read and heard, but are meaningless.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TOKENIZER_SIZE = 2048
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", metavar="DIR", type=Path)
-    parser.add_argument("--tiny", action="store_true", help="small decoders, for a try on any machine")
+    parser.add_argument("--tiny", action="store_true", help="small decoders, to try it on any machine")
     options = parser.parse_args()
     sizes = OmniSizes(vocab_size=152064, num_codes=8192) if options.tiny else SEVEN_B
     tokenizer = train_tokenizer(TOKENIZER_SIZE, sizes.max_position_embeddings)
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _on_device(name: str, shape: tuple[int, ...], mean: float, std: float, seed: int) -> torch.Tensor:
-    """bfloat16, on a CUDA device where there is one; which numbers come depends on the device."""
+    """bfloat16, on a CUDA device if there is one; the values depend on the device."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()) + (seed << 32))
     drawn = torch.empty(shape, dtype=torch.bfloat16, device=device)

@@ -1,4 +1,4 @@
-"""What takes turns: the plain library call, and the project's own code in each of its modes."""
+"""The interleaved sides: the plain library call, and the project's own code in each of its modes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionS
 from omni_cli.execution.timeline import clock_for
 
 PLAIN = "plain"
-PROMPT = "a picture"
+PROMPT = "an image"
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call: wall seconds until what it made was on the host, and the device's seconds of its parts.
+    """One call: wall seconds until its output was on the host, and the device's seconds of its parts.
 
-    `output` is what the mode has to answer for: pixels, or the mel spectrogram; `waveform` is made of the latter.
+    `output` is what the mode is responsible for: pixels, or the mel spectrogram; `waveform` is made from the latter.
     """
 
     output: np.ndarray
@@ -40,10 +40,10 @@ class Side(Protocol):
     def run(self, seed: int) -> Call: ...
 
     def denoise(self, seed: int) -> None:
-        """A call up to its last step."""
+        """Run a call up to its last step."""
 
     def counters(self) -> dict[str, float]:
-        """What has run how since the side was made; empty where there is nothing of ours."""
+        """Counters since the side was made; empty for the plain library."""
 
     def effective(self) -> dict[str, Any]: ...
 
@@ -51,7 +51,7 @@ class Side(Protocol):
 
 
 class PlainPipeline:
-    """The shortest way to a picture on the host that diffusers allows: its call, `output_type="pt"`, uint8 there."""
+    """The shortest way to an image on the host that diffusers allows: its call, `output_type="pt"`, uint8 there."""
 
     def __init__(self, model: PipelineModel, pipeline: Any) -> None:
         self.name = PLAIN
@@ -75,7 +75,7 @@ class PlainPipeline:
         return {}
 
     def close(self) -> None:
-        """Nothing was changed."""
+        """Do nothing: nothing was changed."""
 
 
 def _call(model: PipelineModel, pipeline: Any, seed: int, output_type: str) -> Any:
@@ -113,7 +113,7 @@ class ExecutorPipeline:
         )
 
     def run(self, seed: int) -> Call:
-        """`batch_size` requests at once; outputs are stacked, and the times of the last request stand for all."""
+        """Run `batch_size` requests at once; outputs are stacked, and the times are those of the last request."""
         start = time.perf_counter()
         seeds = range(seed, seed + self._batch_size)
         requests = [self._executor.resolve(DiffusionRequest(str(seed), PROMPT, seed=seed)) for seed in seeds]

@@ -1,9 +1,10 @@
-"""What it costs to have token2wav's waveform bit for bit the same each time: cuDNN deterministic against its default.
+"""Cost of a bit-identical waveform of token2wav: cuDNN deterministic against its default.
 
     PYTHONPATH=. python benchmarks/gpu/vocoder_repeats.py -o DIR [--time-budget 60]
 
 cuDNN may pick another kernel for the same convolution from call to call, so the same mel spectrogram gives waveforms
-that differ by about 2e-4. Both sides are transformers' token2wav at the 7B model's size on the same weights, in turns.
+that differ by about 2e-4. Both sides are transformers' token2wav at the 7B model's size on the same weights,
+interleaved.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ensure_torchvision_importable()
 import torch  # noqa: E402
 from diffusion_modes import _record, _variant, _work, _workload  # noqa: E402
 from goals import compared  # noqa: E402
-from measure import note_repeats, start, take_turns  # noqa: E402
+from measure import interleave, note_repeats, start  # noqa: E402
 from models import models  # noqa: E402
 from sides import PLAIN, Call, Token2Wav  # noqa: E402
 
@@ -31,7 +32,7 @@ METRICS = ("e2e_s", "vocoder_s", "denoise_loop_s")
 
 
 class Repeating:
-    """A side that runs with cuDNN's flag as it says."""
+    """A side that sets cuDNN's deterministic flag."""
 
     def __init__(self, side: Token2Wav, deterministic: bool) -> None:
         self._side = side
@@ -46,7 +47,7 @@ class Repeating:
         return {}
 
     def close(self) -> None:
-        """The other side uses the same model."""
+        """Do nothing: the other side uses the same model."""
 
 
 def main() -> int:
@@ -64,7 +65,7 @@ def main() -> int:
     note_repeats(plain)
     sides = [start(name, lambda flag=flag: Repeating(plain.side, flag)) for name, flag in SIDES.items()]
     until = time.perf_counter() + options.time_budget
-    take_turns(sides, lambda side, seed: side.run(seed), _work(model), blocks=model.blocks * 4, until=until)
+    interleave(sides, lambda side, seed: side.run(seed), _work(model), blocks=model.blocks * 4, until=until)
     record = _record("token2wav-cudnn", _workload(model), [_variant(each) for each in sides], device)
     options.output_dir.mkdir(parents=True, exist_ok=True)
     save_record(record, options.output_dir / "token2wav-cudnn.json")

@@ -29,7 +29,7 @@ class Capabilities:
 
     @classmethod
     def of(cls, config: EngineConfig) -> Capabilities:
-        """What the roles of its stages make; raises `UsageError` where no model family has such stages."""
+        """Derive them from the roles of its stages; raises `UsageError` if no model family has such stages."""
         family = family_of_stages(config.model, config.stages)
         if family is None:
             names = ", ".join(f"`{stage.name}`" for stage in config.stages)
