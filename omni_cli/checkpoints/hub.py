@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from omni_cli.checkpoints.files import check_checkpoint
 from omni_cli.errors import CheckpointError, OmniError
 
+# What says what a checkpoint is: everything but weights.
+_SETTINGS = ("*.json",)
+
 
 def download(repo_id: str) -> str:
     """Return the folder with a repo's files, downloading what the cache lacks. Raises `CheckpointError`."""
+    folder = _snapshot(repo_id)
+    check_checkpoint(folder)
+    return str(folder)
+
+
+def download_settings(repo_id: str) -> Path:
+    """The folder with a repo's configuration files, without its weights. Raises `CheckpointError`."""
+    return _snapshot(repo_id, allow_patterns=list(_SETTINGS))
+
+
+def _snapshot(repo_id: str, **options: Any) -> Path:
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
     except ImportError as error:
         raise OmniError(f"a repo id needs huggingface_hub: {error}", hint="run `omni doctor`") from error
     try:
-        folder = snapshot_download(repo_id)
+        return Path(snapshot_download(repo_id, **options))
     except RepositoryNotFoundError as error:
         raise CheckpointError(
             f"`{repo_id}` is not on the Hugging Face hub, or you have no access to it",
@@ -32,5 +47,3 @@ def download(repo_id: str) -> str:
         raise CheckpointError(
             f"cannot download `{repo_id}`: {reason}", hint="check the network and the disk"
         ) from error
-    check_checkpoint(Path(folder))
-    return folder

@@ -1,6 +1,6 @@
 """Options shared by all commands, as types for Typer's signatures.
 
-A command declares `profile: ProfileOption = DEFAULT_PROFILE` and so on; `--model` and the like default to None.
+A command declares `profile: ProfileOption = None` and so on; `choose_profile` says which one is meant then.
 """
 
 from __future__ import annotations
@@ -22,12 +22,21 @@ def positive_seconds(value: float | None) -> float | None:
 
 
 ProfileOption = Annotated[
-    str,
-    typer.Option("--profile", "-p", metavar="NAME|PATH", help="A bundled profile by name, or a YAML file."),
+    str | None,
+    typer.Option(
+        "--profile",
+        "-p",
+        metavar="NAME|PATH",
+        help=f"A bundled profile by name, or a YAML file. Default: derived from `--model`, else {DEFAULT_PROFILE}.",
+    ),
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option("--model", metavar="DIR|REPO", help="Another checkpoint for the same profile: folder or repo id."),
+    typer.Option(
+        "--model",
+        metavar="DIR|REPO",
+        help="Checkpoint: a folder or a repo id. With `--profile`, it replaces that profile's own.",
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,

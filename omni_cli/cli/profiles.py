@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from omni_cli.cli.gate_options import write_report
 from omni_cli.cli.options import (
     DEFAULT_PROFILE,
     JsonOption,
@@ -17,15 +19,16 @@ from omni_cli.cli.options import (
     TrustRemoteCodeOption,
     VerboseOption,
 )
+from omni_cli.cli.profile_choice import choose_profile, derive
 from omni_cli.cli.terminal import console
-from omni_cli.errors import ExitCode, UsageError
+from omni_cli.errors import ExitCode, OutputError, UsageError
 
 profiles = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 
 @profiles.callback()
 def _profiles() -> None:
-    """List, show and check the YAML profiles."""
+    """List, show, check and create YAML profiles."""
 
 
 @profiles.command("list")
@@ -59,7 +62,10 @@ def list_profiles(as_json: JsonOption = False, verbose: VerboseOption = False, q
 @profiles.command("show")
 def show(
     profile: Annotated[
-        str | None, typer.Argument(metavar="NAME|PATH", help=f"Profile to show. Default: {DEFAULT_PROFILE}.")
+        str | None,
+        typer.Argument(
+            metavar="NAME|PATH", help=f"Profile to show. Default: derived from `--model`, else {DEFAULT_PROFILE}."
+        ),
     ] = None,
     option_profile: Annotated[
         str | None, typer.Option("--profile", "-p", metavar="NAME|PATH", help="Same as the argument.")
@@ -79,7 +85,7 @@ def show(
     if profile is not None and option_profile is not None:
         raise UsageError("the profile is given twice", hint="omit `--profile` or the argument")
     config = load_profile(
-        profile or option_profile or DEFAULT_PROFILE,
+        choose_profile(profile or option_profile, model, quiet=quiet),
         overrides or (),
         model=model,
         trust_remote_code=trust_remote_code,
@@ -117,6 +123,31 @@ def validate(
                 console.print_text(f"{result['path']}: ok")
     if not all(result["valid"] for result in results):
         raise typer.Exit(ExitCode.USAGE)
+
+
+@profiles.command("create")
+def create(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint: a folder or a Hugging Face repo id.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="New file to write. Default: stdout.")
+    ] = None,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Write a profile derived from a checkpoint, with defaults for this machine."""
+    data = derive(model)
+    if output is not None:
+        if output.exists():
+            raise OutputError(f"`{output}` exists already", hint="name a new file, or remove that one")
+        write_report(output, _to_yaml(data))
+    if as_json:
+        path = None if output is None else str(output)
+        console.print_json({"schema": "omni.profiles.create/1", "profile": data, "path": path})
+    elif output is None:
+        console.print_text(_to_yaml(data))
+    elif not quiet:
+        console.print_note(f"wrote {output}; use it with `--profile {output}`")
 
 
 @profiles.command("schema")

@@ -57,7 +57,6 @@ from omni_cli.cli.loadtest.options import (
     without_key,
 )
 from omni_cli.cli.options import (
-    DEFAULT_PROFILE,
     JsonOption,
     ModelOption,
     ProfileOption,
@@ -68,6 +67,7 @@ from omni_cli.cli.options import (
     TrustRemoteCodeOption,
     VerboseOption,
 )
+from omni_cli.cli.profile_choice import choose_profile
 from omni_cli.errors import StageError, UsageError
 
 # What follows is loaded when a run begins, so that `--help` and a wrong option are answered at once.
@@ -153,7 +153,7 @@ def bench(
     markdown: MarkdownOption = None,
     smaller_is_better: SmallerIsBetterOption = None,
     self_check: SelfCheckOption = False,
-    profile: ProfileOption = DEFAULT_PROFILE,
+    profile: ProfileOption = None,
     model: ModelOption = None,
     set_: SetOption = None,
     seed: SeedOption = None,
@@ -214,7 +214,8 @@ def bench(
     from omni_cli.bench.workload import Workload, lengths_given_by
     from omni_cli.config.bundled import find_profile
 
-    source = Source(str(find_profile(profile).absolute()), tuple(set_ or ()), model, seed, trust_remote_code)
+    path = find_profile(choose_profile(profile, model, quiet=quiet))
+    source = Source(str(path.absolute()), tuple(set_ or ()), model, seed, trust_remote_code)
     config = source.load()
     workload = Workload(stage, batch_size, input_len, output_len)
     workload.measured(config)

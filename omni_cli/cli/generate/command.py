@@ -26,7 +26,6 @@ from omni_cli.cli.generate.options import (
     WidthOption,
 )
 from omni_cli.cli.options import (
-    DEFAULT_PROFILE,
     JsonOption,
     ModelOption,
     OutputDirOption,
@@ -38,6 +37,7 @@ from omni_cli.cli.options import (
     TrustRemoteCodeOption,
     VerboseOption,
 )
+from omni_cli.cli.profile_choice import choose_profile
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, UsageError
 
@@ -80,7 +80,7 @@ def generate(
     width: WidthOption = None,
     requests: RequestsOption = None,
     replicas: ReplicasOption = None,
-    profile: ProfileOption = DEFAULT_PROFILE,
+    profile: ProfileOption = None,
     model: ModelOption = None,
     set_: SetOption = None,
     seed: SeedOption = None,
@@ -115,6 +115,7 @@ def generate(
 
     if replicas is not None and requests is None:
         raise UsageError("`--replicas` is for many requests", hint="give them as `--requests FILE.jsonl`")
+    profile = choose_profile(profile, model, quiet=quiet)
     config = load_profile(profile, overrides=set_ or [], model=model, trust_remote_code=trust_remote_code, seed=seed)
     given = {name: value for name, value in fields.items() if value is not None}
     specs = read_specs(given, requests, config)

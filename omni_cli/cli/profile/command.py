@@ -13,7 +13,6 @@ from omni_cli.cli.bench.command import Source
 from omni_cli.cli.bench.options import BatchSizeOption, InputLenOption, OutputLenOption
 from omni_cli.cli.gate_options import need_numpy
 from omni_cli.cli.options import (
-    DEFAULT_PROFILE,
     JsonOption,
     ModelOption,
     OutputDirOption,
@@ -25,6 +24,7 @@ from omni_cli.cli.options import (
     TrustRemoteCodeOption,
     VerboseOption,
 )
+from omni_cli.cli.profile_choice import choose_profile
 from omni_cli.errors import ExitCode
 
 DEFAULT_OUTPUT_DIR = Path("out/profile")
@@ -64,7 +64,7 @@ def profile(
     input_len: InputLenOption = 32,
     output_len: OutputLenOption = 32,
     output_dir: OutputDirOption = DEFAULT_OUTPUT_DIR,
-    profile: ProfileOption = DEFAULT_PROFILE,
+    profile: ProfileOption = None,
     model: ModelOption = None,
     set_: SetOption = None,
     seed: SeedOption = None,
@@ -84,7 +84,8 @@ def profile(
     from omni_cli.config.bundled import find_profile
     from omni_cli.engine.devices import check_devices
 
-    source = Source(str(find_profile(profile).absolute()), tuple(set_ or ()), model, seed, trust_remote_code)
+    path = find_profile(choose_profile(profile, model, quiet=quiet))
+    source = Source(str(path.absolute()), tuple(set_ or ()), model, seed, trust_remote_code)
     config = source.load()
     workload = Workload(stage, batch_size, input_len, output_len)
     workload.measured(config)

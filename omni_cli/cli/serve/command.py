@@ -8,7 +8,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from omni_cli.cli.options import (
-    DEFAULT_PROFILE,
     JsonOption,
     ModelOption,
     ProfileOption,
@@ -18,6 +17,7 @@ from omni_cli.cli.options import (
     TrustRemoteCodeOption,
     VerboseOption,
 )
+from omni_cli.cli.profile_choice import choose_profile
 from omni_cli.cli.serve.options import (
     ApiKeyOption,
     DrainTimeoutOption,
@@ -64,7 +64,7 @@ def serve(
     max_image_pixels: MaxImagePixelsOption = _LIMITS.max_image_pixels,
     max_audio_seconds: MaxAudioOption = _LIMITS.max_audio_s,
     max_n: MaxNOption = _LIMITS.max_n,
-    profile: ProfileOption = DEFAULT_PROFILE,
+    profile: ProfileOption = None,
     model: ModelOption = None,
     set_: SetOption = None,
     seed: SeedOption = None,
@@ -83,11 +83,11 @@ def serve(
 
     if api_key is not None and not api_key.strip():
         raise UsageError("the API key is empty", hint="leave `--api-key` and `OMNI_API_KEY` out to serve without one")
+    profile = choose_profile(profile, model, quiet=quiet)
     config = load_profile(profile, overrides=set_ or [], model=model, trust_remote_code=trust_remote_code, seed=seed)
     if hang_timeout is not None:
-        config = config.with_stages(
-            stage.model_copy(update={"step_timeout_s": hang_timeout}) for stage in config.stages
-        )
+        timeouts = {"step_timeout_s": hang_timeout}
+        config = config.with_stages(stage.model_copy(update=timeouts) for stage in config.stages)
     from omni_cli.serve.access_log import AccessLog
     from omni_cli.serve.server import Server, Settings, bind, is_loopback
 

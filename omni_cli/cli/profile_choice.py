@@ -1,0 +1,77 @@
+"""The profile of a command that names none: derived from `--model`, for this machine."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omni_cli.cli.options import DEFAULT_PROFILE
+from omni_cli.cli.terminal import console
+
+if TYPE_CHECKING:
+    from omni_cli.families import Machine
+
+
+def choose_profile(profile: str | None, model: str | None, *, quiet: bool = False) -> str:
+    """`profile`, else the one for `model`, else the default; a name or a path.
+
+    A bundled profile that names exactly this model is taken as it is. Otherwise one is derived, written to a file that
+    goes with this process, and reported on stderr. Raises `OmniError` for a model that cannot be read.
+    """
+    if profile is not None:
+        return profile
+    if model is None:
+        return DEFAULT_PROFILE
+    bundled = _bundled_for(model)
+    if bundled is not None:
+        if not quiet:
+            console.print_note(f"profile: {bundled}, which is for {model}")
+        return bundled
+    from omni_cli.config.yaml_writer import to_yaml
+
+    data = derive(model)
+    folder = Path(tempfile.mkdtemp(prefix="omni-profile-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / f"{data['name']}.yaml"
+    path.write_text(to_yaml(data), encoding="utf-8")
+    if not quiet:
+        stages = " > ".join(data["stages"])
+        console.print_note(f"profile: {data['description']} for this machine: {stages}")
+        console.print_note(f"hint: `omni profiles create {model} -o FILE` writes it")
+    return str(path)
+
+
+def derive(model: str) -> dict[str, Any]:
+    """The data of a profile for a checkpoint and this machine; downloads no weights."""
+    from omni_cli.checkpoints.derive import derive_profile
+    from omni_cli.checkpoints.hub import download_settings
+    from omni_cli.checkpoints.resolve import resolve_model
+
+    found = resolve_model(model)
+    folder = Path(found) if Path(found).is_dir() else download_settings(found)
+    return derive_profile(folder, this_machine(), model)
+
+
+def this_machine() -> Machine:
+    """The first CUDA device, else the host; of a container, what it may use."""
+    from omni_cli.doctor.machine import read_gpus, read_memory
+    from omni_cli.engine.devices import has_cuda_device
+    from omni_cli.families import Machine
+
+    if has_cuda_device():
+        sizes = [device.total_bytes for device in read_gpus().devices if device.total_bytes]
+        if sizes:
+            return Machine("cuda", min(sizes))
+    memory = read_memory()
+    return Machine("cpu", min(memory.total_bytes, memory.limit_bytes or memory.total_bytes))
+
+
+def _bundled_for(model: str) -> str | None:
+    """The bundled profile that names this model."""
+    from omni_cli.config.bundled import bundled_profiles
+    from omni_cli.config.loader import load_profile
+
+    return next((name for name in bundled_profiles() if load_profile(name).model == model), None)
