@@ -1,1 +1,1 @@
-"""Models that vLLM lacks, builders of small checkpoints, and where checkpoints are. Importing this imports nothing."""
+"""Model families. Importing this imports nothing."""

@@ -1,4 +1,4 @@
-"""A complete Qwen-Image pipeline folder."""
+"""Builder of a complete Qwen-Image pipeline folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from omni_cli.checkpoints.tokenizer import train_tokenizer
 from omni_cli.checkpoints.weights import random_state_dict
 from omni_cli.models.diffusers_pipeline.sizes import ImageSizes
 
-# The scheduler that Qwen-Image is released with.
+# The scheduler of the released Qwen-Image.
 _SCHEDULER = {
     "base_image_seq_len": 256,
     "base_shift": 0.5,
@@ -33,7 +33,7 @@ _SCHEDULER = {
 }
 
 
-# A prompt that shows in the image beside the noise that it starts from.
+# Large enough that the prompt affects the image next to the initial noise.
 _GAINS = {"add_v_proj": 4.0, "to_out": 2.0, "proj_out": 3.0}
 
 

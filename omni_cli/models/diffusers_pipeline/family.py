@@ -1,4 +1,4 @@
-"""Any pipeline of diffusers: one stage, a prompt to an image."""
+"""Any pipeline of diffusers: one stage, from a prompt to an image."""
 
 from __future__ import annotations
 

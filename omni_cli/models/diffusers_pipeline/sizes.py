@@ -11,7 +11,7 @@ from omni_cli.checkpoints.sizes import DecoderSizes
 class ImageSizes:
     """A Qwen-Image pipeline. The defaults are `tiny-image`'s.
 
-    `head_dim` is split over the picture's three axes by the rotary embedding and must be a multiple of 16.
+    `head_dim` is split over the image's three axes by the rotary embedding and must be a multiple of 16.
     """
 
     vocab_size: int = 1024

@@ -9,14 +9,14 @@ from omni_cli.checkpoints.derive import kv_cache, read_config, weights_bytes
 from omni_cli.checkpoints.files import read_dtype
 from omni_cli.families import Machine
 
-# Of the memory, weights included: a CPU's is shared with everything else that runs.
+# Share of the memory, weights included: a CPU's is shared with everything else that runs.
 _SHARE = {"cpu": 0.5, "cuda": 0.85}
 _MAX_LENGTH = {"cpu": 8192, "cuda": 32768}
 _MAX_NUM_SEQS = {"cpu": 8, "cuda": 64}
 
 
 def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
-    """One stage; its context and its KV cache are what the machine has room for."""
+    """One stage; its context and its KV cache are sized for the machine."""
     config = read_config(folder)
     sizes = kv_cache(
         config.get("text_config") or config,

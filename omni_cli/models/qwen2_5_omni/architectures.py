@@ -13,7 +13,7 @@ TOKEN2WAV = "Qwen2_5OmniToken2WavForDiffusion"
 def talker_config(config: Any) -> Any:
     """vLLM's `hf_overrides`: the talker's part of a Qwen2.5-Omni config.
 
-    vLLM also calls it with an empty config, to see whether it changes the model type; that one stays as it is.
+    vLLM also calls it with an empty config, to check whether it changes the model type; that one is left unchanged.
     """
     if not hasattr(config, "talker_config"):
         return config

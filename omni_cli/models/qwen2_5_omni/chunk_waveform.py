@@ -1,4 +1,4 @@
-"""Audio of a chunk of codes, close to what token2wav makes of them within the whole.
+"""Audio of a chunk of codes, close to the same part of the whole waveform.
 
 transformers' model makes a whole waveform of all codes; this runs its modules over some of them, from the same noise.
 """
@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel, RungeKutta4ODESolver
 
-# The vocoder hears no more than this on either side of a frame: 16 frames differ from all by float32's rounding.
+# The vocoder's receptive field on either side of a frame: 16 frames differ from all by float32's rounding.
 VOCODER_CONTEXT_FRAMES = 24
 
 
 def codes_per_block(token2wav: Qwen2_5OmniToken2WavModel) -> int:
-    """Codes in one block of the DiT's attention; context that begins with a block is computed as in the whole."""
+    """Codes in one block of the DiT's attention; context that starts with a block is computed as in the whole."""
     dit = token2wav.code2wav_dit_model
     return max(1, int(dit.block_size) // int(dit.repeats))
 
@@ -47,7 +47,7 @@ def chunk_waveform(
     mel = denoise(
         dit, noise.to(codes.device), codes, speaker, reference_mel, num_steps, guidance_scale, sway_coefficient
     )
-    # Of the frames around the chunk, only those that the vocoder hears.
+    # Of the frames around the chunk, only those in the vocoder's receptive field.
     begin = start * dit.repeats - first_frame
     heard = max(0, begin - VOCODER_CONTEXT_FRAMES)
     mel = mel[:, heard : end * dit.repeats - first_frame + VOCODER_CONTEXT_FRAMES]

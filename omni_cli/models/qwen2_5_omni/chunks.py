@@ -1,9 +1,8 @@
-"""Which codes token2wav makes which chunk of audio of, while the talker still makes codes. Pure Python.
+"""Split the codes of a request into chunks of audio while the talker still makes codes. Pure Python.
 
-A chunk is computed together with codes before it (context) and after it (look-ahead), of which the audio is dropped:
-the attention of token2wav's DiT looks one block ahead and back in some of its layers, and its vocoder some frames.
-Which chunks there are depends on the codes and the sizes alone, and not on when codes come, so the audio is the same
-each time.
+A chunk is computed together with codes before it (context) and after it (look-ahead), whose audio is dropped: the
+attention of token2wav's DiT looks one block ahead and back in some of its layers, and its vocoder some frames. Chunk
+boundaries depend only on the codes and the sizes, not on when codes arrive, so the audio is the same each time.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ChunkSizes:
-    """Numbers of codes, 50 of which are a second of sound.
+    """Sizes in codes, of which 50 are a second of sound.
 
     With these defaults the joined chunks of the built-in models, and of one as deep as Qwen's, differ from audio made
     as a whole by less than 0.001 of full scale in every sample, and everything is computed about twice: a chunk of
@@ -29,7 +28,7 @@ class ChunkSizes:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Audio of codes [start, end) of a request, computed of `codes`, which begin at code `codes_start`."""
+    """Audio of codes [start, end) of a request, computed from `codes`, which start at code `codes_start`."""
 
     codes: tuple[int, ...]
     codes_start: int
@@ -38,7 +37,7 @@ class Chunk:
 
 
 class Chunker:
-    """Collects one request's codes and says which chunks can be made."""
+    """Collects one request's codes and returns the chunks that can be made."""
 
     def __init__(self, sizes: ChunkSizes) -> None:
         self.codes: list[int] = []
@@ -46,7 +45,7 @@ class Chunker:
         self._next = 0
 
     def add(self, codes: Sequence[int], *, is_last: bool) -> list[Chunk]:
-        """The chunks that become possible with more codes; with the last ones, all that remain."""
+        """Return the chunks that more codes make possible; with the last codes, all that remain."""
         self.codes += codes
         chunks = []
         while len(self.codes) - self._next >= self._size + self._sizes.look_ahead:

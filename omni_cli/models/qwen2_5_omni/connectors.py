@@ -21,12 +21,12 @@ MEDIA_FIELDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "audio
 
 @dataclass(frozen=True)
 class ThinkerHandoff:
-    """What the thinker leaves behind for one request.
+    """The thinker's output for one request.
 
     `hidden_states` (P + N - 1, hidden_size): one row for each of P prompt tokens and of N output tokens but the last,
-    which never was an input. `media` holds the grids and lengths of images, videos and audio in the prompt.
+    which was never an input. `media` holds the grids and lengths of images, videos and audio in the prompt.
 
-    The same of a thinker that has not finished is the beginning of a hand-off, with `ReplyRows` to follow.
+    From a thinker that has not finished it is the start of a handoff, followed by `ReplyRows`.
     """
 
     prompt_token_ids: list[int]
@@ -36,7 +36,7 @@ class ThinkerHandoff:
 
     @classmethod
     def from_information(cls, information: dict[str, Any]) -> ThinkerHandoff:
-        """Raises `PayloadError` where something is missing or another kind of thing."""
+        """Raise `PayloadError` if something is missing or of the wrong type."""
         return cls(
             integers_of(information, "prompt_token_ids"),
             integers_of(information, "output_token_ids"),
@@ -59,14 +59,14 @@ class ThinkerHandoff:
 
 @dataclass(frozen=True)
 class ReplyRows:
-    """What a thinker has made since the last part of its hand-off: `hidden_states` (num_tokens, hidden_size)."""
+    """The thinker's output since the last part of its handoff: `hidden_states` (num_tokens, hidden_size)."""
 
     token_ids: list[int]
     hidden_states: torch.Tensor
 
     @classmethod
     def from_information(cls, information: dict[str, Any]) -> ReplyRows:
-        """Raises `PayloadError` where something is missing or another kind of thing."""
+        """Raise `PayloadError` if something is missing or of the wrong type."""
         return cls(integers_of(information, "token_ids"), tensor_of(information, "hidden_states", num_dims=2))
 
     def information(self) -> dict[str, Any]:
@@ -77,8 +77,8 @@ class ReplyRows:
 class TalkerInput:
     """A talker request: P + 2 codec ids, their conditions (P + 2, embedding_size), and those of later steps.
 
-    `mrope_positions` (3, P + 2) int64, None where they count up from 0. The first `num_bare_tokens` go in without
-    the embedding of their codec id.
+    `mrope_positions` (3, P + 2) int64, None if they count up from 0. The first `num_bare_tokens` omit the embedding of
+    their codec id.
     """
 
     prompt_token_ids: list[int]
@@ -88,7 +88,7 @@ class TalkerInput:
     num_bare_tokens: int
 
     def information(self) -> dict[str, Any]:
-        """What travels beside the prompt embeddings."""
+        """Values sent next to the prompt embeddings."""
         values = {"decode_conditions": self.decode_conditions, "num_bare_tokens": [self.num_bare_tokens]}
         return values if self.mrope_positions is None else {**values, "mrope_positions": self.mrope_positions}
 
@@ -102,16 +102,17 @@ def thinker_to_talker(
     talker_prompt: TalkerPrompt,
     is_whole: bool = True,
 ) -> TalkerInput:
-    """`config` is the `Qwen2_5OmniTalkerConfig`; `embed` looks rows of the thinker's embedding table up.
+    """Build the talker's input rows. `config` is the `Qwen2_5OmniTalkerConfig`; `embed` looks up the thinker's
+    embeddings.
 
     Each row is the thinker's last hidden state plus its input embedding, without the embeddings of media tokens.
     The prompt is followed by the speaker's text-begin embedding and the first reply row; later reply rows condition
-    the decoding steps one by one, then a text-end and a padding row, which are for `more_conditions` where the
-    hand-off is not whole. It must have a reply row then.
+    the decoding steps one by one, then a text-end and a padding row, which `more_conditions` adds if the handoff is not
+    whole. A partial handoff must have a reply row.
 
-    With a `full` prompt, the last two codec ids add their embeddings and images and audio have M-RoPE positions: as
-    Qwen published it. A `plain` prompt has neither, which is what transformers 5.23 computes for one unpadded
-    prompt: it drops an attention mask of ones, and the talker takes the missing mask for "not the first step".
+    With a `full` prompt, the last two codec ids add their embeddings and images and audio have M-RoPE positions, as
+    Qwen published it. A `plain` prompt has neither, as transformers 5.23 computes it for one unpadded prompt: it drops
+    an attention mask of ones, and the talker takes the missing mask to mean "not the first step".
     """
     prompt_ids, output_ids = handoff.prompt_token_ids, handoff.output_token_ids
     num_prompt = len(prompt_ids)
@@ -119,7 +120,7 @@ def thinker_to_talker(
     rows = _rows(consumed, handoff.hidden_states[: len(consumed)], config, embed)
     stream = rows[num_prompt:]
     if is_whole:
-        # A reply of a single token has no row of its own: the talker hears that the text has ended at once.
+        # A reply of a single token has no row of its own: the talker sees immediately that the text has ended.
         stream = torch.cat([stream, _ending(config, embed)])
     return TalkerInput(
         prompt_token_ids=[config.tts_codec_mask_token_id] * num_prompt
@@ -138,7 +139,7 @@ def thinker_to_talker(
 def more_conditions(
     reply: ReplyRows, *, config: Any, embed: Callable[[Sequence[int]], torch.Tensor], is_last: bool
 ) -> torch.Tensor:
-    """Rows (num_rows, embedding_size) after those of `thinker_to_talker` and of earlier calls."""
+    """Build the rows (num_rows, embedding_size) after those of `thinker_to_talker` and of earlier calls."""
     rows = _rows(reply.token_ids, reply.hidden_states, config, embed)
     return torch.cat([rows, _ending(config, embed)]) if is_last else rows
 
@@ -146,7 +147,7 @@ def more_conditions(
 def _rows(
     token_ids: list[int], hidden_states: torch.Tensor, config: Any, embed: Callable[[Sequence[int]], torch.Tensor]
 ) -> torch.Tensor:
-    """Last hidden states plus input embeddings; an embedding of a media token is zero."""
+    """Last hidden states plus input embeddings; the embedding of a media token is zero."""
     if hidden_states.shape[0] != len(token_ids):
         raise ValueError(f"{hidden_states.shape[0]} hidden-state rows for {len(token_ids)} positions")
     media_ids = [config.audio_token_index, config.image_token_index, config.video_token_index]
@@ -158,12 +159,12 @@ def _rows(
 
 
 def _ending(config: Any, embed: Callable[[Sequence[int]], torch.Tensor]) -> torch.Tensor:
-    """What follows the last reply row: text-end and padding, which holds for all further steps."""
+    """Rows after the last reply row: text-end and padding, which holds for all further steps."""
     return embed([config.tts_text_end_token_id, config.tts_text_pad_token_id])
 
 
 def spoken_codes(codec_token_ids: Sequence[int], *, config: Any, num_codes: int) -> list[int]:
-    """Codes up to the first end token. Raises `InputError` for one that cannot be spoken."""
+    """Codes up to the first end token. Raises `InputError` for a code that token2wav does not know."""
     ends = {config.tts_codec_end_token_id, config.tts_codec_pad_token_id}
     codes = list(itertools.takewhile(lambda token_id: token_id not in ends, codec_token_ids))
     outside = [code for code in codes if code >= num_codes]
@@ -173,7 +174,7 @@ def spoken_codes(codec_token_ids: Sequence[int], *, config: Any, num_codes: int)
 
 
 def mrope_positions(text_ids: list[int], media: dict[str, torch.Tensor], config: Any) -> torch.Tensor:
-    """M-RoPE positions (3, num_tokens) int64 of a prompt with images, audio or video, as transformers computes them."""
+    """M-RoPE positions (3, num_tokens) int64 of a prompt with images, audio or video, as in transformers."""
     from transformers import Qwen2_5OmniTalkerForConditionalGeneration
 
     with torch.device("meta"):

@@ -9,7 +9,7 @@ from omni_cli.checkpoints.derive import kv_cache, read_config, weights_bytes
 from omni_cli.checkpoints.files import read_dtype
 from omni_cli.families import Machine
 
-# The model card: speech comes out right only with exactly these words.
+# The model card: speech is correct only with exactly these words.
 _SYSTEM_PROMPT = (
     "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
     "visual inputs, as well as generating text and speech."
@@ -25,7 +25,7 @@ def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
     config = read_config(folder)
     is_cpu = machine.device == "cpu"
     decoders = {"thinker": config["thinker_config"]["text_config"], "talker": config["talker_config"]}
-    # Half of a host's memory, in equal parts: each stage is a process, and other things run beside them.
+    # Half of a host's memory, in equal parts: each stage is a process, and other programs run next to them.
     room_bytes = (machine.memory_bytes // 2 - weights_bytes(folder)) // 2
 
     def common(name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The speaker encoder of token2wav's DiT, run once a speaker instead of once a call."""
+"""Run the speaker encoder of token2wav's DiT once per speaker instead of once per call."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import nn
 
 
 class SpeakerEmbeddings:
-    """Makes a DiT's speaker encoder run once a speaker, and outside of whatever its forward is made to be.
+    """Makes a DiT's speaker encoder run once per speaker, outside of its forward.
 
-    The encoder looks at the reference mel spectrogram alone, which is the same in all calls and all requests of a
-    speaker. Its embedding is made before the forward and goes into it as one more tensor: a CUDA graph of the forward
-    copies it in like any other, and so serves every speaker. Methods are replaced and not modules, whose weights keep
-    their names.
+    The encoder only reads the reference mel spectrogram, which is the same in all calls and requests of a speaker. Its
+    embedding is made before the forward and passed as one more tensor: a CUDA graph of the forward copies it in like
+    any other input, and so serves every speaker. Methods are replaced rather than modules, whose weights keep their
+    names.
     """
 
     def __init__(self, dit: nn.Module) -> None:
@@ -33,7 +33,7 @@ class SpeakerEmbeddings:
         guided, dropped = kwargs.get("apply_cfg", True), kwargs.get("drop_audio_conditioning", False)
         key = (self.speaker, mel.shape, guided, dropped)
         if key not in self._embeddings:
-            # What the DiT would give to its encoder: with guidance the batch has an unconditioned half.
+            # As the DiT would pass to its encoder: with guidance the batch has an unconditioned half.
             empty = torch.zeros_like(mel)
             whole = torch.cat([mel, empty]) if guided else (empty if dropped else mel)
             self._embeddings[key] = self._encode(whole)
@@ -44,6 +44,6 @@ class SpeakerEmbeddings:
         return self._forward(**kwargs)
 
     def _given(self, mel: torch.Tensor) -> torch.Tensor:
-        """In the place of the encoder: `mel` (batch, num_frames, mel_dim) -> (batch, enc_dim)."""
+        """Replacement of the encoder: `mel` (batch, num_frames, mel_dim) -> (batch, enc_dim)."""
         assert self._embedding is not None
         return self._embedding

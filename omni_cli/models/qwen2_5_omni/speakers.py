@@ -8,9 +8,10 @@ from omni_cli.errors import CheckpointError, InputError
 
 
 def load_speakers(model: str) -> dict[str, dict[str, Any]]:
-    """`spk_dict.pt` of a folder or repo: name -> {"bos_token": int, "cond" (1, enc_emb_dim), "ref_mel" (1, T, mels)}.
+    """Load `spk_dict.pt` of a folder or repo: name -> {"bos_token": int, "cond" (1, enc_emb_dim), "ref_mel" (1, T,
+    mels)}.
 
-    Raises `CheckpointError` where it is missing or cannot be read without running code.
+    Raises `CheckpointError` if it is missing or cannot be read without running code.
     """
     import pickle
 
@@ -29,7 +30,7 @@ def load_speakers(model: str) -> dict[str, dict[str, Any]]:
 
 
 def pick_speaker(speakers: dict[str, dict[str, Any]], name: str | None) -> str:
-    """The speaker to use: the first one where none is named. Raises `InputError` with the list."""
+    """Return the speaker, by default the first. Raises `InputError` with the list."""
     if name is None:
         return next(iter(speakers))
     if name not in speakers:

@@ -51,11 +51,11 @@ from omni_cli.vllm_integration.stage import (
     conversation_of,
 )
 
-# Blocks that a request without hidden states has filled hold no rows, so the two kinds must not share a prefix. Both
-# have a salt in front of the client's own, or a client could make them.
+# Blocks filled by a request without hidden states hold no rows, so the two kinds must not share a prefix. Both have a
+# salt before the client's own, which clients could otherwise forge.
 HIDDEN_STATES_SALT = "omni-hidden-states"
 TEXT_SALT = "omni-text"
-# Codes go to token2wav by a block of its attention, which is what its chunks are made of.
+# Codes are sent to token2wav in blocks of its attention, of which its chunks consist.
 CODES_PER_PART = 12
 
 
@@ -65,9 +65,9 @@ class ThinkerStage(TextStage):
     def engine_args(self) -> dict[str, Any]:
         return {
             **super().engine_args(),
-            # The profile gives the KV cache or a share of the device; sizing a dummy video would take seconds.
+            # The profile sets the KV cache or a share of the device; sizing a dummy video would take seconds.
             "skip_mm_profiling": True,
-            # What vLLM has cached comes back without its data, and the talker needs the grids and lengths of all media.
+            # vLLM returns cached media without their data, and the talker needs the grids and lengths of all media.
             "mm_processor_cache_gb": 0,
         }
 
@@ -84,7 +84,7 @@ class ThinkerStage(TextStage):
         if media:
             prompt["multi_modal_data"] = media
         if request.reply is not None:
-            # The answer goes in with the prompt; what one step then adds to it is of no interest.
+            # The answer is part of the prompt; the token that the step adds is ignored.
             prompt_ids, reply_ids = self.with_reply(prompt.pop("prompt"), request.reply)
             active.context["reply"] = (prompt_ids, reply_ids)
             prompt["prompt_token_ids"] = [*prompt_ids, *reply_ids[:-1]]
@@ -118,7 +118,7 @@ class ThinkerStage(TextStage):
         return apply_chat_template(self._processor, conversation)
 
     def with_reply(self, prompt: str, reply: str) -> tuple[list[int], list[int]]:
-        """Token ids of a prompt and of an answer to it that is given; the answer's last one ends it."""
+        """Token ids of a prompt and of a given answer to it; the answer's last one ends it."""
         tokenizer = self.engine.get_tokenizer()
         words = tokenizer.encode(reply, add_special_tokens=False)
         if not words:
@@ -139,15 +139,15 @@ class ThinkerStage(TextStage):
     def output(self, active: ActiveRequest, output: Any) -> list[Report]:
         if "reply" in active.context:
             if not output.finished:
-                return []  # a prompt that is read in parts; its rows are kept until all of it has been
-            # As if the engine had made the answer that it was given.
+                return []  # a prompt processed in chunks; its rows are kept until it is complete
+            # As if the engine had generated the given answer.
             output.prompt_token_ids, reply_ids = active.context["reply"]
             (completion,) = output.outputs
             completion.token_ids, completion.text, completion.finish_reason = reply_ids, active.request.reply, "stop"
         return super().output(active, output)
 
     def _rows(self, active: ActiveRequest) -> torch.Tensor | None:
-        """The hidden states since the last call."""
+        """Hidden states since the last call."""
         rows = self.processor.take_hidden_rows(active.request.request_id)
         self.check_numbers(rows, "hidden states")
         return rows
@@ -165,7 +165,7 @@ class ThinkerStage(TextStage):
 
 
 class TalkerStage(TextStage):
-    """Codec tokens from what the thinker left behind."""
+    """Codec tokens from the thinker's output."""
 
     makes_text = False
     scheduler: ConditionedSchedulerMixin
@@ -179,7 +179,7 @@ class TalkerStage(TextStage):
         self.engine.input_processor.generation_config_fields = {}
         self.speakers = load_speakers(spec.model)
         self._thinker_embeddings = open_tensor(spec.model, "thinker.model.embed_tokens.weight")
-        # Whether all requests wait for the thinker: then there is nothing to step for until a command comes.
+        # True while all requests wait for the thinker: then there is nothing to step for until a command arrives.
         self._is_stalled = False
 
     def engine_args(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class TalkerStage(TextStage):
             **super().engine_args(),
             "hf_overrides": talker_config,
             "skip_tokenizer_init": True,
-            # All prompts are the same mask ids; what tells them apart is not a part of vLLM's block hashes.
+            # All prompts are the same mask ids; their differences are not part of vLLM's block hashes.
             "enable_prefix_caching": False,
             "scheduler_cls": "omni_cli.vllm_integration.conditioned_scheduler.make_scheduler",
         }
@@ -195,13 +195,13 @@ class TalkerStage(TextStage):
     def _embed(self, token_ids: Sequence[int]) -> torch.Tensor:
         table = self._thinker_embeddings
         if max(token_ids, default=0) >= table.shape[0]:
-            raise PayloadError(f"token id {max(token_ids)}, and the thinker has {table.shape[0]} embeddings")
+            raise PayloadError(f"token id {max(token_ids)} exceeds the thinker's {table.shape[0]} embeddings")
         rows = table[torch.tensor(token_ids, dtype=torch.long)]
         return rows.to(self.engine.vllm_config.model_config.dtype)
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         request = active.request
-        assert request.handoff is not None  # the talker never begins a chain
+        assert request.handoff is not None  # the talker never starts a chain
         speaker = self.speakers[pick_speaker(self.speakers, request.speaker)]
         given = thinker_to_talker(
             ThinkerHandoff.from_information(decode_additional_information(request.handoff, self.payload_limits)),
@@ -216,7 +216,7 @@ class TalkerStage(TextStage):
             request,
             detokenize=False,
             stop_token_ids=[self.config.tts_codec_end_token_id, self.config.tts_codec_pad_token_id],
-            # Refused here, a request fails alone; refused by the worker, it would take the engine with it.
+            # Refused here, a request fails alone; an error in the worker would end the engine.
             extra_args={
                 PROMPT_EMBEDS: encode_prompt_embeds(given.prompt_embeds, self.payload_limits),
                 ADDITIONAL_INFORMATION: encode_additional_information(information, self.payload_limits),

@@ -1,8 +1,8 @@
 """Qwen2.5-Omni's talker as a vLLM model: codec tokens from the thinker's hidden states and embeddings.
 
 Every position is conditioned on one row of the thinker (`fill_conditions`): prompt positions on the thinker's prompt,
-decoded ones on its reply, one row a step. Prompt tokens are codec ids too, the mask id standing for "no codec token
-here", so that a request is ordinary token ids for vLLM and batches, splits and preempts like any other.
+decoded ones on its reply, one row per step. Prompt tokens are codec ids too, the mask id meaning "no codec token", so
+that vLLM sees ordinary token ids and batches, splits and preempts the request like any other.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from omni_cli.models.qwen2_5_omni.weights import shards_with_prefix
 def _decoder_layer(config: Any, cache_config: Any = None, quant_config: Any = None, prefix: str = "") -> nn.Module:
     """A Qwen2 layer whose head size comes from the config.
 
-    The talker's `head_dim` is not hidden_size / num_attention_heads, which vLLM's Qwen2 layer assumes; its Llama
-    layer is the same arithmetic with the head size, and the bias on q, k and v alone, taken from the config.
+    The talker's `head_dim` is not hidden_size / num_attention_heads, as vLLM's Qwen2 layer assumes; its Llama layer is
+    the same arithmetic with the head size, and the bias on q, k and v only, from the config.
     """
     config.qkv_bias = True
     return LlamaDecoderLayer(vllm_config=get_current_vllm_config(), prefix=prefix, config=config)
@@ -88,11 +88,11 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
         self._has_bare = False
 
     def fill_conditions(self, rows: Sequence[torch.Tensor | None], num_bare: Sequence[int]) -> None:
-        """Set what the next forward pass is conditioned on; one item a request, in the order of the batch.
+        """Set the conditions of the next forward pass, one item per request, in batch order.
 
-        `rows` (num_rows, embedding_size) on the device, in the model's type; None, for a request without any, is
-        refused with a `ValueError`. The first `num_bare` of them go in without the embedding of their codec token.
-        Rows past the last request keep what they held: a captured graph of a larger batch computes them for nobody.
+        `rows` (num_rows, embedding_size) are on the device, in the model's dtype; None, for a request without any,
+        raises `ValueError`. The first `num_bare` of them omit the embedding of their codec token. Rows past the last
+        request keep their values: a captured graph of a larger batch computes them, and nobody reads the result.
         """
         given = [part for part in rows if part is not None]
         if len(given) < len(rows):
@@ -112,7 +112,7 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
                 self.bare[first : first + count] = True
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Codec embeddings (num_tokens, embedding_size); zero where the id is the mask."""
+        """Codec embeddings (num_tokens, embedding_size); zero for the mask id."""
         embeds = self.model.embed_tokens(input_ids)
         return embeds.masked_fill_((input_ids == self.config.tts_codec_mask_token_id).unsqueeze(-1), 0)
 
@@ -141,7 +141,7 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
         return logits
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[Any]) -> tuple[torch.Tensor, int]:
-        """Positions (3, num_tokens) of a prompt without images, audio or video; others come with the request."""
+        """Positions (3, num_tokens) of a prompt without images, audio or video; others arrive with the request."""
         return torch.arange(len(input_tokens)).expand(3, -1), 0
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:

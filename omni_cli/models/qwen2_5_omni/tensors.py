@@ -1,4 +1,4 @@
-"""Single tensors of a checkpoint, without loading the model they belong to."""
+"""Read single tensors of a checkpoint without loading the model that they belong to."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from omni_cli.errors import CheckpointError
 
 
 def open_tensor(model: str, name: str) -> torch.Tensor:
-    """The tensor called `name`, memory-mapped: only the pages that are read are ever loaded.
+    """Memory-map the tensor called `name`: only pages that are read are loaded.
 
-    `model` is a folder or a Hugging Face repo id. Raises `CheckpointError` where it is not there.
+    `model` is a folder or a Hugging Face repo id. Raises `CheckpointError` if the tensor does not exist.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -33,5 +33,5 @@ def _shard_of(model: str, name: str) -> Path:
         return Path(cached_file(model, SAFE_WEIGHTS_NAME))
     weight_map = json.loads(Path(index).read_text())["weight_map"]
     if name not in weight_map:
-        raise CheckpointError(f"{model} has no weight called {name}", hint="is it a whole Qwen2.5-Omni checkpoint?")
+        raise CheckpointError(f"{model} has no weight called {name}", hint="use a complete Qwen2.5-Omni checkpoint")
     return Path(cached_file(model, weight_map[name]))

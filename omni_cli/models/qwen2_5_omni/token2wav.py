@@ -1,7 +1,7 @@
 """Qwen2.5-Omni's token2wav as a vLLM diffusion model: codec tokens -> DiT -> mel spectrogram -> BigVGAN -> waveform.
 
-The modules and the sampler are transformers' own, run in float32 as there; this class makes them a model that vLLM
-loads and that the diffusion runner calls with a batch of requests.
+The modules and the sampler are transformers' own, run in float32 as there; this class turns them into a model that
+vLLM loads and that the diffusion runner calls with a batch of requests.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from omni_cli.models.qwen2_5_omni.speakers import load_speakers
 from omni_cli.models.qwen2_5_omni.weights import shards_with_prefix
 from omni_cli.vllm_integration.diffusion_entry import DiffusionInput, NoOutput
 
-# transformers' solver evaluates the denoiser this many times a step (Runge-Kutta of order four).
+# transformers' solver evaluates the denoiser this many times per step (Runge-Kutta of order four).
 EVALUATIONS_PER_STEP = 4
 # Two seconds of sound: several blocks of the DiT's attention.
 WARM_UP_CODES = 100
 
 
 class Unwanted(Exception):
-    """Of a listener: nobody wants the rest of this request."""
+    """Raised by a listener to drop the rest of a request."""
 
 
 class WaveformListener(Protocol):
-    """Is told of each request as it runs; `on_end` gets None where it has failed, or was left.
+    """Receives the progress of each request; `on_end` gets None if it failed or was dropped.
 
-    `on_begin` and `on_step` may raise `Unwanted`: the request is left there, and the others of its batch go on.
+    `on_begin` and `on_step` may raise `Unwanted`: the request is dropped there, and the others of its batch continue.
     """
 
     def on_begin(self, request_id: str) -> None: ...
@@ -49,10 +49,7 @@ class WaveformListener(Protocol):
 
 
 class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
-    """Loads the weights called `token2wav.` of a whole Qwen2.5-Omni checkpoint.
-
-    `listener` is told what happens, where it is set.
-    """
+    """Loads the weights called `token2wav.` of a Qwen2.5-Omni checkpoint; reports progress to `listener`, if set."""
 
     is_pooling_model = True
     hf_to_vllm_mapper = WeightsMapper(orig_to_new_prefix={"thinker.": None, "talker.": None})
@@ -69,22 +66,22 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         self.listener: WaveformListener | None = None
         self.codes_per_block = codes_per_block(self.token2wav)
         # The process is this stage's own. By default cuDNN picks the vocoder's kernels anew in every call, and a
-        # waveform differs by 2e-4 from the one before. What this costs: benchmarks/gpu/vocoder_repeats.py.
+        # waveform differs by 2e-4 from the previous one. benchmarks/gpu/vocoder_repeats.py measures the cost.
         torch.backends.cudnn.deterministic = True
 
     def prepare(self, execution: Execution, *, stage: str) -> Denoiser:
-        """Make the DiT run as `execution` says, once the weights are loaded; raises `StageError`.
+        """Make the DiT run in the mode `execution`, once the weights are loaded; raises `StageError`.
 
-        Its shapes follow the number of codes, so what is compiled is compiled for all of them. There is a CUDA graph
-        for each number of codes: codes cannot be padded, since the DiT's attention looks ahead and would see the
-        padding, and a graph pays within its first request, which calls it four times a step.
+        Its shapes follow the number of codes, so compilation covers all of them. There is a CUDA graph for each number
+        of codes: codes cannot be padded, since the DiT's attention looks ahead and would see the padding, and a graph
+        pays off within its first request, which calls it four times per step.
         """
         dit = self.token2wav.code2wav_dit_model
         return prepare_denoiser(dit, execution, stage=stage, device=str(dit.device), dynamic=True)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """One step of a request, so that the first real one compiles nothing and what cannot work fails now."""
+        """Run one step of a request, so that the first real one compiles nothing and problems show now."""
         information = {
             "speaker": [next(iter(self.speakers))],
             "seed": [0],
@@ -96,7 +93,7 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         self.sample([DiffusionInput("warm-up", token_ids, information)])
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """vLLM asks every model for this; codes are embedded inside the DiT, so here they become (num_tokens, 1)."""
+        """Required by vLLM of every model; codes are embedded inside the DiT, so here they become (num_tokens, 1)."""
         return input_ids.unsqueeze(-1).float()
 
     def forward(
@@ -106,13 +103,13 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         intermediate_tensors: object = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """For vLLM's profiling run alone: a diffusion has no token-wise pass. Returns (num_tokens, 1)."""
+        """Serve vLLM's profiling run only: a diffusion has no token-wise pass. Returns (num_tokens, 1)."""
         return self.embed_input_ids(input_ids)
 
     def sample(self, inputs: Sequence[DiffusionInput]) -> list[torch.Tensor | NoOutput]:
-        """One waveform (num_samples,) float32 in [-1, 1] for each request, or for the chunk of one.
+        """Return one waveform (num_samples,) float32 in [-1, 1] per request, or per chunk of one.
 
-        Requests run one after another within the batch: each draws its noise from its own seed, and none can disturb
+        Requests run one after another within the batch: each draws its noise from its own seed, and none can affect
         another, not even in the last bit.
         """
         return [self._run(request) for request in inputs]
@@ -136,7 +133,7 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
             listener.on_begin(request.request_id)
             waveform = self._waveform(request)
         except Unwanted:
-            return NoOutput("it was left in the middle")
+            return NoOutput("it was aborted")
         finally:
             handle.remove()
             listener.on_end(request.request_id, waveform)
@@ -149,8 +146,8 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         codes = request.token_ids.unsqueeze(0).long()
         speaker = self.speakers[name]["cond"].to(device).float()
         reference_mel = self.speakers[name]["ref_mel"].to(device).float()
-        # Without a chunk, all of the codes at once. Noise is drawn on the host for it too, so that a seed is the same
-        # take on every device, streamed or whole; transformers draws it on the device of the codes.
+        # Without a chunk, all codes at once. Noise is drawn on the host for it too, so that a seed gives the same audio
+        # on every device, streamed or whole; transformers draws it on the device of the codes.
         codes_start, start, end = information.get("chunk", (0, 0, codes.shape[1]))
         return chunk_waveform(
             self.token2wav,

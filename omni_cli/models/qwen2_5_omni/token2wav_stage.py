@@ -1,4 +1,4 @@
-"""Qwen2.5-Omni's token2wav on a vLLM engine: whole waveforms, or chunk by chunk while codes still come."""
+"""Qwen2.5-Omni's token2wav on a vLLM engine: whole waveforms, or chunk by chunk while codes still arrive."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SAID_NOTHING = "the talker said nothing: it ended at once"
 
 @dataclass
 class SpeechStream:
-    """A request whose audio is made in chunks; each of them is a request of its own in the engine."""
+    """A request whose audio is made in chunks; each of them is a separate request in the engine."""
 
     request: StageRequest
     chunker: Chunker
@@ -65,7 +65,7 @@ class SpeechStream:
         return self.has_all_codes and self.num_made == self.num_chunks
 
     def chunk_id(self, number: int) -> str:
-        """No other request is called so."""
+        """Id that no other request has."""
         return f"{self.request.request_id}\0{number}"
 
 
@@ -82,12 +82,12 @@ class Token2WavStage(VllmStage):
         self.speakers = load_speakers(spec.model)
         self.num_codes = self.engine.vllm_config.model_config.hf_config.token2wav_config.dit_config.num_embeds
         self._clock = clock_for(current_platform.device_type)
-        # Of the request that is running, and of those that have run: its beginning, each step's end, its end.
+        # The start, each step's end and the end of the running request and of finished ones.
         self._marks: list[Any] = []
         self._ranges = Consecutive()
         self._marks_of: dict[str, list[Any]] = {}
         self._streams: dict[str, SpeechStream] = {}
-        # By a thread that reads commands; `abort`, which always follows, takes them out again.
+        # Filled by the thread that reads commands; `abort`, which always follows, removes them.
         self._unwanted: set[str] = set()
         (model,) = self.engine.collective_rpc("get_model")
         self._chunk_sizes = chunk_sizes(spec.stage, model.codes_per_block)
@@ -98,11 +98,11 @@ class Token2WavStage(VllmStage):
 
     def engine_args(self) -> dict[str, Any]:
         return {
-            # No KV cache is ever allocated; a size given keeps vLLM from measuring how large it could be.
+            # No KV cache is ever allocated; a given size keeps vLLM from measuring the maximum.
             "kv_cache_memory_bytes": 1 << 20,
             **super().engine_args(),
             "hf_overrides": {"architectures": [TOKEN2WAV]},
-            # The reference runs token2wav in float32 whatever the other stages run in.
+            # The reference runs token2wav in float32 whatever the dtype of the other stages.
             "dtype": "float32",
             "runner": "pooling",
             "skip_tokenizer_init": True,
@@ -116,7 +116,7 @@ class Token2WavStage(VllmStage):
         stage = self.spec.stage
         assert isinstance(stage, Token2WavConfig)
         modes = {"execution": self.denoiser.execution, "stream": stage.streams}
-        # transformers' vocoder brings its waveform to the host itself, and waits for it.
+        # transformers' vocoder copies its waveform to the host itself, and waits for it.
         return {**super().effective, **modes, "output_copy": "sync"}
 
     @property
@@ -154,7 +154,7 @@ class Token2WavStage(VllmStage):
             self._feed(stream, command.handoff, is_last=command.is_last)
 
     def _feed(self, stream: SpeechStream, handoff: bytes | None, *, is_last: bool) -> None:
-        """Hand the engine the chunks that more codes make possible."""
+        """Send the engine the chunks that more codes make possible."""
         chunks = stream.chunker.add(self._codes(handoff), is_last=is_last)
         if is_last and not stream.chunker.codes:
             raise InputError(SAID_NOTHING)
@@ -165,7 +165,7 @@ class Token2WavStage(VllmStage):
             self.admit(ActiveRequest(request, time.perf_counter(), context={"stream": stream, "chunk": chunk}))
 
     def _codes(self, handoff: bytes | None) -> list[int]:
-        assert handoff is not None  # token2wav never begins a chain
+        assert handoff is not None  # token2wav never starts a chain
         information = decode_additional_information(handoff, self.payload_limits)
         return spoken_codes(
             integers_of(information, "codec_token_ids"), config=self.talker_config, num_codes=self.num_codes
@@ -226,7 +226,7 @@ class Token2WavStage(VllmStage):
             return
         samples = waveform.cpu()
         if torch.isfinite(samples).all():
-            # At once: in the engine's batch there may be others after it.
+            # Immediately: others may follow in the engine's batch.
             self.emit(WaveformChunk(stream.request.request_id, _audio(samples)))
 
     def request_id_of(self, active: ActiveRequest) -> str:
@@ -234,7 +234,7 @@ class Token2WavStage(VllmStage):
         return super().request_id_of(active) if stream is None else stream.request.request_id
 
     def _parts(self, request_id: str) -> tuple[list[float], float]:
-        """Seconds of each step, and of what makes a waveform of the last one's result."""
+        """Seconds of each step, and of turning the last one's result into a waveform."""
         marks = self._marks_of.pop(request_id)
         *steps, vocoder_s = [self._clock.seconds(start, end) for start, end in itertools.pairwise(marks)]
         return steps, vocoder_s
@@ -253,12 +253,12 @@ class Token2WavStage(VllmStage):
             self._marks_of.pop(running_id, None)
 
     def _check_waveform(self, made: torch.Tensor | NoOutput) -> None:
-        """Raises `StageError` where this is no waveform (num_samples,) of finite numbers."""
+        """Raise `StageError` unless this is a waveform (num_samples,) of finite numbers."""
         if isinstance(made, NoOutput):
             raise StageError(made.reason, stage=self.spec.stage.name)
         if made.dim() != 1 or not made.numel() or not made.is_floating_point():
             what = f"{tuple(made.shape)} of {str(made.dtype).removeprefix('torch.')}"
-            raise StageError(f"the model made {what}, which is no waveform", stage=self.spec.stage.name)
+            raise StageError(f"the model made {what}, which is not a waveform", stage=self.spec.stage.name)
         self.check_numbers(made, "samples")
 
     def output(self, active: ActiveRequest, output: Any) -> list[Report]:
@@ -295,7 +295,7 @@ class Token2WavStage(VllmStage):
 
 
 def chunk_sizes(stage: Token2WavConfig, codes_per_block: int) -> ChunkSizes:
-    """The stage's, `ChunkSizes`' own where it says nothing; `StageError` unless all are whole blocks of attention."""
+    """The stage's chunk sizes, by default those of `ChunkSizes`; `StageError` unless all are whole attention blocks."""
     keys = {
         "first": "stream_first_chunk_codes",
         "chunk": "stream_chunk_codes",

@@ -1,4 +1,4 @@
-"""Loading one part of a checkpoint that holds several models."""
+"""Load one part of a checkpoint that holds several models."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 def shards_with_prefix(model: str, prefix: str) -> list[str] | None:
     """File names of the safetensors shards that hold weights called `prefix...`.
 
-    None where that cannot be told (a repo id, a single file), which means all of them. Without this, each of the
-    three stages would read the whole checkpoint.
+    None if they are unknown (a repo id, a single file), which means all of them. Without this, each of the three stages
+    would read the whole checkpoint.
     """
     index = Path(model) / "model.safetensors.index.json"
     if not index.is_file():

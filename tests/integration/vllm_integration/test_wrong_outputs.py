@@ -21,9 +21,9 @@ def answers(tiny_omni_path: Path, tmp_path_factory: Any) -> dict[str, Any]:
     ("wrong", "message"),
     [
         ("nothing", "the model returned NoneType, not a tensor"),
-        ("shape", "of float32, which is no waveform"),
-        ("dtype", "of int64, which is no waveform"),
-        ("empty", "the model made (0,) of float32, which is no waveform"),
+        ("shape", "of float32, which is not a waveform"),
+        ("dtype", "of int64, which is not a waveform"),
+        ("empty", "the model made (0,) of float32, which is not a waveform"),
     ],
 )
 def test_one_wrong_answer_fails_its_request_alone(answers, wrong, message):

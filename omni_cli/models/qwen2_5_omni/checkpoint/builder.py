@@ -1,4 +1,4 @@
-"""A complete Qwen2.5-Omni folder of any size: configuration, weights, processor and speakers."""
+"""Builder of a complete Qwen2.5-Omni folder of any size: configuration, weights, processor and speakers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from omni_cli.models.qwen2_5_omni.checkpoint.sizes import SMALL, TINY, OmniSizes
 
 _MEL_DIM = 80
 _REFERENCE_MEL_FRAMES = 96
-# BigVGAN makes 240 samples of a mel frame, token2wav two frames of a code: 50 codes are a second at 24 kHz.
+# BigVGAN makes 240 samples per mel frame, token2wav two frames per code: 50 codes are a second at 24 kHz.
 _UPSAMPLE_RATES = [5, 3, 2, 2, 2, 2]
 _UPSAMPLE_KERNEL_SIZES = [11, 7, 4, 4, 4, 4]
 
@@ -35,7 +35,7 @@ _GAINS = {
     "o_proj": 2.0,
     # silu(gate) * up loses about half of the scale.
     "down_proj": 2.0,
-    # Confident enough that greedy choices do not hang on the last bits of a logit.
+    # Confident enough that greedy choices do not depend on the last bits of a logit.
     "thinker.lm_head": 3.0,
     "talker.codec_head": 3.0,
     # Loud enough to hear and seldom clipped, whatever the number of channels.
@@ -47,7 +47,7 @@ _GAINS = {
     "conv_pre": 4.0,
 }
 
-# How long the rows of the end tokens are: text ends about once in a hundred steps, speech less often.
+# Lengths of the rows of the end tokens: text ends about once in a hundred steps, speech less often.
 _TEXT_END_GAIN = 0.34
 _CODEC_END_GAIN = 0.28
 
@@ -256,10 +256,10 @@ def _weights(
 
 
 def _shape_head(weight: torch.Tensor, *, never: list[int], end: int, end_gain: float) -> None:
-    """Make the `never` rows of a head (vocab_size, hidden_size) lose every greedy choice, but not `end`.
+    """Make the `never` rows of a head (vocab_size, hidden_size) lose every greedy choice, except `end`.
 
-    A zero row has logit zero, far below the best of many random ones. The end row is lengthened so that it
-    wins about equally often at every vocabulary size: the best of n normal variables grows like sqrt(2 ln n).
+    A zero row has logit zero, far below the best of many random ones. The end row is lengthened so that it wins about
+    equally often at every vocabulary size: the best of n normal variables grows like sqrt(2 ln n).
     """
     num_rivals = weight.shape[0] - len(never)
     end_row = weight[end] * (end_gain * math.sqrt(2 * math.log(num_rivals)))
@@ -280,7 +280,7 @@ def _speakers(speaker_dim: int, tokenizer: Qwen2Tokenizer, seed: int) -> dict[st
 
 
 def _name_architecture(config_file: Path) -> None:
-    """Name the architecture as the released checkpoints do; transformers writes its class's name instead."""
+    """Name the architecture as in the released checkpoints; transformers writes its class's name instead."""
     config = json.loads(config_file.read_text())
     config["architectures"] = ["Qwen2_5OmniModel"]
     config_file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -7,8 +7,8 @@ from pathlib import Path
 from transformers import Qwen2_5OmniProcessor, Qwen2Tokenizer, WhisperFeatureExtractor
 from transformers.models.qwen2_vl import Qwen2VLImageProcessor, Qwen2VLVideoProcessor
 
-# One merged patch is 28 x 28 pixels and one token; the largest picture is 256 tokens, so that it fits a small
-# context and a slow machine.
+# One merged patch is 28 x 28 pixels and one token; the largest image is 256 tokens, to fit a small context and a slow
+# machine.
 _PIXELS_PER_TOKEN = 28 * 28
 _PICTURE_SIZE = {"shortest_edge": 4 * _PIXELS_PER_TOKEN, "longest_edge": 256 * _PIXELS_PER_TOKEN}
 
@@ -47,11 +47,11 @@ def write_processor(output_dir: Path, tokenizer: Qwen2Tokenizer) -> None:
     processor = Qwen2_5OmniProcessor(
         image_processor=Qwen2VLImageProcessor(size=_PICTURE_SIZE),
         video_processor=Qwen2VLVideoProcessor(size=_PICTURE_SIZE),
-        # Half a minute at most, as Whisper; the released models take five minutes and pad everything to that.
+        # Half a minute at most, as in Whisper; the released models take five minutes and pad everything to that.
         feature_extractor=WhisperFeatureExtractor(feature_size=128, sampling_rate=16000, chunk_length=30),
         tokenizer=tokenizer,
         chat_template=CHAT_TEMPLATE,
     )
     processor.save_pretrained(output_dir)
-    # Plain BPE files beside tokenizer.json, for tools that read those.
+    # Plain BPE files next to tokenizer.json, for tools that read those.
     tokenizer.backend_tokenizer.model.save(str(output_dir))

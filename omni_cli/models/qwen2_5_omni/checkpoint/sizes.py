@@ -55,7 +55,7 @@ class OmniSizes:
     token2wav: VocoderSizes = field(default_factory=lambda: VocoderSizes(64, 2, 2, 32, 32, 64))
 
     def __post_init__(self) -> None:
-        # Qwen2.5-Omni's configuration of the thinker has no head_dim of its own; the talker's has.
+        # Qwen2.5-Omni's thinker configuration has no head_dim of its own; the talker's has.
         if self.thinker.num_attention_heads * self.thinker.head_dim != self.thinker.hidden_size:
             raise UsageError("the thinker's hidden_size must be num_attention_heads * head_dim")
 
