@@ -344,8 +344,9 @@ def _stage_data(stage: StageConfig) -> dict[str, Any]:
     mappings = [name for name in own if isinstance(values.get(name), dict)]
     order = dict.fromkeys(["kind", "backend", "input", *(name for name in own if name not in mappings), *keys])
     names = [name for name in order if name not in mappings] + [name for name in mappings if values[name]]
-    return {name: values[name] for name in names if name in values and _has_effect(keys[name], stage.backend)}
+    return {name: values[name] for name in names if name in values and has_effect(keys[name], stage.backend)}
 
 
-def _has_effect(key: FieldInfo, backend: str) -> bool:
+def has_effect(key: FieldInfo, backend: str) -> bool:
+    """Tell whether a key does anything in a stage on that backend."""
     return notes_on(key).backend in (None, backend)

@@ -19,6 +19,7 @@ from omni_cli.config.schema import (
     Backend,
     EngineConfig,
     StageConfig,
+    has_effect,
     notes_on,
 )
 from omni_cli.config.yaml_tree import Path, Tree
@@ -212,7 +213,7 @@ class _Checker:
         backend = stage.get("backend", keys["backend"].default)
         for key in keys.keys() & stage.keys() if backend in get_args(Backend) else ():
             notes = notes_on(keys[key])
-            if notes.backend not in (None, backend):
+            if not has_effect(keys[key], backend):
                 reason = f": {notes.reason}" if notes.reason else ""
                 message = f"`{key}` has no effect with `backend: {backend}`{reason}"
                 self._add((*path, key), message, notes.hint, at_key=True)

@@ -54,6 +54,7 @@ from omni_cli.stage.recording import (
     StartRecording,
     StopRecording,
 )
+from omni_cli.vllm_integration.load_messages import translate
 
 # A stage whose steps make nothing to report, such as parts of a long prompt, says now and then that it makes steps.
 _BEAT_S = 1.0
@@ -183,7 +184,8 @@ def load_failure(error: Exception, spec: StageSpec) -> Failure:
         return Failure.of(error, details=traceback.format_exc())
     missing = isinstance(error, (FileNotFoundError, OSError)) and not isinstance(error, MemoryError)
     hint = f"is {spec.model} a whole checkpoint? `-v` shows more" if missing else "`-v` shows the whole story"
-    failure = StageError(f"could not load {spec.model}: {summary(error)}", stage=spec.stage.name, hint=hint)
+    message, better = translate(summary(error), spec.stage)
+    failure = StageError(f"could not load {spec.model}: {message}", stage=spec.stage.name, hint=better or hint)
     return Failure.of(failure, details=traceback.format_exc())
 
 

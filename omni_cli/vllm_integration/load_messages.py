@@ -1,0 +1,145 @@
+"""Messages of vLLM, torch and diffusers about options that are not ours, with the `--set` that does the same.
+
+Importing this imports no engine.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from omni_cli.config.schema import StageConfig, has_effect
+
+_GIB = 1 << 30
+_MIN_CACHE_BYTES = 64 << 20
+# What stays free for everything else of the process.
+_SPARE = 0.8
+
+Values = Mapping[str, str]
+Settings = Iterable[tuple[str, object]]
+
+
+@dataclass(frozen=True)
+class Translation:
+    """`message` is filled from the groups of `pattern`; `settings` gives the keys, and values that fit."""
+
+    pattern: re.Pattern[str]
+    message: str
+    settings: Callable[[Values], Settings]
+
+
+def _cache_bytes(free_gib: float) -> int:
+    return max(_MIN_CACHE_BYTES, int(free_gib * _SPARE * _GIB) >> 20 << 20)
+
+
+def _smaller_share(values: Values) -> Settings:
+    free, total = float(values["free"]), float(values["total"])
+    yield "gpu_memory_utilization", max(0.01, math.floor(_SPARE * free / total * 100) / 100)
+
+
+def _cache_or_smaller_share(values: Values) -> Settings:
+    yield "kv_cache_memory_bytes", _cache_bytes(min(2.0, float(values["free"]) / 2))
+    yield from _smaller_share(values)
+
+
+def _shorter_or_more_cache(values: Values) -> Settings:
+    if values.get("length"):
+        yield "max_model_len", values["length"]
+    yield "kv_cache_memory_bytes", math.ceil(float(values["needed"]) * 1.05 * _GIB)
+
+
+def _longest(values: Values) -> Settings:
+    known = [int(value) for name in ("derived", "named") if (value := values.get(name))]
+    yield "max_model_len", max(known)
+
+
+def _table() -> Iterable[Translation]:
+    sizes = r"\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\)"
+    share = r"utilization \((?P<share>[\d.]+), (?P<wanted>[\d.]+) GiB\)"
+    yield Translation(
+        re.compile(rf"Available memory on node \d+ {sizes} on startup is less than desired CPU memory {share}"),
+        "vLLM would reserve {wanted} GiB, and {free} GiB of {total} GiB are free",
+        _cache_or_smaller_share,
+    )
+    yield Translation(
+        re.compile(rf"Free memory on device \S+ {sizes} on startup is less than desired GPU memory {share}"),
+        "vLLM would reserve {wanted} GiB of the device, and {free} GiB of {total} GiB are free",
+        _smaller_share,
+    )
+    yield Translation(
+        re.compile(
+            rf"Available memory on node \d+ {sizes} on kv cache allocation is less than requested memory for kv "
+            r"\((?P<wanted>[\d.]+) GiB\)"
+        ),
+        "the KV cache would take {wanted} GiB, and {free} GiB of {total} GiB are free",
+        lambda values: [("kv_cache_memory_bytes", _cache_bytes(float(values["free"])))],
+    )
+    yield Translation(
+        re.compile(r"No available memory for the cache blocks"),
+        "no memory is left for the KV cache",
+        lambda values: [("kv_cache_memory_bytes", _GIB), ("gpu_memory_utilization", 0.95)],
+    )
+    yield Translation(
+        re.compile(
+            r"at least one request with the model's max seq len \((?P<asked>\d+)\), \((?P<needed>[\d.]+) GiB KV cache "
+            r"is needed, which is larger than the available KV cache memory \((?P<free>[\d.]+) GiB\)"
+            r"(\. Based on the available memory, the estimated maximum model length is (?P<length>\d+))?"
+        ),
+        "one request of {asked} tokens needs {needed} GiB of KV cache, which has {free} GiB",
+        _shorter_or_more_cache,
+    )
+    yield Translation(
+        re.compile(r"CUDA out of memory occurred when warming up sampler with (?P<requests>\d+) dummy requests"),
+        "out of memory on the device while warming up {requests} requests",
+        lambda values: [("max_num_seqs", max(1, int(values["requests"]) // 2)), ("gpu_memory_utilization", 0.8)],
+    )
+    yield Translation(
+        re.compile(r"max_num_batched_tokens \((?P<tokens>\d+)\) is smaller than max_model_len \((?P<length>\d+)\)"),
+        "`max_num_batched_tokens` ({tokens}) is smaller than `max_model_len` ({length})",
+        lambda values: [("max_num_batched_tokens", values["length"]), ("max_model_len", values["tokens"])],
+    )
+    yield Translation(
+        re.compile(
+            r"User-specified max_model_len \((?P<asked>\d+)\) is greater than the derived max_model_len "
+            r"\(\w+=(?P<derived>\d+)(\.0)? or model_max_length=(None|(?P<named>\d+))"
+        ),
+        "`max_model_len` ({asked}) is more than the model's {derived} positions",
+        _longest,
+    )
+    yield Translation(
+        re.compile(r"CUDA out of memory\. Tried to allocate (?P<size>[\d.]+ \w+)"),
+        "out of memory on the device: {size} more could not be allocated",
+        lambda values: [("gpu_memory_utilization", 0.8), ("devices", "'1'"), ("max_num_seqs", 1)],
+    )
+
+
+TRANSLATIONS = tuple(_table())
+# Options that other programs have for keys of ours; `--max-model-len` and the like follow from the keys.
+_OTHER_NAMES = {"VLLM_CPU_KVCACHE_SPACE": "kv_cache_memory_bytes", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "max_model_len"}
+_OPTION = re.compile(r"--[a-z][a-z0-9-]+|\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b")
+_REMOTE_CODE = re.compile(r"trust_remote_code=True|--trust-remote-code")
+
+
+def translate(message: str, stage: StageConfig) -> tuple[str, str | None]:
+    """A library's message in our terms, and a hint where the table has one."""
+    for translation in TRANSLATIONS:
+        found = translation.pattern.search(message)
+        if found is not None:
+            values = {name: value or "" for name, value in found.groupdict().items()}
+            keys = type(stage).model_fields
+            settings = [
+                f"`--set {stage.name}.{key}={value}`"
+                for key, value in translation.settings(values)
+                if key in keys and has_effect(keys[key], stage.backend)
+            ]
+            return translation.message.format(**values), " or ".join(settings)
+    if _REMOTE_CODE.search(message):
+        return message, "`--trust-remote-code` lets the checkpoint's own code run, if you trust it"
+    return _OPTION.sub(lambda found: _ours(found[0], stage), message), None
+
+
+def _ours(option: str, stage: StageConfig) -> str:
+    key = _OTHER_NAMES.get(option) or option.removeprefix("--").replace("-", "_")
+    return f"--set {stage.name}.{key}" if key in type(stage).model_fields else option
