@@ -59,6 +59,17 @@ from omni_cli.vllm_integration.registry import prepare_models  # noqa: E402
 
 PROGRESS_INTERVAL_S = 0.05
 
+# One step of the engine is a whole diffusion, over token ids without text.
+_DIFFUSION_ARGS = {
+    "runner": "pooling",
+    "skip_tokenizer_init": True,
+    "enable_prefix_caching": False,
+    "enable_chunked_prefill": False,
+    "enforce_eager": True,
+    # No KV cache is ever allocated; a size given keeps vLLM from measuring how large it could be.
+    "kv_cache_memory_bytes": 1 << 20,
+}
+
 
 @dataclass
 class ActiveRequest:
@@ -120,6 +131,7 @@ class VllmStage:
             "worker_cls": self.worker_cls(stage.kind),
             "scheduler_cls": "omni_cli.vllm_integration.checked_scheduler.make_scheduler",
             **execution_args(getattr(stage, "cudagraph_mode", "none")),
+            **(_DIFFUSION_ARGS if stage.kind == "diffusion" else {}),
         }
 
     @staticmethod

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 
+from omni_cli.checkpoints.files import read_model_kind
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.errors import InputError
 from omni_cli.outputs import (
@@ -125,3 +128,18 @@ def test_picture_equals_plain_diffusers_bit_for_bit(tiny_image):
         (output,) = result.outputs
         assert isinstance(output, ImageOutput)
         assert np.array_equal(output.pixels, np.asarray(plain))
+
+
+def test_a_checkpoint_that_transformers_saved(tiny_omni, tiny_omni_path, start_brief_engine, tmp_path):
+    """`save_pretrained` names another architecture than the published checkpoints do."""
+    from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
+
+    Qwen2_5OmniForConditionalGeneration.from_pretrained(tiny_omni_path).save_pretrained(tmp_path)
+    Qwen2_5OmniProcessor.from_pretrained(tiny_omni_path).save_pretrained(tmp_path)
+    shutil.copy(tiny_omni_path / "spk_dict.pt", tmp_path)
+    assert read_model_kind(tmp_path) == "Qwen2_5OmniForConditionalGeneration" != read_model_kind(tiny_omni_path)
+    request = GenerateRequest("saved", "hello there", sampling={"max_tokens": 8})
+    published, saved = tiny_omni.run(request), start_brief_engine("tiny-omni", model=str(tmp_path)).run(request)
+    assert saved.error is None
+    assert [trace.output_token_ids for trace in saved.stages] == [trace.output_token_ids for trace in published.stages]
+    assert np.array_equal(saved.outputs[1].samples, published.outputs[1].samples)

@@ -111,7 +111,7 @@ class OmniProcess:
             prefix = (*_PRIVATE_SHARED_MEMORY, str(self._shared_memory), *prefix)
         self._began = time.monotonic()
         self.popen = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "omni_cli", *arguments],
+            [*prefix, options.pop("python", sys.executable), "-m", "omni_cli", *arguments],
             cwd=options.pop("cwd", folder),
             env={
                 **os.environ,

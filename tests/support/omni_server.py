@@ -46,12 +46,10 @@ class Answer:
 class OmniServer:
     """`folder` is empty and its own."""
 
-    def __init__(self, folder: Path, *arguments: str, wait: bool = True, environment: dict[str, str] | None = None):
+    def __init__(self, folder: Path, *arguments: str, wait: bool = True, **options: Any):
         self._log = folder / "stderr"
         with self._log.open("w") as log:
-            self.process = OmniProcess(
-                folder, "serve", "--port", "0", "--json", *arguments, environment=environment, stderr=log
-            )
+            self.process = OmniProcess(folder, "serve", "--port", "0", "--json", *arguments, stderr=log, **options)
         self.ready: dict[str, Any] = self._ready_line() if wait else {}
 
     def _ready_line(self) -> dict[str, Any]:

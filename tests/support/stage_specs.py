@@ -1,4 +1,4 @@
-"""What the process of a stage is told, for tests that load a stage themselves."""
+"""The `StageSpec` of a stage, for tests that load one themselves."""
 
 from __future__ import annotations
 

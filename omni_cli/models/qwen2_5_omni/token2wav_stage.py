@@ -98,17 +98,10 @@ class Token2WavStage(VllmStage):
 
     def engine_args(self) -> dict[str, Any]:
         return {
-            # No KV cache is ever allocated; a given size keeps vLLM from measuring the maximum.
-            "kv_cache_memory_bytes": 1 << 20,
             **super().engine_args(),
             "hf_overrides": {"architectures": [TOKEN2WAV]},
             # The reference runs token2wav in float32 whatever the dtype of the other stages.
             "dtype": "float32",
-            "runner": "pooling",
-            "skip_tokenizer_init": True,
-            "enable_prefix_caching": False,
-            "enable_chunked_prefill": False,
-            "enforce_eager": True,
         }
 
     @property
