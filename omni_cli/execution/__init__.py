@@ -1,1 +1,1 @@
-"""How stages run their models and bring results home: eager, compiled or from CUDA graphs; copies to the host."""
+"""Execution of models in stages: eager, compiled or from CUDA graphs; device-to-host output copies."""

@@ -1,10 +1,10 @@
-"""Outputs on their way from the device to the host: before the device goes on, or beside what it does next.
+"""Device-to-host output copies: before the device continues, or during its next work.
 
     copy = make_output_copy("async", "cuda")
-    pending = copy.start(rows)      # the device goes on
-    host = pending.get()            # waits for this copy and for nothing else
+    pending = copy.start(rows)    # the device continues
+    host = pending.get()          # waits for this copy only
 
-There is no other way to the data than `get`, so that nobody reads what has not arrived. The two modes are two small
+The data is only accessible through `get`, so that nobody reads it before it has arrived. The two modes are two small
 objects, chosen once.
 """
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class CopyCounters:
-    """What copies have cost so far, in all.
+    """Total cost of copies so far.
 
-    `copy_s` is the device's time for them. Of it, `copy_exposed_s` is what somebody waited for while the device had
-    nothing else to do, and `copy_hidden_s` went on beside other work. `copy_blocked_s` is the time that host threads
-    spent in `start` and `get`, which includes waiting for the device to finish what it is to copy. `pinned_copies` went
-    to memory that was found to be page-locked.
+    `copy_s` is the device's time for them. Of it, `copy_exposed_s` was spent waiting while the device had nothing else
+    to do, and `copy_hidden_s` overlapped with other work. `copy_blocked_s` is the time that host threads spent in
+    `start` and `get`, which includes waiting for the device to compute the source. `pinned_copies` went to page-locked
+    memory.
     """
 
     copies: int = 0
@@ -49,68 +49,68 @@ class CopyCounters:
 
 
 class PendingCopy(Protocol):
-    """One tensor on its way."""
+    """One tensor being copied."""
 
     def ready(self) -> bool:
-        """Whether `get` would return at once."""
+        """True if `get` would return immediately."""
 
     def get(self) -> torch.Tensor:
-        """The tensor on the host; waits until it is whole.
+        """Wait for the copy and return the tensor on the host.
 
-        It may lie in a buffer that is used again as soon as nobody holds the tensor or a view of it: whoever keeps
-        it for long clones it.
+        It may lie in a buffer that is reused as soon as nobody holds the tensor or a view of it: clone it to keep it
+        for long.
         """
 
 
 class OutputCopy(Protocol):
-    """Brings tensors of one device to the host; `start` is called from one thread, `get` from any."""
+    """Copies tensors of one device to the host; `start` is called from one thread, `get` from any."""
 
     mode: ClassVar[Mode]
     counters: CopyCounters
 
     def start(self, tensor: torch.Tensor, *, reused: bool = False) -> PendingCopy:
-        """Copy `tensor` as it is once the work queued on the current stream is done.
+        """Copy `tensor` once the work queued on the current stream is done.
 
-        `reused` says that its memory will be written again without asking, as a CUDA graph does with its outputs.
-        Nobody else may write to it before the copy is done.
+        `reused` means that its memory will be overwritten without notice, as a CUDA graph does with its outputs. Nobody
+        else may write to it before the copy is done.
         """
 
 
 class Transfer(Protocol):
-    """A copy that a backend has queued."""
+    """A queued copy of a backend."""
 
     def done(self) -> bool: ...
 
     def wait(self) -> None: ...
 
     def seconds(self) -> float:
-        """The device's time for it; it must be done."""
+        """The device's time for the copy; it must be done."""
 
-    def has_company(self) -> bool:
-        """Whether the device has work left on the stream that made the source; asked when the copy has just ended."""
+    def stream_busy(self) -> bool:
+        """True if the device has work left on the source's stream; called when the copy has just ended."""
 
 
 class CopyBackend(Protocol):
-    """What an asynchronous copy needs of a device."""
+    """Device operations that an asynchronous copy needs."""
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        """A page-locked uint8 tensor (num_bytes,) on the host."""
+        """Allocate a page-locked uint8 tensor (num_bytes,) on the host."""
 
     def is_pinned(self, tensor: torch.Tensor) -> bool: ...
 
     def copy(self, source: torch.Tensor, destination: torch.Tensor) -> Transfer:
-        """Queue the copy behind all that is queued on the current stream, on a stream of its own."""
+        """Queue the copy after all work on the current stream, on a separate stream."""
 
 
 def make_output_copy(mode: Mode, device: torch.device | str) -> OutputCopy:
-    """The object for `mode` on `device`; its `mode` is what really holds, see `why_not_async`."""
+    """Create the object for `mode` on `device`; its `mode` is the effective one, see `why_not_async`."""
     if mode == "async" and why_not_async(device) is None:
         return AsyncCopy(CudaBackend(device))
     return SyncCopy()
 
 
 def why_not_async(device: torch.device | str) -> str | None:
-    """Why copies from `device` cannot be asynchronous, as one sentence; None where they can."""
+    """Reason in one sentence why copies from `device` cannot be asynchronous; None if they can."""
     if str(device).partition(":")[0] == "cuda":
         return None
     return "`output_copy: async` needs a CUDA device: on a CPU the outputs are in host memory already"
@@ -125,7 +125,7 @@ class SyncCopy:
         self.counters = CopyCounters()
 
     def start(self, tensor: torch.Tensor, *, reused: bool = False) -> PendingCopy:
-        """On the CPU, a tensor that is not `reused` is in its place already and is neither copied nor counted."""
+        """On the CPU, a tensor that is not `reused` is already in place and is neither copied nor counted."""
         tensor = tensor.detach()
         if tensor.device.type == "cpu" and not reused:
             return _Arrived(tensor)
@@ -141,7 +141,7 @@ class SyncCopy:
 
 
 class AsyncCopy:
-    """Copies run beside the device's work, into page-locked buffers that are used again."""
+    """Copies run during the device's work, into page-locked buffers that are reused."""
 
     mode: ClassVar[Mode] = "async"
 
@@ -149,7 +149,7 @@ class AsyncCopy:
         self.counters = CopyCounters()
         self._backend = backend
         self._pool = HostBufferPool(backend.allocate)
-        # In the order of their start, in which they also end. Held here because a copy that nobody waits for (its
+        # In start order, which is also the order in which they end. Held here because a copy that nobody waits for (its
         # request was aborted) still needs its source and its buffer.
         self._under_way: deque[_Copying] = deque()
         self._lock = threading.Lock()
@@ -163,12 +163,12 @@ class AsyncCopy:
         tensor = tensor.detach()
         if not tensor.numel():
             return _Arrived(tensor.to("cpu"))
-        # On the current stream, so before whatever is queued next can write there.
+        # On the current stream, so before later work can write there.
         source = tensor.clone(memory_format=torch.contiguous_format) if reused else tensor.contiguous()
         host = self._pool.lend(tuple(source.shape), source.dtype)
         if not self._backend.is_pinned(host):
             raise OmniError(
-                "the destination of an asynchronous copy is pageable, which would make the copy a blocking one",
+                "the destination of an asynchronous copy is pageable memory, which would make the copy blocking",
                 hint="`--set STAGE.output_copy=sync` copies without page-locked memory",
             )
         copying = _Copying(source, host, self._backend.copy(source, host), self._count)
@@ -181,8 +181,8 @@ class AsyncCopy:
         return copying
 
     def _count(self, seconds: float, waited_s: float, was_alone: bool) -> None:
-        # Waiting ends when the copy ends, so what comes before the copy's own seconds was waiting for its source. Where
-        # the device goes on with what was queued behind the source, only a thread that is ahead of it has waited.
+        # Waiting ends when the copy ends, so time before the copy's own seconds was waiting for its source. If the
+        # device continues with work queued after the source, only a thread that is ahead of it has waited.
         exposed_s = min(seconds, waited_s) if was_alone else 0.0
         with self._lock:
             self.counters.copy_s += seconds
@@ -192,10 +192,10 @@ class AsyncCopy:
 
 
 class _Copying:
-    """A copy under way.
+    """A copy in progress.
 
     `source` is referenced until the copy is done. `Tensor.record_stream` would do the same for tensors of torch's
-    caching allocator, and nothing for those of a CUDA graph's own pool.
+    caching allocator, but nothing for those of a CUDA graph's own pool.
     """
 
     def __init__(
@@ -220,12 +220,12 @@ class _Copying:
             if not self._transfer.done():
                 began_s = time.perf_counter()
                 self._transfer.wait()
-                waited_s, was_alone = time.perf_counter() - began_s, not self._transfer.has_company()
+                waited_s, was_alone = time.perf_counter() - began_s, not self._transfer.stream_busy()
             self.end(waited_s, was_alone)
         return self._host
 
     def end(self, waited_s: float = 0.0, was_alone: bool = False) -> None:
-        """The copy is done: let the source go and count, once."""
+        """Release the source of the finished copy and count it, once."""
         with self._lock:
             if self._source is None:
                 return
@@ -234,7 +234,7 @@ class _Copying:
 
 
 class CudaBackend:
-    """A stream of its own for copies, on one device."""
+    """A separate stream for copies, on one device."""
 
     def __init__(self, device: torch.device | str) -> None:
         import torch
@@ -273,7 +273,7 @@ class _CudaTransfer:
     def seconds(self) -> float:
         return float(self._began.elapsed_time(self._ended)) / 1e3
 
-    def has_company(self) -> bool:
+    def stream_busy(self) -> bool:
         return not self._makes_source.query()
 
 
@@ -287,7 +287,7 @@ def _timing_event() -> torch.cuda.Event:
 
 
 def _copied(tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """A copy on the host, and how many seconds the device spent on it."""
+    """A copy on the host, and the seconds that the device spent on it."""
     if tensor.device.type != "cuda":
         began_s = time.perf_counter()
         return tensor.to("cpu", copy=True), time.perf_counter() - began_s

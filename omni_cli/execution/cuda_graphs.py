@@ -28,11 +28,11 @@ class CudaGraph:
 
 
 class CudaGraphBackend:
-    """Captures on a stream of its own, into one memory pool.
+    """Captures on a separate stream, into one memory pool.
 
-    Graphs may share a pool since each overwrites what the others compute on the way, but never their outputs, and
-    since they run one after another. A pool is as large as the largest of its graphs wants, and gives nothing back
-    before the last of them has gone. After a capture that failed the next ones have another pool.
+    Graphs may share a pool because each overwrites the others' intermediate results but never their outputs, and
+    because they run one after another. A pool is as large as its largest graph needs, and frees nothing before the last
+    of them is gone. After a failed capture the next ones use another pool.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -60,12 +60,12 @@ class CudaGraphBackend:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         pool = self._pool
-        # Garbage must not be found, and freed, while the device only records.
+        # Garbage must not be collected, and freed, while the device only records.
         gc.collect()
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with self._on_own_stream():
-            # Other threads may do what they like meanwhile.
+            # Other threads may do anything meanwhile.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 outputs = run()
@@ -78,12 +78,12 @@ class CudaGraphBackend:
         return CudaGraph(graph, self._device, lambda: self._forget(pool)), outputs
 
     def _abandon(self, graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
-        """End a capture that failed, so that the stream, the allocator and random numbers are as they were."""
+        """End a failed capture, restoring the stream, the allocator and random number generators."""
         self._pool = None
         try:
             graph.capture_end()
         except RuntimeError:
-            # Says only that the capture has failed, which is known, and leaves the rest of its work undone.
+            # Only reports that the capture has failed, which is known, and skips the rest of its work.
             torch._C._cuda_endAllocateToPool(self._device.index, pool)
             torch._C._cuda_releasePool(self._device.index, pool)
             generator = torch.cuda.default_generators[self._device.index]
@@ -94,7 +94,7 @@ class CudaGraphBackend:
         self._graphs_in[pool] -= 1
         if not self._graphs_in[pool]:
             del self._graphs_in[pool]
-            # A pool without graphs is given up; its name must not be used again.
+            # A pool without graphs is freed; its name must not be used again.
             self._pool = None if self._pool == pool else self._pool
 
     def load(self, static: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""The three ways a denoiser's forward can run, one object each, chosen once when a stage loads.
+"""The three execution modes of a denoiser's forward, one object each, chosen once when a stage loads.
 
 `forward` is replaced, not the module: weights keep their names, and hooks on the module see every call.
 """
@@ -22,7 +22,7 @@ from omni_cli.execution.graphs import MAX_GRAPHS, GraphBackend, GraphManager
 
 
 class Denoiser:
-    """A module in one of the modes; `counters` say what its calls really did."""
+    """A module in one of the modes; `counters` record how its calls ran."""
 
     execution: Execution
 
@@ -31,18 +31,18 @@ class Denoiser:
         self._module = module
 
     def forget(self) -> None:
-        """Drop what depends on where the weights lie; to be called before they are moved."""
+        """Drop what depends on the location of the weights; call before they are moved."""
 
     def eagerly(self) -> AbstractContextManager[None]:
-        """Within it, calls run as plain Python, for whoever wants to watch what they do."""
+        """Run calls inside it as plain Python, for observers of the module's operations."""
         return nullcontext()
 
     def close(self) -> None:
-        """Leave the module as it was."""
+        """Restore the module."""
 
 
 class EagerDenoiser(Denoiser):
-    """As it is; calls are counted."""
+    """The unchanged module; calls are counted."""
 
     execution: Execution = "eager"
 
@@ -58,10 +58,10 @@ class EagerDenoiser(Denoiser):
 
 
 class _ReplacedForward(Denoiser):
-    """With another callable in the place of `forward`."""
+    """A module whose `forward` is replaced by another callable."""
 
     def _replace(self, forward: Callable[..., Any]) -> None:
-        # diffusers' hooks put a forward on the instance as well; else it is the class's.
+        # diffusers' hooks also put a forward on the instance; else it is the class's.
         self._own_forward = vars(self._module).get("forward")
         original = self._module.forward
 
@@ -91,7 +91,7 @@ class _ReplacedForward(Denoiser):
 
 
 class GraphDenoiser(_ReplacedForward):
-    """From CUDA graphs; see `GraphManager`."""
+    """Replays CUDA graphs; see `GraphManager`."""
 
     execution: Execution = "cudagraph"
 
@@ -109,10 +109,10 @@ class GraphDenoiser(_ReplacedForward):
 
 
 class CompiledDenoiser(_ReplacedForward):
-    """Compiled by torch, without graph breaks: its repeated blocks alone where it has such, else all of it.
+    """Compiled by torch, without graph breaks: only its repeated blocks if it has such, else all of it.
 
     Repeated blocks are compiled once for all of them. They are those that a diffusers model declares, or the largest
-    list of modules of one class. Compiling happens in calls; what torch cannot compile is a `StageError` then.
+    list of modules of one class. Compilation happens in calls, where failing is a `StageError`.
     """
 
     execution: Execution = "compile"
@@ -129,7 +129,7 @@ class CompiledDenoiser(_ReplacedForward):
         forward = module.forward
         self._call = forward if self._blocks else torch.compile(forward, fullgraph=True, dynamic=dynamic)
         self._replace(self._run)
-        # torch tells everybody of everything that it compiles; what it compiles during our calls is ours.
+        # torch reports every compilation to every listener; those during our calls are ours.
         _callbacks().register_start_callback(self._on_compile_start)
         _callbacks().register_end_callback(self._on_compile_end)
 
@@ -152,7 +152,7 @@ class CompiledDenoiser(_ReplacedForward):
         self.counters.compile_s += time.perf_counter() - self._compile_start_s
         self._compile_start_s = None
         self.counters.compiled_graphs += 1
-        # "2/1": the second time (from 0) that the third piece of code was compiled.
+        # "2/1": the second compilation (counted from 0) of the third piece of code.
         if re.search(r"/0\b", str(compilation.compile_id)) is None:
             self.counters.recompiles += 1
 
@@ -185,10 +185,10 @@ def prepare_denoiser(
     dynamic: bool | None = None,
     max_graphs: int = MAX_GRAPHS,
 ) -> Denoiser:
-    """Make `module`, which is on `device` (torch's name for it), run as `mode` says.
+    """Make `module`, which is on `device` (torch's name for it), run in `mode`.
 
-    `dynamic` is torch.compile's: True for a module whose shapes differ from one request to the next. `StageError`
-    when the machine or the module is not fit for the mode; nothing has been compiled or captured by then.
+    `dynamic` is torch.compile's: True for a module whose shapes differ between requests. Raises `StageError` before
+    anything is compiled or captured if the machine or the module does not support the mode.
     """
     if mode == "eager":
         return EagerDenoiser(module)
@@ -210,7 +210,7 @@ def prepare_denoiser(
 
 
 def require_cuda(*, stage: str, device: str) -> None:
-    """`StageError` unless `device` is a CUDA device that this machine has."""
+    """Raise `StageError` unless `device` is a CUDA device of this machine."""
     lack = None
     if not torch.cuda.is_available():
         lack = "this machine has none"
@@ -225,7 +225,7 @@ def require_cuda(*, stage: str, device: str) -> None:
 
 
 def repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """The parts of `module` that are worth compiling alone since they repeat; none if it has no such parts."""
+    """Repeated parts of `module` that are worth compiling separately; empty if there are none."""
     declared = getattr(module, "_repeated_blocks", None) or ()
     blocks = [part for part in module.modules() if type(part).__name__ in declared]
     if blocks:
@@ -250,7 +250,7 @@ def _compile_error(error: Exception, module: torch.nn.Module, stage: str) -> Sta
     what = lines[0] if lines else type(error).__name__
     where = ""
     if "from user code:" in lines:
-        # A frame takes two lines, the innermost is the last before a blank or another heading.
+        # A frame takes two lines; the innermost is the last before a blank line or another heading.
         code = lines[lines.index("from user code:") + 1 :]
         for line, source in itertools.pairwise([*code, ""]):
             frame = re.match(r'File ".*?([^/"]+)", line (\d+), in ', line)

@@ -1,4 +1,4 @@
-"""What really ran, counted. Imports nothing heavy."""
+"""Counters of how a denoiser ran. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass
 
 @dataclass
 class ExecutionCounters:
-    """Of one denoiser since it was loaded; `graph_pool_bytes` and `compiled_regions` say what holds now.
+    """Counters of one denoiser since it was loaded; `graph_pool_bytes` and `compiled_regions` are current values.
 
-    `eager_calls` are calls that ran as plain PyTorch, `graph_replays` those that a CUDA graph answered. `capture_s`
-    includes the warm-up runs before each capture, and `graph_pool_bytes` the static inputs and outputs. `recompiles`
-    are those of the `compiled_graphs` that torch made of code that it had compiled before, for other shapes or
-    constants; `compile_s` is the time of them all.
+    `eager_calls` ran as plain PyTorch, `graph_replays` from a CUDA graph. `capture_s` includes the warm-up runs before
+    each capture, and `graph_pool_bytes` the static inputs and outputs. `recompiles` are those of the `compiled_graphs`
+    that torch made of code compiled before, for other shapes or constants; `compile_s` is the time of all.
     """
 
     graphs_captured: int = 0

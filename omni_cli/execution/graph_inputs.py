@@ -1,4 +1,4 @@
-"""The arguments of a call as a CUDA graph sees them: a key, tensors to copy, and everything else baked in."""
+"""The arguments of a call as a CUDA graph sees them: a key, tensors to copy, and constants."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _BAKED = (type(None), bool, int, str, torch.dtype, torch.device)
 
 
 class UnsupportedError(TypeError):
-    """A value that can be neither copied into or out of a graph nor be part of its key."""
+    """A value that can neither be copied into or out of a graph nor be part of its key."""
 
 
 def graph_key(value: Any, tensors: list[torch.Tensor]) -> Hashable:
-    """What has to be equal for two calls to share a graph; appends the tensors in `value` to `tensors`.
+    """Key that two calls must share to share a graph; appends the tensors in `value` to `tensors`.
 
-    Tensors count by shape, strides, dtype and device, everything else by its value. Raises `UnsupportedError`,
-    not yet naming the argument (`named_leaves` does), for values that are none of tensor, number, string, None, dtype,
-    device, list, tuple and dict.
+    Tensors count by shape, strides, dtype and device, everything else by its value. Raises `UnsupportedError`, without
+    the argument's name (see `named_leaves`), for anything but tensors, numbers, strings, None, dtypes, devices, lists,
+    tuples and dicts.
     """
     if isinstance(value, torch.Tensor):
         tensors.append(value)
@@ -30,7 +30,7 @@ def graph_key(value: Any, tensors: list[torch.Tensor]) -> Hashable:
     if isinstance(value, list | tuple):
         return (type(value), tuple(graph_key(item, tensors) for item in value))
     if isinstance(value, float):
-        # Its text tells 0.0 from -0.0, and NaN is equal to itself.
+        # Its text distinguishes 0.0 from -0.0, and NaN equals itself.
         return (float, repr(value))
     if isinstance(value, _BAKED):
         return (type(value), value)
@@ -38,20 +38,20 @@ def graph_key(value: Any, tensors: list[torch.Tensor]) -> Hashable:
 
 
 def with_tensors(value: Any, replacement: Iterator[torch.Tensor]) -> Any:
-    """`value` with its tensors, in the order of `graph_key`, replaced by the next ones of `replacement`."""
+    """Replace the tensors in `value`, in the order of `graph_key`, by the next ones of `replacement`."""
     if isinstance(value, torch.Tensor):
         return next(replacement)
     if isinstance(value, dict):
         return {name: with_tensors(item, replacement) for name, item in value.items()}
     if isinstance(value, list | tuple):
         items = [with_tensors(item, replacement) for item in value]
-        # A named tuple takes its fields one by one.
+        # A named tuple takes its fields as separate arguments.
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 
 def named_leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Every leaf of an argument with its name, such as `img_shapes[0][1]`."""
+    """Yield every leaf of an argument with its name, such as `img_shapes[0][1]`."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from named_leaves(item, f"{name}[{key!r}]")
@@ -65,7 +65,7 @@ def named_leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 def argument_leaves(
     parameters: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Every leaf of a call's arguments by name; `parameters` are the names of positional ones."""
+    """Yield every leaf of a call's arguments by name; `parameters` are the names of positional ones."""
     for index, value in enumerate(args):
         yield from named_leaves(value, parameters[index] if index < len(parameters) else f"argument {index + 1}")
     for name, value in kwargs.items():
@@ -73,26 +73,26 @@ def argument_leaves(
 
 
 def describe(leaf: Any) -> str:
-    """A leaf's part in the key, for people."""
+    """Describe a leaf's part of the key for people."""
     if isinstance(leaf, torch.Tensor):
         return f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)} on {leaf.device}"
     return repr(leaf)
 
 
 def changed_arguments(before: dict[str, str], now: dict[str, str], limit: int = 2) -> str:
-    """Which leaves differ between two calls, as text: "`timestep` (0.5, then 0.4)"."""
+    """Describe the leaves that differ between two calls: "`timestep` (0.5, then 0.4)"."""
     names = [name for name in now if before.get(name) != now[name]] + [name for name in before if name not in now]
     shown = [f"`{name}` ({before.get(name, 'absent')}, then {now.get(name, 'absent')})" for name in names[:limit]]
     return ", ".join(shown) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """What a model returned with each tensor replaced; knows the output classes of diffusers and transformers."""
+    """Apply `function` to each tensor of a model's output, including output classes of diffusers and transformers."""
     return _pytree.tree_map_only(torch.Tensor, function, value)
 
 
 def check_outputs(value: Any) -> None:
-    """`UnsupportedError` where `map_tensors` would miss tensors in something that a model returned."""
+    """Raise `UnsupportedError` if `map_tensors` would miss tensors in a model's output."""
     for leaf in _pytree.tree_leaves(value):
         if not isinstance(leaf, (torch.Tensor, float, *_BAKED)):
             raise UnsupportedError(f"returns a {type(leaf).__name__}, whose tensors a CUDA graph cannot find")

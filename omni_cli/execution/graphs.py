@@ -1,4 +1,4 @@
-"""A denoiser's forward, captured once for each kind of call and replayed after that."""
+"""A denoiser's forward, captured once per kind of call and replayed from then on."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from omni_cli.execution.graph_inputs import (
 from omni_cli.execution.operation_watch import OperationWatch, UncapturableError, where_it_failed
 
 MAX_GRAPHS = 8
-# Before each rehearsal: libraries pick their kernels and allocate their workspaces, models fill their caches.
+# Before each rehearsal: libraries choose kernels and allocate workspaces, models fill their caches.
 NUM_WARMUPS = 2
 
 
 class Graph(Protocol):
-    """What has been recorded; runs again in the order of the device's work."""
+    """A recorded graph; replays in the order of the device's work."""
 
     def replay(self) -> None: ...
 
@@ -41,15 +41,15 @@ class Graph(Protocol):
 
 
 class GraphBackend(Protocol):
-    """The device's part. Everything happens in the order in which it is called; nothing waits unless it says so."""
+    """Device operations. They happen in call order; none waits unless documented."""
 
     def warm_up(self, run: Callable[[], Any]) -> None:
         """Call `run` where captures happen, and wait for it."""
 
     def capture(self, run: Callable[[], Any]) -> tuple[Graph, Any]:
-        """Record `run` into the shared pool; returns what it returned, tensors that each replay overwrites.
+        """Record `run` into the shared pool; return its result, tensors that each replay overwrites.
 
-        Whatever `run` or the recording raises comes out, with the device as usable as before.
+        Exceptions of `run` or of the recording propagate, and the device remains usable.
         """
 
     def load(self, static: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
@@ -58,10 +58,10 @@ class GraphBackend(Protocol):
     def clone(self, tensor: torch.Tensor) -> torch.Tensor: ...
 
     def pool_bytes(self) -> int:
-        """What the pool of all graphs holds of the device's memory."""
+        """Device memory held by the pool of all graphs."""
 
     def trim(self) -> None:
-        """Return what no graph uses any more to the device; called when none is left."""
+        """Return unused memory to the device; called when no graph is left."""
 
 
 @dataclass
@@ -69,23 +69,23 @@ class _Captured:
     graph: Graph
     inputs: list[torch.Tensor]
     outputs: Any
-    # Tensors of the model that the graph reads at the addresses that they had.
+    # The model's tensors that the graph reads at their captured addresses.
     external: list[torch.UntypedStorage]
 
 
 class GraphManager:
-    """Stands in for `forward`: each call is a replay of the graph for its key, captured when the key is new.
+    """Replaces `forward`: each call replays the graph for its key, which is captured on first use.
 
-    A key is what `graph_key` says of all arguments: shapes, strides, dtypes and devices of the tensors, the values of
+    A key is the `graph_key` of all arguments: shapes, strides, dtypes and devices of the tensors, the values of
     everything else. Tensors are copied into the graph's own, from the host as well. At most `max_graphs` graphs are
-    kept; the least recently used one goes first, and its memory serves the next.
+    kept; the least recently used one is dropped first, and its memory is reused.
 
-    What a graph returns lies in tensors that its next replay overwrites, and schedulers keep what they are given, so a
-    caller gets copies: one write and one read of the outputs a call, on the device. With `clone_outputs` False it gets
-    the graph's own tensors.
+    A graph's outputs are tensors that its next replay overwrites, and schedulers keep what they are given, so a caller
+    gets copies: one write and one read of the outputs per call, on the device. With `clone_outputs` False it gets the
+    graph's own tensors.
 
-    Raises `StageError`, and never falls back to eager, when a forward cannot be captured, naming the operation; and
-    when `max_graphs` graphs in a row were captured and none replayed, naming the arguments that keep changing.
+    Raises `StageError`, and never falls back to eager, if a forward cannot be captured, naming the operation; and if
+    `max_graphs` graphs in a row were captured and none replayed, naming the arguments that keep changing.
     Inference only: outputs have no gradients.
     """
 
@@ -116,7 +116,7 @@ class GraphManager:
         self._last_captured: dict[str, str] = {}
 
     def __len__(self) -> int:
-        """How many graphs there are."""
+        """The number of graphs."""
         return len(self._graphs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -138,7 +138,7 @@ class GraphManager:
             return map_tensors(self._backend.clone, captured.outputs) if self._clone_outputs else captured.outputs
 
     def clear(self) -> None:
-        """Drop all graphs and give their memory back; weights may move after this. The next call captures anew."""
+        """Drop all graphs and free their memory; weights may move after this. The next call captures again."""
         while self._graphs:
             self._release_oldest()
         self._captures_in_a_row = 0
@@ -195,7 +195,7 @@ class GraphManager:
     def _rehearse(
         self, run: Callable[[], Any], watch: OperationWatch, inputs: list[torch.Tensor], args: Any, kwargs: Any
     ) -> None:
-        """Run once more, looking for what a graph cannot hold: found here, it costs no broken capture."""
+        """Run once more and look for what a graph cannot hold: found here, it costs no failed capture."""
         versions = [tensor._version for tensor in inputs]
 
         def watched() -> None:
@@ -217,7 +217,7 @@ class GraphManager:
             changed = changed_arguments(self._last_captured, leaves)
             raise self._error(
                 f"captured {self._captures_in_a_row} graphs of {type(self._module).__name__} in a row and could replay "
-                f"none: {changed or 'the calls take turns'} between calls, and all but the contents of tensors is part "
+                f"none: {changed or 'the calls alternate'} between calls, and only tensor contents are not part "
                 "of a graph"
             )
         self._last_captured = leaves

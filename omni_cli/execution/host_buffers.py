@@ -1,8 +1,8 @@
-"""Host buffers that are used again, and never while somebody can still read them.
+"""Host buffers that are reused, but never while somebody can still read them.
 
-Making page-locked memory takes longer than a small copy into it and may stop the device, so buffers are kept. A
-buffer is lent as a tensor. It counts as in use for as long as that tensor, a view of it or a numpy array over it is
-alive, wherever it has gone, and comes back by itself after that: there is nothing to return and so nothing to forget.
+Allocating page-locked memory takes longer than a small copy into it and may stop the device, so buffers are kept. A
+buffer is lent as a tensor. It counts as in use while that tensor, a view of it or a numpy array over it is alive,
+wherever it is, and returns by itself after that: there is nothing to release and so nothing to forget.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class HostBufferPool:
     def __init__(self, allocate: Callable[[int], torch.Tensor], max_idle_bytes: int = 1 << 28) -> None:
         """`allocate` makes a uint8 tensor (num_bytes,) on the host.
 
-        Of the buffers that nobody uses, at most `max_idle_bytes` are kept; the rest goes back to where it came from.
+        At most `max_idle_bytes` of unused buffers are kept; the rest is freed.
         """
         self._allocate = allocate
         self._max_idle_bytes = max_idle_bytes
         self._idle: dict[int, list[torch.Tensor]] = {}
         self.idle_bytes = 0
         self.allocated_buffers = 0
-        # Whoever lets go of a tensor appends here, from any thread and at any moment: no lock, one atomic operation.
+        # Appended to when a tensor is released, from any thread and at any moment: no lock, one atomic operation.
         self._returned: deque[torch.Tensor] = deque()
 
     def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised, non-empty host tensor of its own memory; called from one thread."""
+        """Return an uninitialised, non-empty host tensor with its own memory; called from one thread."""
         import numpy as np
         import torch
 
@@ -63,7 +63,7 @@ class HostBufferPool:
 
 
 class _Lease:
-    """What every tensor over a lent buffer keeps alive: numpy holds it, and torch holds numpy's array."""
+    """Kept alive by every tensor over a lent buffer: numpy holds it, and torch holds numpy's array."""
 
     def __init__(self, buffer: torch.Tensor, num_bytes: int) -> None:
         self.__array_interface__ = {

@@ -1,4 +1,4 @@
-"""Which operations a model runs, seen from below: what a CUDA graph cannot hold, and what it has to keep alive."""
+"""Watch the operations of a model for what a CUDA graph cannot hold, and for what it must keep alive."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _LIBRARY = str(Path(torch.__file__).parent)
 
 
 class UncapturableError(RuntimeError):
-    """An operation that must not be in a CUDA graph; the message says what it does."""
+    """An operation that cannot be part of a CUDA graph; the message describes it."""
 
 
 class OperationWatch(TorchDispatchMode):
-    """Sees each operation of a model on `device` before it runs; `last` is the name of the one that came last.
+    """Sees each operation of a model on `device` before it runs; `last` is the name of the latest one.
 
     With `strict`, operations that a CUDA graph cannot hold raise `UncapturableError` instead of running: those that
-    bring a value to the host, whose result's shape depends on values, or that draw random numbers.
+    copy a value to the host, whose result's shape depends on values, or that draw random numbers.
 
     `external` are the storages that operations have read and none of them has made: weights, and tensors that the
-    model keeps from one call to the next. A graph reads their addresses, so they must live as long as it does.
+    model keeps between calls. A graph reads their addresses, so they must live as long as it does.
     """
 
     def __init__(self, device: torch.device, *, strict: bool) -> None:
@@ -37,7 +37,7 @@ class OperationWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # Under inference mode composite operations arrive whole; what they consist of is what counts.
+        # Under inference mode composite operations arrive whole; only their parts matter.
         with self:
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
@@ -70,7 +70,7 @@ class OperationWatch(TorchDispatchMode):
             raise UncapturableError("copies a tensor to the host")
 
     def _without_random_numbers(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run the operation; `UncapturableError` if it draws random numbers, which a replay would not do anew."""
+        """Run the operation; `UncapturableError` if it draws random numbers, which a replay would not redraw."""
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         if kwargs.get("generator") is not None:
@@ -105,7 +105,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def where_it_failed(error: BaseException, root: torch.nn.Module) -> str:
-    """The innermost part of `root` that was running, and its line of source, as text: "in `blocks.0.attn` (Attention)".
+    """Locate the innermost running part of `root` and its source line: "in `blocks.0.attn` (Attention)".
 
     Read from the traceback, so that nothing has to be installed into the model beforehand.
     """

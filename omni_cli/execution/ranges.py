@@ -1,15 +1,15 @@
-"""Names for stretches of a stage's work: "model forward", "denoising step 3". They cost next to nothing until somebody
-listens (`omni profile` does).
+"""Named ranges of a stage's work: "model forward", "denoising step 3". They cost almost nothing unless a listener is
+set (as in `omni profile`).
 
     with mark("vae decode"):
         ...
 
-    steps = Consecutive()           # where the end of one is the beginning of the next
+    steps = Consecutive()        # the end of one is the start of the next
     steps.next("denoising step", 1)
     steps.next("denoising step", 2)
     steps.close()
 
-Ranges are nested and belong to one thread, that of the listener; those of other threads are not heard. Imports nothing.
+Ranges are nested and belong to the listener's thread; those of other threads are ignored. Imports nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Protocol
 
 
 class Listener(Protocol):
-    """Is told of ranges, in the thread that called `listen`; `end` is that of the range that began last."""
+    """Receives ranges, in the thread that called `listen`; `end` is that of the latest range."""
 
     def begin(self, name: str) -> None: ...
 
     def end(self) -> None: ...
 
     def request_began(self, request_id: str) -> None:
-        """The stage has been given a request; requests overlap, and steps belong to none of them alone."""
+        """Note that the stage has received a request; requests overlap, and steps belong to none of them alone."""
 
     def request_ended(self, request_id: str) -> None: ...
 
@@ -37,13 +37,13 @@ _thread = 0
 
 
 def listen(listener: Listener | None) -> None:
-    """Tell `listener` of this thread's ranges from now on; None for nobody. Not to be called within a range."""
+    """Report this thread's ranges to `listener` from now on; None for nobody. Must not be called within a range."""
     global _listener, _thread
     _listener, _thread = listener, threading.get_ident()
 
 
 def mark(name: str, number: int | None = None) -> Mark | _Unheard:
-    """A context manager around a range; `number` becomes part of its name."""
+    """Return a context manager around a range; `number` becomes part of its name."""
     if _listener is None or threading.get_ident() != _thread:
         return _UNHEARD
     return Mark(_listener, _numbered(name, number))
@@ -83,7 +83,7 @@ _UNHEARD = _Unheard()
 
 
 class Consecutive:
-    """Ranges that follow one another without a gap; `close` ends the last one, also where an error ended it early."""
+    """Ranges that follow one another without a gap; `close` ends the last one, also after an error."""
 
     def __init__(self) -> None:
         self._open: Mark | _Unheard | None = None
@@ -94,7 +94,7 @@ class Consecutive:
         self._open.__enter__()
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Idempotent."""
         if self._open is not None:
             self._open.__exit__(None, None, None)
             self._open = None

@@ -1,4 +1,4 @@
-"""What every thread of a process is doing, written to a file when somebody else asks, however stuck the process is."""
+"""Write the stacks of all threads to a file on request, however stuck the process is."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SIGNAL = signal.SIGUSR1
 
 
 def write_stacks_on_signal(path: str | None = None) -> None:
-    """Have `SIGNAL` append this process's stacks to the file at `path`, and tell child processes of the path.
+    """Make `SIGNAL` append this process's stacks to the file at `path`, and pass the path to child processes.
 
-    A child calls this without a path; it does nothing where no parent has named one. The handler is C code that takes
-    no lock of the interpreter, so a thread that hangs in a library is shown, too.
+    A child calls this without a path; it does nothing if no parent has named one. The handler is C code that takes no
+    lock of the interpreter, so a thread that hangs in a library is shown, too.
     """
     path = os.environ.get(_VARIABLE) if path is None else path
     if path is None:

@@ -1,4 +1,4 @@
-"""When things happened during one pipeline call, on the clock of the device that did them."""
+"""Times of events during one pipeline call, on the clock of the device."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 class Clock(Protocol):
     def mark(self) -> Any:
-        """Now, in the device's order of work. Never waits."""
+        """The current point in the device's order of work. Never waits."""
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Between two marks. The device must have reached `end`."""
+        """Seconds between two marks. The device must have reached `end`."""
 
 
 class HostClock:
@@ -25,9 +25,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Events on the current stream: kernels run behind Python, and waiting for them would slow what is
-    measured.
-    """
+    """Events on the current stream: kernels run behind Python, and waiting for them would distort the measurement."""
 
     def mark(self) -> Any:
         import torch

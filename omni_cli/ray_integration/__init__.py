@@ -1,1 +1,1 @@
-"""Ray, for replicas and for a stage's ranks: joining a cluster, or starting one that leaves nothing behind."""
+"""Ray for replicas and for a stage's ranks: join a cluster, or start one that leaves nothing behind."""

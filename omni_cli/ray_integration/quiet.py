@@ -1,4 +1,4 @@
-"""Ray's own messages, away from this command's streams."""
+"""Keep Ray's own messages off this command's streams."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 
-# Read by Ray when it is imported: what its processes say would go to stdout, where results belong, in any case.
+# Read by Ray on import: otherwise the output of its processes would go to stdout, where results belong.
 _ENVIRONMENT = {
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     "RAY_DATA_LOG_LEVEL": "CRITICAL",
@@ -19,10 +19,10 @@ _STDERR = 2
 
 
 class QuietRay:
-    """Nothing of Ray's on stdout, and on stderr only if `verbose`.
+    """Silences Ray on stdout, and on stderr unless `verbose`.
 
-    Else descriptor 2 leads nowhere until `end`: Ray's C++ writes there and cannot be told not to. Python's stderr keeps
-    its place on a descriptor of its own. Make it before anything keeps `sys.stderr`.
+    Descriptor 2 then leads nowhere until `end`: Ray's C++ writes there and has no setting for it. Python's stderr moves
+    to another descriptor. Create this before anything keeps `sys.stderr`.
     """
 
     def __init__(self, *, verbose: bool) -> None:
@@ -44,10 +44,10 @@ class QuietRay:
         os.close(nowhere)
 
     def hush(self) -> None:
-        """The loggers too, which are set up when Ray is imported."""
+        """Silence the loggers, too, which are set up when Ray is imported."""
         if not self._verbose:
             logging.getLogger("ray").setLevel(logging.CRITICAL)
-            # This one is set up again and again.
+            # This one is set up repeatedly.
             logging.getLogger("ray.serve").addFilter(_nothing)
 
     def end(self) -> None:
@@ -66,7 +66,7 @@ def _nothing(_record: logging.LogRecord) -> bool:
 
 
 def _is_descriptor(stream: object) -> bool:
-    """Whether it writes to descriptor 2; one that a test has put there may not."""
+    """Tell whether it writes to descriptor 2; a stream that a test installed may not."""
     try:
         return isinstance(stream, io.TextIOWrapper) and stream.fileno() == _STDERR
     except (OSError, ValueError):

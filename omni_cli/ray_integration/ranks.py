@@ -1,4 +1,4 @@
-"""The Ray that a stage's ranks run on, with `distributed_executor_backend: ray`."""
+"""Ray for a stage's ranks, with `distributed_executor_backend: ray`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from omni_cli.config.schema import ARStageConfig, StageConfig
 
 @contextmanager
 def ray_for_ranks(stage: StageConfig) -> Iterator[None]:
-    """A Ray for as long as the stage needs one, and nothing for a stage that needs none. Raises `OmniError`.
+    """Provide a Ray for as long as the stage needs one; nothing for a stage that does not. Raises `OmniError`.
 
-    vLLM takes the Ray that it finds. One that it starts itself waits for a dashboard, is open to everybody on the
+    vLLM uses the Ray that it finds. One that it starts itself waits for a dashboard, is open to everyone on the
     machine, and leaves files and shared memory behind.
     """
     if not isinstance(stage, ARStageConfig) or stage.distributed_executor_backend != "ray":
@@ -23,7 +23,7 @@ def ray_for_ranks(stage: StageConfig) -> Iterator[None]:
 
     # Ray takes over the signals of the thread that starts it if that is the main one.
     with ThreadPoolExecutor(1, thread_name_prefix="omni-ray") as thread:
-        # What it says goes where all goes that this process says.
+        # Its messages go to this process's log.
         cluster = RayCluster(num_cpus=1, verbose=True)
         thread.submit(cluster.connect).result()
         try:

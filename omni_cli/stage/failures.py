@@ -10,12 +10,12 @@ from omni_cli.stage.payloads import PayloadError
 
 
 def request_failure(error: Exception, request_id: str) -> Failure:
-    """What to tell about one request that fails alone; to be called where the exception is handled."""
+    """Describe the failure of a single request; call it in the exception handler."""
     details = traceback.format_exc()
     if isinstance(error, OmniError):
         return Failure.of(error, request_id=request_id, details=details)
     limit = error.limit if isinstance(error, PayloadError) else None
-    hint = None if limit is None else f"this stage's key `{limit}` allows more"
+    hint = None if limit is None else f"raise this stage's key `{limit}`"
     return Failure("stage", summary(error), hint, details, request_id)
 
 

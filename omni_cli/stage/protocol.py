@@ -1,4 +1,4 @@
-"""The interface of a loaded stage, and what its process needs to load it."""
+"""The interface of a loaded stage, and the data that its process needs to load it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class StageSpec:
     """All that a stage's process needs to load: `model` is resolved (a folder or a repo id), `architecture` the
     checkpoint's own name for it.
 
-    `records` makes a stage that can be asked to record what it does, and that begins with how it loads.
+    `records` makes a stage that can record its activity, starting with its loading.
     """
 
     stage: StageConfig
@@ -29,7 +29,7 @@ class StageSpec:
 
     @property
     def ar(self) -> ARStageConfig:
-        """`stage`, for those who run only autoregressive ones."""
+        """Return `stage` as an autoregressive one."""
         assert isinstance(self.stage, ARStageConfig)
         return self.stage
 
@@ -37,37 +37,37 @@ class StageSpec:
 class Stage(Protocol):
     """Runs requests of one stage; called from one thread.
 
-    `add` and `append` may raise `OmniError`: that request alone fails.
+    If `add` or `append` raises `OmniError`, only that request fails.
     """
 
     @property
     def effective(self) -> dict[str, Any]:
-        """Settings that really hold, read back after loading."""
+        """Effective settings, read back after loading."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Configuration keys as the engine has them, defaults filled in; only those that can be read back."""
+        """Configuration keys as the engine resolved them, defaults included; only those that can be read back."""
 
     @property
     def engagement(self) -> dict[str, float]:
-        """Counters since the stage began to load: what really ran, replayed, was compiled or copied."""
+        """Counters since loading began: what ran, was replayed, compiled or copied."""
 
     def add(self, request: StageRequest) -> None: ...
 
     def append(self, command: AppendInput) -> None:
-        """More input of a request that was added with `more_follows`. Ids that have ended are ignored."""
+        """Add input to a request that was added with `more_follows`. Ids that have ended are ignored."""
 
     def abort(self, request_id: str) -> None:
-        """Drop a request; nothing is reported of it afterwards. Unknown ids are ignored."""
+        """Drop a request; nothing is reported about it afterwards. Unknown ids are ignored."""
 
     def interrupt(self, request_id: str) -> None:
-        """From another thread, before `abort`: a step that is running the request may leave it early."""
+        """Ask a running step to drop the request early; called from another thread, before `abort`."""
 
     def has_work(self) -> bool:
-        """Whether a step would do something; where all requests wait for more input, it would not."""
+        """True if a step would do something; False while all requests wait for more input."""
 
     def step(self) -> list[Report]:
-        """One turn of the engine: what has been finished or has failed, and progress."""
+        """Run one engine step; return finished and failed requests, and progress."""
 
     def close(self, *, process_ends: bool = False) -> None:
-        """Free what it holds; where the process ends next, only what would outlive that."""
+        """Free its resources; if the process ends next, only those that would outlive it."""

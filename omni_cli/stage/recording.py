@@ -1,6 +1,6 @@
-"""What is said between the command and a stage's process about recording. Times are wall-clock nanoseconds.
+"""Messages about recording between the command and a stage's process. Times are wall-clock nanoseconds.
 
-A stage is told to record while it has no request, and again to stop when it has none any more.
+A stage starts and stops recording only while it has no request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 What = Literal["memory", "trace", "work"]
 
 MODULE_PREFIX = "module "
-"""Before a module's path, where it stands among the operators of a trace."""
+"""Prefix of a module's path among the operators of a trace."""
 
 
 class StartRecording(msgspec.Struct, frozen=True, tag=True):
@@ -26,7 +26,7 @@ class StartRecording(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopRecording(msgspec.Struct, frozen=True, tag=True):
-    """`trace_file` and `snapshot_file` are where to leave what is too large for a message."""
+    """`trace_file` and `snapshot_file` receive what is too large for a message."""
 
     trace_file: str | None = None
     snapshot_file: str | None = None
@@ -68,7 +68,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkPart(msgspec.Struct, frozen=True, array_like=True):
-    """Operators of one kind in the modules of one kind: calls, operations, and bytes that have to be moved."""
+    """Operators of one kind in the modules of one kind: calls, operations, and bytes to be moved."""
 
     module: str
     operator: str
@@ -78,11 +78,11 @@ class WorkPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Recording(msgspec.Struct, frozen=True, tag=True):
-    """What was recorded between start and stop.
+    """Everything recorded between start and stop.
 
-    `cpu_ns` is CPU time of all the process's threads; `waited_ns` the time for which they could have run, had a core
-    been free, None where the system does not say. `kv_cache_usage` is the highest share in use. `omitted` names
-    operators that are in no `work`.
+    `cpu_ns` is CPU time of all the process's threads; `waited_ns` the time in which they were ready to run and had no
+    core, None if the system does not report it. `kv_cache_usage` is the highest share in use. `omitted` names operators
+    that are in no `work`.
     """
 
     began_ns: int
@@ -102,7 +102,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class Linear(msgspec.Struct, frozen=True, array_like=True):
-    """A matrix of an AR model's own modules: `rows` says whether each token goes through it or each sampled one."""
+    """A matrix of an AR model's own modules: `rows` tells whether it multiplies each token or each sampled one."""
 
     module: str
     num_weights: int
@@ -119,7 +119,7 @@ class Attention(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Resident(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor that a stage holds for as long as it lives."""
+    """A tensor that a stage holds for its whole life."""
 
     name: str
     size_bytes: int
@@ -129,7 +129,7 @@ class Resident(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MemoryBudget(msgspec.Struct, frozen=True, array_like=True):
-    """`used_bytes` None: the share of it that was used is `Recording.kv_cache_usage`."""
+    """`used_bytes` None: the used share is `Recording.kv_cache_usage`."""
 
     what: str
     budget_bytes: int
@@ -137,10 +137,10 @@ class MemoryBudget(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StageDescription(msgspec.Struct, frozen=True, tag=True):
-    """A loaded stage. `load` is what was recorded while it loaded; `device` is torch's name.
+    """A loaded stage. `load` is the recording of its loading; `device` is torch's name.
 
-    `ranks_elsewhere` is the number of processes that run its model beside this one, 0 where it is the one; of those
-    nothing is recorded. `marks_modules` says whether its modules run as Python, so that traces know them.
+    `ranks_elsewhere` is the number of other processes that run its model, which are not recorded; 0 if this process
+    runs it. `marks_modules` is True if its modules run as Python, so that traces contain them.
     """
 
     device: str
@@ -158,7 +158,7 @@ class StageDescription(msgspec.Struct, frozen=True, tag=True):
 
 
 class MachineRates(msgspec.Struct, frozen=True, tag=True):
-    """What this machine reached: operations of a matrix product, bytes read and written by a copy; a second each."""
+    """Rates that this machine reached, per second: operations of a matrix product, bytes read and written by a copy."""
 
     flops_per_second: float
     copied_bytes_per_second: float
@@ -170,5 +170,5 @@ RecordingReport = Started | Recording | StageDescription | MachineRates
 
 @functools.cache
 def module_kind(path: str) -> str:
-    """Repeated modules are of one kind: `blocks.3.attn` is `blocks.*.attn`."""
+    """Replace the index of repeated modules: `blocks.3.attn` is `blocks.*.attn`."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)

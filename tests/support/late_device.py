@@ -81,5 +81,5 @@ class LateTransfer:
     def seconds(self) -> float:
         return self._seconds
 
-    def has_company(self) -> bool:
+    def stream_busy(self) -> bool:
         return self._device.is_computing()
