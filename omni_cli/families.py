@@ -27,7 +27,7 @@ EntryFile = Literal["config.json", "model_index.json"]
 
 
 class StageShape(Protocol):
-    """The keys of a profile's stage that say where in which chain it belongs."""
+    """The keys of a profile's stage that determine its place in a chain."""
 
     @property
     def name(self) -> str: ...
@@ -123,7 +123,7 @@ def families() -> Mapping[str, Family]:
 
 
 def _claims(family: Family) -> list[str]:
-    """The things that only one family can have."""
+    """Names that only one family can have."""
     architectures = family.architectures or (f"any architecture in {family.entry_file}",)
     return [*architectures, *(BUILTIN_PREFIX + name for name in family.builtins), f"the name `{family.name}`"]
 
@@ -160,9 +160,10 @@ def family_of(architecture: str, entry_file: EntryFile = "config.json") -> Famil
 
 
 def family_of_stages(model: str, stages: Iterable[StageShape]) -> Family | None:
-    """The family that a profile is for, told without its checkpoint; None where no family has such stages.
+    """Return the family of a profile without reading its checkpoint; None if no family has such stages.
 
-    A built-in checkpoint has one. Otherwise the names of the stages tell, else the family that takes any architecture.
+    A built-in checkpoint has one. Otherwise the names of the stages decide, else the family that takes any
+    architecture.
     """
     builder = builtins().get(model.removeprefix(BUILTIN_PREFIX)) if model.startswith(BUILTIN_PREFIX) else None
     shapes = list(stages)

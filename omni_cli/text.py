@@ -7,13 +7,13 @@ from difflib import get_close_matches
 
 
 def suggest(word: str, known: Iterable[str]) -> str | None:
-    """`did you mean ...?` for the nearest known word, or None where none is near."""
+    """Return `did you mean ...?` for the nearest known word; None if none is near."""
     near = get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
     return f"did you mean `{near[0]}`?" if near else None
 
 
 def visible(text: str, limit: int = 200) -> str:
-    """`text` with invisible characters escaped, cut to `limit` characters: safe to show on a terminal."""
+    """Escape invisible characters of `text` and cut it to `limit` characters: safe to show on a terminal."""
     shown = text[:limit]
     if not shown.isprintable():
         shown = "".join(visible_character(character) for character in shown)

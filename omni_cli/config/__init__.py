@@ -1,1 +1,1 @@
-"""YAML profiles in, one frozen `EngineConfig` out. Imports no torch, vLLM or diffusers."""
+"""Read YAML profiles into one frozen `EngineConfig`. Imports no torch, vLLM or diffusers."""

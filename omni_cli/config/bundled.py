@@ -1,4 +1,4 @@
-"""Where profiles come from: the bundled ones by name, anything else by path."""
+"""Find profiles: bundled ones by name, anything else by path."""
 
 from __future__ import annotations
 
@@ -29,10 +29,7 @@ def bundled_profiles() -> dict[str, Path]:
 
 
 def find_profile(name_or_path: str) -> Path:
-    """The file of a profile.
-
-    Raises `ProfileError` when it is neither a bundled name nor a file.
-    """
+    """Return the file of a profile. Raises `ProfileError` if it is neither a bundled name nor a file."""
     bundled = bundled_profiles()
     if name_or_path in bundled:
         return bundled[name_or_path]
@@ -44,7 +41,7 @@ def find_profile(name_or_path: str) -> Path:
             raise ProfileError(f"profile `{shown}` is a folder", hint="name the YAML file in it")
         if name_or_path and path.exists():
             return path
-    except OSError as error:  # too long, or a folder that may not be entered
+    except OSError as error:  # too long, or a folder without permission
         raise ProfileError(f"cannot read profile `{shown}`: {error.strerror}") from error
     near = suggest(path.stem if looks_like_path else name_or_path, bundled)
     names = ", ".join(bundled)
@@ -54,7 +51,7 @@ def find_profile(name_or_path: str) -> Path:
 
 
 def shown_path(path: Path) -> str:
-    """A path as people write it: relative where it lies below the working directory."""
+    """Format a path as people write it: relative if it is below the working directory."""
     try:
         return str(path.relative_to(Path.cwd())) if path.is_absolute() else str(path)
     except (ValueError, OSError):

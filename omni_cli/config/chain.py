@@ -1,4 +1,4 @@
-"""How the stages of a profile hang together: each takes its input from an earlier one."""
+"""Check how the stages of a profile are connected: each takes its input from an earlier one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omni_cli.text import suggest, visible
 
 
 def check_inputs(tree: Tree, stages: Mapping[str, Any]) -> None:
-    """Add a diagnostic for each input that is no stage, the stage itself, in a cycle, or a later stage."""
+    """Add a diagnostic for each input that names no stage, the stage itself, a cycle, or a later stage."""
     order = {name: position for position, name in enumerate(stages)}
     inputs = {name: _input(stage) for name, stage in stages.items()}
     in_cycle: set[str] = set()
@@ -38,7 +38,7 @@ def check_inputs(tree: Tree, stages: Mapping[str, Any]) -> None:
 
 
 def _check_first(tree: Tree, name: str, stages: Mapping[str, Any]) -> None:
-    """Only the first stage takes the request itself; every other one needs an input."""
+    """Require an input of every stage but the first, which takes the request itself."""
     first = next(iter(stages))
     stage = stages[name]
     if name == first or not isinstance(stage, dict) or "input" in stage:
@@ -58,7 +58,7 @@ def _input(stage: Any) -> str | None:
 
 
 def _cycle(start: str, inputs: Mapping[str, str | None]) -> list[str]:
-    """The stages of the cycle that `start` is part of, in the direction of the data; [] if there is none."""
+    """The stages of the cycle that contains `start`, in the direction of the data; [] if there is none."""
     way = [start]
     current = inputs[start]
     while current is not None and current in inputs and current not in way:

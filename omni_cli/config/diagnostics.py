@@ -1,4 +1,4 @@
-"""What is wrong with a profile, and where: all of it, in source order, each with its line and a caret.
+"""Diagnostics of a profile: every mistake in source order, each with its line and a caret.
 
 profiles/bad.yaml:5:5: unknown key `gpu_memory_utilisation` in stage `thinker`
   |
@@ -18,10 +18,10 @@ from typing import Any
 from omni_cli.errors import ProfileError
 from omni_cli.text import visible, visible_character
 
-# What YAML 1.1, and so PyYAML's line numbers, take for the end of a line.
+# Line ends according to YAML 1.1, and so to PyYAML's line numbers.
 _LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
-_MAX_LINE = 160  # characters of a source line that are shown
-_MAX_SHOWN = 200  # diagnostics that are shown; a file with more is no profile
+_MAX_LINE = 160  # characters shown of a source line
+_MAX_SHOWN = 200  # diagnostics shown; a file with more is not a profile
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a token stands: line and column from 0, length in characters."""
+    """Position of a token: line and column from 0, length in characters."""
 
     source: Source
     line: int = 0
@@ -54,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One mistake; `order` keeps the file before the options, and these in the order they were given."""
+    """One mistake; `order` puts the file before the options, and these in the given order."""
 
     place: Place
     message: str
@@ -62,14 +62,14 @@ class Diagnostic:
     order: int = 0
 
     def render(self) -> str:
-        """The mistake as text, without `error:` in front; lines joined with newlines, none at the end."""
+        """Format the mistake without `error:` in front; lines joined with newlines, none at the end."""
         parts = [f"{self.place.label}: {self.message}", *_snippet(self.place)]
         if self.hint:
             parts.append(f"hint: {self.hint}")
         return "\n".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; `line` and `column` count from 1 and are None for a command-line option."""
+        """Convert for JSON; `line` and `column` count from 1 and are None for a command-line option."""
         in_file = bool(self.place.source.lines)
         return {
             "source": self.place.source.label,
@@ -93,7 +93,7 @@ def in_source_order(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]
 
 
 def render_all(diagnostics: Sequence[Diagnostic]) -> str:
-    """All mistakes as paragraphs, every one but the first with its own `error:` in front."""
+    """All mistakes as paragraphs, each but the first with its own `error:` in front."""
     parts = [diagnostic.render() for diagnostic in diagnostics[:_MAX_SHOWN]]
     left = len(diagnostics) - len(parts)
     if left > 0:
@@ -126,7 +126,7 @@ def _expanded(text: str) -> str:
 
 
 def _width(text: str) -> int:
-    """Columns that `text` takes on a terminal."""
+    """Columns of `text` on a terminal."""
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
         for character in _expanded(text)

@@ -29,7 +29,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _without_null(node: Any) -> Any:
-    """The schema without `null` alternatives: an absent key, not an empty one, means the engine's default."""
+    """Remove `null` alternatives: an absent key, not an empty one, means the engine's default."""
     if isinstance(node, list):
         return [_without_null(item) for item in node]
     if not isinstance(node, dict):

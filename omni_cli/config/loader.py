@@ -1,4 +1,4 @@
-"""From a profile's name or path, and overrides, to the resolved `EngineConfig` or to all mistakes."""
+"""Load a profile by name or path, with overrides, into an `EngineConfig` or a list of mistakes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def load_profile(
     trust_remote_code: bool = False,
     seed: int | None = None,
 ) -> EngineConfig:
-    """The resolved configuration of a bundled profile or of a file.
+    """Return the resolved configuration of a bundled profile or of a file.
 
-    `overrides` are `[STAGE.]KEY=VALUE` as after `--set`, applied in order; `model` and `seed` come last.
-    Raises `ProfileError` when there is no such profile or it cannot be read, and `InvalidProfileError`, with
-    every mistake in it and in the overrides, when it is wrong.
+    `overrides` are `[STAGE.]KEY=VALUE` as after `--set`, applied in order; `model` and `seed` come last. Raises
+    `ProfileError` if there is no such profile or it cannot be read, and `InvalidProfileError`, with every mistake in it
+    and in the overrides, if it is invalid.
     """
     profile, diagnostics = read_profile(find_profile(name_or_path), overrides, model=model, seed=seed)
     if profile is None:
@@ -37,14 +37,14 @@ def load_profile(
 
 
 def check_profile(path: Path) -> tuple[Diagnostic, ...]:
-    """Every mistake in a file, in source order; raises `ProfileError` when it cannot be read."""
+    """Return every mistake in a file, in source order; raises `ProfileError` if it cannot be read."""
     return read_profile(path)[1]
 
 
 def read_profile(
     path: Path, overrides: Iterable[str] = (), *, model: str | None = None, seed: int | None = None
 ) -> tuple[EngineConfig | None, tuple[Diagnostic, ...]]:
-    """The profile in a file with the overrides put in, or None and every mistake; exactly one of the two."""
+    """Return the profile in a file with the overrides applied, or None and every mistake; exactly one of the two."""
     tree = _read_tree(path)
     order: dict[str, int] = {}
     if tree.data is not None:
@@ -63,7 +63,7 @@ def _read_tree(path: Path) -> Tree:
         reason = getattr(error, "strerror", None) or str(error)
         raise ProfileError(f"cannot read profile `{label}`: {reason}") from error
     if len(content) > MAX_BYTES:
-        message = f"larger than {MAX_BYTES // 1024} KiB, which no profile is"
+        message = f"larger than {MAX_BYTES // 1024} KiB, the maximum for a profile"
         return _refused(Diagnostic(Place(Source(label, ("",))), message))
     return _decode(label, content)
 

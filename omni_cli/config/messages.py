@@ -1,4 +1,4 @@
-"""Pydantic's errors about a profile in words: what was expected, what stands there, what was meant."""
+"""Messages for pydantic's errors about a profile: the expected value, the given one, and a suggestion."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Models = Mapping[str, type[StageConfig]]
 
 
 def to_path(location: tuple[str | int, ...], data: Any) -> Path:
-    """Pydantic's location without what is not in the data: the names of union members and `[key]`."""
+    """Strip pydantic's location of parts that are not in the data: the names of union members and `[key]`."""
     if location[:1] == ("stages",) and len(location) > 2:
         location = (*location[:2], *location[3:]) if location[2] in STAGE_MODELS else location
     limit = 4 if location[2:3] == ("call",) else len(location)  # every value of `call` is one union
@@ -107,7 +107,7 @@ def describe(error: Mapping[str, Any], path: Path, tree: Tree, models: Models) -
 
 
 def unknown_key(path: Path, data: Any, models: Models) -> tuple[str, str | None]:
-    """Message and hint for a key that the schema lacks there."""
+    """Message and hint for a key that is not in the schema."""
     key = str(path[-1])
     if key == "trust_remote_code":
         return (
@@ -120,7 +120,7 @@ def unknown_key(path: Path, data: Any, models: Models) -> tuple[str, str | None]
 
 
 def is_misspelt(key: str, mapping: Mapping[str, Any]) -> bool:
-    """Whether a required key is there under a name near to it, which is reported as an unknown key."""
+    """Tell whether a required key is present under a similar name, which is reported as an unknown key."""
     known = PROFILE_KEYS
     return any(suggest(other, known) == f"did you mean `{key}`?" for other in mapping if other not in known)
 
@@ -133,7 +133,7 @@ def missing_key(path: Path, key: str) -> tuple[str, str | None]:
 
 
 def known_keys(path: Path, models: Models) -> Iterable[str]:
-    """The keys that the mapping at `path` may have; none where any is allowed."""
+    """Keys that the mapping at `path` may have; empty if any is allowed."""
     if path == ():
         return PROFILE_KEYS
     if len(path) == 2 and path[0] == "stages":
@@ -144,7 +144,7 @@ def known_keys(path: Path, models: Models) -> Iterable[str]:
 
 
 def _other_home(key: str, path: Path, data: Any, models: Models) -> str | None:
-    """Where a key that is known elsewhere belongs."""
+    """Hint at the place of a key that is known elsewhere."""
     if len(path) == 1:
         homes = _stages_with(key, data, models)
         is_stage_key = any(key in model.model_fields for model in (*STAGE_MODELS.values(), *models.values()))
@@ -171,7 +171,7 @@ def _other_home(key: str, path: Path, data: Any, models: Models) -> str | None:
 
 
 def _stages_with(key: str, data: Any, models: Models) -> list[str]:
-    """The key in those stages of a profile, however wrong the rest of it is, that can have it: `STAGE.KEY`."""
+    """`STAGE.KEY` of all stages that can have the key, however wrong the rest of the profile is."""
     stages = data.get("stages") if isinstance(data, Mapping) else None
     found = []
     for name, stage in stages.items() if isinstance(stages, Mapping) else ():
@@ -192,7 +192,7 @@ def _where(path: Path) -> str:
 
 
 def _name(path: Path) -> str:
-    """The last key of a path, items of a list by their number from 1."""
+    """The last key of a path; items of a list by their number from 1."""
     if path and isinstance(path[-1], int):
         return f"item {path[-1] + 1} of `{path[-2]}`"
     return f"`{visible(str(path[-1]), 80)}`" if path else "the profile"
@@ -233,7 +233,7 @@ def _type_hint(kind: str, value: Any, quoted: bool) -> str | None:
 
 
 def _plain_numbers(limits: Mapping[str, Any]) -> dict[str, Any]:
-    """Limits as people write them: `0`, not `0.0`."""
+    """Format limits as people write them: `0`, not `0.0`."""
     return {
         key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in limits.items()
     }

@@ -1,4 +1,4 @@
-"""`--set [STAGE.]KEY=VALUE` and its relatives put into a profile's data before anything is checked."""
+"""Apply `--set [STAGE.]KEY=VALUE` and similar options to a profile's data before it is checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_PARTS = 6
 def apply_overrides(
     tree: Tree, overrides: Iterable[str], *, model: str | None = None, seed: int | None = None
 ) -> dict[str, int]:
-    """Put `--set` options, `--model` and `--seed` into `tree`, later ones over earlier ones.
+    """Apply `--set` options, `--model` and `--seed` to `tree`, later ones over earlier ones.
 
     Mistakes are added to the tree's diagnostics. Returns each option's label with its position, for sorting.
     """
@@ -55,7 +55,7 @@ def _apply(tree: Tree, text: str, place: Place) -> None:
 
 
 def _path(tree: Tree, parts: list[str], place: Place) -> Path | None:
-    """Where in the profile `STAGE.KEY` or `KEY` is; None, with a diagnostic, where there is none."""
+    """Return the path of `STAGE.KEY` or `KEY` in the profile; None, with a diagnostic, if there is none."""
     stages = (tree.data or {}).get("stages")
     names = list(stages) if isinstance(stages, dict) else []
     if len(parts) == 1:
@@ -78,7 +78,7 @@ _REFUSED = object()
 
 
 def _value(tree: Tree, raw: str, place: Place) -> Any:
-    """A YAML scalar; text that starts with a bracket or a quotation mark is read as YAML."""
+    """Parse a YAML scalar; text that starts with a bracket or a quotation mark is read as YAML."""
     raw = raw.strip()
     if raw[:1] not in ("[", "{", '"', "'"):
         return parse_scalar(raw)
@@ -119,7 +119,7 @@ def _remove(tree: Tree, path: Path) -> None:
 
 
 def _forget(tree: Tree, path: Path) -> None:
-    """Drop what was known of the old value; its mistakes, and those in it, no longer count."""
+    """Drop the positions and mistakes of the old value, and of everything in it."""
     for table in (tree.keys, tree.values):
         for known in [known for known in table if known[: len(path)] == path]:
             del table[known]

@@ -1,4 +1,4 @@
-"""From a profile's stage to the class that declares its keys: its family's own, or the generic one of its kind."""
+"""Find the class that declares the keys of a profile's stage: its family's own, or the generic one of its kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omni_cli.text import suggest
 
 
 def family_of_model(model: Any) -> Family | None:
-    """The family of a profile's `model`, as far as it shows without a download; None where it does not."""
+    """The family of a profile's `model`, as far as known without a download; otherwise None."""
     if not isinstance(model, str):
         return None
     if model.startswith(BUILTIN_PREFIX):
@@ -25,14 +25,14 @@ def family_of_model(model: Any) -> Family | None:
         config = json.loads(Path(model, "config.json").read_bytes())
         (architecture, *_) = config["architectures"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # not a folder, or not a transformers checkpoint: what is wrong with it is reported when it loads
+        return None  # not a folder, or not a transformers checkpoint: the mistake is reported when it loads
     return family_of(architecture) if isinstance(architecture, str) else None
 
 
 def stage_model(family: Family | None, name: str, stage: Mapping[str, Any]) -> type[StageConfig]:
-    """The class for a stage with a usable `kind`.
+    """Return the class for a stage with a usable `kind`.
 
-    Where the family is not known, the stage's name and kind decide; of several families, the one with most of its keys.
+    If the family is unknown, the stage's name and kind decide; among several families, the one with most of its keys.
     """
     kind = stage["kind"]
     candidates = [
@@ -50,7 +50,7 @@ def settings_of(role: StageRole) -> type[StageConfig]:
 
 
 def family_roles(kind: str | None = None) -> Iterator[tuple[Family, StageRole]]:
-    """The installed families' roles that have keys of their own."""
+    """Yield the installed families' roles that have keys of their own."""
     for family in families().values():
         for role in family.roles:
             if role.settings and kind in (None, role.kind):
@@ -58,14 +58,14 @@ def family_roles(kind: str | None = None) -> Iterator[tuple[Family, StageRole]]:
 
 
 def family_models(kind: str) -> list[type[StageConfig]]:
-    """The classes with keys of their own, each once."""
+    """Classes with keys of their own, each once."""
     return list(dict.fromkeys(settings_of(role) for _, role in family_roles(kind)))
 
 
 def for_family(config: EngineConfig, family: Family) -> EngineConfig:
-    """The configuration with the stages' classes of the family, now that it is known.
+    """Return the configuration with the family's classes for its stages, now that the family is known.
 
-    Raises `CheckpointError` where a stage has keys that belong to another family.
+    Raises `CheckpointError` if a stage has keys of another family.
     """
     return config.with_stages(_for_role(stage, family) for stage in config.stages)
 

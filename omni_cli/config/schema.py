@@ -1,8 +1,8 @@
-"""One declaration of every setting: it parses and checks a profile, and is what the engine works from.
+"""One declaration per setting: it parses and checks a profile, and the engine uses it directly.
 
 The JSON Schema, `omni profiles show` and the diagnostics are derived from it; a new key is added here, or in the
-`settings.py` of the model family that alone knows it, and nowhere else. Field names are vLLM's for AR stages and
-diffusers' for diffusion stages. `None` means that the engine's own default holds (vLLM's or the pipeline's), never
+`settings.py` of the only model family that has it, and nowhere else. Field names are vLLM's for AR stages and
+diffusers' for diffusion stages. `None` means the engine's own default (vLLM's or the pipeline's), never
 "decide later".
 
 Strict: a quoted number is an error, an unknown key is an error. Nothing here names a class or runs code.
@@ -26,11 +26,11 @@ Batching = Literal["exact", "stacked"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Backend = Literal["vllm", "diffusers"]
 
-# `--stage` takes these words for groups of stages, and `--vary env.NAME` is an environment variable.
+# `--stage` uses these words for groups of stages, and `--vary env.NAME` is an environment variable.
 RESERVED_STAGE_NAMES = frozenset({"all", "ar", "diffusion", "env"})
 STAGE_NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
 
-MAX_TOKENS = 2**24  # far beyond any model's context; catches a slip of the keyboard
+MAX_TOKENS = 2**24  # far beyond any model's context; catches typos
 _MAX_BYTES = 2**50
 _MAX_RANKS = 1024
 _MAX_ENTRIES = 65_536
@@ -57,11 +57,11 @@ SEVERAL_DEVICES = "for several devices start the whole model several times: `--r
 
 @dataclass(frozen=True)
 class KeyNotes:
-    """Notes on a key that pydantic has no word for, in the `Annotated` type of its field.
+    """Notes on a key that pydantic cannot express, in the `Annotated` type of its field.
 
-    `backend` is the only one with which the key has an effect, `reason` and `hint` say more about that. `pattern` is
-    the field's pattern in words; `missing` is the hint where a required key is absent. `elsewhere` maps values that
-    have a meaning elsewhere to the hint for them.
+    `backend` is the only one for which the key has an effect, `reason` and `hint` explain it. `pattern` describes the
+    field's pattern in words; `missing` is the hint if a required key is absent. `elsewhere` maps values that have a
+    meaning elsewhere to the hint for them.
     """
 
     backend: Backend | None = None
@@ -73,7 +73,7 @@ class KeyNotes:
 
 
 def notes_on(key: FieldInfo) -> KeyNotes:
-    """The notes in a field's type; empty ones where it has none."""
+    """The notes in a field's type; empty ones if it has none."""
     return next((note for note in key.metadata if isinstance(note, KeyNotes)), KeyNotes())
 
 
@@ -88,35 +88,33 @@ class _Strict(BaseModel):
 
 
 class Sampling(_Strict):
-    """How an AR stage picks its tokens: fields of vLLM's `SamplingParams`."""
+    """Sampling of an AR stage: fields of vLLM's `SamplingParams`."""
 
-    temperature: float | None = Field(None, ge=0, le=100, description="0 picks the likeliest token (greedy).")
-    top_p: Fraction | None = Field(None, description="Keep the likeliest tokens up to this probability mass.")
+    temperature: float | None = Field(None, ge=0, le=100, description="0 picks the most likely token (greedy).")
+    top_p: Fraction | None = Field(None, description="Keep the most likely tokens up to this probability mass.")
     top_k: int | None = Field(None, ge=-1, le=MAX_TOKENS, description="Keep this many tokens; 0 or -1: all.")
     min_p: float | None = Field(
-        None, ge=0, le=1, description="Drop tokens below this share of the likeliest one's probability."
+        None, ge=0, le=1, description="Drop tokens below this share of the most likely one's probability."
     )
     repetition_penalty: float | None = Field(
-        None, gt=0, le=100, description="Above 1 disfavours tokens of the prompt and the answer so far."
+        None, gt=0, le=100, description="Above 1 penalises tokens of the prompt and the answer so far."
     )
     presence_penalty: float | None = Field(
-        None, ge=-2, le=2, description="Above 0 disfavours tokens that the answer has."
+        None, ge=-2, le=2, description="Above 0 penalises tokens that the answer contains."
     )
     frequency_penalty: float | None = Field(
-        None, ge=-2, le=2, description="Above 0 disfavours tokens by how often the answer has them."
+        None, ge=-2, le=2, description="Above 0 penalises tokens by how often the answer contains them."
     )
-    max_tokens: Tokens | None = Field(None, description="Tokens to generate at most.")
-    min_tokens: int | None = Field(
-        None, ge=0, le=MAX_TOKENS, description="Tokens to generate before the end of the answer may come."
-    )
+    max_tokens: Tokens | None = Field(None, description="Maximum number of tokens to generate.")
+    min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="Minimum number of tokens to generate.")
     stop: NonEmpty | list[NonEmpty] | None = Field(None, description="A text, or several, that ends the answer.")
     stop_token_ids: list[TokenId] | None = Field(None, description="Token ids that end the answer.")
-    ignore_eos: bool | None = Field(None, description="Go on after the end-of-sequence token.")
+    ignore_eos: bool | None = Field(None, description="Continue after the end-of-sequence token.")
     seed: int | None = Field(
-        None, ge=0, lt=2**63, description="Seed of this stage's sampling; the request's seed if absent."
+        None, ge=0, lt=2**63, description="Seed of this stage's sampling. Default: the request's seed."
     )
     logprobs: int | None = Field(
-        None, ge=-1, le=MAX_TOKENS, description="Log probabilities for this many likeliest tokens; -1: all."
+        None, ge=-1, le=MAX_TOKENS, description="Log probabilities of this many most likely tokens; -1: all."
     )
 
     def given(self) -> dict[str, Any]:
@@ -129,34 +127,37 @@ class _Stage(_Strict):
         None, description="The earlier stage whose output this one takes; absent for the first stage."
     )
     max_model_len: Annotated[Tokens | None, VLLM_ONLY] = Field(
-        None, description="Longest prompt plus answer, in tokens."
+        None, description="Maximum length of prompt plus answer, in tokens."
     )
-    max_num_seqs: int | None = Field(None, ge=1, le=65_536, description="Requests in one batch at most.")
+    max_num_seqs: int | None = Field(None, ge=1, le=65_536, description="Maximum number of requests per batch.")
     gpu_memory_utilization: Annotated[Fraction | None, VLLM_ONLY] = Field(
         None, description="Share of the device's memory that this stage may use."
     )
     tensor_parallel_size: Annotated[Ranks, _RANKS] = Field(1, description="Devices that share each layer.")
     pipeline_parallel_size: Annotated[Ranks, _RANKS] = Field(
-        1, description="Devices that share the layers one after another."
+        1, description="Devices that split the layers between them."
     )
     output_copy: OutputCopy = Field(
         "async", description="Copy outputs to the host while the next step runs, or before it starts."
     )
     max_payload_bytes: Annotated[PayloadBytes | None, VLLM_ONLY] = Field(
-        None, description="Bytes of one request's hand-off from the stage before, in its encoded form: 2 GiB if absent."
+        None, description="Maximum size of one request's encoded input from the stage before, in bytes. Default: 2 GiB."
     )
     max_payload_tensor_bytes: Annotated[PayloadBytes | None, VLLM_ONLY] = Field(
-        None, description="Bytes of each tensor in it: 1 GiB if absent."
+        None, description="Maximum size of each tensor in it, in bytes. Default: 1 GiB."
     )
     max_payload_entries: Annotated[int | None, VLLM_ONLY] = Field(
-        None, ge=1, le=_MAX_ENTRIES, description="Named tensors and lists in it: 64 if absent."
+        None, ge=1, le=_MAX_ENTRIES, description="Maximum number of named tensors and lists in it. Default: 64."
     )
     max_payload_items: Annotated[int | None, VLLM_ONLY] = Field(
-        None, ge=1, le=MAX_TOKENS, description="Items of all its lists together, such as token ids: 1048576 if absent."
+        None,
+        ge=1,
+        le=MAX_TOKENS,
+        description="Maximum number of items in its lists, such as token ids. Default: 1048576.",
     )
-    load_timeout_s: Seconds = Field(1800.0, description="Loading and warming up may take so long.")
+    load_timeout_s: Seconds = Field(1800.0, description="Time limit for loading and warming up.")
     step_timeout_s: Seconds = Field(
-        600.0, description="A stage that has requests and says nothing for so long is taken for dead."
+        600.0, description="A stage with requests is considered hung after this long without progress."
     )
     devices: Annotated[
         Devices | None, KeyNotes(pattern="must be device numbers or names with commas between them, such as '0,1'")
@@ -165,7 +166,7 @@ class _Stage(_Strict):
 
     @classmethod
     def named(cls, name: str, **values: Any) -> Self:
-        """A stage outside of a profile, of the kind of the class; `values` are checked as a profile's keys are."""
+        """Create a stage outside a profile, of the class's kind; `values` are checked as a profile's keys are."""
         (kind,) = get_args(cls.model_fields["kind"].annotation)
         stage = cls.model_validate({"kind": kind, **values})
         stage._name = name
@@ -182,12 +183,12 @@ class _Stage(_Strict):
 
     @property
     def has_ranks_elsewhere(self) -> bool:
-        """Its ranks are processes of their own."""
+        """True if its ranks are separate processes."""
         return self.num_ranks > 1
 
     @property
     def streams(self) -> bool:
-        """It sends its output in parts, for requests that do not say it themselves."""
+        """True if it sends its output in parts, for requests that do not decide it themselves."""
         return False
 
 
@@ -196,32 +197,30 @@ class ARStageConfig(_Stage):
 
     kind: Annotated[Literal["ar"], _KIND] = Field(description="Autoregressive: makes tokens.")
     backend: Literal["vllm"] = Field("vllm", description="AR stages run on vLLM.")
-    max_num_batched_tokens: Tokens | None = Field(None, description="Tokens in one engine step at most.")
+    max_num_batched_tokens: Tokens | None = Field(None, description="Maximum number of tokens per engine step.")
     kv_cache_memory_bytes: int | None = Field(
         None,
         ge=1,
         le=_MAX_BYTES,
         description="Size of the KV cache; overrides gpu_memory_utilization for it.",
     )
-    block_size: int | None = Field(None, ge=1, le=1024, description="Tokens in one block of the KV cache.")
+    block_size: int | None = Field(None, ge=1, le=1024, description="Tokens per block of the KV cache.")
     enable_prefix_caching: bool | None = Field(
-        None, description="Reuse the KV cache of an equal beginning of an earlier prompt."
+        None, description="Reuse the KV cache of earlier prompts with the same prefix."
     )
     enable_chunked_prefill: bool | None = Field(None, description="Split long prompts over engine steps.")
     distributed_executor_backend: Annotated[
         Literal["mp", "ray"] | None,
         KeyNotes(
             elsewhere={
-                "external_launcher": "that is for programs that start each rank themselves, as torchrun does; omni "
+                "external_launcher": "it is for programs that start each rank themselves, as torchrun does; omni "
                 "starts the ranks: write `mp`"
             }
         ),
     ] = Field(
         None, description="What starts the ranks of a parallel stage: `mp` on this machine, `ray` on CUDA devices."
     )
-    system_prompt: Text | None = Field(
-        None, description="What the model is told before every prompt; the checkpoint's own words if absent."
-    )
+    system_prompt: Text | None = Field(None, description="System prompt. Default: the checkpoint's own.")
     cudagraph_mode: CudagraphMode = Field("none", description="What vLLM replays from CUDA graphs.")
     sampling: Sampling = Field(
         default_factory=lambda: Sampling.model_validate({}),
@@ -230,7 +229,7 @@ class ARStageConfig(_Stage):
 
     @property
     def has_ranks_elsewhere(self) -> bool:
-        """Several are; a single one is where an executor was asked for."""
+        """True for several ranks, and for a single one if an executor is set."""
         return self.num_ranks > 1 or self.distributed_executor_backend is not None
 
 
@@ -241,13 +240,13 @@ class DiffusionStageConfig(_Stage):
     backend: Backend = Field("diffusers", description="What runs the stage.")
     num_inference_steps: int | None = Field(None, ge=1, le=1000, description="Denoising steps.")
     guidance_scale: float | None = Field(None, ge=0, le=1000, description="Strength of guidance.")
-    negative_prompt: Text | None = Field(None, description="What the picture should not show.")
-    height: Pixels | None = Field(None, description="Height of the picture in pixels.")
-    width: Pixels | None = Field(None, description="Width of the picture in pixels.")
-    execution: Execution = Field("eager", description="How a denoising step runs.")
+    negative_prompt: Text | None = Field(None, description="What the image should not show.")
+    height: Pixels | None = Field(None, description="Height of the image in pixels.")
+    width: Pixels | None = Field(None, description="Width of the image in pixels.")
+    execution: Execution = Field("eager", description="Execution mode of a denoising step.")
     batching: Annotated[Batching, DIFFUSERS_ONLY] = Field(
         "exact",
-        description="Requests of one batch run one after another, each with the output it has alone (`exact`), or as "
+        description="Run the requests of a batch one after another, each with the output it has alone (`exact`), or as "
         "one tensor, which is faster and changes outputs by rounding (`stacked`).",
     )
     call: Annotated[dict[ArgumentName, Scalar], DIFFUSERS_ONLY] = Field(
@@ -279,7 +278,7 @@ class EngineConfig(_Strict):
     dtype: Annotated[Dtype, KeyNotes(missing="add `dtype: bfloat16`, `float16` or `float32`")] = Field(
         description="Type of weights and activations."
     )
-    seed: int = Field(0, ge=0, lt=2**32, description="Seed of every request that does not bring its own.")
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of requests without their own.")
     stages_by_name: Annotated[
         dict[StageName, Annotated[StageConfig, Field(discriminator="kind")]],
         Field(min_length=1, max_length=MAX_STAGES),
@@ -291,13 +290,13 @@ class EngineConfig(_Strict):
     _trust_remote_code: bool = PrivateAttr(False)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Tell each stage its name."""
+        """Set each stage's name."""
         for name, stage in self.stages_by_name.items():
             stage._name = name
 
     @property
     def trust_remote_code(self) -> bool:
-        """Code of the checkpoint may run, which only the command line can allow."""
+        """True if code of the checkpoint may run, which only the command line can allow."""
         return self._trust_remote_code
 
     @property
@@ -306,11 +305,11 @@ class EngineConfig(_Strict):
 
     @property
     def backends(self) -> frozenset[str]:
-        """What runs the stages: `vllm`, `diffusers` or both."""
+        """The backends of the stages: `vllm`, `diffusers` or both."""
         return frozenset(stage.backend for stage in self.stages)
 
     def stage(self, name: str) -> StageConfig:
-        """The stage of that name; `KeyError` if there is none."""
+        """The stage of that name; raises `KeyError` if there is none."""
         return self.stages_by_name[name]
 
     def with_stages(self, stages: Iterable[StageConfig]) -> EngineConfig:
@@ -318,7 +317,7 @@ class EngineConfig(_Strict):
         return self.model_copy(update={"stages_by_name": {stage.name: stage for stage in stages}})
 
     def trusting_remote_code(self) -> EngineConfig:
-        """The same model, whose checkpoint's code may run."""
+        """The same model, with permission to run its checkpoint's code."""
         trusting = self.model_copy()
         trusting._trust_remote_code = True
         return trusting
@@ -330,14 +329,14 @@ PROFILE_KEYS: dict[str, FieldInfo] = {key.alias or name: key for name, key in En
 def profile_data(config: EngineConfig) -> dict[str, Any]:
     """The profile that resolves to `config`: every key that has a value, defaults included, in reading order.
 
-    `trust_remote_code` is left out: no profile can say it.
+    `trust_remote_code` is omitted, because it cannot be set in a profile.
     """
     top_level = config.model_dump(exclude={"stages_by_name"})
     return {**top_level, "stages": {stage.name: _stage_data(stage) for stage in config.stages}}
 
 
 def _stage_data(stage: StageConfig) -> dict[str, Any]:
-    """The keys that have a value and an effect; those of the kind and the family go before those of all stages."""
+    """Keys that have a value and an effect; those of the kind and the family precede those of all stages."""
     values = stage.model_dump(exclude_none=True)
     keys = type(stage).model_fields
     own = [name for name in keys if name not in _Stage.model_fields]

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a profile, found in one pass over its data."""
+"""Find every mistake in a profile, in one pass over its data."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def validate(tree: Tree) -> EngineConfig | None:
-    """The configuration, or None; mistakes are added to `tree.diagnostics`.
+    """Return the configuration, or None; mistakes are added to `tree.diagnostics`.
 
-    `tree` may be changed: a stage without a usable `kind` is given the likelier one, so that its other
-    keys are checked as well.
+    `tree` may be changed: a stage without a usable `kind` gets the likelier one, so that its other keys are checked as
+    well.
     """
     if tree.data is None:
         return None
@@ -52,8 +52,8 @@ class _Checker:
     def run(self) -> None:
         stages = self.data.get("stages")
         if isinstance(stages, dict) and len(stages) > MAX_STAGES:
-            # Nothing else is looked for: what is compared pair by pair would take forever.
-            self._add(("stages",), f"{len(stages)} stages, at most {MAX_STAGES} are allowed", at_key=True)
+            # Nothing else is checked: pairwise comparisons would take forever.
+            self._add(("stages",), f"{len(stages)} stages; the maximum is {MAX_STAGES}", at_key=True)
             return
         self._refuse_nulls((), self.data)
         self.stages: Mapping[str, Any] = stages if isinstance(stages, dict) else {}
@@ -72,20 +72,20 @@ class _Checker:
         self.tree.diagnostics.append(Diagnostic(place, message, hint))
 
     def _add_stage_name(self, name: str, message: str, hint: str | None) -> None:
-        """A mistake in a stage's name alone: what stands in the stage is still reported."""
+        """Add a mistake in a stage's name alone: the stage's content is still checked."""
         place = self.tree.key_place(("stages", name))
         self.tree.diagnostics.append(Diagnostic(place, message, hint))
 
     def _refuse_nulls(self, path: Path, node: Any) -> None:
         if node is None:
-            hint = "give it a value, or leave the key out for the default"
+            hint = "give it a value, or omit the key for the default"
             self._add(path, f"`{visible(str(path[-1]), 80)}` has no value", hint, at_key=True)
         children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
         for key, child in children:
             self._refuse_nulls((*path, key), child)
 
     def _settle_kinds(self) -> None:
-        """Report stages without a usable `kind` and put in the kind whose keys they have."""
+        """Report stages without a usable `kind` and set the kind whose keys they have."""
         for name, stage in self.stages.items():
             if not isinstance(stage, dict) or stage.get("kind") in list(STAGE_MODELS):
                 continue
@@ -106,7 +106,7 @@ class _Checker:
             if isinstance(stage, dict):
                 self.models[name] = stage_model(family, name, stage)
                 stages[name] = self._checked(self.models[name], stage, "stages", name)
-        # A stage whose mistakes are reported already takes part as it is: only what is said of its name is new.
+        # A stage whose mistakes are already reported takes part unchanged: only messages about its name are new.
         data = self.data
         if self.stages:
             data = {**data, "stages": {name: stages.get(name) or stage for name, stage in self.stages.items()}}
@@ -123,9 +123,9 @@ class _Checker:
     def _report(self, detail: Mapping[str, Any]) -> None:
         path = to_path(detail["loc"], self.data)
         if detail["loc"][2:3] in (("ar",), ("diffusion",)) and path[1:2] and str(path[1]) in self.models:
-            return  # the generic class's view of a stage that has been checked by its own
+            return  # the generic class's view of a stage that its own class has checked
         if detail["loc"][-1] == "constrained-str" and isinstance(value_at(self.data, path), list):
-            return  # `stop` is a list: only what is wrong inside it counts
+            return  # `stop` is a list: only mistakes inside it count
         if any(path[:end] in self.tree.faulty for end in range(1, len(path) + 1)):
             return
         if detail["type"] == "missing":
@@ -208,7 +208,7 @@ class _Checker:
             )
 
     def _check_backends(self, path: Path, stage: Mapping[str, Any]) -> None:
-        """Refuse keys that have no effect with the stage's backend."""
+        """Reject keys that have no effect with the stage's backend."""
         keys = self.models[str(path[1])].model_fields
         backend = stage.get("backend", keys["backend"].default)
         for key in keys.keys() & stage.keys() if backend in get_args(Backend) else ():

@@ -1,7 +1,7 @@
-"""YAML text to plain data in which every key and value knows its place; takes only harmless YAML.
+"""Parse YAML into plain data in which every key and value knows its place; accepts only harmless YAML.
 
 Scalars follow YAML 1.2's core schema, as editors read them: `no` and dates are texts, `1e-3` is a number.
-Anchors, aliases, merge keys, tags and a second document are refused, so that a file means what it shows.
+Anchors, aliases, merge keys, tags and a second document are rejected, so that a file means what it shows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SPECIAL = {
 
 @dataclass
 class Tree:
-    """`data` is None unless the text held a mapping; `faulty` are paths whose value was refused already."""
+    """`data` is None unless the text held a mapping; `faulty` are paths whose value was already rejected."""
 
     data: dict[str, Any] | None
     keys: dict[Path, Place] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Tree:
     quoted: set[Path] = field(default_factory=set)
 
     def place(self, path: Path) -> Place:
-        """The place of the value at `path`, else of its key, else of the nearest thing around it."""
+        """The place of the value at `path`, else of its key, else of its nearest parent."""
         while path:
             found = self.values.get(path) or self.keys.get(path)
             if found is not None:
@@ -67,7 +67,7 @@ class Tree:
 
 
 def has_characters_only(text: str) -> bool:
-    """Whether `text` can be written as UTF-8: half of a surrogate pair, as in `"\\ud800"`, is no character."""
+    """Tell whether `text` can be written as UTF-8: half of a surrogate pair, as in `"\\ud800"`, cannot."""
     return text.isascii() or _SURROGATE.search(text) is None
 
 
@@ -96,7 +96,7 @@ def parse_yaml(source: Source, text: str) -> Tree:
         return tree
     except (yaml.YAMLError, ValueError, OverflowError):
         # PyYAML passes escapes to chr() and version numbers to int() unchecked.
-        reader.refuse(reader.here(), "not valid YAML: an escape or a number that is out of range")
+        reader.refuse(reader.here(), "not valid YAML: an escape or a number is out of range")
         return tree
     if isinstance(data, dict):
         tree.data = data
@@ -107,11 +107,11 @@ def parse_yaml(source: Source, text: str) -> Tree:
 
 
 class _Stop(Exception):
-    """Reading cannot go on; the diagnostic is in the tree."""
+    """Reading cannot continue; the diagnostic is in the tree."""
 
 
 class _Reader:
-    """Builds the tree from PyYAML's events, which need no memory of their own and resolve nothing."""
+    """Builds the tree from PyYAML's events, which need little memory and resolve nothing."""
 
     def __init__(self, source: Source, tree: Tree) -> None:
         self.source = source
@@ -139,7 +139,7 @@ class _Reader:
         self.tree.diagnostics.append(Diagnostic(place, message, hint))
 
     def _node(self, path: Path | None, depth: int) -> Any:
-        """The next value; `path` None when it is read only to get past it."""
+        """Read the next value; `path` None only skips it."""
         event = self.loader.get_event()
         if isinstance(event, AliasEvent):
             self._refuse_value(path, event, "an alias", "write the value out")
@@ -194,7 +194,7 @@ class _Reader:
         return mapping
 
     def _key(self, path: Path | None, mapping: dict[str, Any], depth: int) -> str | None:
-        """The next key, or None when its value is not to be kept."""
+        """Read the next key; None if its value is dropped."""
         event = self.loader.peek_event()
         if not isinstance(event, ScalarEvent):
             self.refuse(self._span(event), "a key must be a word, not an alias, a list or a mapping")

@@ -1,4 +1,4 @@
-"""Plain data as YAML that `yaml_tree` reads back unchanged."""
+"""Write plain data as YAML that `yaml_tree` reads back unchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import yaml
 
 from omni_cli.config.yaml_tree import parse_scalar
 
-# Line breaks to YAML, which a reader folds unless they are escaped.
+# Line breaks in YAML, which a reader folds unless they are escaped.
 _FOLDED = "\x85\u2028\u2029"
 
 
@@ -39,5 +39,5 @@ _Dumper.add_representer(float, _represent_float)
 
 
 def to_yaml(data: Any) -> str:
-    """`data` of mappings, lists and scalars as block-style YAML in its own order."""
+    """Dump `data` of mappings, lists and scalars as block-style YAML in its own order."""
     return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))

@@ -28,7 +28,7 @@ BYTES = {
         b"a: \x1b[31m\n",
         ["1:4 '\\x1b': the character U+001B is not allowed in YAML (remove it)"],
     ),
-    "large": (b"# " + b"x" * 70_000, ["1:1: larger than 64 KiB, which no profile is"]),
+    "large": (b"# " + b"x" * 70_000, ["1:1: larger than 64 KiB, the maximum for a profile"]),
 }
 
 

@@ -130,7 +130,7 @@ SINGLE = {
     ),
     "no value": (
         ("0.0", ""),
-        "8:16 'temperature': `temperature` has no value (give it a value, or leave the key out for the default)",
+        "8:16 'temperature': `temperature` has no value (give it a value, or omit the key for the default)",
     ),
     "missing key": (
         ("model: builtin:tiny-omni\n", ""),
@@ -243,7 +243,7 @@ SINGLE = {
     "a launcher that omni is not": (
         ("    kind: ar\n", "    kind: ar\n    distributed_executor_backend: external_launcher\n"),
         "8:35 'external_launcher': invalid value for `distributed_executor_backend`: expected one of mp, ray"
-        " (that is for programs that start each rank themselves, as torchrun does; omni starts the ranks: write `mp`)",
+        " (it is for programs that start each rank themselves, as torchrun does; omni starts the ranks: write `mp`)",
     ),
     "ranks of a pipeline": (
         ("    backend: vllm\n", "    tensor_parallel_size: 2\n"),
@@ -304,7 +304,7 @@ SINGLE = {
     ),
     "impossible escape": (
         ("name: good", r'name: "\UFFFFFFFF"'),
-        "2:10 'F': not valid YAML: an escape or a number that is out of range",
+        "2:10 'F': not valid YAML: an escape or a number is out of range",
     ),
     "half a character": (
         ("good", r'"\ud800"'),
@@ -317,7 +317,7 @@ SINGLE = {
     ),
     "hundreds of stages": (
         ("stages:\n", "stages:\n" + "".join(f"  s{n}: {{kind: ar, input: s{n + 1}}}\n" for n in range(99))),
-        "5:1 'stages': 101 stages, at most 64 are allowed",
+        "5:1 'stages': 101 stages; the maximum is 64",
     ),
     "a limit on payloads where none arrive": (
         ("    backend: vllm\n", "    max_payload_items: 3\n"),
