@@ -13,7 +13,7 @@ from omni_cli import __version__
 from omni_cli.errors import OmniError
 from omni_cli.serve.errors import APIError, api_error, validation_error
 from omni_cli.serve.exchange import Exchange
-from omni_cli.serve.gate import Gate
+from omni_cli.serve.middleware import RequestMiddleware
 from omni_cli.serve.routes.chat import chat_routes
 from omni_cli.serve.routes.images import image_routes
 from omni_cli.serve.routes.operations import operation_routes
@@ -30,12 +30,25 @@ _KNOWN_FIELDS = {
 }
 
 
-def create_app(service: Service, *, api_key: str | None = None, local_only: bool = False) -> Gate:
+class _API(FastAPI):
+    """FastAPI, whose OpenAPI document leaves out the status code 422: invalid fields get 400, as OpenAI's do."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            document = super().openapi()
+            for operation in (operation for path in document["paths"].values() for operation in path.values()):
+                operation["responses"].pop("422", None)
+            for unused in ("HTTPValidationError", "ValidationError"):
+                document["components"]["schemas"].pop(unused, None)
+        return super().openapi()
+
+
+def create_app(service: Service, *, api_key: str | None = None, local_only: bool = False) -> RequestMiddleware:
     """The ASGI application of a server; with `api_key` only those who send it are served.
 
-    `local_only` is for one that listens on a loopback address: see `Gate`.
+    `local_only` is for one that listens on a loopback address: see `RequestMiddleware`.
     """
-    api = FastAPI(title="omni serve", version=__version__, docs_url=None, redoc_url=None)
+    api = _API(title="omni serve", version=__version__, docs_url=None, redoc_url=None)
     for routes in (chat_routes, speech_routes, image_routes, operation_routes):
         api.include_router(routes(service))
     api.add_exception_handler(RequestValidationError, _on_invalid)
@@ -43,7 +56,7 @@ def create_app(service: Service, *, api_key: str | None = None, local_only: bool
     api.add_exception_handler(APIError, _on_api_error)
     api.add_exception_handler(OmniError, _on_omni_error)
     api.add_exception_handler(Exception, _on_fault)
-    return Gate(api, service=service, api_key=api_key, local_only=local_only)
+    return RequestMiddleware(api, service=service, api_key=api_key, local_only=local_only)
 
 
 def _answer(request: Request, error: APIError) -> Response:

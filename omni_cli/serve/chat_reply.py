@@ -1,17 +1,25 @@
-"""A chat's answer in OpenAI's shape, whole or in pieces."""
+"""A chat's reply in OpenAI's shape, whole or in chunks."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from omni_cli.encoding import encode_flac, encode_pcm16, encode_wav
 from omni_cli.outputs import AudioOutput, RequestResult, StageTrace, TextOutput
 from omni_cli.serve.exchange import new_id, unix_now
+from omni_cli.serve.schemas.replies import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Choice,
+    ChunkChoice,
+    ReplyDelta,
+    ReplyMessage,
+    Usage,
+)
 
 _ENCODERS: dict[str, Callable[[np.ndarray, int], bytes]] = {
     "wav": encode_wav,
@@ -24,7 +32,7 @@ PIECE_S = 1.0
 
 @dataclass(frozen=True)
 class ChatReply:
-    """How one chat wants its answer."""
+    """The parts and formats that one chat asked for."""
 
     model: str
     wants_text: bool
@@ -38,10 +46,10 @@ class ChatReply:
     def audio_id(self) -> str:
         return "audio_" + self.id.removeprefix("chatcmpl-")
 
-    def completion(self, result: RequestResult) -> dict[str, Any]:
-        """The whole answer, a `chat.completion`."""
+    def completion(self, result: RequestResult) -> ChatCompletion:
+        """Build the whole reply."""
         text, audio = _outputs(result)
-        message: dict[str, Any] = {
+        message: ReplyMessage = {
             "role": "assistant",
             "content": text.text if self.wants_text else None,
             "refusal": None,
@@ -54,50 +62,62 @@ class ChatReply:
                 "expires_at": self.created,
                 "transcript": text.text,
             }
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": text.finish_reason}
+        choice: Choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": text.finish_reason}
         self._add_token_ids(choice, result)
-        return {**self._head("chat.completion"), "choices": [choice], "usage": usage(result.stages)}
+        return {
+            "id": self.id,
+            "object": "chat.completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": [choice],
+            "usage": usage(result.stages),
+        }
 
-    def begin(self) -> dict[str, Any]:
-        """The first piece: who speaks."""
-        delta: dict[str, Any] = {"role": "assistant", "content": "" if self.wants_text else None}
+    def begin(self) -> ChatCompletionChunk:
+        """Build the first chunk: who speaks."""
+        delta: ReplyDelta = {"role": "assistant", "content": "" if self.wants_text else None}
         if self.wants_audio:
             delta["audio"] = {"id": self.audio_id}
         return self._chunk(delta)
 
-    def text(self, text: str) -> dict[str, Any]:
-        delta: dict[str, Any] = {"content": text} if self.wants_text else {}
+    def text(self, text: str) -> ChatCompletionChunk:
+        delta: ReplyDelta = {"content": text} if self.wants_text else {}
         if self.wants_audio:
             delta["audio"] = {"id": self.audio_id, "transcript": text}
         return self._chunk(delta)
 
-    def audio(self, samples: np.ndarray, sample_rate: int) -> Iterator[dict[str, Any]]:
-        """Speech, float32 (num_samples,), as pieces of PCM."""
+    def audio(self, samples: np.ndarray, sample_rate: int) -> Iterator[ChatCompletionChunk]:
+        """Split speech, float32 (num_samples,), into chunks of PCM."""
         for piece in split_audio(samples, sample_rate):
             data = base64.b64encode(encode_pcm16(piece)).decode()
             yield self._chunk({"audio": {"id": self.audio_id, "data": data}})
 
-    def end(self, result: RequestResult) -> dict[str, Any]:
-        """The last piece of the answer: why it ends."""
+    def end(self, result: RequestResult) -> ChatCompletionChunk:
+        """Build the last chunk of the reply: why it ends."""
         text, _ = _outputs(result)
-        delta = {"audio": {"id": self.audio_id, "expires_at": self.created}} if self.wants_audio else {}
+        delta: ReplyDelta = {"audio": {"id": self.audio_id, "expires_at": self.created}} if self.wants_audio else {}
         chunk = self._chunk(delta, finish_reason=text.finish_reason)
         self._add_token_ids(chunk["choices"][0], result)
         return chunk
 
-    def usage(self, result: RequestResult) -> dict[str, Any]:
-        """The piece after the last one that `stream_options.include_usage` asks for."""
-        return {**self._head("chat.completion.chunk"), "choices": [], "usage": usage(result.stages)}
+    def usage(self, result: RequestResult) -> ChatCompletionChunk:
+        """Build the chunk after the last one that `stream_options.include_usage` asks for."""
+        return {**self._chunk_of([]), "usage": usage(result.stages)}
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+    def _chunk(self, delta: ReplyDelta, finish_reason: str | None = None) -> ChatCompletionChunk:
+        return self._chunk_of([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}])
 
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return {**self._head("chat.completion.chunk"), "choices": [choice]}
+    def _chunk_of(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
+        return {
+            "id": self.id,
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
 
-    def _add_token_ids(self, choice: dict[str, Any], result: RequestResult) -> None:
-        """Of every stage that made tokens: the text's by vLLM's name, the speech's beside them."""
+    def _add_token_ids(self, choice: Choice | ChunkChoice, result: RequestResult) -> None:
+        """Add the tokens of every stage that made some: the text's under vLLM's name, the speech's beside them."""
         if not self.wants_token_ids:
             return
         text, *others = [trace.output_token_ids for trace in result.stages if trace.output_token_ids is not None]
@@ -107,14 +127,14 @@ class ChatReply:
 
 
 def split_audio(samples: np.ndarray, sample_rate: int) -> Iterator[np.ndarray]:
-    """Pieces of `PIECE_S` seconds; the last one may be shorter."""
+    """Split speech into pieces of `PIECE_S` seconds; the last one may be shorter."""
     length = int(PIECE_S * sample_rate)
     for start in range(0, len(samples), length):
         yield samples[start : start + length]
 
 
-def usage(traces: tuple[StageTrace, ...]) -> dict[str, Any]:
-    """Tokens in OpenAI's shape: what went into the first stage, and what came out of all that make tokens."""
+def usage(traces: tuple[StageTrace, ...]) -> Usage:
+    """Count tokens in OpenAI's shape: those that the first stage read, and those that all stages made."""
     text = traces[0].num_output_tokens or 0
     audio = sum(trace.num_output_tokens or 0 for trace in traces[1:])
     prompt = traces[0].num_input_tokens or 0

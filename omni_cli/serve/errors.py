@@ -9,6 +9,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from omni_cli.errors import DeadlineError, OmniError, StageError, UsageError
+from omni_cli.serve.schemas.replies import ErrorReply
 
 RETRY_AFTER_S = 1
 
@@ -53,7 +54,7 @@ class APIError(Exception):
         """The word for logs and metrics."""
         return self.code or self.body()["error"]["type"]
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> ErrorReply:
         error_type = _TYPES.get(self.status, "server_error")
         return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
 
@@ -66,8 +67,8 @@ class APIError(Exception):
         return JSONResponse(self.body(), self.status, headers)
 
 
-class BrokenOff(Exception):
-    """An answer that fails when its status has gone out, and that cannot say so: its connection is closed.
+class StreamAborted(Exception):
+    """A reply that failed after its status was sent, in a format that has no errors: its connection is closed.
 
     `kind` is the word for logs and metrics.
     """

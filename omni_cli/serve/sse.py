@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
-from typing import Any
 
 from starlette.responses import StreamingResponse
 
@@ -18,7 +17,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 async def event_stream(
-    documents: AsyncGenerator[dict[str, Any], None], exchange: Exchange, log: AccessLog, *, end: bytes = b""
+    documents: AsyncGenerator[Mapping[str, object], None], exchange: Exchange, log: AccessLog, *, end: bytes = b""
 ) -> StreamingResponse:
     """The answer that sends these documents as they come; a failure half-way is one of them, `{"error": ...}`.
 
@@ -50,5 +49,5 @@ async def event_stream(
     return StreamingResponse(send(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
-def _event(document: dict[str, Any]) -> bytes:
+def _event(document: Mapping[str, object]) -> bytes:
     return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import omni_cli
+from support.reaper import marked
 
 ROOT = Path(omni_cli.__file__).parents[1]
 TIMEOUT_S = 240
@@ -148,7 +149,7 @@ class OmniProcess:
 
     def others(self) -> list[int]:
         """Ids of the processes that the command has started, directly or not."""
-        return [pid for pid in _marked(self._mark) if pid != self.pid]
+        return [pid for pid in marked(_MARK, self._mark) if pid != self.pid]
 
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
         """As Ctrl-C does it: to the whole process group of the terminal."""
@@ -169,22 +170,22 @@ class OmniProcess:
             err or "",
             seconds,
             self._leftovers(),
-            _files(self.output),
+            files_below(self.output),
             started_others=lines.count("python") > 1,
         )
 
     def _leftovers(self) -> tuple[str, ...]:
         deadline = time.monotonic() + GONE_WITHIN_S
         # Files stay where nobody is left to remove them.
-        while _marked(self._mark) and time.monotonic() < deadline:
+        while marked(_MARK, self._mark) and time.monotonic() < deadline:
             time.sleep(0.05)
         found = self._left()
-        for pid in _marked(self._mark):
+        for pid in marked(_MARK, self._mark):
             os.kill(pid, signal.SIGKILL)
         return found
 
     def _left(self) -> tuple[str, ...]:
-        processes = (f"process {pid} {_command_line(pid)}" for pid in _marked(self._mark))
+        processes = (f"process {pid} {_command_line(pid)}" for pid in marked(_MARK, self._mark))
         names = sorted(path.name for path in self.temporary.iterdir())
         # torch's cache of compiled kernels, one a user, is meant to stay.
         stays = ("torchinductor_",)
@@ -203,20 +204,6 @@ def run_omni(folder: Path, *arguments: str, input_text: str | None = None, **opt
     return OmniProcess(folder, *arguments, **options).end(input_text)
 
 
-def _marked(mark: str) -> list[int]:
-    """Living processes whose environment has the marker; zombies have none."""
-    wanted = f"{_MARK}={mark}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if wanted in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # ended meanwhile, or not ours
-    return found
-
-
 def _command_line(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -230,7 +217,7 @@ def _may_mount() -> bool:
     return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
-def _files(folder: Path) -> tuple[str, ...]:
+def files_below(folder: Path) -> tuple[str, ...]:
     if not folder.is_dir():
         return ()
     return tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()))

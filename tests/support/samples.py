@@ -1,13 +1,18 @@
-"""Cases that differ in degree only: some of them in every run, all of them with `OMNI_ALL_FAULTS=1`."""
+"""Cases that differ in degree only: some in every run, all of them with `make test-all`."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any
 
-T = TypeVar("T")
+import pytest
 
 
-def sample(cases: Sequence[T], some: Sequence[T]) -> list[T]:
-    return list(cases if os.environ.get("OMNI_ALL_FAULTS") else some)
+def sample(cases: Sequence[Any], some: Sequence[Any]) -> list[Any]:
+    """Mark cases that are not in `some` as `nightly`; a case of several arguments is a tuple."""
+    return [case if case in some else _nightly(case) for case in cases]
+
+
+def _nightly(case: Any) -> Any:
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=pytest.mark.nightly)

@@ -6,7 +6,6 @@ import asyncio
 import functools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -16,8 +15,10 @@ from omni_cli.serve.chat_reply import ChatReply
 from omni_cli.serve.conversation import read_conversation
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange
+from omni_cli.serve.routes.documented import RUNNING, content, errors
 from omni_cli.serve.schemas.chat import ChatCompletionRequest
 from omni_cli.serve.schemas.fields import voice_name
+from omni_cli.serve.schemas.replies import ChatCompletion, ChatCompletionChunk
 from omni_cli.serve.service import Service
 from omni_cli.serve.sse import DONE, event_stream
 
@@ -25,7 +26,11 @@ from omni_cli.serve.sse import DONE, event_stream
 def chat_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/chat/completions")
+    @router.post(
+        "/v1/chat/completions",
+        response_model=ChatCompletion,
+        responses=errors(*RUNNING) | content("The reply, whole or as events.", "text/event-stream"),
+    )
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation."""
         exchange = Exchange.of(request.scope)
@@ -98,7 +103,7 @@ def _wants_usage(body: ChatCompletionRequest) -> bool:
 
 async def _stream(
     service: Service, request: GenerateRequest, reply: ChatReply, exchange: Exchange, *, with_usage: bool
-) -> AsyncGenerator[dict[str, Any], None]:
+) -> AsyncGenerator[ChatCompletionChunk, None]:
     begun = False
     async with aclosing(service.events(request, exchange)) as events:
         async for event in events:

@@ -1,10 +1,9 @@
-"""`POST /v1/images/generations`: pictures from a prompt."""
+"""`POST /v1/images/generations`: images from a prompt."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -14,22 +13,25 @@ from omni_cli.inputs.fields import MAX_SEED
 from omni_cli.outputs import GenerateRequest, ImageOutput, RequestResult
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id, unix_now
+from omni_cli.serve.routes.documented import RUNNING, errors
 from omni_cli.serve.schemas.images import ImageRequest
+from omni_cli.serve.schemas.replies import ImageItem, ImagesReply
 from omni_cli.serve.service import Service
 
 
 def image_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/images/generations")
+    @router.post("/v1/images/generations", response_model=ImagesReply, responses=errors(*RUNNING))
     async def images_generations(body: ImageRequest, request: Request) -> Response:
-        """Make pictures; of several the first has the request's seed, each next one the next seed."""
+        """Make images; of several, the first has the request's seed, each following one the next seed."""
         exchange = Exchange.of(request.scope)
         _check(service, body)
         requests = _generate_requests(service, body)
         results = await _run_all(service, requests, exchange)
         data = await asyncio.to_thread(lambda: [_item(result) for result in results])
-        return JSONResponse({"created": unix_now(), "output_format": "png", "data": data})
+        reply: ImagesReply = {"created": unix_now(), "output_format": "png", "data": data}
+        return JSONResponse(reply)
 
     return router
 
@@ -67,6 +69,6 @@ def _generate_requests(service: Service, body: ImageRequest) -> list[GenerateReq
     ]
 
 
-def _item(result: RequestResult) -> dict[str, Any]:
+def _item(result: RequestResult) -> ImageItem:
     image = next(output for output in result.outputs if isinstance(output, ImageOutput))
     return {"b64_json": base64.b64encode(encode_png(image.pixels)).decode()}

@@ -1,20 +1,25 @@
-"""What models there are, and how the server is."""
+"""The models that are served, and the state of the server."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from omni_cli.serve.exchange import unix_now
+from omni_cli.serve.routes.documented import ALWAYS, WITH_KEY, Responses, content, errors
+from omni_cli.serve.schemas.replies import Health, Model, ModelList, Readiness
 from omni_cli.serve.service import Service
+
+_NOT_READY: Responses = {
+    503: {"model": Readiness, "description": "Not ready: a stage is missing, or the server stops."}
+}
+_METRICS = content("Prometheus' text format.", CONTENT_TYPE_LATEST)
 
 
 def operation_routes(service: Service) -> APIRouter:
     router = APIRouter()
-    model = {
+    model: Model = {
         "id": service.config.name,
         "object": "model",
         "created": unix_now(),
@@ -23,33 +28,34 @@ def operation_routes(service: Service) -> APIRouter:
         "modalities": list(service.modalities),
     }
 
-    @router.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        """The one model that is served."""
+    @router.get("/v1/models", responses=errors(*WITH_KEY))
+    async def models() -> ModelList:
+        """List the one model that is served."""
         return {"object": "list", "data": [model]}
 
-    @router.get("/v1/models/{name:path}")
-    async def model_named(name: str) -> dict[str, Any]:
-        """One model; its checkpoint's name is its name as well."""
+    @router.get("/v1/models/{name:path}", responses=errors(404, *WITH_KEY))
+    async def model_named(name: str) -> Model:
+        """Look up one model, by the profile's name or the checkpoint's."""
         service.check_model(name)
         return model
 
-    @router.get("/health")
-    async def health() -> dict[str, str]:
-        """Liveness: the server answers."""
+    @router.get("/health", responses=errors(*ALWAYS))
+    async def health() -> Health:
+        """Report liveness: the server responds."""
         return {"status": "ok"}
 
-    @router.get("/ready")
+    @router.get("/ready", response_model=Readiness, responses=errors(*ALWAYS) | _NOT_READY)
     async def ready() -> Response:
-        """Readiness: 200 while all stages are up and requests are taken, else 503."""
+        """Report readiness: 200 while all stages are up and requests are accepted, else 503."""
         failed = service.supervisor.failed_stages
         stages = {s.name: "failed" if s.name in failed else "ready" for s in service.supervisor.stages}
         state = "draining" if service.is_draining else service.supervisor.state.value
-        return JSONResponse({"status": state, "stages": stages}, 200 if service.is_ready else 503)
+        readiness: Readiness = {"status": state, "stages": stages}
+        return JSONResponse(readiness, 200 if service.is_ready else 503)
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=Response, responses=errors(*WITH_KEY) | _METRICS)
     async def metrics() -> Response:
-        """Prometheus' text format."""
+        """Report metrics in Prometheus' text format."""
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -6,7 +6,6 @@ import asyncio
 import base64
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
@@ -15,9 +14,11 @@ from omni_cli.encoding import encode_flac, encode_pcm16, encode_wav
 from omni_cli.errors import OmniError
 from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
 from omni_cli.serve.chat_reply import split_audio, usage
-from omni_cli.serve.errors import APIError, BrokenOff, as_api_error
+from omni_cli.serve.errors import APIError, StreamAborted, as_api_error
 from omni_cli.serve.exchange import Exchange, new_id
+from omni_cli.serve.routes.documented import RUNNING, content, errors
 from omni_cli.serve.schemas.fields import voice_name
+from omni_cli.serve.schemas.replies import SpeechEvent
 from omni_cli.serve.schemas.speech import SpeechRequest
 from omni_cli.serve.service import Service
 from omni_cli.serve.sse import event_stream
@@ -30,7 +31,11 @@ _INSTRUCTION = "Read the following text aloud, word for word, and say nothing el
 def speech_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/audio/speech")
+    @router.post(
+        "/v1/audio/speech",
+        response_class=Response,
+        responses=errors(*RUNNING) | content("The speech.", *_MEDIA_TYPES.values(), "text/event-stream"),
+    )
     async def audio_speech(body: SpeechRequest, request: Request) -> Response:
         """Speak a text: the first stage takes it as its own answer, and the others say it."""
         exchange = Exchange.of(request.scope)
@@ -68,9 +73,7 @@ def _check(service: Service, body: SpeechRequest) -> None:
         )
 
 
-async def _events(
-    service: Service, request: GenerateRequest, exchange: Exchange
-) -> AsyncGenerator[dict[str, Any], None]:
+async def _events(service: Service, request: GenerateRequest, exchange: Exchange) -> AsyncGenerator[SpeechEvent, None]:
     async with aclosing(service.events(request, exchange)) as events:
         async for event in events:
             match event:
@@ -107,7 +110,7 @@ async def _stream(service: Service, request: GenerateRequest, exchange: Exchange
                 async for piece in pieces:
                     yield piece
         except (OmniError, APIError) as failure:
-            raise BrokenOff(as_api_error(failure).kind) from failure
+            raise StreamAborted(as_api_error(failure).kind) from failure
 
     return StreamingResponse(send(), media_type=_MEDIA_TYPES["pcm"])
 

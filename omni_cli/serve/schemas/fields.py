@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from omni_cli.inputs.fields import MAX_SEED
@@ -15,6 +23,12 @@ class Strict(BaseModel):
     """Numbers are not text, and unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_integral_numbers(cls, fields: object) -> object:
+        """Take 1.0 for 1: JSON has one kind of number, and to JSON Schema both are integers."""
+        return {name: _integral(value) for name, value in fields.items()} if isinstance(fields, dict) else fields
 
     @field_validator("*")
     @classmethod
@@ -29,8 +43,14 @@ class Strict(BaseModel):
         return value
 
 
+def _integral(value: object) -> object:
+    if isinstance(value, list):
+        return [_integral(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class Only:
-    """Of an official field that is not supported, but for these values (and null), which ask for nothing."""
+    """An official field that is not supported, apart from null and these values, which ask for nothing."""
 
     def __init__(self, *neutral: Any) -> None:
         self._neutral = neutral
@@ -50,8 +70,8 @@ class Only:
         raise PydanticCustomError("unsupported_parameter", "is not supported{allowed}", {"allowed": allowed})
 
 
-# Has no influence on an answer: who asks, and what OpenAI should keep.
-Ignored = Annotated[Any, Field(default=None, description="Taken and ignored.")]
+# No influence on a reply: who asks, and what OpenAI should keep.
+Ignored = Annotated[Any, Field(default=None, description="Accepted and ignored.")]
 
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED, description="Seed; the profile's if absent.")]
 Voice = Annotated[str, Field(min_length=1, max_length=200)]

@@ -12,6 +12,9 @@ from omni_cli.serve.schemas.fields import Ignored, Only, Seed, Strict
 
 _DIFFUSION = ("negative_prompt", "num_inference_steps", "guidance_scale", "true_cfg_scale")
 
+_SIZE = r"([1-9]\d{0,4})x([1-9]\d{0,4})"
+_SIZE_OR_AUTO = f"^({_SIZE}|auto)$"
+
 
 def _check_size(value: str) -> str:
     if value != "auto":
@@ -21,7 +24,7 @@ def _check_size(value: str) -> str:
 
 def parse_size(value: str) -> tuple[int, int]:
     """`WIDTHxHEIGHT` in pixels; raises `ValueError`."""
-    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", value)
+    found = re.fullmatch(_SIZE, value, re.ASCII)
     if found is None:
         raise ValueError("must be WIDTHxHEIGHT in pixels, such as 512x512, or auto")
     width, height = int(found[1]), int(found[2])
@@ -30,13 +33,14 @@ def parse_size(value: str) -> tuple[int, int]:
     return width, height
 
 
+Size = Annotated[str, AfterValidator(_check_size), Field(json_schema_extra={"pattern": _SIZE_OR_AUTO})]
+
+
 class ImageRequest(Strict):
     model: str | None = Field(None, description="As `GET /v1/models` names it.")
     prompt: str = Field(min_length=1)
     n: Annotated[int, Field(ge=1)] | None = Field(None, description="Pictures; each next one has the next seed.")
-    size: Annotated[str, AfterValidator(_check_size)] | None = Field(
-        None, description="`WIDTHxHEIGHT`; the profile's if absent or `auto`."
-    )
+    size: Size | None = Field(None, description="`WIDTHxHEIGHT`; the profile's if absent or `auto`.")
     response_format: Literal["b64_json"] | None = None
     output_format: Literal["png"] | None = None
 

@@ -1,4 +1,8 @@
-"""What a user can get wrong, on the real command: one clear error each, the right exit code, nothing left behind."""
+"""Mistakes of users, on the real command: one clear error each, the right exit code, nothing left behind.
+
+Where a mistake is found before anything starts, the command runs in the process of the test; one case of each kind runs
+in a process of its own, too.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.in_process import run_here
 from support.omni_process import SHORT, Ended, OmniProcess, run_omni
 
 USAGE, FAILED, CLOSED_PIPE = 2, 6, 141
@@ -94,13 +99,13 @@ def check_refused(ended: Ended, code: int, *parts: str, as_json: bool) -> None:
 @pytest.mark.parametrize("case", WITHOUT_ENGINE)
 def test_refused_before_anything_is_started(case: str, folder: Path) -> None:
     arguments, part = WITHOUT_ENGINE[case]
-    ended = run_omni(folder, "generate", *arguments, "--json")
+    ended = run_here(folder, "generate", *arguments, "--json")
     check_refused(ended, USAGE, part, as_json=True)
     assert not ended.started_others
 
 
 @pytest.mark.parametrize("case", ["unknown stage in --set", "missing checkpoint", "audio that is text", "empty prompt"])
-def test_refused_in_plain_text(case: str, folder: Path) -> None:
+def test_refused_in_plain_text_by_the_real_process(case: str, folder: Path) -> None:
     arguments, part = WITHOUT_ENGINE[case]
     check_refused(run_omni(folder, "generate", *arguments), USAGE, part, as_json=False)
 
@@ -114,7 +119,7 @@ def test_bad_prompt_on_stdin(text: str, part: str, folder: Path) -> None:
 
 
 def test_requests_file_with_only_bad_lines(folder: Path) -> None:
-    ended = run_omni(folder, "generate", "--requests", "bad.jsonl", "--json")
+    ended = run_here(folder, "generate", "--requests", "bad.jsonl", "--json")
     ended.check_clean()
     assert (ended.code, ended.started_others, ended.output_files) == (USAGE, False, ())
     assert [result["status"] for result in ended.document["results"]] == ["error"] * 4
@@ -172,14 +177,14 @@ def test_broken_checkpoint(case: str, folder: Path, copy_of: Callable[[str], Pat
     name, file, damage, part = BROKEN_CHECKPOINTS[case]
     model = copy_of(name)
     damage(model / file)
-    ended = run_omni(folder, "generate", "hi", "-p", name, "--model", str(model), "--json")
+    ended = run_here(folder, "generate", "hi", "-p", name, "--model", str(model), "--json")
     check_refused(ended, USAGE, part, as_json=True)
     assert not ended.started_others
 
 
 @pytest.mark.parametrize(("profile", "model"), [("tiny-omni", "tiny-image"), ("tiny-image", "tiny-omni")])
 def test_checkpoint_of_another_profile(profile: str, model: str, folder: Path, copy_of: Callable[[str], Path]) -> None:
-    ended = run_omni(folder, "generate", "hi", "-p", profile, "--model", str(copy_of(model)), "--json")
+    ended = run_here(folder, "generate", "hi", "-p", profile, "--model", str(copy_of(model)), "--json")
     check_refused(ended, USAGE, "diffusers pipeline", as_json=True)
     assert not ended.started_others
 

@@ -1,7 +1,7 @@
 """Faults of every kind at every point of a stage's life: the right error, whole files, and nothing left behind.
 
-Each run is a real one, with the fault planted in the stage's own process. A row a point and kind is run here; with
-`OMNI_ALL_FAULTS=1` every kind at every point, which takes about a quarter of an hour.
+Each run is a real one, with the fault planted in the stage's own process. `make test` covers each point and each kind;
+`make test-all` plants every kind at every point, which takes about a quarter of an hour.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.in_process import run_here
 from support.omni_process import run_omni
 from support.omni_server import CHAT, IMAGES, OmniServer
 
@@ -146,7 +147,7 @@ def test_an_address_in_use_is_one_clear_error(folder: Path, tmp_path: Path) -> N
     ],
 )
 def test_mistakes_end_before_anything_starts(folder: Path, arguments: tuple[str, ...], part: str) -> None:
-    ended = run_omni(folder, "serve", "--port", "0", *arguments)
+    ended = run_here(folder, "serve", "--port", "0", *arguments)
     ended.check_error(2, part)
     assert not ended.started_others
 

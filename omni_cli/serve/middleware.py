@@ -10,7 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_cli.serve.body import Disconnected, discard_body, read_body
-from omni_cli.serve.errors import RETRY_AFTER_S, APIError, BrokenOff
+from omni_cli.serve.errors import RETRY_AFTER_S, APIError, StreamAborted
 from omni_cli.serve.exchange import REQUEST_ID, REQUEST_TIMEOUT, Exchange
 from omni_cli.serve.service import Service
 
@@ -20,7 +20,7 @@ _OPEN_PATHS = frozenset({"/health", "/ready"})
 _OVERRUN_S = 5.0
 
 
-class Gate:
+class RequestMiddleware:
     """The whole server as an ASGI application.
 
     Every body has been read when a route runs, and a route whose client leaves is cancelled there and then.
@@ -50,7 +50,7 @@ class Gate:
             await self._answer(scope, receive, reply, exchange)
         except Disconnected:
             exchange.error = "client_disconnected"
-        except BrokenOff as failure:
+        except StreamAborted as failure:
             exchange.error = failure.kind
         except APIError as error:
             exchange.error = error.kind

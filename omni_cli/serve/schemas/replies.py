@@ -1,0 +1,147 @@
+"""The bodies of replies, with OpenAI's field names."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+
+class ErrorFields(TypedDict):
+    """`type` and `code` are for programs, `message` for people; `param` names the field that is wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(TypedDict):
+    error: ErrorFields
+
+
+class CompletionTokensDetails(TypedDict):
+    audio_tokens: int
+
+
+class Usage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    completion_tokens_details: CompletionTokensDetails
+
+
+class SpokenReply(TypedDict):
+    """Speech in base64, in the format of the request, and its words."""
+
+    id: str
+    data: str
+    expires_at: int
+    transcript: str
+
+
+class ReplyMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    audio: NotRequired[SpokenReply]
+
+
+class SpeechDelta(TypedDict, total=False):
+    """A piece of speech: base64 of PCM, or some of its words."""
+
+    id: str
+    data: str
+    transcript: str
+    expires_at: int
+
+
+class ReplyDelta(TypedDict, total=False):
+    role: Literal["assistant"]
+    content: str | None
+    audio: SpeechDelta
+
+
+class _AnyChoice(TypedDict):
+    index: Literal[0]
+    logprobs: None
+    finish_reason: str | None
+    token_ids: NotRequired[list[int]]
+    audio_token_ids: NotRequired[list[int]]
+
+
+class Choice(_AnyChoice):
+    message: ReplyMessage
+
+
+class ChunkChoice(_AnyChoice):
+    delta: ReplyDelta
+
+
+class ChatCompletion(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+
+
+class ChatCompletionChunk(TypedDict):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: NotRequired[Usage]
+
+
+class SpeechUsage(TypedDict):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class SpeechEvent(TypedDict):
+    """`speech.audio.delta` has `audio`, base64 of PCM; `speech.audio.done` has `usage`."""
+
+    type: Literal["speech.audio.delta", "speech.audio.done"]
+    audio: NotRequired[str]
+    usage: NotRequired[SpeechUsage]
+
+
+class ImageItem(TypedDict):
+    b64_json: str
+
+
+class ImagesReply(TypedDict):
+    created: int
+    output_format: Literal["png"]
+    data: list[ImageItem]
+
+
+class Model(TypedDict):
+    """`root` is the checkpoint."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    modalities: list[str]
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Health(TypedDict):
+    status: Literal["ok"]
+
+
+class Readiness(TypedDict):
+    """`stages` says `ready` or `failed` for each stage that has been loaded."""
+
+    status: str
+    stages: dict[str, str]
