@@ -2,15 +2,17 @@
 #
 #   EXTRA=cpu|cuda   extra to install; default: cuda if NVIDIA's driver lists a GPU, else cpu
 #   PYTHON=python3.x Python to use; default: the first found of 3.11 or newer
-#   PARALLEL=        run integration tests sequentially; default: two test files at once
+#   PARALLEL=        run tests sequentially; default: two test files at once
 #   TORCH_INDEX=URL  index of torch's CPU build; empty: only the indexes of pip's own settings
 
 EXTRA ?= auto
 VENV ?= .venv
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 OUT ?= out/demo
-# An integration test mostly imports and loads in one process: two in parallel keep two cores busy.
-PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
+# A test mostly imports and loads in one process: two in parallel keep two cores busy.
+PARALLEL ?= -n 2 --dist loadgroup --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -q --durations=20
+INTEGRATION = $(PARALLEL) tests/integration tests/gpu
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
@@ -18,7 +20,7 @@ INSTALL = $(PYTHON) scripts/install.py --venv $(VENV) --extra $(EXTRA) --torch-i
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-fast lint format unit hooks integration browser install dev clean python
+.PHONY: help demo test test-all test-fast lint format unit hooks integration browser install dev clean python
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +31,9 @@ demo: install ## install if needed, then generate text, speech and an image
 	@echo "Done. The files are in $(OUT)/speech and $(OUT)/image. The weights are random, and so is the output."
 
 test: lint unit integration ## install if needed, then run everything that a change must pass
+
+test-all: lint unit ## run those and the nightly tests: every fault at every point, every page
+	@$(PYTEST) -m "" $(INTEGRATION)
 
 lint: dev ## check style, prose, types and import rules
 	@$(BIN)/ruff check .
@@ -41,16 +46,16 @@ format: dev ## rewrite the code in the project's style
 	@$(BIN)/ruff format .
 
 test-fast: dev ## unit tests in under 20 s, without simulations, page rendering and processes
-	@$(BIN)/python -m pytest -q tests/unit -m "not slow"
+	@$(BIN)/python -m pytest -q tests/unit -m "not slow and not nightly"
 
 unit: dev ## run all unit tests, without torch
-	@$(BIN)/python -m pytest -q tests/unit
+	@$(PYTEST) $(PARALLEL) tests/unit
 
 hooks: dev ## check style and prose at each commit, types and imports at each push (pre-commit)
 	@$(BIN)/pre-commit install --hook-type pre-commit --hook-type pre-push
 
 integration: dev ## run tests on real vLLM and diffusers, and on a CUDA device if there is one
-	@$(BIN)/python -m pytest -q $(PARALLEL) tests/integration tests/gpu
+	@$(PYTEST) $(INTEGRATION)
 
 browser: ## install Chromium for the tests of the report's page
 	@scripts/install_browser.sh

@@ -20,8 +20,8 @@ from omni_cli.outputs import Event, GenerateRequest, RequestResult
 ensure_torchvision_importable()
 
 TIMEOUT_S = 180
-# Files of few and long tests, in which one worker would be alone at the end.
-LONGEST = ("/replicas/", "/docs/", "test_parallel_ranks", "test_hidden_states", "test_bench_command", "test_reference")
+# Long tests, and the files that share a server, begin first: a worker would be alone with them at the end.
+LONGEST = ("/serve/", "/replicas/", "/docs/", "test_parallel_ranks", "test_hidden_states", "test_bench_command")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -99,7 +99,7 @@ def test_end_to_end_has_the_metrics_of_all_stages_and_they_add_up(tmp_path: Path
 def test_a_real_change_is_found_by_turns_and_so_are_its_outputs(tmp_path: Path) -> None:
     path, markdown = tmp_path / "record.json", tmp_path / "report.md"
     files = ("--output-json", str(path), "--markdown", str(markdown))
-    ended = run_omni(tmp_path, *IMAGE, "--vary", "num_inference_steps=4,16", "--time-budget", "30", *files)
+    ended = run_omni(tmp_path, *IMAGE, "--vary", "num_inference_steps=4,16", "--time-budget", "12", *files)
     assert ended.code == 0, ended.err
     ended.check_clean()
     record = load_record(path)
@@ -114,7 +114,7 @@ def test_a_real_change_is_found_by_turns_and_so_are_its_outputs(tmp_path: Path) 
 
 
 def test_a_against_a_is_no_change_and_has_equal_outputs(tmp_path: Path) -> None:
-    ended = run_omni(tmp_path, *IMAGE, "--vary", "env.OMNI_TEST_NOTHING=1,1", "--num-iters", "40", "--json")
+    ended = run_omni(tmp_path, *IMAGE, "--vary", "env.OMNI_TEST_NOTHING=1,1", "--num-iters", "20", "--json")
     assert ended.code in (0, 3), (ended.code, ended.err)
     comparison = next(entry for entry in ended.document["comparisons"] if entry["metric"] == "e2e_s")
     # The verdict itself is wrong in some of all runs, by design; what must hold every time is that nothing differs.
@@ -125,7 +125,7 @@ def test_a_against_a_is_no_change_and_has_equal_outputs(tmp_path: Path) -> None:
 def test_a_regression_fails_the_gate(tmp_path: Path) -> None:
     junit = tmp_path / "junit.xml"
     work = ("--stage", "thinker", "--batch-size", "8", "--output-len", "16")
-    gate = ("--vary", "max_num_seqs=8,1", "--max-regression", "10%", "--time-budget", "30", "--junit", str(junit))
+    gate = ("--vary", "max_num_seqs=8,1", "--max-regression", "10%", "--time-budget", "12", "--junit", str(junit))
     ended = run_omni(tmp_path, "bench", *work, *gate)
     assert ended.code == 1, ended.err
     assert "error: gate failed: `e2e_s` is worse by" in ended.err
@@ -148,7 +148,7 @@ def is_leader(pid: int) -> bool:
     return os.getpgid(pid) == pid
 
 
-@pytest.mark.parametrize("killed", ["the variant", "its stage"])
+@pytest.mark.parametrize("killed", sample_of(["the variant", "its stage"], ["its stage"]))
 def test_a_variant_that_is_killed_is_named_and_the_samples_are_kept(tmp_path: Path, killed: str) -> None:
     path = tmp_path / "record.json"
     process = OmniProcess(

@@ -75,6 +75,7 @@ def test_work_at_the_same_time_counts_once(goals):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_diffusion_modes_on_a_cpu(tmp_path):
     run_script(
         "diffusion_modes.py", "--device", "cpu", "-o", str(tmp_path), "--only", "sana-0.6b", "--only", "token2wav",

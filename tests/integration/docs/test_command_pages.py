@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from support import command_pages
+from support.samples import sample
 
 pages = command_pages.load()
+PAGES = sorted(path.name for path in pages.PAGES.glob("*.md"))
+# A minute each; `make test-all` runs them.
+LONGEST = ("bench.md", "serve.md")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the pages show a machine without a GPU")
-@pytest.mark.parametrize("name", sorted(path.name for path in pages.PAGES.glob("*.md")))
+@pytest.mark.parametrize("name", sample(PAGES, [name for name in PAGES if name not in LONGEST]))
 def test_the_page_shows_what_is_printed(name: str) -> None:
     found = pages.check_page(pages.PAGES / name)
     assert not found, f"{found}\nif that is right: python scripts/command_pages.py --write docs/commands/{name}"

@@ -250,6 +250,7 @@ def test_tiny_omni_speaks(reference: dict) -> None:
     assert not torch.equal(speakers["Chelsie"]["cond"], speakers["Ethan"]["cond"])
 
 
+@pytest.mark.nightly
 def test_other_sizes_and_seeds_speak(tmp_path: Path) -> None:
     from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 

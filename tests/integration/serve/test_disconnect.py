@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import time
+import urllib.parse
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.omni_server import CHAT, IMAGES, SPEECH, OmniServer
+from support.samples import sample
 
 LONG_TEXT = {
     "messages": [{"role": "user", "content": "hello"}],
@@ -26,8 +30,13 @@ LONG_PICTURE = {"prompt": "a cube", "num_inference_steps": 1000}
 
 @pytest.fixture(scope="module")
 def talkative(start_server: Any) -> OmniServer:
-    """Speech that takes many seconds: a talker that does not end early."""
-    sampling = ("talker.sampling.max_tokens=1900", "talker.sampling.ignore_eos=true", "talker.sampling.min_tokens=1900")
+    """Speech that takes many seconds, streamed or not: a talker that does not end early."""
+    sampling = (
+        "token2wav.stream=true",
+        "talker.sampling.max_tokens=1900",
+        "talker.sampling.ignore_eos=true",
+        "talker.sampling.min_tokens=1900",
+    )
     return start_server(*(word for setting in sampling for word in ("--set", setting)))
 
 
@@ -50,9 +59,15 @@ def check_idle_within_a_second(server: OmniServer) -> None:
     assert busy_s(server) - before < 0.1
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("path", "body"), [(CHAT, LONG_TEXT), (CHAT, LONG_SPEECH)], ids=["thinker", "talker"])
-def test_the_stages_stop(talkative: OmniServer, path: str, body: dict[str, Any], stream: bool) -> None:
+@pytest.mark.parametrize(
+    ("stage", "stream"),
+    sample(
+        [("thinker", False), ("thinker", True), ("talker", False), ("talker", True)],
+        [("thinker", False), ("talker", True)],
+    ),
+)
+def test_the_stages_stop(talkative: OmniServer, stage: str, stream: bool) -> None:
+    path, body = CHAT, LONG_TEXT if stage == "thinker" else LONG_SPEECH
     before = busy_s(talkative)
     talkative.send_and_hang_up(path, {**body, "stream": stream}, after_s=1.5)
     assert busy_s(talkative) - before > 0.1  # it was at work when the client left
@@ -81,3 +96,23 @@ def test_the_next_request_is_answered(talkative: OmniServer) -> None:
     answer = talkative.request("POST", CHAT, {"messages": LONG_TEXT["messages"], "max_tokens": 4})
     assert answer.status == 200
     assert talkative.request("POST", SPEECH, {"input": ""}).status == 400
+
+
+def is_broken_speech(line: dict[str, Any]) -> bool:
+    return line["path"] == SPEECH and line["status"] == 200
+
+
+def test_raw_speech_that_fails_in_the_middle_breaks_off_and_is_no_fault_of_the_server(talkative: OmniServer) -> None:
+    """Its status has gone out, and in bare samples nothing can say what went wrong."""
+    speech = {"input": "The sun sets.", "voice": "Chelsie", "response_format": "pcm", "stream_format": "audio"}
+    address = urllib.parse.urlsplit(talkative.url)
+    with contextlib.closing(http.client.HTTPConnection(address.hostname, address.port, timeout=60)) as connection:
+        connection.request("POST", SPEECH, json.dumps(speech), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status == 200 and answer.read(1000)
+        talkative.stage_processes()[2].kill()
+        with pytest.raises(http.client.IncompleteRead):
+            answer.read()
+    (line,) = talkative.wait_until(lambda: [line for line in talkative.log("request") if is_broken_speech(line)])
+    assert (line["status"], line["error"]) == (200, "engine_unavailable")
+    assert "Traceback" not in talkative.raw_log

@@ -13,7 +13,7 @@ from omni_cli.serve.schemas.chat import ChatCompletionRequest
 from omni_cli.serve.schemas.images import ImageRequest
 from omni_cli.serve.schemas.speech import SpeechRequest
 
-MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 # What such fields hold, true or not, and what they never should.
 words = st.sampled_from(

@@ -1,4 +1,4 @@
-"""How the server begins and ends."""
+"""Start and end of the server."""
 
 from __future__ import annotations
 
@@ -83,8 +83,9 @@ def test_a_stop_signal_lets_running_requests_end(folder: Path) -> None:
     assert (ended.code, ended.leftovers) == (0, ())
 
 
-def test_what_takes_longer_than_the_drain_timeout_is_told(folder: Path) -> None:
-    server = OmniServer(folder, "--profile", "tiny-image", "--drain-timeout", "1")
+def test_what_takes_longer_than_the_drain_timeout_gets_an_error(folder: Path) -> None:
+    """On a server that anybody may use, which comes with a warning."""
+    server = OmniServer(folder, "--profile", "tiny-image", "--host", "0.0.0.0", "--drain-timeout", "1")
     caller = Caller(server, IMAGES, ENDLESS)
     server.wait_until(lambda: server.metric("omni_requests_inside") == 1)
     began = time.monotonic()
@@ -93,6 +94,7 @@ def test_what_takes_longer_than_the_drain_timeout_is_told(folder: Path) -> None:
     caller.join()
     assert caller.result.status == 503 and caller.result.error["code"] == "shutting_down"
     assert (ended.code, ended.leftovers) == (0, ())
+    assert server.raw_log.startswith("warning: anybody who can reach 0.0.0.0 may use this server\n\nhint: set a key")
 
 
 def test_a_second_signal_stops_at_once(folder: Path) -> None:
@@ -150,9 +152,3 @@ def test_mistakes_end_before_anything_starts(folder: Path, arguments: tuple[str,
     ended = run_here(folder, "serve", "--port", "0", *arguments)
     ended.check_error(2, part)
     assert not ended.started_others
-
-
-def test_who_serves_everybody_without_a_key_is_warned(folder: Path) -> None:
-    server = OmniServer(folder, "--profile", "tiny-image", "--host", "0.0.0.0")
-    server.stop()
-    assert server.raw_log.startswith("warning: anybody who can reach 0.0.0.0 may use this server\n\nhint: set a key")

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import json
 import os
 import signal
-import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from support.omni_process import ROOT
-from support.omni_server import CHAT, IMAGES, SPEECH, Answer, OmniServer
+from support.omni_server import CHAT, IMAGES, Answer, OmniServer
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 SPOKEN = {**HELLO, "modalities": ["text", "audio"], "audio": {"format": "pcm16"}}
@@ -83,24 +79,6 @@ def test_the_same_stage_may_die_again(mortal: OmniServer) -> None:
         assert mortal.request("POST", CHAT, SPOKEN).status == 200
 
 
-def test_raw_speech_that_fails_in_the_middle_breaks_off_and_is_no_fault_of_the_server(start_server: Any) -> None:
-    """Its status has gone out, and in bare samples nothing can say what went wrong."""
-    settings = ("token2wav.stream=true", "talker.sampling.max_tokens=1900", "talker.sampling.min_tokens=1900")
-    server = start_server(*(word for setting in settings for word in ("--set", setting)))
-    speech = {"input": "The sun sets.", "voice": "Chelsie", "response_format": "pcm", "stream_format": "audio"}
-    address = urllib.parse.urlsplit(server.url)
-    with contextlib.closing(http.client.HTTPConnection(address.hostname, address.port, timeout=60)) as connection:
-        connection.request("POST", SPEECH, json.dumps(speech), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        assert answer.status == 200 and answer.read(1000)
-        server.stage_processes()[2].kill()
-        with pytest.raises(http.client.IncompleteRead):
-            answer.read()
-    (line,) = server.wait_until(lambda: [line for line in server.log("request") if line["path"] == SPEECH])
-    assert (line["status"], line["error"]) == (200, "engine_unavailable")
-    assert "Traceback" not in server.raw_log
-
-
 def test_a_hanging_stage_is_replaced(hanging: OmniServer) -> None:
     (stage,) = hanging.stage_processes()
     stage.send_signal(signal.SIGSTOP)
@@ -126,6 +104,7 @@ def test_an_idle_stage_is_not_taken_for_hanging(hanging: OmniServer) -> None:
     assert [process.pid for process in hanging.stage_processes()] == before
 
 
+@pytest.mark.nightly
 def test_a_stage_that_hangs_while_it_is_loaded_again(start_server: Any, tmp_path: Path) -> None:
     faults = Path(__file__).parents[2] / "support" / "planted_faults"
     when = tmp_path / "hang now"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.answers import answer_of
+from support.samples import sample
 
 WORDS = ("rain", "on", "a", "tin", "roof", "and", "the", "long", "road", "home", "under", "grey", "skies", "alone")
 
@@ -149,7 +150,7 @@ def test_an_aborted_request_leaves_nothing_and_disturbs_nobody(tiny_omni_path, t
 
 @pytest.mark.parametrize(
     "ranks",
-    [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}],
+    sample([{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], [{"tensor_parallel_size": 2}]),
     ids=["tensor-parallel", "pipeline-parallel"],
 )
 def test_rows_and_tokens_under_parallel_ranks(tiny_omni_path, tmp_path, thinker, plain, ranks):
