@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from support import reaper
 
-HERE = Path(__file__).parent
 # OpenMP's threads otherwise spin while they wait for each other, and keep the very ones they wait for from the cores:
 # in models that a test runs itself as in the engine (`engine/process/fork_server.py`). Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -21,7 +20,7 @@ SHARED = ("start_session_engine", "start_session_server")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    groups = {item.path: str(item.path.relative_to(HERE)) for item in items}
+    groups = {item.path: item.nodeid.partition("::")[0] for item in items}
     for shared in SHARED:
         groups |= {item.path: shared for item in items if shared in getattr(item, "fixturenames", ())}
     for item in items:
