@@ -1,1 +1,1 @@
-"""Stages in processes of their own, and `OmniLLM`, the chain of them. The command's process imports no torch here."""
+"""`OmniLLM`, a chain of stages in separate processes. The command's process imports no torch here."""

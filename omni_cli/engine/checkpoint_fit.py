@@ -1,4 +1,4 @@
-"""A check that a profile's stages can load a checkpoint, from its small files alone."""
+"""Check that a profile's stages can load a checkpoint, reading only its small files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from omni_cli.errors import CheckpointError
 from omni_cli.families import Family, families
 
 _INCOMPLETE = "the folder is incomplete: download or copy it again"
-_HINT = "choose the profile that goes with the checkpoint (`--profile`), or another checkpoint (`--model`)"
+_HINT = "choose the profile of this checkpoint (`--profile`), or another checkpoint (`--model`)"
 
 
 def check_fit(config: EngineConfig, model: str) -> None:
-    """Raise `CheckpointError` where a stage cannot be a part of the checkpoint in the folder `model`."""
+    """Raise `CheckpointError` if a stage cannot be part of the checkpoint in the folder `model`."""
     folder = Path(model)
     family = read_family(folder)
     for stage in config.stages:

@@ -1,4 +1,4 @@
-"""What devices this machine has, without importing torch."""
+"""Devices of this machine, determined without importing torch."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from omni_cli.errors import StageError, UsageError
 
 INSTALL_RAY = "install the extra `ray`: `pip install 'omni-cli[ray]'`"
 NO_RAY_ON_CPU = "current platform cpu does not support ray."
-"""What vLLM says where there is no CUDA device."""
+"""vLLM's message if there is no CUDA device."""
 
 
 def has_cuda_device() -> bool:
-    """Whether an NVIDIA device is there and visible; the driver's device files say so."""
+    """Tell whether a visible NVIDIA device exists, by the driver's device files."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
 def has_ray() -> bool:
-    """Whether Ray is installed; does not import it."""
+    """Tell whether Ray is installed, without importing it."""
     return importlib.util.find_spec("ray") is not None
 
 
 def check_devices(config: EngineConfig) -> None:
-    """`StageError` or `UsageError` for a stage that needs what this machine lacks: a CUDA device, Ray."""
+    """Raise `StageError` or `UsageError` for a stage that needs a CUDA device or Ray if this machine has none."""
     for stage in config.stages:
         if isinstance(stage, ARStageConfig) and stage.distributed_executor_backend == "ray":
             check_ray(stage.name, has_device=has_cuda_device(), has_ray=has_ray())
@@ -50,7 +50,7 @@ def check_devices(config: EngineConfig) -> None:
 
 
 def check_ray(stage: str, *, has_device: bool, has_ray: bool) -> None:
-    """`UsageError` for a stage whose ranks Ray is to start, where vLLM or the installation has no way to."""
+    """Raise `UsageError` for a stage with ranks on Ray, if vLLM or the installation does not support that."""
     if not has_device:
         raise UsageError(
             f"stage `{stage}`: `distributed_executor_backend: ray` needs CUDA devices, and this machine has none; "

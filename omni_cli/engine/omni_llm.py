@@ -1,7 +1,7 @@
-"""`OmniLLM`: the chain of stages. Requests flow through it side by side, and what they make streams out.
+"""`OmniLLM`: the chain of stages. Requests flow through it concurrently, and their outputs stream out.
 
-Each stage lives in a process of its own; this one imports neither torch nor vLLM. Stages load in parallel, and a
-request that has left one stage makes room there while it is in the next.
+Each stage runs in its own process; this one imports neither torch nor vLLM. Stages load in parallel, and a request
+that has left a stage makes room there while it is in the next.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ class OmniLLM:
     """Loads a profile's stages and runs requests through them; owned by one event loop."""
 
     def __init__(self, config: EngineConfig, *, verbose: bool = False, records: bool = False) -> None:
-        """`verbose` passes on to stderr what libraries print, in the fork server and in every stage.
+        """`verbose` forwards the libraries' output to stderr, from the fork server and from every stage.
 
-        `records` makes stages that can be asked to record what they do (`record`).
+        `records` makes stages that can record their activity (`record`).
         """
         self._records = records
         self._recordings: dict[str, asyncio.Future[RecordingReport]] = {}
         self._verbose = verbose
         self.config = config
-        # In the profile's order; a stage that is started again gets a new one.
+        # In the profile's order; a restarted stage gets a new client.
         self._clients: dict[str, StageClient] = {}
         self._infos: dict[str, StageInfo] = {}
         self._loaded: dict[str, asyncio.Future[StageReady]] = {}
@@ -79,21 +79,21 @@ class OmniLLM:
 
     @property
     def stages(self) -> tuple[StageInfo, ...]:
-        """The loaded stages in the profile's order, with their peaks of memory so far."""
+        """The loaded stages in the profile's order, with their peak memory so far."""
         return tuple(self._infos[name] for name in self._clients if name in self._infos)
 
     @property
     def failed_stages(self) -> Mapping[str, StageError]:
-        """The stages that have ended and why; requests that need one of them fail."""
+        """Stages that have ended, with the reason; requests that need one of them fail."""
         return {name: _stage_error(name, failure) for name, failure in self._dead.items()}
 
     @property
     def busy_stages(self) -> tuple[str, ...]:
-        """The stages that have requests to run."""
+        """Stages with requests to run."""
         return tuple(name for name, client in self._clients.items() if client.silent_s is not None)
 
     async def start(self, on_event: Callable[[Event], None] | None = None) -> None:
-        """Load all stages at once. Raises what the first failing stage failed with; nothing is left running then."""
+        """Load all stages at once. Raises the first failing stage's error; nothing is left running then."""
         if on_event is not None:
             self._on_event = on_event
         try:
@@ -104,7 +104,7 @@ class OmniLLM:
 
     async def _start(self) -> None:
         check_devices(self.config)
-        # What is wrong with a checkpoint that is there shows in milliseconds, before any process is started.
+        # Mistakes in a local checkpoint show within milliseconds, before any process is started.
         model = resolve_model(self.config.model) if is_built(self.config.model) else self.config.model
         is_here = Path(model).is_dir()
         if is_here:
@@ -139,7 +139,7 @@ class OmniLLM:
             raise failure.error(name)  # it had loaded, and ended while the others were loading
 
     async def _load_in_turn(self, group: list[StageClient], context: ForkServerContext) -> None:
-        """The first of the group has been started; each of the others is when the one before it has loaded."""
+        """Start each stage of the group when the one before it has loaded; the first has been started."""
         await self._loaded[group[0].name]
         for client in group[1:]:
             await self._start_client(client, context)
@@ -150,12 +150,12 @@ class OmniLLM:
         await client.start(context)
 
     async def close(self) -> None:
-        """Stop every stage's process and its descendants; requests under way get nothing more. Idempotent."""
+        """Stop every stage's process and its descendants; requests in flight get no more events. Idempotent."""
         if self._watchdog is not None:
             self._watchdog.cancel()
         clients, self._clients = list(self._clients.values()), {}
         if not all(future.done() for future in self._loaded.values()):
-            # Still loading: nobody waits for imports that nobody wants any more.
+            # Still loading: nobody waits for those imports any more.
             self._fork_server.stop()
         await asyncio.gather(*(client.close() for client in clients))
         for future in self._loaded.values():
@@ -165,21 +165,21 @@ class OmniLLM:
         self._fork_server.stop()
 
     def kill(self) -> None:
-        """End every stage's process now, without waiting; for a second Ctrl-C."""
+        """Kill every stage's process now, without waiting; for a second Ctrl-C."""
         for client in self._clients.values():
             client.kill()
         self._fork_server.stop()
 
     def _give_up(self, name: str, reason: str, hint: str) -> None:
-        """End a stage that runs but does nothing: its requests fail with `reason`, and so does the stage."""
+        """End a stage that runs but makes no progress: it fails with `reason`, and so do its requests."""
         client = self._clients[name]
         self._stage_ended(client, Failure("stage", reason, hint))
         client.kill()
 
     async def restart(self, name: str) -> None:
-        """Load a failed stage again, in a new process; requests in the other stages go on.
+        """Load a failed stage again, in a new process; requests in the other stages continue.
 
-        Raises what it failed with; then it may be tried again.
+        Raises the stage's error, after which it may be tried again.
         """
         ended = self._clients[name]
         await ended.close()
@@ -192,7 +192,7 @@ class OmniLLM:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """Run one request; the last event is its `RequestResult`, which carries the error if it failed.
 
-        Leaving the iterator early (`aclose`) aborts the request in the stages that it is in.
+        Leaving the iterator early (`aclose`) aborts the request in its stages.
         """
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is already in use")
@@ -213,7 +213,7 @@ class OmniLLM:
         yield RequestResult(request.request_id, run.outputs, run.traces, error, handoff, run.ttfp_s, run.rtf)
 
     async def record(self, command: RecordingCommand, stage: str) -> RecordingReport:
-        """Ask a stage that has no request at the moment; one question to it at a time. Raises what it fails with."""
+        """Send a recording command to a stage without requests, one at a time. Raises the stage's error."""
         client = self._running(stage)
         answer: asyncio.Future[RecordingReport] = asyncio.get_running_loop().create_future()
         self._recordings[stage] = answer
@@ -221,7 +221,7 @@ class OmniLLM:
         return await answer
 
     def _chain(self, request: GenerateRequest) -> list[str]:
-        """The stages that this request needs: text alone is the first stage's."""
+        """The stages that this request needs: text needs only the first stage."""
         names = [stage.name for stage in self.config.stages]
         return names[:1] if request.modalities == frozenset({"text"}) else names
 
@@ -240,9 +240,9 @@ class OmniLLM:
         return StageTrace(name=client.name, kind=client.kind, effective=self._infos[client.name].effective, **fields)
 
     def _handle(self, client: StageClient, report: Report | None) -> None:
-        """A stage has reported something, or (None) its process has ended."""
+        """Handle a report of a stage, or (None) the end of its process."""
         if self._clients.get(client.name, client) is not client:
-            return  # the last words of one that has been replaced
+            return  # the last report of a replaced stage
         match report:
             case None:
                 self._stage_ended(client, None)
@@ -255,7 +255,7 @@ class OmniLLM:
                 if answer is not None and not answer.cancelled():
                     answer.set_result(report)
             case Alive():
-                pass  # the client has noted that it was heard
+                pass  # the client has noted the sign of life
             case EngagementReport():
                 self._infos[client.name] = dataclasses.replace(self._infos[client.name], engagement=report.counters)
             case Failure(request_id=None):
@@ -263,7 +263,7 @@ class OmniLLM:
             case _:
                 assert report.request_id is not None  # the case above took those
                 queue = self._requests.get(report.request_id)
-                # A request that was aborted may still be in a report that was on its way.
+                # An aborted request may still appear in a report that was sent before.
                 if queue is not None:
                     queue.put_nowait((client.name, report))
 
@@ -282,7 +282,7 @@ class OmniLLM:
         self._on_event(StageLoading(client.name, client.kind, self._infos[client.name]))
         loaded = self._loaded[client.name]
         if not loaded.done():  # else nobody waits for it any more
-            # Here and not where it is waited for: it may end before that is told.
+            # Here rather than where it is awaited: it may end before the waiter runs.
             self._dead.pop(client.name, None)
             loaded.set_result(report)
 
@@ -304,15 +304,15 @@ class OmniLLM:
 
 
 def _stage_error(name: str, failure: Failure) -> StageError:
-    """A stage's own failure, whatever kind its cause was; a new one each time, for raising it adds to it."""
+    """The failure as a `StageError`, whatever its cause; a new one each time, since raising adds to it."""
     error = failure.error(name)
     return error if isinstance(error, StageError) else StageError(error.message, stage=name, hint=error.hint)
 
 
 def _load_groups(clients: list[StageClient]) -> list[list[StageClient]]:
-    """Stages that must load one after another, together; the groups load in parallel.
+    """Group stages that must load one after another; the groups load in parallel.
 
-    On a CUDA device vLLM sizes a stage by the memory that it finds free, so stages that share one take turns.
+    On a CUDA device vLLM sizes a stage by the free memory that it finds, so stages that share one load sequentially.
     """
     if not has_cuda_device():
         return [[client] for client in clients]

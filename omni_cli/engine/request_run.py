@@ -1,4 +1,4 @@
-"""One request on its way through the stages: into one after the other, or into the next while one still runs."""
+"""One request in flight: into one stage after the other, or into the next while one still runs."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from omni_cli.stage.messages import (
 
 
 class RequestRun:
-    """Sends a request to the stages of `chain` and turns their reports, which come by `queue`, into events.
+    """Sends a request to the stages of `chain` and turns their reports, which arrive in `queue`, into events.
 
-    With `streams`, each stage begins as soon as the one before it has something for it. `enter(name)` gives a stage
-    that runs or raises `StageError`; `trace` makes a stage's trace of its last report.
+    With `streams`, each stage starts as soon as its input stage has something for it. `enter(name)` returns a running
+    stage or raises `StageError`; `trace` makes a stage's trace from its last report.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RequestRun:
         self._trace = trace
         self._streams = streams
         self._began_s = asyncio.get_running_loop().time()
-        # The stages that it is in, and what those that it has left said at the end.
+        # The stages that it is in, and the final reports of those that it has left.
         self._inside: dict[str, StageClient] = {}
         self._traces: dict[str, StageTrace] = {}
         self._outputs: dict[str, list[Output]] = {}
@@ -74,22 +74,22 @@ class RequestRun:
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        """What is whole so far, in the order of the stages."""
+        """Complete outputs so far, in the order of the stages."""
         return tuple(output for name in self._chain for output in self._outputs.get(name, ()))
 
     @property
     def traces(self) -> tuple[StageTrace, ...]:
-        """Of the stages that have finished it, in their order."""
+        """Traces of the stages that have finished it, in their order."""
         return tuple(self._traces[name] for name in self._chain if name in self._traces)
 
     @property
     def rtf(self) -> float | None:
-        """Seconds since the request came, a second of its audio; None without audio."""
+        """Seconds since the request arrived, per second of its audio; None without audio."""
         audio_s = sum(len(o.samples) / o.sample_rate for o in self.outputs if isinstance(o, AudioOutput))
         return self._elapsed_s() / audio_s if audio_s else None
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Raises what the request or one of its stages fails with. Whatever stops it, all stages let go of it."""
+        """Yield events; raises the error of the request or of its stage. All stages drop the request at the end."""
         try:
             self._send_on(0, self._request.handoff, is_last=True)
             while len(self._traces) < len(self._chain):
@@ -136,13 +136,13 @@ class RequestRun:
             self._send_on(self._chain.index(name) + 1, report.handoff, is_last=True)
 
     def _send_on(self, position: int, handoff: bytes | None, *, is_last: bool) -> None:
-        """To the stage at `position`: into it, or more input where it is in there already."""
+        """Send input to the stage at `position`: a new request, or more input if it is there already."""
         name = self._chain[position]
         if name in self._inside and handoff is not None:
-            # Where it has just ended, why is in the queue already, behind what the stage before it had sent.
+            # If it has just ended, the reason is in the queue already, after the previous stage's reports.
             with contextlib.suppress(StageError):
                 self._inside[name].send(AppendInput(self._request.request_id, handoff, is_last))
-        elif name not in self._traces:  # one that is done needs no more of it
+        elif name not in self._traces:  # a finished stage needs no more input
             client = self._enter(name)
             self._inside[name] = client
             client.send(self._stage_request(position, handoff, more_follows=not is_last))
@@ -156,7 +156,7 @@ class RequestRun:
             "speaker": request.speaker,
             "diffusion": dict(request.diffusion),
             "wants_handoff": has_next or request.wants_handoff,
-            # What the last stage hands over is for the caller, and whole.
+            # The last stage's handoff is for the caller, and whole.
             "streams": self._streams and (has_next or not request.wants_handoff),
         }
         if handoff is not None:

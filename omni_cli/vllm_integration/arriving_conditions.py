@@ -1,4 +1,4 @@
-"""Condition rows that reach a request after it has begun: they travel to the workers with the step that needs them."""
+"""Condition rows that reach a request after its start: the step that needs them sends them to the workers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 
 class Arrived(NamedTuple):
-    """Rows (num_rows, embedding_size) on the host that follow those that a request has; `is_last`: no more come."""
+    """Rows (num_rows, embedding_size) on the host that follow the request's earlier ones; `is_last`: no more follow."""
 
     rows: torch.Tensor
     is_last: bool
 
 
 def attach_arrived(scheduler_output: SchedulerOutput, arrived: Mapping[str, Arrived]) -> None:
-    """Send rows along, by the engine's request id. vLLM hands its scheduler's output to every rank as it is."""
+    """Attach rows by the engine's request id. vLLM sends its scheduler's output to every rank unchanged."""
     scheduler_output.omni_arrived = arrived
 
 
 def arrived_with(scheduler_output: SchedulerOutput) -> Mapping[str, Arrived]:
-    """What `attach_arrived` has attached; empty where nothing was."""
+    """The rows that `attach_arrived` has attached; empty if there are none."""
     return getattr(scheduler_output, "omni_arrived", {})

@@ -1,4 +1,4 @@
-"""What an engine of vLLM is told about the device that it runs on; `vllm_stage` is to be imported first."""
+"""Device settings of a vLLM engine; import `vllm_stage` first."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from vllm.platforms import current_platform
 
 from omni_cli.config.schema import CudagraphMode
 
-# Of a device's memory; vLLM wants more than none.
+# Share of a device's memory; vLLM requires more than zero.
 SMALLEST_SHARE = 1e-6
 
 
 def execution_args(cudagraph_mode: CudagraphMode) -> dict[str, Any]:
-    """vLLM `EngineArgs` for how a step runs on the device that vLLM is installed for."""
+    """Return vLLM's `EngineArgs` for the execution of a step on the device that vLLM is installed for."""
     if current_platform.is_cpu():
         # Inductor takes minutes to compile a model for the CPU, and there are no graphs to capture.
         return {"enforce_eager": True}
@@ -23,18 +23,18 @@ def execution_args(cudagraph_mode: CudagraphMode) -> dict[str, Any]:
 
 
 def use_whole_float32() -> None:
-    """Have this process multiply float32 as such: attention (Triton) and convolutions (cuDNN) would use TF32's 10 bits.
+    """Multiply float32 at full precision in this process: attention (Triton) and convolutions (cuDNN) would use TF32.
 
-    Rounded that far, tokens differ from the reference's within twenty steps, and alone from those in a batch.
+    With its 10 bits, tokens differ from the reference's within twenty steps, and alone from those in a batch.
     """
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
     torch.backends.cudnn.allow_tf32 = False
 
 
 def with_given_cache(args: dict[str, Any]) -> dict[str, Any]:
-    """`EngineArgs` that ask for no share of the device's memory where they give the KV cache a size.
+    """Return `EngineArgs` that reserve no share of the device's memory if they set the size of the KV cache.
 
-    vLLM looks at the share first all the same: without this, a stage would need nine tenths of the device to be free.
+    vLLM checks the share anyway: without this, nine tenths of the device would have to be free for a stage.
     """
     if current_platform.is_cpu() or "kv_cache_memory_bytes" not in args:
         return args

@@ -1,4 +1,4 @@
-"""How the diffusion runner calls a model, what it accepts back and how that gets to the host."""
+"""Interface between the diffusion runner and a model: the call, accepted results, and their copy to the host."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DiffusionInput:
 
 
 def diffusion_entry(model: nn.Module) -> Callable[..., Any]:
-    """The method that runs `model` over a list of `DiffusionInput`: the first that it defines of `ENTRY_POINTS`."""
+    """Return the method that runs `model` over a list of `DiffusionInput`: the first of `ENTRY_POINTS` that it has."""
     for name in ENTRY_POINTS:
         method = getattr(type(model), name, None)
         if method is not None and method is not nn.Module.forward:
@@ -38,16 +38,16 @@ def diffusion_entry(model: nn.Module) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class NoOutput:
-    """In place of a request's tensor, why there is none: that request fails, and the others of its batch go on."""
+    """Replaces a request's tensor and gives the reason: that request fails, the others of its batch continue."""
 
     reason: str
 
 
 def one_tensor_per_request(result: Any, request_ids: list[str]) -> dict[str, torch.Tensor | NoOutput]:
-    """What a model returned, as one tensor a request, or why a request has none.
+    """Split a model's result into one tensor per request, or the reason why there is none.
 
-    Accepts a tensor whose first dimension is the batch, a list in the order of the batch, or a dict by request id.
-    Where the number is wrong, nobody knows whose tensors they are, and no request gets one.
+    Accepts a tensor whose first dimension is the batch, a list in batch order, or a dict by request id. If the number
+    is wrong, the tensors cannot be assigned, and no request gets one.
     """
     if isinstance(result, Mapping):
         unknown = [str(name) for name in result if name not in request_ids]
@@ -62,7 +62,7 @@ def one_tensor_per_request(result: Any, request_ids: list[str]) -> dict[str, tor
         none = NoOutput(f"a diffusion model returns a tensor, a list or a dict, not {type(result).__name__}")
         return dict.fromkeys(request_ids, none)
     if isinstance(result, torch.Tensor) and not result.dim():
-        result = ()  # a single number is nobody's
+        result = ()  # a single number belongs to no request
     if len(result) != len(request_ids):
         none = NoOutput(f"the model returned {len(result)} tensors for {len(request_ids)} requests")
         return dict.fromkeys(request_ids, none)
@@ -76,9 +76,9 @@ def _tensor(each: Any) -> torch.Tensor | NoOutput:
 
 
 def start_together(tensors: Mapping[str, torch.Tensor], copy: OutputCopy) -> Callable[[], dict[str, torch.Tensor]]:
-    """Start the transfer of `tensors` to the host; what is returned waits for it and gives them by name.
+    """Start copying `tensors` to the host; the returned function waits and returns them by name.
 
-    One transfer for all that are of the same type.
+    One transfer per dtype.
     """
     if len({tensor.dtype for tensor in tensors.values()}) != 1:
         by_dtype: dict[torch.dtype, dict[str, torch.Tensor]] = {}

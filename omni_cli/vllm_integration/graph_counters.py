@@ -1,4 +1,4 @@
-"""Which forward passes of a runner really were replays of CUDA graphs, and what capturing them took."""
+"""Count the forward passes of a runner that were replays of CUDA graphs, and the cost of capturing them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from vllm.forward_context import BatchDescriptor, get_forward_context
 
 
 class GraphCounters:
-    """One runner's.
+    """Counters of one runner.
 
-    vLLM decides a step's mode and batch shape beforehand and leaves both in the forward context; its wrappers then
-    replay what they captured for that pair. So a step is a replay exactly if its pair was captured, whatever was asked
-    for: a model that has no part that vLLM compiles runs eagerly in `piecewise` mode, and counts as that.
+    vLLM decides a step's mode and batch shape beforehand and stores both in the forward context; its wrappers then
+    replay the graph captured for that pair. So a step is a replay exactly if its pair was captured, whatever was
+    requested: a model without a part that vLLM compiles runs eagerly in `piecewise` mode, and counts as that.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class GraphCounters:
         self._eager_calls = 0
 
     def captured(self, pool_bytes: int, seconds: float) -> None:
-        """vLLM has captured its graphs, which took so much device memory and time."""
+        """Record that vLLM has captured its graphs, with their device memory and time."""
         graphs = [
             (wrapper.runtime_mode, shape)
             for wrapper in CUDAGraphWrapper._all_instances
@@ -37,7 +37,7 @@ class GraphCounters:
         self._capture_s = seconds
 
     def count_step(self) -> bool:
-        """Called in a step's forward context; whether the step is a replay."""
+        """Count a step in its forward context; return True if it is a replay."""
         replays = False
         if self._captured:
             context = get_forward_context()

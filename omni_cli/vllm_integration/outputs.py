@@ -1,4 +1,4 @@
-"""`OmniModelRunnerOutput`: what a runner hands to vLLM's scheduler, payloads next to tokens."""
+"""`OmniModelRunnerOutput`: a runner's output for vLLM's scheduler, with payloads next to tokens."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from omni_cli.vllm_integration.diffusion_entry import NoOutput
 
 @dataclass
 class OmniModelRunnerOutput(ModelRunnerOutput):
-    """vLLM's output whose `pooler_output` holds, a request, a host tensor or None, in the order of `req_ids`.
+    """vLLM's output whose `pooler_output` holds a host tensor or None per request, in the order of `req_ids`.
 
-    AR runners put hidden states there, (num_rows, hidden_size), beside the sampled tokens; diffusion runners put
-    the finished tensor there, or a `NoOutput`, and sample nothing.
+    AR runners put hidden states there, (num_rows, hidden_size), next to the sampled tokens; diffusion runners put the
+    finished tensor there, or a `NoOutput`, and sample nothing.
     """
 
     @classmethod
     def with_payloads(
         cls, output: ModelRunnerOutput, payloads: Mapping[str, torch.Tensor | NoOutput]
     ) -> OmniModelRunnerOutput:
-        """`output` with one tensor for each request named in `payloads`."""
+        """Copy `output` with one tensor for each request named in `payloads`."""
         fields = {name: getattr(output, name) for name in ModelRunnerOutput.__dataclass_fields__}
         fields["pooler_output"] = [payloads.get(req_id) for req_id in output.req_ids]
         return cls(**fields)
 
 
 class AsyncOmniModelRunnerOutput(AsyncModelRunnerOutput):
-    """An output whose tokens and payloads are still on their way to the host; `get_output` waits for both."""
+    """An output whose tokens and payloads are still being copied to the host; `get_output` waits for both."""
 
     def __init__(self, finish: Callable[[], OmniModelRunnerOutput]) -> None:
         """`finish` waits and is called once."""

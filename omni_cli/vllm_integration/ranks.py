@@ -1,4 +1,4 @@
-"""What vLLM's ranks need beyond vLLM where they are processes of their own; `vllm_stage` is to be imported first."""
+"""Setup of vLLM's ranks in separate processes; import `vllm_stage` first."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def prepare_ranks(num_ranks: int, stage: str) -> None:
-    """Before there is an engine. Raises `StageError` where there are too few cores for them.
+    """Prepare before there is an engine. Raises `StageError` if there are too few cores for the ranks.
 
-    On a CPU, vLLM wants to be told each rank's cores unless the machine has as many NUMA nodes; they are shared out
-    evenly here, and `VLLM_CPU_OMP_THREADS_BIND` overrides that.
+    On a CPU, vLLM requires each rank's cores unless the machine has as many NUMA nodes; they are divided evenly here,
+    and `VLLM_CPU_OMP_THREADS_BIND` overrides that.
     """
-    # Spawned processes first run the main module again; ours is to be the one with the imports and work-arounds.
+    # Spawned processes first run the main module again; ours must be the one with the imports and workarounds.
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("omni_cli.engine.process.preload_vllm")
     if not current_platform.is_cpu() or "VLLM_CPU_OMP_THREADS_BIND" in os.environ:
         return
@@ -35,6 +35,6 @@ def prepare_ranks(num_ranks: int, stage: str) -> None:
 
 
 def forget_shared_memory(engine: LLMEngine) -> None:
-    """Once the engine is there: what it and its ranks share has no names any more, and cannot be left behind."""
+    """Unlink shared memory of the engine and its ranks once it runs, so that it cannot be left behind."""
     engine.collective_rpc("forget_message_queues")
     forget_message_queues()

@@ -1,4 +1,4 @@
-"""Makes vLLM know the model classes of the installed families, and resolve architectures in this process."""
+"""Register the model classes of the installed families with vLLM, and resolve architectures in this process."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PLUGIN = "omni_cli"
 
 
 def register_models() -> None:
-    """Register what vLLM lacks; imports none of it.
+    """Register the models that vLLM lacks, without importing them.
 
-    The entry point `omni_cli` of the group `vllm.general_plugins`: vLLM calls this in every process of its own.
+    The entry point `omni_cli` of the group `vllm.general_plugins`: vLLM calls this in each of its processes.
     """
     from vllm import ModelRegistry
 
@@ -27,9 +27,9 @@ def register_models() -> None:
 
 
 def prepare_models(spec: StageSpec) -> None:
-    """Have vLLM load its plugins, and resolve what this stage's engine may ask for.
+    """Make vLLM load its plugins, and resolve the architectures of this stage's engine.
 
-    Raises `StageError` where the plugin that registers our models has been left out.
+    Raises `StageError` if the plugin that registers our models is disabled.
     """
     from vllm import ModelRegistry
     from vllm.plugins import load_general_plugins
@@ -54,10 +54,10 @@ def prepare_models(spec: StageSpec) -> None:
 
 
 def resolve_in_process(architecture: str) -> None:
-    """Have vLLM inspect a model class in this process.
+    """Make vLLM inspect a model class in this process.
 
-    vLLM inspects lazily registered classes in a fresh interpreter, which costs seconds and knows nothing of the
-    torchvision work-around (`omni_cli.compat.torchvision`). Unknown names are left for vLLM to refuse.
+    vLLM inspects lazily registered classes in a fresh interpreter, which takes seconds and lacks the torchvision
+    workaround (`omni_cli.compat.torchvision`). Unknown names are left for vLLM to reject.
     """
     from vllm import ModelRegistry
     from vllm.model_executor.models.registry import _RegisteredModel

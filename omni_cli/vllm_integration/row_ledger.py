@@ -1,9 +1,9 @@
-"""Which hidden-state rows of a request have been handed out, so that every position is handed out exactly once.
+"""Track which hidden-state rows of a request have been sent, so that every position is sent exactly once.
 
 vLLM does not compute each position of a request once, in order: a prefix may come from the KV cache and never be
 computed, a preempted request computes its positions again, a long prompt is split over steps, and rejected draft
 tokens are rolled back. The ledger turns the span that a step computed into the rows that are still owed, and keeps
-the rows of cached blocks so that a prefix hit can be paid from them.
+the rows of cached blocks to serve prefix hits from them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ComputedSpan(NamedTuple):
         return self.start + self.length
 
     def accepted(self, num_sampled_tokens: int) -> ComputedSpan:
-        """The span less the positions of rejected draft tokens; a step samples one token more than it accepts."""
+        """The span without the positions of rejected draft tokens; a step samples one token more than it accepts."""
         rejected = max(0, self.num_draft_tokens - max(0, num_sampled_tokens - 1))
         return self._replace(length=self.length - rejected, num_draft_tokens=0)
 
@@ -44,7 +44,7 @@ class ComputedSpan(NamedTuple):
 class RowLedger:
     """Per-request accounting of rows (num_tokens, hidden_size) on the host.
 
-    Steps are settled in their order, but perhaps in another thread than the one that begins and forgets requests.
+    Steps are settled in order, but perhaps in a thread other than the one that begins and forgets requests.
     """
 
     def __init__(self) -> None:
@@ -54,17 +54,17 @@ class RowLedger:
         self._block_size = 0
 
     def begin(self, request_id: str) -> None:
-        """The request wants its rows from now on."""
+        """Start accounting for a request that wants its rows."""
         with self._lock:
             self._next_position.setdefault(request_id, 0)
 
     def forget(self, request_id: str) -> None:
-        """The request has ended. What is settled for it later, of a step that was under way, is owed to nobody."""
+        """Drop an ended request; rows settled for it later, from a step in progress, are owed to nobody."""
         with self._lock:
             self._next_position.pop(request_id, None)
 
     def keep_cached_rows(self, num_blocks: int, block_size: int, hidden_size: int, dtype: torch.dtype) -> None:
-        """Keep one row a KV-cache slot in host memory, which the system commits only as rows are written."""
+        """Keep one row per KV-cache slot in host memory, which the system commits only as rows are written."""
         self._slot_rows = torch.empty((num_blocks * block_size, hidden_size), dtype=dtype)
         self._block_size = block_size
 
@@ -73,17 +73,17 @@ class RowLedger:
         return self._slot_rows is not None
 
     def with_blocks(self, span: ComputedSpan, block_ids: Sequence[int]) -> ComputedSpan:
-        """`span` with its own copy of those of the request's blocks that settling it needs; `block_ids` are all."""
+        """Copy `span` with those of the request's blocks that settling it needs; `block_ids` are all."""
         first = min(span.start, self._next_position.get(span.request_id, 0)) // self._block_size
         return span._replace(block_ids=block_ids[first : -(-span.end // self._block_size)], first_block=first)
 
     def settle_step(self, spans: Sequence[ComputedSpan], rows: torch.Tensor) -> list[torch.Tensor]:
-        """The rows that each span's request is owed now: (num_owed, hidden_size), in order of position.
+        """Return the rows owed to each span's request: (num_owed, hidden_size), in order of position.
 
-        `rows` (sum of the spans' lengths, hidden_size) on the host are those that the step computed, span by span.
+        `rows` (sum of the spans' lengths, hidden_size) on the host are the step's rows, span by span.
         """
         if self._slot_rows is not None:
-            # Also of a request that has ended: its blocks are in the prefix cache, and another may begin with them.
+            # Even for an ended request: its blocks are in the prefix cache, and another may start with them.
             self._slot_rows[self._slots_of(spans)] = rows
         parts = rows.split([span.length for span in spans])
         return [self._owed(span, part) for span, part in zip(spans, parts, strict=True)]
@@ -112,7 +112,7 @@ class RowLedger:
 
     def _slots_of(self, spans: Sequence[ComputedSpan]) -> torch.Tensor:
         if all(span.length == 1 for span in spans):
-            # Every step of decoding, on a thread that the next step waits for: one small operation for all.
+            # Runs in every decoding step, on a thread that the next step waits for: one small operation for all.
             return torch.tensor([self._slot(span) for span in spans])
         return torch.cat([self._slots(span, span.start, span.end) for span in spans])
 

@@ -1,4 +1,4 @@
-"""Checkpoints are built and downloaded in a process of their own, so that the command's never imports torch."""
+"""Build and download checkpoints in a separate process, so that the command's never imports torch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from omni_cli.stage.messages import Failure
 
 
 async def provide_in_child(model: str, fork_server: ForkServer) -> str:
-    """The folder of a `builtin:NAME` that has to be built, or of a repo id, from a child process.
+    """Return the folder of a `builtin:NAME` that has to be built, or of a repo id, from a child process.
 
-    Raises `OmniError`. Cancelled, it ends the process and removes what that has half built.
+    Raises `OmniError`. When cancelled, it ends the process and removes what that has half built.
     """
     context = fork_server.start()
     ours, theirs = context.Pipe()
     process = context.Process(target=_provide, args=(model, theirs), name="omni-checkpoint")
-    # Shielded, both: a thread cannot be cancelled.
+    # Both shielded: a thread cannot be cancelled.
     starting = asyncio.ensure_future(asyncio.to_thread(process.start))
     receiving: asyncio.Future[str | Failure | None] | None = None
     try:
@@ -35,7 +35,7 @@ async def provide_in_child(model: str, fork_server: ForkServer) -> str:
         outcome = await asyncio.shield(receiving)
     except asyncio.CancelledError:
         if not starting.done():
-            fork_server.stop()  # what it starts for us would come too late
+            fork_server.stop()  # a process that it starts now would be too late
             await asyncio.wait([starting])
         if starting.exception() is None:
             process.kill()
@@ -48,7 +48,7 @@ async def provide_in_child(model: str, fork_server: ForkServer) -> str:
             await receiving
         ours.close()
     if outcome is None:
-        raise OmniError(f"the process that gets `{model}` ended unexpectedly", hint="is there enough memory?")
+        raise OmniError(f"the process that provides `{model}` ended unexpectedly", hint="check for enough free memory")
     if isinstance(outcome, Failure):
         raise outcome.error("checkpoint")
     return outcome
@@ -80,7 +80,7 @@ def _provide(model: str, connection: Connection) -> None:
 
 
 def _end_with_the_command(connection: Connection) -> None:
-    """The command never sends anything: what arrives is its end, perhaps a violent one."""
+    """End with the command, which never sends anything: whatever arrives is its end, even a violent one."""
     try:
         connection.recv()
     except (EOFError, OSError):

@@ -1,4 +1,4 @@
-"""Ends a process whose parent has ended, while it is busy with imports and looks at nothing else."""
+"""End a process whose parent has ended, even while it is busy with imports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _INTERVAL_S = 0.2
 
 
 class OrphanWatch:
-    """A thread that ends this process at once when its parent is gone; `stop` it before anything is forked."""
+    """A thread that ends this process as soon as its parent is gone; `stop` it before anything is forked."""
 
     def __init__(self) -> None:
         self._parent = os.getppid()

@@ -1,4 +1,4 @@
-"""Throws away what the imports after it print; stages open logs of their own, and repeat a failed import."""
+"""Discard output of later imports; stages open their own logs, and repeat a failed import."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Lets what the imports after it print go to stderr: the command's stdout is for its data alone."""
+"""Send output of later imports to stderr: the command's stdout is for its data alone."""
 
 import os
 

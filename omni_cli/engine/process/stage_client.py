@@ -38,7 +38,7 @@ from omni_cli.stage.messages import (
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.temporary_folder import temporary_folder
 
-# vLLM's workers talk over sockets in a stage's folder.
+# vLLM's workers communicate over sockets in a stage's folder.
 _SOCKET_ROOM = len("/omni-0123456789abcdef/01234567-0123-0123-0123-0123456789ab")
 STOP_GRACE_S = 3.0
 LOG_TAIL_LINES = 40
@@ -47,9 +47,9 @@ _STACKS_WAIT_S = 0.2
 
 
 class StageClient:
-    """Starts a stage's process, sends it commands, and hands its reports to `on_report` in the event loop.
+    """Starts a stage's process, sends it commands, and passes its reports to `on_report` in the event loop.
 
-    `on_report(client, None)` says that the process has ended.
+    `on_report(client, None)` means that the process has ended.
     """
 
     def __init__(
@@ -75,23 +75,23 @@ class StageClient:
         self._ended = asyncio.Event()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name=f"omni-{self.name}-writer", daemon=True)
-        # The requests that the stage has, and whether all of their input has been sent.
+        # The stage's requests, and whether all of their input has been sent.
         self._inside: dict[str, bool] = {}
         self._heard_s = 0.0
         self._began_s: float | None = None
 
     @property
     def loading_s(self) -> float | None:
-        """Seconds since it was started, None where it has loaded, has ended, or has not been started."""
+        """Seconds since its start; None if it has loaded, has ended, or has not been started."""
         if self._began_s is None or self._ready or self._ended.is_set():
             return None
         return self._loop.time() - self._began_s
 
     @property
     def silent_s(self) -> float | None:
-        """Seconds since the stage last reported anything, None where it has no request to run.
+        """Seconds since the stage's last report; None if it has no request to run.
 
-        One whose input is still coming does not count: the stage may have to wait for it.
+        A request whose input is still arriving does not count: the stage may have to wait for it.
         """
         return self._loop.time() - self._heard_s if self._has_work() and not self._ended.is_set() else None
 
@@ -105,7 +105,7 @@ class StageClient:
         self._process = context.Process(
             target=run_stage, args=(theirs, self.spec, self._log, self._scratch), name=f"omni-{self.name}"
         )
-        # In a thread, for it waits for the fork server's imports; shielded, for a thread cannot be cancelled.
+        # In a thread, because it waits for the fork server's imports; shielded, because a thread cannot be cancelled.
         self._starting = asyncio.ensure_future(asyncio.to_thread(self._process.start))
         try:
             await asyncio.shield(self._starting)
@@ -116,7 +116,7 @@ class StageClient:
         self._writer.start()
 
     def send(self, command: Command) -> None:
-        """Returns at once, however busy the stage is. Raises `StageError` when its process is gone."""
+        """Send without waiting, however busy the stage is. Raises `StageError` if its process is gone."""
         if self._ended.is_set():
             raise StageError(f"stage `{self.name}` is not running", stage=self.name)
         self._outbox.put(encode(command))
@@ -124,7 +124,7 @@ class StageClient:
         match command:
             case StageRequest():
                 self._inside[command.request_id] = not command.more_follows
-            # It may have ended before its last input came: a talker may say less than the thinker writes.
+            # It may have ended before its last input arrived: a talker may say less than the thinker writes.
             case AppendInput() if command.request_id in self._inside:
                 self._inside[command.request_id] = command.is_last
             case AbortRequest():
@@ -133,7 +133,7 @@ class StageClient:
             self._heard_s = self._loop.time()
 
     def unexpected_end(self) -> Failure:
-        """What to say when the process has ended without a word: how, and the last lines that it wrote."""
+        """Describe the end of a process that reported none: its cause, and its last lines of output."""
         code = self._process.exitcode
         hint = None
         if code is not None and code < 0:
@@ -145,7 +145,7 @@ class StageClient:
         return Failure("stage", reason, hint=hint, details=self._log.tail(LOG_TAIL_LINES))
 
     async def close(self) -> None:
-        """Ask the process to stop, then make it; every descendant of it ends too. Safe to call twice."""
+        """Ask the process to stop, then make it; all its descendants end too. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -156,17 +156,17 @@ class StageClient:
             if self._process.pid is not None:
                 await self._end_process()
             self._connection.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)  # never made, where the process was not started
-        # On a busy machine a killed process's end may be noticed later; nobody is left to be told.
+        shutil.rmtree(self._scratch, ignore_errors=True)  # never made if the process was not started
+        # On a busy machine a killed process's end may be noticed later; nobody is left to be notified.
         self._on_report = lambda client, report: None
         self._log.close()
 
     async def _end_process(self) -> None:
-        if not self._reading:  # the start was given up while it was under way
+        if not self._reading:  # the start was abandoned
             self.kill()
             await asyncio.to_thread(self._process.join, STOP_GRACE_S)
             return
-        if self._ready:  # one that still loads would not look at its commands
+        if self._ready:  # while loading it would not read commands
             with contextlib.suppress(StageError):
                 self.send(StopStage())
             with contextlib.suppress(TimeoutError):
@@ -178,7 +178,7 @@ class StageClient:
         await asyncio.to_thread(self._writer.join, STOP_GRACE_S)
 
     async def write_stacks(self) -> Path | None:
-        """Have the stage's processes write what their threads are doing; a file of the user's, None where they cannot.
+        """Have the stage's processes write their threads' stacks; return a file of the user's, None if they cannot.
 
         A process that is stopped or waits for the system (a dead file server) runs no handler.
         """
@@ -210,15 +210,15 @@ class StageClient:
         return Path(path)
 
     def kill(self) -> None:
-        """End the process and its descendants now."""
+        """Kill the process and its descendants now."""
         if self._process is not None and self._process.pid is not None:
-            # It leads a group of its own; before it does, it has no descendants.
+            # It leads its own group; before it does, it has no descendants.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
 
     def _read(self) -> None:
-        # The process, too: children that outlive it may hold its end of the pipe.
+        # End the process, too: children that outlive it may hold its end of the pipe.
         sources = [self._connection, self._process.sentinel]
         try:
             while self._connection in connection.wait(sources):
@@ -226,20 +226,20 @@ class StageClient:
         except (EOFError, OSError):
             pass  # the usual end
         except NoMessage as error:
-            # A library has written into the pipe: nothing that comes after it can be trusted.
-            self._deliver(Failure("stage", f"its process said something that is no report: {error}"))
+            # A library has written into the pipe: later data cannot be trusted.
+            self._deliver(Failure("stage", f"received an invalid message from the stage process: {error}"))
             self.kill()
         self._process.join(STOP_GRACE_S)  # for its exit code
         self._deliver(None)
 
     def _write(self) -> None:
-        # In a thread: a pipe to a stage that hangs fills up, and then a write to it never ends.
+        # In a thread: a pipe to a hung stage fills up, and then a write to it never ends.
         with contextlib.suppress(OSError):  # its process is gone, which `_read` reports
             while (content := self._outbox.get()) is not None:
                 self._connection.send_bytes(content)
 
     def _deliver(self, report: Report | None) -> None:
-        # The loop may have been closed by an interrupt; then nobody is left to tell.
+        # An interrupt may have closed the loop; then nobody is left to notify.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._handle, report)
 

@@ -1,4 +1,4 @@
-"""What a stage's process and its libraries print: kept in a file without a name, or passed on to stderr."""
+"""Output of a stage's process and its libraries: kept in an unnamed file, or forwarded to stderr."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TAIL_BYTES = 64 * 1024
 
 
 class StageLog:
-    """Both ends of the log; as an argument of a `multiprocessing` process it arrives there open."""
+    """Both ends of the log; as an argument of a `multiprocessing` process it arrives open."""
 
     def __init__(self, *, passed_on: bool = False) -> None:
-        """`passed_on` sends it to this process's stderr at once. Raises `OmniError` where no file can be made."""
+        """`passed_on` forwards it to this process's stderr immediately. Raises `OmniError` if no file can be made."""
         self._passed_on = passed_on
         if passed_on:
             self._descriptor = os.dup(2)
@@ -26,7 +26,7 @@ class StageLog:
                 self._descriptor = os.dup(file.fileno())
         except OSError as error:
             raise OmniError(
-                f"cannot make a temporary file: {error.strerror or error}",
+                f"cannot create a temporary file: {error.strerror or error}",
                 hint="set TMPDIR to a folder with space",
             ) from error
 
@@ -37,7 +37,7 @@ class StageLog:
         os.close(self._descriptor)
 
     def tail(self, num_lines: int) -> str:
-        """The last lines, none if they have been passed on; leaves the place where the other process writes alone."""
+        """The last lines, none if they were forwarded; does not move the other process's write position."""
         if self._passed_on:
             return ""
         start = max(0, os.fstat(self._descriptor).st_size - _TAIL_BYTES)

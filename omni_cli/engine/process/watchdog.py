@@ -1,4 +1,4 @@
-"""Ends stages that hang: those that do not finish loading, and those that say nothing although they have requests."""
+"""End hung stages: those that do not finish loading, and those that have requests but make no progress."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _INTERVAL_S = 0.5
 
 
 class Watchdog:
-    """`clients()` are the stages to watch at the moment; `give_up(name, reason, hint)` ends one and its requests."""
+    """`clients()` are the stages to watch; `give_up(name, reason, hint)` ends one and its requests."""
 
     def __init__(self, clients: Callable[[], Iterable[StageClient]], give_up: Callable[[str, str, str], None]) -> None:
         self._clients = clients
         self._give_up = give_up
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run until cancelled."""
         while True:
             await asyncio.sleep(_INTERVAL_S)
             for client in list(self._clients()):
@@ -29,19 +29,19 @@ class Watchdog:
 
     async def _end(self, client: StageClient, reason: str, key: str) -> None:
         stacks = await client.write_stacks()
-        if _hangs(client) is None:  # it has gone on, or is gone, while its stacks were written
+        if _hangs(client) is None:  # it has continued or ended while its stacks were written
             if stacks is not None:
                 stacks.unlink(missing_ok=True)
             return
-        where = f"what its threads were doing is in {stacks}; " if stacks is not None else ""
+        where = f"the stacks of its threads are in {stacks}; " if stacks is not None else ""
         self._give_up(client.name, reason, f"{where}`--set {client.name}.{key}=SECONDS` gives it more time")
 
 
 def _hangs(client: StageClient) -> tuple[str, str] | None:
-    """(why, the key that sets the limit)."""
+    """Return (reason, the key that sets the limit)."""
     stage = client.spec.stage
     if client.loading_s is not None and client.loading_s > stage.load_timeout_s:
         return f"it was not loaded after {client.loading_s:.0f} s", "load_timeout_s"
     if client.silent_s is not None and client.silent_s > stage.step_timeout_s:
-        return f"it has said nothing for {client.silent_s:.0f} s, with requests to run", "step_timeout_s"
+        return f"it made no progress for {client.silent_s:.0f} s, with requests to run", "step_timeout_s"
     return None

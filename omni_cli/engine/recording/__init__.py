@@ -1,1 +1,1 @@
-"""What `omni profile` records, inside a stage's own process."""
+"""Recording for `omni profile`, inside a stage's process."""

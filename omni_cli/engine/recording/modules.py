@@ -1,4 +1,4 @@
-"""Which module runs, for traces and for counting: hooks on every module, while somebody records."""
+"""Track the running module, for traces and counting, through hooks on every module during a recording."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omni_cli.stage.recording import MODULE_PREFIX
 
 
 class ModuleMarks:
-    """Tells `enter(path)` and `leave()` of each call of a module in `roots`, innermost last, until `close`."""
+    """Calls `enter(path)` and `leave()` for each call of a module in `roots`, innermost last, until `close`."""
 
     def __init__(
         self, roots: Mapping[str, nn.Module], enter: Callable[[str], None], leave: Callable[[], object]
@@ -44,8 +44,8 @@ class ModuleMarks:
 
 
 def annotating_marks(roots: Mapping[str, nn.Module]) -> ModuleMarks:
-    """Marks in the trace of torch's profiler, called `module PATH`."""
-    # A fraction of a microsecond, where the public `record_function` takes twenty: it is called for every module.
+    """Create marks in the trace of torch's profiler, called `module PATH`."""
+    # A fraction of a microsecond; the public `record_function` takes twenty, and this runs for every module.
     from torch._C._profiler import _RecordFunctionFast
 
     opened: list[Any] = []

@@ -1,4 +1,4 @@
-"""A listener that keeps ranges, requests and memory, as little in the way as can be."""
+"""A listener that keeps ranges, requests and memory with minimal interference."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class RangeLog:
-    """From `start` to `stop`. With `annotates`, ranges are shown to torch's profiler as well, on the device's track.
+    """Records from `start` to `stop`. With `annotates`, ranges also appear in torch's profiler, on the device's track.
 
-    Memory is sampled by a thread of its own and at each beginning and end of a range, with that very time.
+    A separate thread samples memory, and each start and end of a range does, with that very time.
     """
 
     def __init__(self, *, annotates: bool = False) -> None:
@@ -45,7 +45,7 @@ class RangeLog:
         os.close(self._statm)
         waited = None
         if waited_ns is not None and self._waited_ns is not None:
-            waited = max(0, waited_ns - self._waited_ns)  # threads that have ended take their share with them
+            waited = max(0, waited_ns - self._waited_ns)  # threads that have ended no longer count
         return Recording(
             began_ns=self._began_ns,
             ended_ns=ended_ns,
@@ -88,7 +88,7 @@ class RangeLog:
             self._samples.append(self._sample())
 
     def _sample(self, at_ns: int | None = None) -> Sample:
-        """What is held at `at_ns`, which has just been; at the end of the call without it."""
+        """Sample the memory held at `at_ns`, which has just passed; by default at the end of the call."""
         host_rss = int(os.pread(self._statm, 128, 0).split()[1]) * _PAGE_BYTES
         cuda = initialized_cuda()
         device = () if cuda is None else (cuda.memory_allocated(), cuda.memory_reserved())
@@ -96,13 +96,13 @@ class RangeLog:
 
 
 def initialized_cuda() -> Any:
-    """`torch.cuda`, where this process has begun to use it; never begins it."""
+    """Return `torch.cuda` if this process has initialised it; never initialises it."""
     torch = sys.modules.get("torch")
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
 def _waited_ns() -> int | None:
-    """Time for which this process's threads could have run and had no core, in all."""
+    """Total time in which this process's threads were ready to run and had no core."""
     total = 0
     for task in Path("/proc/self/task").iterdir():
         try:

@@ -1,4 +1,4 @@
-"""How fast this machine is at the two things that bound a model: products of matrices and moving bytes."""
+"""Measure the machine's rates of the two things that bound a model: matrix products and moving bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MIN_RUNS = 3
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype) -> MachineRates:
-    """The best of several runs each, with this process's threads; takes about a second."""
+    """Return the best of several runs each, with this process's threads; takes about a second."""
     size, num_bytes = _MATRIX_SIZE[device.type], _COPY_BYTES[device.type]
     with torch.inference_mode():
         a = torch.randn(size, size, device=device).to(dtype)

@@ -1,4 +1,4 @@
-"""Answers the command's wishes to record, in a stage's process."""
+"""Execute the command's recording commands in a stage's process."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from omni_cli.engine.recording.work import WorkCounter
     from omni_cli.stage.protocol import Stage
 
-# So many of the stage's own tensors are named; the rest is counted.
+# Number of the stage's own tensors that are named; the rest is counted.
 _NAMED_RESIDENTS = 20
 
 
 class Recorder:
-    """Records while a stage loads, from its construction to `loaded`, and then when it is asked to."""
+    """Records while a stage loads, from its construction to `loaded`, and then on command."""
 
     def __init__(self) -> None:
         self._log = RangeLog()
@@ -56,13 +56,13 @@ class Recorder:
         self._stage, self._target = stage, target_of(stage)
 
     def stepped(self) -> None:
-        """After a step of the engine, while there are requests."""
+        """Note an engine step while there are requests."""
         usage = self._target.kv_cache_usage()
         if usage is not None:
             self._kv_cache_usage = max(usage, self._kv_cache_usage or 0.0)
 
     def answer(self, command: RecordingCommand) -> RecordingReport:
-        """Raises `OutputError` where a file cannot be written; nothing of it is left then."""
+        """Execute a command. Raises `OutputError` if a file cannot be written; nothing of it is left then."""
         match command:
             case StartRecording():
                 return self._start(command)
@@ -154,13 +154,13 @@ class Recorder:
         return "diffusion" if "execution" in self._stage.effective else "ar"
 
     def _marks_modules(self) -> bool:
-        """Hooks would break a compiled model apart. A graph's replay just passes by them."""
+        """Hooks would break a compiled model apart; a graph's replay bypasses them."""
         effective: dict[str, Any] = self._stage.effective
         return effective.get("execution") != "compile" and effective.get("cudagraph_mode", "none") == "none"
 
 
 def _write(path: Path, write: Any) -> None:
-    """`write(path)`, whole or not at all."""
+    """Run `write(path)`, whole or not at all."""
     try:
         write(path)
     except (OSError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""What recording needs to know of a loaded stage, whichever engine it runs on."""
+"""View of a loaded stage for recording, whichever engine it runs on."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Target(Protocol):
     ranks_elsewhere: int
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """The stage's models by name; none where they are in processes of their own."""
+        """The stage's models by name; empty if they are in other processes."""
 
     def eagerly(self) -> AbstractContextManager[None]:
-        """Within it, models run as plain Python, whatever the stage is set to."""
+        """Run models inside it as plain Python, whatever the stage's setting."""
 
     def caches(self) -> Iterator[Resident]:
-        """Memory beside the weights that is allocated once."""
+        """Memory that is allocated once, besides the weights."""
 
     def budgets(self) -> tuple[MemoryBudget, ...]: ...
 
     def linears(self) -> tuple[Linear, ...]:
-        """Of an AR stage, by formula; a diffusion stage's work is counted instead."""
+        """Matrices of an AR stage, for the formula; a diffusion stage's work is counted instead."""
 
     def attentions(self) -> tuple[Attention, ...]: ...
 
@@ -150,7 +150,7 @@ class VllmTarget:
 
 
 def _language_models(roots: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that text goes through: the encoders of other media run only where a request has such."""
+    """Yield the modules that text passes through: the encoders of other media run only for requests with such."""
     for root, model in roots.items():
         language = model.get_language_model() if hasattr(model, "get_language_model") else model
         inside = {id(module) for module in language.modules()}
@@ -160,7 +160,7 @@ def _language_models(roots: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.M
 
 
 def residents_of(target: Target) -> Iterator[Resident]:
-    """Every tensor that the stage holds for good: weights, buffers and caches."""
+    """Yield every tensor that the stage holds permanently: weights, buffers and caches."""
     seen: set[int] = set()
     for root, model in target.modules().items():
         for path, tensor in (*model.named_parameters(), *model.named_buffers()):

@@ -15,8 +15,8 @@ from omni_cli.engine.recording.modules import ModuleMarks, annotating_marks
 class Tracer:
     """One session of the profiler, with marks for the modules in `roots`.
 
-    Operators have the shapes and types of their inputs, and allocations their addresses, so that copies and tensors
-    can be told apart. Nothing waits for a device between `start` and `stop`.
+    Operators have the shapes and types of their inputs, and allocations their addresses, to distinguish copies and
+    tensors. Nothing waits for a device between `start` and `stop`.
     """
 
     def __init__(self, roots: Mapping[str, nn.Module]) -> None:
@@ -38,5 +38,5 @@ class Tracer:
         self._profile.stop()
 
     def write(self, path: Path) -> None:
-        """A Chrome trace as JSON. Raises `RuntimeError` or `OSError` where it cannot be written whole."""
+        """Write a Chrome trace as JSON. Raises `RuntimeError` or `OSError` if it cannot be written whole."""
         self._profile.export_chrome_trace(str(path))

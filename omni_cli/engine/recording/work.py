@@ -1,4 +1,4 @@
-"""What a diffusion stage computes and has to move, counted operator by operator while it runs."""
+"""Count the work and memory traffic of a diffusion stage, operator by operator while it runs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def _cpu_attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -
     return int(sdpa_flop_count(query.shape, key.shape, value.shape))
 
 
-# torch counts the attention kernels of CUDA and not this one.
+# torch counts the attention kernels of CUDA but not this one.
 _FLOPS = {**flop_registry, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention_flops}
 
 
 class WorkCounter(TorchDispatchMode):
-    """From `start` to `stop`: matrix products, convolutions and attention, by module.
+    """Counts matrix products, convolutions and attention by module, from `start` to `stop`.
 
     Their bytes are those of their inputs and outputs, each once. Everything else (norms, activations, additions) is
-    taken as fused into them: it adds nothing, so that what comes out is the least that has to be done.
+    assumed fused into them and adds nothing, so that the result is a lower bound.
     """
 
     def __init__(self, roots: Mapping[str, nn.Module]) -> None:
@@ -44,7 +44,7 @@ class WorkCounter(TorchDispatchMode):
         self.__enter__()
 
     def stop(self) -> tuple[tuple[WorkPart, ...], tuple[str, ...]]:
-        """The parts, and the operators of other libraries than torch, which nobody knows the work of."""
+        """The parts, and operators of libraries other than torch, whose work is unknown."""
         self.__exit__(None, None, None)
         self._marks.close()
         parts = tuple(WorkPart(*key, int(calls), *work) for key, (calls, *work) in self._parts.items())
@@ -56,7 +56,7 @@ class WorkCounter(TorchDispatchMode):
         kwargs = kwargs or {}
         packet = func._overloadpacket
         if packet not in _FLOPS:
-            # What is a composition of other operators is counted as these.
+            # A composition of other operators is counted as those.
             with self:
                 decomposed = func.decompose(*args, **kwargs)
             if decomposed is not NotImplemented:

@@ -30,7 +30,7 @@ WORDS = {
     "full": "No space left on device",
     "kill": "its process was killed (SIGKILL)",
     "exit": "its process ended unexpectedly (exit code 7)",
-    "hang": "it has said nothing for",
+    "hang": "it made no progress for",
 }
 LOAD_POINTS = [("image", "load"), ("image", "load weights"), ("thinker", "load weights"), ("token2wav", "warm-up")]
 IMAGE_POINTS = [
@@ -68,7 +68,7 @@ def run(folder: Path, fault: str, *arguments: str, when: Path | None = None) -> 
 def check_clean(ended: Ended, kind: str) -> None:
     """Nothing is left but the file that the error of a stage that hung names, with what the stage was doing."""
     if kind == "hang":
-        path = Path(re.search(r"what its threads were doing is in (\S+);", ended.err)[1])
+        path = Path(re.search(r"the stacks of its threads are in (\S+);", ended.err)[1])
         assert "in never_returns" in path.read_text()
         assert ended.leftovers == (f"temporary {path.name}",)
         ended = dataclasses.replace(ended, leftovers=())
