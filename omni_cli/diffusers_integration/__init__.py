@@ -2,5 +2,5 @@
 
     DiffusionRequest → executor.resolve → DiffusionScheduler → executor.execute_model → DiffusionOutput
 
-Importing any of these modules imports neither torch nor diffusers: making an executor does.
+Importing any of these modules imports neither torch nor diffusers; creating an executor does.
 """

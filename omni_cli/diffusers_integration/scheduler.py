@@ -1,4 +1,4 @@
-"""Which diffusion requests run next, together. Method names are those of vLLM's scheduler."""
+"""Schedule diffusion requests into batches. Method names are those of vLLM's scheduler."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from omni_cli.diffusers_integration.requests import (
 class DiffusionScheduler:
     """Groups requests that may share a batch; first come, first served.
 
-    The oldest waiting request is always in the next batch, and the oldest of those that fit it fill the rest,
-    so a request waits for at most as many batches as there were requests before it. Deterministic, and not
-    thread-safe: one loop owns it.
+    The oldest waiting request is always in the next batch, and the oldest of those that fit it fill the rest, so a
+    request waits for at most as many batches as there were requests before it. Deterministic, and not thread-safe: one
+    loop owns it.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
-        """`max_num_seqs` bounds a batch; `ValueError` if it is less than 1."""
+        """`max_num_seqs` bounds a batch; raises `ValueError` if it is less than 1."""
         if max_num_seqs < 1:
             raise ValueError(f"max_num_seqs must be at least 1, not {max_num_seqs}")
         self.max_num_seqs = max_num_seqs
@@ -30,13 +30,13 @@ class DiffusionScheduler:
         self._running: dict[str, DiffusionRequest] = {}
 
     def add_request(self, request: DiffusionRequest) -> None:
-        """Queue a resolved request; `ValueError` if its id is already waiting or running."""
+        """Queue a resolved request; raises `ValueError` if its id is already waiting or running."""
         if request.request_id in self._waiting or request.request_id in self._running:
             raise ValueError(f"request id {request.request_id!r} is already in use")
         self._waiting[request.request_id] = (batch_key(request), request)
 
     def schedule(self) -> DiffusionSchedulerOutput | None:
-        """Move the next batch from waiting to running; None when nothing waits."""
+        """Move the next batch from waiting to running; None if nothing waits."""
         if not self._waiting:
             return None
         oldest_key, _ = next(iter(self._waiting.values()))
@@ -52,15 +52,15 @@ class DiffusionScheduler:
         return DiffusionSchedulerOutput(tuple(batch))
 
     def update_from_output(self, output: DiffusionModelOutput) -> None:
-        """Forget the requests of a batch that has run, however each of them ended."""
+        """Drop the requests of a batch that has run, whatever their results."""
         for item in output.outputs:
             self._running.pop(item.request_id, None)
 
     def finish_requests(self, request_ids: Iterable[str]) -> tuple[str, ...]:
-        """Drop requests, waiting or running; unknown ids are those that have ended, and no error.
+        """Drop requests, waiting or running; unknown ids are those that have ended, and not an error.
 
-        Returns the ids that were running, in the order given: their batch is in the executor's hands, which
-        has to be told as well (`DiffusersPipelineExecutor.abort_requests`).
+        Returns the ids that were running, in the given order: the executor has their batch and must be notified as well
+        (`DiffusersPipelineExecutor.abort_requests`).
         """
         running = []
         for request_id in request_ids:

@@ -1,4 +1,4 @@
-"""One JSON line on stderr for each request, and one for each thing that happens to the server."""
+"""One line of JSON on stderr per request, and per server event."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from omni_cli.serve.exchange import Exchange
 
 
 class AccessLog:
-    """Never holds bodies, queries, headers or keys."""
+    """Never logs bodies, queries, headers or keys."""
 
     def __init__(self, stream: TextIO | None = None, *, only_failures: bool = False) -> None:
         self._stream = stream
         self._only_failures = only_failures
 
     def request(self, exchange: Exchange) -> None:
-        """A request that has ended."""
+        """Log a request that has ended."""
         failed = exchange.error is not None
         if self._only_failures and not failed:
             return
@@ -39,25 +39,25 @@ class AccessLog:
         )
 
     def event(self, event: str, **fields: Any) -> None:
-        """Something that is no request: the engine's start, loss and restart, the server's end."""
+        """Log an event: the engine's start, loss and restart, the server's end."""
         self._write(event, **fields)
 
     def failure(self, exchange: Exchange, error: BaseException, details: str | None = None) -> None:
-        """A fault of the server's, with all that is known of it."""
+        """Log a fault of the server with everything known about it."""
         trace = "".join(traceback.format_exception(error))
         self._write("failure", request_id=exchange.request_id, traceback=trace, details=details)
 
     def _write(self, event: str, **fields: Any) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         stream = self._stream or sys.stderr
-        # Where nobody reads the log any more, or its disk is full, the server goes on.
+        # If nobody reads the log any more, or its disk is full, the server continues.
         with contextlib.suppress(OSError):
             stream.write(json.dumps({"time": now, "event": event, **fields}) + "\n")
             stream.flush()
 
 
 class LibraryMessages(logging.Handler):
-    """What libraries have to say, as lines of the log; give it to their loggers."""
+    """Writes libraries' messages as lines of the log; add it to their loggers."""
 
     def __init__(self, log: AccessLog) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""The application: routes behind their gate, every failure in OpenAI's shape."""
+"""The application: routes behind their middleware, every failure in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class _API(FastAPI):
 
 
 def create_app(service: Service, *, api_key: str | None = None, local_only: bool = False) -> RequestMiddleware:
-    """The ASGI application of a server; with `api_key` only those who send it are served.
+    """Create the ASGI application of a server; with `api_key` it serves only requests that send the key.
 
-    `local_only` is for one that listens on a loopback address: see `RequestMiddleware`.
+    `local_only` is for a loopback address: see `RequestMiddleware`.
     """
     api = _API(title="omni serve", version=__version__, docs_url=None, redoc_url=None)
     for routes in (chat_routes, speech_routes, image_routes, operation_routes):
@@ -69,10 +69,10 @@ async def _on_invalid(request: Request, error: Any) -> Response:
 
 
 async def _on_http_error(request: Request, error: Any) -> Response:
-    """Starlette's own: no such path, no such method, a body that is not JSON."""
+    """Handle Starlette's own errors: no such path, no such method, a body that is not JSON."""
     match error.status_code:
         case 404:
-            return _answer(request, APIError(404, f"there is no {request.url.path} here", code="unknown_url"))
+            return _answer(request, APIError(404, f"no such path: {request.url.path}", code="unknown_url"))
         case 405:
             allowed = (error.headers or {}).get("Allow", "another method")
             answer = _answer(request, APIError(405, f"use {allowed} for this path", code="method_not_allowed"))

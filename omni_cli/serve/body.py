@@ -1,4 +1,4 @@
-"""Reading a request's body: at most so many bytes, within so much time, before anything looks at them."""
+"""Read a request's body with limits on its size and time, before anything parses it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from starlette.types import Message, Receive
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.limits import MIB, Limits
 
-# A client that is refused in the middle of sending would see a broken connection instead of the answer.
+# A client refused in the middle of sending would see a broken connection instead of the answer.
 _DISCARD_S = 5.0
 
 
 class Disconnected(Exception):
-    """The client is gone."""
+    """The client has disconnected."""
 
 
 async def read_body(receive: Receive, headers: Headers, limits: Limits) -> bytes:
-    """Raises `APIError` for a body that is too large or too slow, `Disconnected` for a client that leaves."""
+    """Raise `APIError` for a body that is too large or too slow, `Disconnected` for a client that disconnects."""
     cap = limits.max_body_bytes
     announced = headers.get("content-length", "0")
     if announced.isdecimal() and int(announced) > cap:
@@ -46,7 +46,7 @@ async def read_body(receive: Receive, headers: Headers, limits: Limits) -> bytes
 
 
 async def discard_body(receive: Receive, max_bytes: int) -> None:
-    """Take in what is left of a body without keeping it, for a moment and up to `max_bytes`."""
+    """Read the rest of a body without keeping it, for a moment and up to `max_bytes`."""
     size = 0
     try:
         async with asyncio.timeout(_DISCARD_S):

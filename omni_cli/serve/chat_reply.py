@@ -26,7 +26,7 @@ _ENCODERS: dict[str, Callable[[np.ndarray, int], bytes]] = {
     "flac": encode_flac,
     "pcm16": lambda samples, _sample_rate: encode_pcm16(samples),
 }
-# Speech is sent in pieces of this length, so that a player can begin with the first.
+# Speech is sent in pieces of this length, so that a player can start with the first.
 PIECE_S = 1.0
 
 
@@ -117,7 +117,7 @@ class ChatReply:
         }
 
     def _add_token_ids(self, choice: Choice | ChunkChoice, result: RequestResult) -> None:
-        """Add the tokens of every stage that made some: the text's under vLLM's name, the speech's beside them."""
+        """Add the tokens of every stage that made some: the text's under vLLM's name, the speech's next to them."""
         if not self.wants_token_ids:
             return
         text, *others = [trace.output_token_ids for trace in result.stages if trace.output_token_ids is not None]
@@ -134,7 +134,7 @@ def split_audio(samples: np.ndarray, sample_rate: int) -> Iterator[np.ndarray]:
 
 
 def usage(traces: tuple[StageTrace, ...]) -> Usage:
-    """Count tokens in OpenAI's shape: those that the first stage read, and those that all stages made."""
+    """Count tokens in OpenAI's shape: the first stage's input, and the output of all stages."""
     text = traces[0].num_output_tokens or 0
     audio = sum(trace.num_output_tokens or 0 for trace in traces[1:])
     prompt = traces[0].num_input_tokens or 0

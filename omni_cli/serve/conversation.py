@@ -1,4 +1,4 @@
-"""A chat's messages as the engine takes them."""
+"""Convert a chat's messages for the engine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Conversation:
 
 
 def read_conversation(messages: list[chat.Message], limits: Limits) -> Conversation:
-    """Decode what the messages hold; for use in a thread. Raises `APIError` (400)."""
+    """Decode the content of the messages; for use in a thread. Raises `APIError` (400)."""
     decoder = MediaDecoder(limits)
     conversation = Conversation()
     for number, message in enumerate(messages):

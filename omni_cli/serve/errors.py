@@ -1,4 +1,4 @@
-"""Failures as HTTP sees them: a status and a body in OpenAI's shape."""
+"""Failures as HTTP responses: a status and a body in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _TYPES = {
 
 
 class APIError(Exception):
-    """A request that is answered with an error.
+    """An error response to a request.
 
-    `code` is a word for programs, `param` the field that is to blame. `retry_after_s` goes out as `Retry-After`.
+    `code` is for programs, `param` the field at fault. `retry_after_s` is sent as `Retry-After`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class APIError(Exception):
 
     @property
     def kind(self) -> str:
-        """The word for logs and metrics."""
+        """The name for logs and metrics."""
         return self.code or self.body()["error"]["type"]
 
     def body(self) -> ErrorReply:
@@ -70,7 +70,7 @@ class APIError(Exception):
 class StreamAborted(Exception):
     """A reply that failed after its status was sent, in a format that has no errors: its connection is closed.
 
-    `kind` is the word for logs and metrics.
+    `kind` is the name for logs and metrics.
     """
 
     def __init__(self, kind: str) -> None:
@@ -79,14 +79,14 @@ class StreamAborted(Exception):
 
 
 def unavailable(message: str) -> APIError:
-    """The engine is not there; it may be soon."""
+    """The engine is temporarily unavailable."""
     return APIError(503, message, code="engine_unavailable", retry_after_s=RETRY_AFTER_S)
 
 
 def api_error(error: OmniError) -> APIError:
-    """A failure of the engine or of a check, as an answer.
+    """Convert a failure of the engine or of a check to a response.
 
-    What the client has done wrong is told as it is; of a fault of the server's only which stage had it.
+    The client's mistakes are reported in full; of a server fault only the stage is named.
     """
     match error:
         case UsageError():
@@ -95,7 +95,7 @@ def api_error(error: OmniError) -> APIError:
         case DeadlineError():
             return APIError(504, error.message, code="deadline_exceeded")
         case StageError(request_id=None):
-            return unavailable(f"stage `{error.stage}` has stopped; it is being started again")
+            return unavailable(f"stage `{error.stage}` has stopped and is being restarted")
         case StageError():
             return APIError(500, f"stage `{error.stage}` failed on this request", code="stage_failed")
     return APIError(500, error.message, code="run_failed")
@@ -106,9 +106,9 @@ def as_api_error(failure: OmniError | APIError) -> APIError:
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]], known: Sequence[str]) -> APIError:
-    """One of pydantic's complaints about a body; `known` are the field names for "did you mean".
+    """Convert one of pydantic's errors about a body; `known` are the field names for "did you mean".
 
-    The one that lies deepest: where a value may be of several types, the others only say that it is not one of them.
+    The deepest one: if a value may be of several types, the others only report that it is not one of them.
     """
     error = max(errors, key=lambda error: len(error["loc"]))
     param = _param(error["loc"])
@@ -136,9 +136,9 @@ def validation_error(errors: Sequence[Mapping[str, Any]], known: Sequence[str]) 
 
 
 def _param(loc: Sequence[int | str]) -> str | None:
-    """`messages[0].content` from pydantic's ("body", "messages", 0, "user", "content", "str").
+    """Convert pydantic's ("body", "messages", 0, "user", "content", "str") to `messages[0].content`.
 
-    Left out: which of several types a value was taken for.
+    It omits the union member that a value was taken for.
     """
     text = ""
     after_index = False

@@ -1,4 +1,4 @@
-"""One HTTP request and its answer: who it is in the logs, by when it has to be done, what became of it."""
+"""One HTTP request and its response: its id in the logs, its deadline, its result."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SCOPE_KEY = "omni.exchange"
 
 @dataclass
 class Exchange:
-    """`began_s` and `deadline_s` are of the event loop's clock; `notes` are further fields of its log line.
+    """`began_s` and `deadline_s` are on the event loop's clock; `notes` are further fields of its log line.
 
-    `error` is the kind of failure, `status` what went out (None: nothing did).
+    `error` is the kind of failure, `status` the one sent (None: none was).
     """
 
     request_id: str
@@ -40,7 +40,7 @@ class Exchange:
 
     @classmethod
     def begin(cls, scope: Scope, timeout_s: float) -> Exchange:
-        """Of a request that has just arrived; `timeout_s` from now is the latest end."""
+        """Create it for a request that has just arrived; its deadline is `timeout_s` from now."""
         now = asyncio.get_running_loop().time()
         client = scope.get("client")
         exchange = cls(
@@ -60,7 +60,7 @@ class Exchange:
         return exchange
 
     def shorten(self, wanted: str | None) -> None:
-        """Take a client's own, earlier deadline, in seconds. Raises `APIError` for what is none."""
+        """Apply a client's own, earlier deadline, in seconds. Raises `APIError` for an invalid one."""
         if wanted is None:
             return
         try:
@@ -76,7 +76,7 @@ class Exchange:
 
 
 def new_id(prefix: str) -> str:
-    """An id that no other request has."""
+    """Return an id that no other request has."""
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
@@ -85,7 +85,7 @@ def unix_now() -> int:
 
 
 def _request_id(given: str | None) -> str:
-    """The client's own id where it is one that fits into a log line, else a new one."""
+    """Return the client's own id if it fits into a log line, else a new one."""
     if given and len(given) <= MAX_REQUEST_ID_LENGTH and given.isascii() and given.isprintable():
         return given
     return uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""What one client may ask of the server."""
+"""Limits of the server."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Limits:
-    """Caps on one request, on all of them together, and on time (seconds).
+    """Limits on one request, on all of them together, and on time (seconds).
 
-    `max_requests` bounds the requests that are inside, running or waiting in the engine's own queues;
-    `max_image_pixels` and `max_audio_s` hold for all media of one request together.
+    `max_requests` bounds the requests in flight, running or waiting in the engine's own queues; `max_image_pixels` and
+    `max_audio_s` hold for all media of one request together.
     """
 
     max_requests: int = 64

@@ -1,4 +1,4 @@
-"""Images and audio that travel inside a request, decoded within the limits."""
+"""Decode images and audio inside a request, within the limits."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _DATA_URL = re.compile(r"data:[\w.+-]+/[\w.+-]+(;[\w.+-]+=[^;,]*)*;base64,", re.
 
 
 class MediaDecoder:
-    """Decodes the media of one request; what they come to together is limited. For use in a thread."""
+    """Decodes the media of one request and limits their total. For use in a thread."""
 
     def __init__(self, limits: Limits) -> None:
         self._pixels_left = limits.max_image_pixels
         self._audio_s_left = limits.max_audio_s
 
     def image(self, url: str, param: str) -> np.ndarray:
-        """A base64 data URL to uint8 RGB (height, width, 3); raises `APIError` (400)."""
+        """Decode a base64 data URL to uint8 RGB (height, width, 3); raises `APIError` (400)."""
         found = _DATA_URL.match(url)
         if found is None:
             raise APIError(
@@ -46,7 +46,7 @@ class MediaDecoder:
         return pixels
 
     def audio(self, data: str, param: str) -> tuple[np.ndarray, int]:
-        """Base64 of a file to (float32 mono (num_samples,), sample rate in Hz); raises `APIError` (400)."""
+        """Decode a file in base64 to (float32 mono (num_samples,), sample rate in Hz); raises `APIError` (400)."""
         content = _from_base64(data, param)
         try:
             samples, sample_rate = decode_audio(io.BytesIO(content), f"audio in `{param}`", self._audio_s_left)
@@ -67,4 +67,4 @@ def _from_base64(text: str, param: str) -> bytes:
 
 
 def _no_warning(_message: str) -> None:
-    """The first frame of an animation is what a picture of it is."""
+    """Ignore the warning: the first frame of an animation is its image."""

@@ -1,4 +1,4 @@
-"""What Prometheus gets to see."""
+"""Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _PATHS = frozenset(
 
 
 class Metrics:
-    """The counters of one server; nothing here is global, so that two servers may share a process."""
+    """Metrics of one server; nothing here is global, so that two servers may share a process."""
 
     def __init__(self, max_requests: int) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.inside = self._gauge("omni_requests_inside", "Requests that run or wait.")
-        self._gauge("omni_requests_inside_limit", "How many may; more get status 429.").set(max_requests)
-        self.ready = self._gauge("omni_engine_ready", "1 where all stages are up.")
-        self.restarts = self._counter("omni_stage_restarts", "Times that a stage was started again.", "stage")
+        self.inside = self._gauge("omni_requests_inside", "Requests in flight, running or waiting.")
+        self._gauge("omni_requests_inside_limit", "Limit of requests in flight; more get status 429.").set(max_requests)
+        self.ready = self._gauge("omni_engine_ready", "1 while all stages are loaded.")
+        self.restarts = self._counter("omni_stage_restarts", "Restarts of a stage.", "stage")
         self._requests = self._counter("omni_requests", "Answered requests.", "path", "status")
         self._errors = self._counter("omni_errors", "Failed requests by kind.", "kind")
         self._duration = self._seconds("omni_request_duration_seconds", "From arrival to the last byte.", "path")
@@ -51,22 +51,22 @@ class Metrics:
         )
         self._stage_latency = self._seconds("omni_stage_latency_seconds", "Time of a request in a stage.", "stage")
         self._stage_ttft = self._seconds("omni_stage_time_to_first_token_seconds", "Until its first token.", "stage")
-        self._prompt_tokens = self._counter("omni_prompt_tokens", "Tokens that went in.", "stage")
-        self._tokens = self._counter("omni_generation_tokens", "Tokens that came out.", "stage")
+        self._prompt_tokens = self._counter("omni_prompt_tokens", "Input tokens.", "stage")
+        self._tokens = self._counter("omni_generation_tokens", "Output tokens.", "stage")
         self._steps = self._counter("omni_denoising_steps", "Denoising steps of requests.", "stage")
-        self._audio_s = self._counter("omni_audio_seconds", "Speech made, in seconds.")
-        self._images = self._counter("omni_images", "Pictures made.")
+        self._audio_s = self._counter("omni_audio_seconds", "Seconds of speech generated.")
+        self._images = self._counter("omni_images", "Images generated.")
 
     def watch_stages(self, stages: Callable[[], Iterable[StageInfo]]) -> None:
-        """Show the memory of `stages()`, asked anew for each scrape."""
+        """Export the memory of `stages()`, queried for each scrape."""
         self.registry.register(_StageMemory(stages))
 
     def text(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def ended(self, exchange: Exchange) -> None:
-        """A request has been answered, or its client has gone (status `none`)."""
+        """Record a request that was answered, or whose client has disconnected (status `none`)."""
         path = self._path(exchange)
         self._requests.labels(path, str(exchange.status or "none")).inc()
         self._duration.labels(path).observe(exchange.elapsed_s())
@@ -83,7 +83,7 @@ class Metrics:
         self._rtf.labels(self._path(exchange)).observe(ratio)
 
     def result(self, result: RequestResult) -> None:
-        """What the stages did for a request and what came out, also of one that failed half-way."""
+        """Record the stages' work for a request and its outputs, even for one that failed midway."""
         for trace in result.stages:
             self._stage_latency.labels(trace.name).observe(trace.latency_s)
             if trace.ttft_s is not None:
@@ -99,7 +99,7 @@ class Metrics:
 
     @staticmethod
     def _path(exchange: Exchange) -> str:
-        # Every label is a time series that is kept for ever: strangers must not make new ones.
+        # Every label is a time series that is kept forever: clients must not create new ones.
         return exchange.path if exchange.path in _PATHS else "other"
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -113,7 +113,7 @@ class Metrics:
 
 
 class _StageMemory:
-    """Peaks of the stages' processes, as they are when somebody looks."""
+    """Peak memory of the stages' processes, sampled when scraped."""
 
     def __init__(self, stages: Callable[[], Iterable[StageInfo]]) -> None:
         self._stages = stages

@@ -1,4 +1,4 @@
-"""What stands before the routes: ids, the key, the number of requests inside, bodies, and clients that go away."""
+"""Middleware before the routes: ids, the key, requests in flight, bodies, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from omni_cli.serve.errors import RETRY_AFTER_S, APIError, StreamAborted
 from omni_cli.serve.exchange import REQUEST_ID, REQUEST_TIMEOUT, Exchange
 from omni_cli.serve.service import Service
 
-# Answered without a key: whoever asks whether the server lives has none.
+# Answered without a key: liveness probes have none.
 _OPEN_PATHS = frozenset({"/health", "/ready"})
-# Routes end their requests at the deadline in good order; this is for a client that does not read its answer.
+# Routes end their requests at the deadline themselves; this is for a client that does not read its response.
 _OVERRUN_S = 5.0
 
 
 class RequestMiddleware:
     """The whole server as an ASGI application.
 
-    Every body has been read when a route runs, and a route whose client leaves is cancelled there and then.
+    Every body has been read when a route runs, and a route is cancelled as soon as its client disconnects.
     """
 
     def __init__(self, routes: ASGIApp, *, service: Service, api_key: str | None, local_only: bool) -> None:
         """With `local_only`, requests must name this machine as their host.
 
-        A page of any site can make its own name mean this machine, and its visitor's browser then sends requests
-        here that the browser takes for requests to that site.
+        Otherwise a page of any site could let its own name resolve to this machine, and its visitor's browser would
+        send requests here as if to that site.
         """
         self._local_only = local_only
         self._routes = routes
@@ -91,7 +91,7 @@ class RequestMiddleware:
             self._metrics.inside.set(self._inside)
 
     def _refusal(self, scope: Scope, headers: Headers) -> APIError | None:
-        """Why this request does not even get its body read."""
+        """Return the error of a request whose body is not even read."""
         if self._local_only and not _is_local(headers.get("host", "")):
             return APIError(
                 403,
@@ -110,7 +110,7 @@ class RequestMiddleware:
         if self._inside >= self._limits.max_requests:
             return APIError(
                 429,
-                f"{self._inside} requests are running or waiting, which is all that this server takes; try again",
+                f"{self._inside} requests are running or waiting, the maximum of this server; try again",
                 code="queue_full",
                 retry_after_s=RETRY_AFTER_S,
             )
@@ -133,7 +133,7 @@ class RequestMiddleware:
 
 
 class _Reply:
-    """`send`, noting what goes out; the first message gets the request's id."""
+    """`send`, recording what is sent; the first message gets the request's id."""
 
     def __init__(self, send: Send, exchange: Exchange) -> None:
         self._send = send
@@ -149,7 +149,7 @@ class _Reply:
 
 
 def _is_local(host: str) -> bool:
-    """Whether a `Host` header names this machine: `localhost`, `127.0.0.1:8000`, `[::1]:8000`."""
+    """Tell whether a `Host` header names this machine: `localhost`, `127.0.0.1:8000`, `[::1]:8000`."""
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
     if name.lower() == "localhost":
         return True
@@ -164,7 +164,7 @@ def _shutting_down() -> APIError:
 
 
 def _replay(body: bytes) -> Receive:
-    """A `receive` that gives a body which has been read; who asks for more waits until cancelled."""
+    """A `receive` that returns an already read body; further calls wait until cancelled."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
@@ -182,7 +182,7 @@ async def _until_disconnect(receive: Receive) -> None:
 
 
 async def _cancel(*tasks: asyncio.Task[None]) -> None:
-    """Cancel what still runs and wait for its clean-up; failures have been told by then."""
+    """Cancel running tasks and wait for their clean-up; failures have been reported by then."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The server's life: a port, an engine, requests, and an end in good order."""
+"""The server's life cycle: a port, an engine, requests, and an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from omni_cli.serve.service import Service
 from omni_cli.serve.supervisor import Engine, State, Supervisor
 
 _BACKLOG = 512
-# Longer than clients keep an idle connection: one that is closed under a request on its way is an error to them.
+# Longer than clients keep an idle connection: closing one under an arriving request is an error to the client.
 _KEEP_ALIVE_S = 75
 _LOGGERS = ("uvicorn.error", "asyncio")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Whom to serve, and how much.
+    """Server settings.
 
-    `local_only` is as of `Gate`. `drain_timeout_s` is how long requests may take to end after a stop signal.
+    `local_only` is as in `RequestMiddleware`. `drain_timeout_s` is the time for requests to end after a stop signal.
     """
 
     api_key: str | None
@@ -44,7 +44,7 @@ class Settings:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Signals are not its business."""
+    """uvicorn without its signal handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -52,7 +52,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening address that is ours from now on; port 0 takes a free one. Raises `UsageError`."""
+    """Bind a listening socket; port 0 takes a free port. Raises `UsageError`."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
@@ -61,7 +61,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        # At once, so that of two servers that start together the second one is told.
+        # Listen immediately, so that of two servers that start together the second one fails.
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
@@ -72,18 +72,18 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> tuple[str, int, str]:
-    """(host, port, URL) of a bound socket."""
+    """Return (host, port, URL) of a bound socket."""
     host, port = listener.getsockname()[:2]
     return host, port, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Whether only this machine can reach it."""
+    """Tell whether only this machine can connect to it."""
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 
 class Server:
-    """Serves one profile; use it once."""
+    """Serves one profile; single use."""
 
     def __init__(self, engine: Engine, config: EngineConfig, settings: Settings, log: AccessLog) -> None:
         """`engine`, which runs `config`, is not yet started."""
@@ -116,9 +116,9 @@ class Server:
         on_event: Callable[[Event], None],
         on_ready: Callable[[], None],
     ) -> None:
-        """Answer from the start, load the stages, tell `on_ready`, and serve until `stop`; then drain and end.
+        """Answer from the start, load the stages, call `on_ready`, and serve until `stop`; then drain and end.
 
-        Raises `OmniError` where the stages cannot be loaded. Afterwards no process of the engine is left.
+        Raises `OmniError` if the stages cannot be loaded. Afterwards no process of the engine is left.
         """
         messages = LibraryMessages(self._log)
         for name in _LOGGERS:

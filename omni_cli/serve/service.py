@@ -1,4 +1,4 @@
-"""What the routes share: the engine behind its checks and deadlines, the limits, the metrics."""
+"""Shared by the routes: the engine with its checks and deadlines, the limits, the metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from omni_cli.serve.supervisor import State, Supervisor
 
 @dataclass
 class Service:
-    """`config` is the one profile that is served; a server that is draining finishes what it has begun."""
+    """`config` is the served profile; a draining server finishes the requests that it has begun."""
 
     config: EngineConfig
     supervisor: Supervisor
@@ -34,7 +34,7 @@ class Service:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request that comes now would be run."""
+        """True if a request arriving now would be run."""
         return self.supervisor.state is State.READY and not self.is_draining
 
     @property
@@ -42,7 +42,7 @@ class Service:
         return Capabilities.of(self.config).modalities
 
     def check_model(self, name: str | None) -> None:
-        """The profile's name and its checkpoint's are the same model here; raises `APIError` (404) for others."""
+        """Accept the profile's name and its checkpoint's for the same model; raise `APIError` (404) for others."""
         if name not in (None, self.config.name, self.config.model):
             message = f"the model `{name}` is not served here; `{self.config.name}` is"
             raise APIError(404, message, code="model_not_found", param="model")
@@ -60,19 +60,19 @@ class Service:
         )
 
     def check_prompt_length(self, num_chars: int) -> None:
-        """A cheap check before the exact one, which is the tokenizer's."""
+        """Check cheaply before the tokenizer's exact check."""
         if num_chars > self.limits.max_prompt_chars:
             raise APIError(
                 400,
-                f"the prompt has {num_chars} characters; at most {self.limits.max_prompt_chars} are taken",
+                f"the prompt has {num_chars} characters; the maximum is {self.limits.max_prompt_chars}",
                 code="prompt_too_long",
             )
 
     async def events(self, request: GenerateRequest, exchange: Exchange) -> AsyncGenerator[Event, None]:
         """Run a request on the engine. The last event is a `RequestResult` without error.
 
-        Raises `OmniError` with what it failed with, `DeadlineError` when its time is up, `APIError` where there is
-        no engine. Leaving early aborts the request.
+        Raises `OmniError` with its failure, `DeadlineError` after its time limit, `APIError` if there is no engine.
+        Leaving early aborts the request.
         """
         async with aclosing(self.supervisor.generate(request)) as events:
             while True:
@@ -86,7 +86,7 @@ class Service:
                 yield event
 
     async def result(self, request: GenerateRequest, exchange: Exchange) -> RequestResult:
-        """The last of `events`, for an answer that is sent as a whole."""
+        """Return the last of `events`, for an answer that is sent as a whole."""
         async with aclosing(self.events(request, exchange)) as events:
             async for event in events:
                 if isinstance(event, RequestResult):
@@ -94,19 +94,19 @@ class Service:
         raise OmniError(f"request `{request.request_id}` ended without a result")
 
     def note_text(self, exchange: Exchange) -> None:
-        """Text goes out; the first time counts."""
+        """Note that text is sent; the first time counts."""
         if "ttft_s" not in exchange.notes:
             exchange.notes["ttft_s"] = round(exchange.elapsed_s(), 6)
             self.metrics.first_text(exchange)
 
     def note_audio(self, exchange: Exchange) -> None:
-        """Speech goes out; the first time counts."""
+        """Note that speech is sent; the first time counts."""
         if "ttfp_s" not in exchange.notes:
             exchange.notes["ttfp_s"] = round(exchange.elapsed_s(), 6)
             self.metrics.first_audio(exchange)
 
     async def _next(self, events: AsyncIterator[Event], exchange: Exchange) -> Event:
-        # A time limit around one wait at a time: around a whole generator it would go off in its consumer.
+        # A time limit around each single wait: around a whole generator it would fire in its consumer.
         try:
             async with asyncio.timeout_at(exchange.deadline_s):
                 return await anext(events)

@@ -19,9 +19,10 @@ DONE = b"data: [DONE]\n\n"
 async def event_stream(
     documents: AsyncGenerator[Mapping[str, object], None], exchange: Exchange, log: AccessLog, *, end: bytes = b""
 ) -> StreamingResponse:
-    """The answer that sends these documents as they come; a failure half-way is one of them, `{"error": ...}`.
+    """Send these documents as they arrive; a failure midway is one of them, `{"error": ...}`.
 
-    Waits for the first one, so that a request that fails before it gets a proper status. Raises what it raises.
+    Waits for the first one, so that a request that fails before it gets a proper status. Raises what the request
+    raises.
     """
     try:
         first = await anext(documents)

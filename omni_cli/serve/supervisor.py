@@ -1,4 +1,4 @@
-"""Keeps an engine's stages running: starts one again that has ended, or that the engine has given up."""
+"""Keep an engine's stages running: restart those that have ended or that the engine has given up."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from omni_cli.serve.errors import unavailable
 from omni_cli.serve.metrics import Metrics
 
 LONGEST_BACKOFF_S = 60.0
-# A stage that has run for so long since it was last started again is not in a loop of crashes.
+# A stage that has run this long since its last restart is not in a crash loop.
 STABLE_AFTER_S = 300.0
 
 
 class Engine(Protocol):
-    """What is needed of `omni_cli.engine.omni_llm.OmniLLM`."""
+    """The required part of `omni_cli.engine.omni_llm.OmniLLM`."""
 
     async def start(self, on_event: Callable[[Event], None] | None = None) -> None: ...
 
@@ -44,10 +44,10 @@ class State(Enum):
 
 
 class Supervisor:
-    """Owns an engine. `tell(event, **fields)` gets what happens to it, for the log.
+    """Owns an engine. `tell(event, **fields)` receives its events, for the log.
 
-    What is lost with a stage are the requests in it; those in other stages go on, and fail only if they come to it
-    before it is back.
+    A failed stage loses only the requests in it; those in other stages continue, and fail only if they reach it before
+    it is restarted.
     """
 
     def __init__(self, engine: Engine, *, tell: Callable[..., None], metrics: Metrics) -> None:
@@ -56,14 +56,14 @@ class Supervisor:
         self._metrics = metrics
         self._state = State.STARTING
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        # One at a time: stages that share a device look for free memory while they load.
+        # One at a time: stages that share a device check for free memory while they load.
         self._turn = asyncio.Lock()
         self._restarted_at: dict[str, float] = {}
         self._backoff_s: dict[str, float] = {}
 
     @property
     def stages(self) -> tuple[StageInfo, ...]:
-        """The stages that have been loaded, also those that have failed since."""
+        """Stages that have been loaded, even if they have failed since."""
         return self._engine.stages
 
     @property
@@ -75,7 +75,7 @@ class Supervisor:
         return State.RESTARTING if self.failed_stages else self._state
 
     async def start(self, on_event: Callable[[Event], None]) -> None:
-        """Load all stages; raises `OmniError` where that fails, for then another try would fail as well."""
+        """Load all stages; raises `OmniError` if that fails, since another attempt would fail as well."""
 
         def handle(event: Event) -> None:
             on_event(event)
@@ -88,7 +88,7 @@ class Supervisor:
         self._tell("engine_ready", stages={stage.name: round(stage.load_s, 3) for stage in self.stages})
 
     async def close(self) -> None:
-        """Stop the engine and every process of it."""
+        """Stop the engine and all its processes."""
         self._state = State.STOPPED
         tasks = list(self._tasks.values())
         for task in tasks:
@@ -97,7 +97,7 @@ class Supervisor:
         await self._engine.close()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        """`OmniLLM.generate`; raises `APIError` (503) while there is no engine."""
+        """Run `OmniLLM.generate`; raises `APIError` (503) while there is no engine."""
         if self._state is not State.READY:
             raise unavailable(f"the engine is {self._state.value}")
         async with aclosing(self._engine.generate(request)) as events:
@@ -126,7 +126,7 @@ class Supervisor:
             del self._tasks[name]
 
     def _next_backoff_s(self, name: str, now: float) -> float:
-        """None for the first time, then 1 s and twice as much each time, until it has been stable for a while."""
+        """None at first, then 1 s and doubling each time, until it has been stable for a while."""
         last = self._restarted_at.get(name)
         if last is None or now - last > STABLE_AFTER_S:
             self._backoff_s[name] = 0.5

@@ -1,1 +1,1 @@
-"""One file an endpoint: its request in, the engine's events out in the shape that clients expect."""
+"""One file per endpoint: converts its request, and the engine's events to OpenAI's responses."""

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: text, and speech where it is asked for."""
+"""`POST /v1/chat/completions`: text, and speech on request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def chat_routes(service: Service) -> APIRouter:
         exchange = Exchange.of(request.scope)
         _check(service, body)
         reply = _reply(service, body)
-        # Decoding takes its time, and a thread costs some as well.
+        # Decoding takes time, and so does starting a thread.
         decodes = any(isinstance(message.content, list) for message in body.messages)
         build = functools.partial(_generate_request, service, body, reply)
         generate = await asyncio.to_thread(build) if decodes else build()
@@ -58,7 +58,7 @@ def _check(service: Service, body: ChatCompletionRequest) -> None:
         if body.stream and body.audio is not None and body.audio.format != "pcm16":
             raise APIError(
                 400,
-                "streamed speech is `pcm16`: other formats say their length first",
+                "streamed speech is `pcm16`: other formats store their length first",
                 code="unsupported_value",
                 param="audio.format",
             )
@@ -88,7 +88,7 @@ def _generate_request(service: Service, body: ChatCompletionRequest, reply: Chat
         audio=tuple(conversation.audio),
         images=tuple(conversation.images),
         seed=service.config.seed if body.seed is None else body.seed,
-        # The words come on the way to speech anyway; they are its transcript.
+        # The words are generated on the way to speech anyway; they are its transcript.
         modalities=frozenset({"text", "audio"} if reply.wants_audio else {"text"}),
         speaker=None if body.audio is None else voice_name(body.audio.voice),
         sampling=body.sampling(),

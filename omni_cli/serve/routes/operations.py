@@ -1,4 +1,4 @@
-"""The models that are served, and the state of the server."""
+"""The served models, and the state of the server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def operation_routes(service: Service) -> APIRouter:
 
     @router.get("/ready", response_model=Readiness, responses=errors(*ALWAYS) | _NOT_READY)
     async def ready() -> Response:
-        """Report readiness: 200 while all stages are up and requests are accepted, else 503."""
+        """Report readiness: 200 while all stages are loaded and requests are accepted, else 503."""
         failed = service.supervisor.failed_stages
         stages = {s.name: "failed" if s.name in failed else "ready" for s in service.supervisor.stages}
         state = "draining" if service.is_draining else service.supervisor.state.value

@@ -1,4 +1,4 @@
-"""`POST /v1/audio/speech`: a text, spoken."""
+"""`POST /v1/audio/speech`: text-to-speech."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from omni_cli.serve.service import Service
 from omni_cli.serve.sse import event_stream
 
 _MEDIA_TYPES = {"wav": "audio/wav", "flac": "audio/flac", "pcm": "audio/pcm"}
-# An omni model speaks its answers. The text is put into its mouth as the answer to this.
+# An omni model speaks its answers. The text is given as its answer to this.
 _INSTRUCTION = "Read the following text aloud, word for word, and say nothing else:\n\n"
 
 
@@ -37,7 +37,7 @@ def speech_routes(service: Service) -> APIRouter:
         responses=errors(*RUNNING) | content("The speech.", *_MEDIA_TYPES.values(), "text/event-stream"),
     )
     async def audio_speech(body: SpeechRequest, request: Request) -> Response:
-        """Speak a text: the first stage takes it as its own answer, and the others say it."""
+        """Speak a text: the first stage receives it as its own answer, and the others speak it."""
         exchange = Exchange.of(request.scope)
         _check(service, body)
         generate = GenerateRequest(
@@ -67,7 +67,7 @@ def _check(service: Service, body: SpeechRequest) -> None:
     if body.stream_format is not None and body.response_format != "pcm":
         raise APIError(
             400,
-            "streamed speech is `pcm`: other formats say their length first",
+            "streamed speech is `pcm`: other formats store their length first",
             code="unsupported_value",
             param="response_format",
         )
@@ -95,7 +95,7 @@ async def _events(service: Service, request: GenerateRequest, exchange: Exchange
 
 
 async def _stream(service: Service, request: GenerateRequest, exchange: Exchange) -> StreamingResponse:
-    """Raw PCM as it is made. Waits for the first piece, so that a failure before it has a status of its own."""
+    """Send raw PCM as it is made. Waits for the first piece, so that an earlier failure has its own status."""
     pieces = _pieces(service, request, exchange)
     try:
         first = await anext(pieces)

@@ -10,7 +10,7 @@ from omni_cli.inputs.fields import MAX_TEMPERATURE, MAX_TOKENS
 from omni_cli.serve.schemas.fields import Ignored, Only, Seed, Strict, Voice, VoiceId
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-# What OpenAI's field -> vLLM's sampling parameter is, where the names differ.
+# OpenAI's field -> vLLM's sampling parameter, where the names differ.
 _RENAMED = {"max_completion_tokens": "max_tokens"}
 _SAMPLING = (
     "max_tokens",
@@ -35,7 +35,7 @@ class TextPart(Strict):
 
 
 class ImageURL(Strict):
-    url: str = Field(description="`data:image/png;base64,...`; nothing is fetched from anywhere.")
+    url: str = Field(description="`data:image/png;base64,...`; URLs are not fetched.")
     detail: Annotated[Any, Only("auto")] = None
 
 
@@ -46,7 +46,7 @@ class ImagePart(Strict):
 
 class InputAudio(Strict):
     data: str = Field(description="The file, in base64.")
-    format: str = Field(description="`wav`, `flac`, `mp3` or `ogg`; what the file really is decides.")
+    format: str = Field(description="`wav`, `flac`, `mp3` or `ogg`; the file's actual format decides.")
 
 
 class AudioPart(Strict):
@@ -99,7 +99,7 @@ Message = Annotated[InstructionMessage | UserMessage | AssistantMessage, Field(d
 
 
 class AudioSettings(Strict):
-    voice: Voice | VoiceId | None = Field(None, description="A speaker of the model; its first one if absent.")
+    voice: Voice | VoiceId | None = Field(None, description="A speaker of the model. Default: its first one.")
     format: Literal["wav", "flac", "pcm16"] = "wav"
 
 
@@ -114,7 +114,7 @@ class TextFormat(Strict):
 
 
 class ChatCompletionRequest(Strict):
-    model: str | None = Field(None, description="As `GET /v1/models` names it.")
+    model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
     messages: Annotated[list[Message], Field(min_length=1, max_length=1000)]
     modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1)] | None = None
     audio: AudioSettings | None = None
@@ -169,6 +169,6 @@ class ChatCompletionRequest(Strict):
     user: Ignored
 
     def sampling(self) -> dict[str, Any]:
-        """vLLM's sampling parameters of the first stage, those that were given."""
+        """The given vLLM sampling parameters of the first stage."""
         given = {name: getattr(self, name) for name in _SAMPLING}
         return {_RENAMED.get(name, name): value for name, value in given.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Types that the schemas share."""
+"""Shared field types of the schemas."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from omni_cli.inputs.fields import MAX_SEED
 
 
 class Strict(BaseModel):
-    """Numbers are not text, and unknown fields are errors."""
+    """Rejects text in place of numbers, and unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _take_integral_numbers(cls, fields: object) -> object:
-        """Take 1.0 for 1: JSON has one kind of number, and to JSON Schema both are integers."""
+        """Accept 1.0 for 1: JSON has one kind of number, and to JSON Schema both are integers."""
         return {name: _integral(value) for name, value in fields.items()} if isinstance(fields, dict) else fields
 
     @field_validator("*")
     @classmethod
     def _check_text(cls, value: Any) -> Any:
-        """JSON can escape halves of characters, which no tokenizer takes."""
+        """Reject lone surrogates, which JSON can escape but no tokenizer accepts."""
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str):
                 try:
@@ -50,7 +50,7 @@ def _integral(value: object) -> object:
 
 
 class Only:
-    """An official field that is not supported, apart from null and these values, which ask for nothing."""
+    """An official field that is unsupported, except for null and these neutral values."""
 
     def __init__(self, *neutral: Any) -> None:
         self._neutral = neutral
@@ -62,7 +62,7 @@ class Only:
         return {"enum": [None, *self._neutral]}
 
     def _check(self, value: Any) -> Any:
-        # 1 equals True in Python, and not in JSON.
+        # 1 equals True in Python, but not in JSON.
         if value is None or any(value == known and type(value) is type(known) for known in self._neutral):
             return value
         known = " or ".join(json.dumps(known) for known in self._neutral)
@@ -70,10 +70,10 @@ class Only:
         raise PydanticCustomError("unsupported_parameter", "is not supported{allowed}", {"allowed": allowed})
 
 
-# No influence on a reply: who asks, and what OpenAI should keep.
+# No influence on a reply: the requester, and what OpenAI should store.
 Ignored = Annotated[Any, Field(default=None, description="Accepted and ignored.")]
 
-Seed = Annotated[int, Field(ge=0, le=MAX_SEED, description="Seed; the profile's if absent.")]
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED, description="Seed. Default: the profile's.")]
 Voice = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -82,6 +82,6 @@ class VoiceId(Strict):
 
 
 def voice_name(voice: str | VoiceId | None) -> str | None:
-    """The speaker that is meant; None for the model's first one."""
+    """Return the requested speaker; None for the model's first one."""
     name = voice.id if isinstance(voice, VoiceId) else voice
     return None if name == "default" else name

@@ -23,7 +23,7 @@ def _check_size(value: str) -> str:
 
 
 def parse_size(value: str) -> tuple[int, int]:
-    """`WIDTHxHEIGHT` in pixels; raises `ValueError`."""
+    """Parse `WIDTHxHEIGHT` in pixels; raises `ValueError`."""
     found = re.fullmatch(_SIZE, value, re.ASCII)
     if found is None:
         raise ValueError("must be WIDTHxHEIGHT in pixels, such as 512x512, or auto")
@@ -37,14 +37,14 @@ Size = Annotated[str, AfterValidator(_check_size), Field(json_schema_extra={"pat
 
 
 class ImageRequest(Strict):
-    model: str | None = Field(None, description="As `GET /v1/models` names it.")
+    model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
     prompt: str = Field(min_length=1)
-    n: Annotated[int, Field(ge=1)] | None = Field(None, description="Pictures; each next one has the next seed.")
-    size: Size | None = Field(None, description="`WIDTHxHEIGHT`; the profile's if absent or `auto`.")
+    n: Annotated[int, Field(ge=1)] | None = Field(None, description="Number of images; each has the next seed.")
+    size: Size | None = Field(None, description="`WIDTHxHEIGHT`. Default, also for `auto`: the profile's.")
     response_format: Literal["b64_json"] | None = None
     output_format: Literal["png"] | None = None
 
-    # Ours, by diffusers' names.
+    # Our own additions, by diffusers' names.
     seed: Seed | None = None
     negative_prompt: str | None = None
     num_inference_steps: Annotated[int, Field(ge=1, le=MAX_NUM_INFERENCE_STEPS)] | None = None
@@ -63,7 +63,7 @@ class ImageRequest(Strict):
     safety_identifier: Ignored
 
     def diffusion(self) -> dict[str, Any]:
-        """The arguments of the pipeline's call that were given."""
+        """The given arguments of the pipeline's call."""
         given = {name: getattr(self, name) for name in _DIFFUSION}
         arguments = {name: value for name, value in given.items() if value is not None}
         if self.size not in (None, "auto"):

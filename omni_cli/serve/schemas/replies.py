@@ -141,7 +141,7 @@ class Health(TypedDict):
 
 
 class Readiness(TypedDict):
-    """`stages` says `ready` or `failed` for each stage that has been loaded."""
+    """`stages` maps each loaded stage to `ready` or `failed`."""
 
     status: str
     stages: dict[str, str]

@@ -10,9 +10,9 @@ from omni_cli.serve.schemas.fields import Only, Seed, Strict, Voice, VoiceId
 
 
 class SpeechRequest(Strict):
-    model: str | None = Field(None, description="As `GET /v1/models` names it.")
+    model: str | None = Field(None, description="The model's name in `GET /v1/models`.")
     input: str = Field(min_length=1, description="The text to speak.")
-    voice: Voice | VoiceId | None = Field(None, description="A speaker of the model; its first one if absent.")
+    voice: Voice | VoiceId | None = Field(None, description="A speaker of the model. Default: its first one.")
     response_format: Literal["wav", "flac", "pcm"] = "wav"
     stream_format: Literal["audio", "sse"] | None = Field(
         None, description="Send the speech while it is made, as raw bytes or as events."

@@ -74,7 +74,7 @@ def test_a_large_body_is_refused_whether_announced_or_not(limited: OmniServer) -
 
 
 def test_a_long_prompt_and_many_pictures(limited: OmniServer) -> None:
-    assert "at most 500 are taken" in ask(limited, {"prompt": "x" * 501}).error["message"]
+    assert "the maximum is 500" in ask(limited, {"prompt": "x" * 501}).error["message"]
     assert "`n` may be at most 2" in ask(limited, {"prompt": "x", "n": 3}).error["message"]
 
 
