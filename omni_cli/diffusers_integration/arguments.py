@@ -1,7 +1,6 @@
-"""The arguments of a pipeline's call: what it takes, what a request may set, and what is wrong with a
-request.
+"""The arguments of a pipeline's call: the accepted ones, those that a request may set, and checks of a request.
 
-Everything here looks at a loaded pipeline but runs none of its models.
+Everything here inspects a loaded pipeline but runs none of its models.
 """
 
 from __future__ import annotations
@@ -18,21 +17,20 @@ from omni_cli.diffusers_integration.prompt_length import check_prompt_lengths
 from omni_cli.diffusers_integration.requests import STANDARD_ARGUMENTS, DiffusionRequest, freeze
 from omni_cli.errors import InputError
 
-# More would need tens of GiB for the VAE alone; the largest that published text-to-image models are trained
-# for.
+# More would need tens of GiB for the VAE alone; the largest size that published text-to-image models are trained for.
 MAX_PIXELS = 4096 * 4096
 MAX_INFERENCE_STEPS = 1000
 MAX_SEED = 2**64 - 1
 
-# Arguments of a pipeline call that the executor sets itself, with what to use instead.
+# Arguments of a pipeline call that the executor sets itself, with the replacement.
 OWNED_ARGUMENTS: Mapping[str, str] = {
     "prompt": "the prompt is the request's own",
     "seed": "the seed is the request's own: `--seed`",
     "generator": "use `--seed`",
     "latents": "the initial noise comes from the seed: use `--seed`",
-    "num_images_per_prompt": "make one request a picture, each with its own seed",
-    "output_type": "pictures are always uint8 RGB",
-    "return_dict": "pictures are always uint8 RGB",
+    "num_images_per_prompt": "make one request per image, each with its own seed",
+    "output_type": "images are always uint8 RGB",
+    "return_dict": "images are always uint8 RGB",
     "callback_on_step_end": "progress is reported by omni itself",
     "callback_on_step_end_tensor_inputs": "progress is reported by omni itself",
     "callback": "progress is reported by omni itself",
@@ -44,9 +42,8 @@ OWNED_ARGUMENTS: Mapping[str, str] = {
 class PipelineCall:
     """A pipeline's `__call__`, inspected once.
 
-    `defaults` maps argument names to their defaults (None where there is none); `size_multiple` is what
-    height and width have to be multiples of; `default_height` and `default_width` are pixels, None where the
-    pipeline does not say.
+    `defaults` maps argument names to their defaults (None if there is none); height and width must be multiples of
+    `size_multiple`; `default_height` and `default_width` are pixels, None if the pipeline does not define them.
     """
 
     defaults: Mapping[str, Any]
@@ -60,8 +57,8 @@ class PipelineCall:
         parameters = inspect.signature(pipeline.__call__).parameters.values()
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         height, width = _default_size(pipeline)
-        # A transformer that has no guidance embedding, in a pipeline with the classifier-free kind under
-        # another name: diffusers then accepts `guidance_scale` and does nothing with it.
+        # A transformer without guidance embedding, in a pipeline with classifier-free guidance under another name:
+        # diffusers then accepts `guidance_scale` and ignores it.
         denoiser = getattr(pipeline, "transformer", None)
         embeds_guidance = getattr(getattr(denoiser, "config", None), "guidance_embeds", None)
         defaults = {p.name: None if p.default is p.empty else p.default for p in named}
@@ -87,7 +84,7 @@ def resolve_request(
     call: PipelineCall,
     max_pixels: int,
 ) -> DiffusionRequest:
-    """The request with the stage's values and then the pipeline's filled in, checked; raises `InputError`.
+    """Fill in the stage's values and then the pipeline's, check the request and return it; raises `InputError`.
 
     Nothing has been encoded or denoised when it raises.
     """
@@ -97,7 +94,7 @@ def resolve_request(
     _check_numbers(resolved, call)
     _check_size(resolved, call, max_pixels)
     if not resolved.prompt.strip():
-        raise InputError("the prompt is empty", hint="say what the picture should show")
+        raise InputError("the prompt is empty", hint="describe the image")
     _check_negative_prompt(resolved, call)
     tokens = check_prompt_lengths(pipeline, call.defaults, resolved)
     _ask_pipeline(pipeline, call, resolved)
@@ -105,9 +102,7 @@ def resolve_request(
 
 
 def check_stage(config: DiffusionStageConfig, call: PipelineCall) -> None:
-    """Refuse stage settings that the pipeline's call does not take; raises `InputError` with the stage's
-    name.
-    """
+    """Reject stage settings that the pipeline's call does not accept; raises `InputError` with the stage's name."""
     settings = {name: getattr(config, name) for name in STANDARD_ARGUMENTS}
     request = DiffusionRequest("", "", call=config.call, **settings)
     try:
@@ -137,9 +132,7 @@ def _fill(request: DiffusionRequest, config: DiffusionStageConfig, call: Pipelin
 
 
 def check_call_argument(name: str, call: PipelineCall) -> None:
-    """Refuse a name in `call` that is no argument of the pipeline, or not the user's to set; raises
-    `InputError`.
-    """
+    """Reject a name in `call` that the pipeline lacks, or that the user may not set; raises `InputError`."""
     if name in OWNED_ARGUMENTS:
         raise InputError(f"`{name}` cannot be set", hint=OWNED_ARGUMENTS[name])
     if name in STANDARD_ARGUMENTS:
@@ -150,7 +143,7 @@ def check_call_argument(name: str, call: PipelineCall) -> None:
         hint = f"did you mean `{near[0]}`?" if near else "it takes " + ", ".join(f"`{n}`" for n in sorted(settable))
         raise InputError(f"the pipeline's call has no argument `{name}`", hint=hint)
     if _takes_tensor(name):
-        raise InputError(f"`{name}` takes tensors or pictures, which a profile or a command line cannot hold")
+        raise InputError(f"`{name}` takes tensors or images, which a profile or a command line cannot hold")
 
 
 def _takes_tensor(name: str) -> bool:
@@ -162,11 +155,11 @@ def _check_names(request: DiffusionRequest, call: PipelineCall) -> None:
         check_call_argument(name, call)
     for name in STANDARD_ARGUMENTS:
         if getattr(request, name) is not None and name not in call.defaults:
-            raise InputError(f"this pipeline takes no `{name}`", hint=f"leave `{name}` out")
+            raise InputError(f"this pipeline takes no `{name}`", hint=f"remove `{name}`")
 
 
 def _check_effect(request: DiffusionRequest, call: PipelineCall) -> None:
-    """Refuse what the user asked for in this request and diffusers would take without any effect."""
+    """Reject settings of this request that diffusers would accept without any effect."""
     if request.guidance_scale is not None and call.ignores_guidance_scale:
         raise InputError(
             "`guidance_scale` has no effect on this model: it is not guidance-distilled",
@@ -232,19 +225,19 @@ def _check_size(request: DiffusionRequest, call: PipelineCall, max_pixels: int) 
         side = math.isqrt(max_pixels) // multiple * multiple
         raise InputError(
             f"{request.width}x{request.height} is {request.height * request.width:,} pixels; "
-            f"at most {max_pixels:,} are allowed",
+            f"the maximum is {max_pixels:,}",
             hint=f"a square can be {side}x{side}",
         )
 
 
 def _ask_pipeline(pipeline: Any, call: PipelineCall, request: DiffusionRequest) -> None:
-    """Run the pipeline's own `check_inputs`, where it has one, so that it refuses before anything runs."""
+    """Run the pipeline's own `check_inputs`, if it has one, so that it rejects a request before anything runs."""
     check = getattr(pipeline, "check_inputs", None)
     if check is None:
         return
     arguments = {**call.defaults, **call.arguments(request), "callback_on_step_end_tensor_inputs": []}
-    # Names that `check_inputs` has and the call does not are left-overs of older callbacks: absent means
-    # None. `batch_size` is the one exception.
+    # Names that `check_inputs` has and the call does not are remnants of older callbacks: absent means None.
+    # `batch_size` is the only exception.
     arguments.setdefault("batch_size", 1)
     arguments["callback_steps"] = 1 if "callback_steps" in call.defaults else None
     parameters = inspect.signature(check).parameters.values()
@@ -252,7 +245,7 @@ def _ask_pipeline(pipeline: Any, call: PipelineCall, request: DiffusionRequest) 
     try:
         check(**values)
     except (ValueError, TypeError) as error:
-        raise InputError(f"{type(pipeline).__name__} refuses the request: {error}") from error
+        raise InputError(f"{type(pipeline).__name__} rejects the request: {error}") from error
 
 
 def _size_multiple(pipeline: Any) -> int:
@@ -266,7 +259,7 @@ def _size_multiple(pipeline: Any) -> int:
 
 
 def _default_size(pipeline: Any) -> tuple[int | None, int | None]:
-    """Height and width in pixels that the pipeline takes by default, by either convention of diffusers."""
+    """The pipeline's default height and width in pixels, by either convention of diffusers."""
     factor = getattr(pipeline, "vae_scale_factor", None)
     size = getattr(pipeline, "default_sample_size", None)
     for name in ("unet", "transformer"):

@@ -1,4 +1,4 @@
-"""What a stage on a diffusers pipeline can do, and its denoiser in the mode that the stage asks for."""
+"""Capabilities of a stage on a diffusers pipeline, and its denoiser in the stage's execution mode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_supported(config: DiffusionStageConfig) -> None:
-    """`StageError` for what a stage on a diffusers pipeline cannot do; looks at the configuration only."""
+    """Raise `StageError` for what a stage on a diffusers pipeline cannot do; checks only the configuration."""
     for name, key in type(config).model_fields.items():
         notes = notes_on(key)
         if notes.backend == "vllm" and getattr(config, name) != key.default:
@@ -26,7 +26,7 @@ def check_supported(config: DiffusionStageConfig) -> None:
 
 
 def check_device(config: DiffusionStageConfig, device: str) -> None:
-    """`StageError` if the stage's execution mode needs another device than `device`."""
+    """Raise `StageError` if the stage's execution mode needs another device than `device`."""
     if config.execution == "cudagraph":
         from omni_cli.execution.denoiser import require_cuda
 
@@ -34,9 +34,9 @@ def check_device(config: DiffusionStageConfig, device: str) -> None:
 
 
 def prepare_execution(pipeline: Any, config: DiffusionStageConfig, device: str) -> Denoiser | None:
-    """Make the pipeline's denoiser run as `config.execution` says; None for an eager pipeline without a known one.
+    """Make the pipeline's denoiser run in mode `config.execution`; None for an eager pipeline without a known one.
 
-    Compiling and capturing happen in the calls that come.
+    Compilation and capture happen in later calls.
     """
     from omni_cli.execution.denoiser import prepare_denoiser
 

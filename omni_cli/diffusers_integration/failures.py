@@ -1,4 +1,4 @@
-"""What a pipeline raised, told as a stage's error."""
+"""Convert a pipeline's exception to a stage's error."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from omni_cli.errors import InputError, OmniError, StageError
 
 
 def describe_failure(raised: Exception, stage: str, requests: Sequence[DiffusionRequest]) -> OmniError:
-    """The error of all requests that shared the pipeline call which raised, its traceback in `details`.
+    """Return the error of all requests that shared the failed pipeline call, with its traceback in `details`.
 
-    The frames of the call are cleared: they hold its tensors, which would live as long as the error does.
+    The frames of the call are cleared: they hold its tensors, which would live as long as the error.
     """
     import torch
 

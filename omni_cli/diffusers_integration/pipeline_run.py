@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 StepCallback = Literal["callback_on_step_end", "callback", "none"]
 
-# Called after each step with (steps done, steps in all); raises to end the call early.
+# Called after each step with (steps done, total steps); raises to end the call early.
 OnStep = Callable[[int, int], None]
 
 
@@ -44,7 +44,7 @@ class _Marks:
     denoising: Any = None
     steps: list[Any] = field(default_factory=list)
     end: Any = None
-    # The denoising steps and what comes after the last, for whoever watches.
+    # The denoising steps and what follows the last, for a listener.
     ranges: Consecutive = field(default_factory=Consecutive)
 
 
@@ -59,13 +59,13 @@ class PicturesOnTheWay:
         self._times = times
 
     def ready(self) -> bool:
-        """Whether `get` would return at once."""
+        """True if `get` would return immediately."""
         return self._pixels.ready()
 
     def get(self) -> tuple[np.ndarray, DiffusionTimes]:
-        """uint8 RGB (num_requests, height, width, 3), and the call's times; waits for both.
+        """Return uint8 RGB (num_requests, height, width, 3), and the call's times; waits for both.
 
-        Raises `BadPixelsError` for values that are not numbers or a picture of another size.
+        Raises `BadPixelsError` for values that are not numbers or an image of another size.
         """
         with mark("wait for output copy"):
             pixels = self._pixels.get()
@@ -76,8 +76,8 @@ class PicturesOnTheWay:
 class PipelineRunner:
     """Calls one pipeline, one call at a time.
 
-    It puts two things into the pipeline while it lives, a cache in front of `encode_prompt` and a hook that
-    notes when the denoiser is first called; `close` takes both out again.
+    It adds two things to the pipeline while it lives, a cache in front of `encode_prompt` and a hook that records the
+    denoiser's first call; `close` removes both.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class PipelineRunner:
         self._hook = denoiser.register_forward_pre_hook(self._note_denoiser) if denoiser is not None else None
 
     def close(self) -> None:
-        """Leave the pipeline as it was and let go of it."""
+        """Restore the pipeline and release it."""
         if self.prompt_cache is not None:
             self.prompt_cache.clear()
             self.prompt_cache = None
@@ -109,10 +109,9 @@ class PipelineRunner:
         self._pipeline = None
 
     def run(self, requests: Sequence[DiffusionRequest], on_step: OnStep) -> PicturesOnTheWay:
-        """Pictures of all requests from one call.
+        """Run one call for all requests, which are resolved and have equal batch keys; return their images.
 
-        The requests are resolved and have equal batch keys. Whatever `on_step` raises comes out of here, with
-        the pipeline ready for its next call, and so does whatever the pipeline raises.
+        Exceptions of `on_step` and of the pipeline propagate, with the pipeline ready for its next call.
         """
         self._marks = marks = _Marks(self._clock.mark())
         try:
@@ -134,10 +133,7 @@ class PipelineRunner:
         return PicturesOnTheWay(pixels, requests, functools.partial(self._times, marks))
 
     def _arguments(self, requests: Sequence[DiffusionRequest]) -> dict[str, Any]:
-        """Exactly what the plain call would get.
-
-        The noise comes from the CPU, the same on every kind of device.
-        """
+        """Build exactly the arguments of the plain call. The noise comes from the CPU, the same on every device."""
         import torch
 
         generators = [torch.Generator("cpu").manual_seed(request.seed) for request in requests]
@@ -208,7 +204,7 @@ class PipelineRunner:
 
 
 def find_denoiser(pipeline: Any) -> Any | None:
-    """The model that is called once or more a step, by diffusers' names; None if there is none."""
+    """The model that is called once or more per step, by diffusers' names; None if there is none."""
     import torch
 
     for name in ("transformer", "unet", "prior"):
@@ -228,4 +224,4 @@ def _check_shape(pixels: np.ndarray, requests: Sequence[DiffusionRequest]) -> No
     height, width = requests[0].height or pixels.shape[1], requests[0].width or pixels.shape[2]
     if pixels.shape != (len(requests), height, width, 3):
         made = f"{pixels.shape[0]} of {pixels.shape[2]}x{pixels.shape[1]}"
-        raise BadPixelsError(f"the pipeline made {made} where {len(requests)} of {width}x{height} were asked for")
+        raise BadPixelsError(f"the pipeline made {made} instead of {len(requests)} of {width}x{height}")

@@ -1,4 +1,4 @@
-"""From what a pipeline's VAE decoded to uint8 RGB, byte for byte as diffusers' own `output_type="pil"`."""
+"""Convert a VAE's output to uint8 RGB, byte-identical to diffusers' own `output_type="pil"`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ OutputType = Literal["pt", "pil"]
 
 
 class BadPixelsError(ValueError):
-    """Pictures that are none: values that are not numbers, or another size than asked for."""
+    """Invalid images: values that are not numbers, or a wrong size."""
 
 
 def output_type_for(pipeline: Any) -> OutputType:
-    """ "pt" where the pictures are those of diffusers' `VaeImageProcessor`, which is where the bytes are known
-    equal.
+    """ "pt" if images come from diffusers' `VaeImageProcessor`, for which the bytes are known to be equal.
 
-    Pipelines with an image processor that converts in its own way, or with none, keep their own conversion to
-    PIL.
+    Pipelines with an image processor that converts in its own way, or without one, keep their own conversion to PIL.
     """
     from diffusers.image_processor import VaeImageProcessor
 
@@ -37,11 +35,11 @@ def output_type_for(pipeline: Any) -> OutputType:
 
 
 def to_bytes(images: torch.Tensor) -> torch.Tensor:
-    """(N, 3 or 1, H, W) floats in [0, 1] to flat uint8 pixels of (N, H, W, 3 or 1), converted where they are, so a
-    quarter travels.
+    """Convert (N, 3 or 1, H, W) floats in [0, 1] to flat uint8 pixels of (N, H, W, 3 or 1) on their device, a quarter
+    of the bytes to copy.
 
-    The same bytes as diffusers' own route over float32 numpy: float32 times 255, half to even, both exact in
-    either. One more byte at the end is 1 if all values are numbers: asking here would make the host wait.
+    The same bytes as through diffusers' float32 numpy: float32 times 255, half to even, both exact in either. One more
+    byte at the end is 1 if all values are numbers: checking here would make the host wait.
     """
     import torch
 
@@ -50,25 +48,25 @@ def to_bytes(images: torch.Tensor) -> torch.Tensor:
 
 
 def from_bytes(flat: torch.Tensor, shape: tuple[int, ...]) -> np.ndarray:
-    """Pictures uint8 RGB (N, H, W, 3) of `to_bytes` on the host, where `shape` is that of the (N, 3 or 1, H, W)
-    floats; raises `BadPixelsError` where a value was not a number.
+    """Convert the output of `to_bytes` on the host to uint8 RGB images (N, H, W, 3); `shape` is that of the floats,
+    (N, 3 or 1, H, W). Raises `BadPixelsError` if a value was not a number.
     """
     array = flat.numpy()
     if not array[-1]:
-        raise BadPixelsError("the picture has values that are not numbers (NaN or infinite)")
+        raise BadPixelsError("the image has values that are not numbers (NaN or infinite)")
     count, channels, height, width = shape
     pixels = array[:-1].reshape(count, height, width, channels)
     return np.repeat(pixels, 3, axis=-1) if channels == 1 else pixels
 
 
 def pil_to_uint8(images: list[Any]) -> np.ndarray:
-    """PIL pictures of one size to uint8 RGB (N, H, W, 3)."""
+    """Convert PIL images of one size to uint8 RGB (N, H, W, 3)."""
     return np.stack([np.asarray(image.convert("RGB")) for image in images])
 
 
 @dataclass(frozen=True)
 class PixelsOnTheWay:
-    """Pictures on the device whose bytes travel to the host."""
+    """Images on the device whose bytes are being copied to the host."""
 
     copy: PendingCopy
     shape: tuple[int, ...]
@@ -77,13 +75,13 @@ class PixelsOnTheWay:
         return self.copy.ready()
 
     def get(self) -> np.ndarray:
-        """uint8 RGB (N, H, W, 3); waits for the copy. Raises `BadPixelsError`."""
+        """Return uint8 RGB (N, H, W, 3); waits for the copy. Raises `BadPixelsError`."""
         return from_bytes(self.copy.get(), self.shape)
 
 
 @dataclass(frozen=True)
 class PixelsHere:
-    """Pictures that a pipeline has brought to the host itself."""
+    """Images that the pipeline has copied to the host itself."""
 
     pixels: np.ndarray
 

@@ -1,4 +1,4 @@
-"""Prompt embeddings, reused when only the seed changes."""
+"""Cache of prompt embeddings, for requests that differ only in their seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omni_cli.diffusers_integration.requests import freeze
 
 @dataclass(frozen=True)
 class CachedPrompt:
-    """What a call of `encode_prompt` returned; `versions` are its tensors' in-place counters at that time."""
+    """Result of a call of `encode_prompt`; `versions` are its tensors' in-place counters at that time."""
 
     result: Any
     versions: tuple[int, ...]
@@ -21,16 +21,16 @@ class CachedPrompt:
 
 
 class PromptCache:
-    """Stands in front of a pipeline's own `encode_prompt` and remembers what it returned.
+    """Replaces a pipeline's `encode_prompt` and caches its results.
 
-    The pipeline's call goes on calling `self.encode_prompt(...)` and gets the very tensors of the first time,
-    so the picture cannot change, and no argument names of any pipeline have to be known here: the key is all
-    arguments of the call (prompt, negative prompt, `max_sequence_length`, guidance on or off, ...). An entry
-    whose tensors a pipeline has changed in place is dropped instead of used.
+    The pipeline keeps calling `self.encode_prompt(...)` and gets the very tensors of the first time, so the image
+    cannot change, and no argument names need to be known here: the key is all arguments of the call (prompt, negative
+    prompt, `max_sequence_length`, guidance on or off, ...). An entry whose tensors a pipeline has changed in place is
+    dropped.
 
-    Least recently used entries go when there are more than `max_entries` or they hold more than `max_bytes` on the
-    device. `max_entries` 0 turns it off. `hits`, `misses` and `bypassed` (calls with arguments that have no key, such
-    as tensors) count calls of `encode_prompt`.
+    Least recently used entries are dropped beyond `max_entries` or `max_bytes` on the device. `max_entries` 0 disables
+    the cache. `hits`, `misses` and `bypassed` (calls with arguments that have no key, such as tensors) count calls of
+    `encode_prompt`.
     """
 
     def __init__(self, encode_prompt: Callable[..., Any], *, max_entries: int = 64, max_bytes: int = 256 << 20) -> None:
@@ -64,14 +64,14 @@ class PromptCache:
         return len(self._entries)
 
     def clear(self) -> None:
-        """Give the embeddings back; the counters stay."""
+        """Drop the embeddings; the counters stay."""
         self._entries.clear()
         self._nbytes = 0
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        # torch's devices and dtypes are not plain values, and their names say all there is to them.
+        # torch's devices and dtypes are not plain values, but their names describe them completely.
         plain = {n: str(v) if type(v).__name__ in ("device", "dtype") else v for n, v in bound.arguments.items()}
         try:
             return freeze(plain)
@@ -94,9 +94,7 @@ class PromptCache:
 
 
 def _tensors(result: Any) -> list[Any]:
-    """The tensors in what `encode_prompt` returned: one, or nested tuples and lists of them with None among
-    them.
-    """
+    """The tensors in a result of `encode_prompt`: one, or nested tuples and lists of them and None."""
     if isinstance(result, tuple | list):
         return [tensor for item in result for tensor in _tensors(item)]
     if isinstance(result, dict):

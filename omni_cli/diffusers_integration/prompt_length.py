@@ -1,6 +1,4 @@
-"""How many tokens a prompt has and how many a pipeline's text encoders take. diffusers would cut the rest
-silently.
-"""
+"""Check a prompt's length against the text encoders' limits, beyond which diffusers would cut it silently."""
 
 from __future__ import annotations
 
@@ -11,16 +9,15 @@ from typing import Any
 from omni_cli.diffusers_integration.requests import DiffusionRequest
 from omni_cli.errors import InputError
 
-# What tokenizers answer when their files name no limit (transformers' VERY_LARGE_INTEGER is 1e30).
+# Returned by tokenizers whose files set no limit (transformers' VERY_LARGE_INTEGER is 1e30).
 _NO_LIMIT = 10**9
 
 
 def check_prompt_lengths(pipeline: Any, call_defaults: Mapping[str, Any], request: DiffusionRequest) -> tuple[int, ...]:
-    """Token counts of prompt and negative prompt, tokenizer by tokenizer; raises `InputError` for one too
-    long.
+    """Return token counts of prompt and negative prompt, per tokenizer; raises `InputError` if one is too long.
 
-    In pipelines with several text encoders a prompt may be longer than some of them take, as it often is for
-    the CLIP half of a CLIP and T5 pair; it is refused when every one of them would cut it.
+    In pipelines with several text encoders a prompt may exceed some of their limits, as it often does for the CLIP half
+    of a CLIP and T5 pair; it is rejected if every one of them would cut it.
     """
     tokenizers = _tokenizers(pipeline)
     limits = [_limit(pipeline, tokenizer, call_defaults, request) for tokenizer in tokenizers]
@@ -34,16 +31,14 @@ def check_prompt_lengths(pipeline: Any, call_defaults: Mapping[str, Any], reques
             length, limit = max(zip(lengths, limits, strict=True), key=lambda pair: pair[1])
             longer = " or raise `max_sequence_length`" if "max_sequence_length" in call_defaults else ""
             raise InputError(
-                f"`{name}` has {length} tokens and the pipeline's text encoder takes {limit}",
+                f"`{name}` has {length} tokens; the maximum of the pipeline's text encoder is {limit}",
                 hint=f"shorten it by {length - limit} tokens{longer}",
             )
     return tuple(counts)
 
 
 def _tokenizers(pipeline: Any) -> list[Any]:
-    """The pipeline's tokenizers in name order; processors, which have no length limit of their own, are not
-    meant.
-    """
+    """The pipeline's tokenizers in name order, without processors, which have no length limit of their own."""
     found = {name: part for name, part in pipeline.components.items() if name.startswith("tokenizer")}
     return [found[name] for name in sorted(found) if hasattr(found[name], "model_max_length")]
 
@@ -53,9 +48,7 @@ def _is_clip(tokenizer: Any) -> bool:
 
 
 def _count(pipeline: Any, tokenizer: Any, text: str) -> int:
-    """Tokens that count towards the limit: special tokens included, the part of a template that is dropped
-    not.
-    """
+    """Count tokens towards the limit: with special tokens, without the dropped part of a template."""
     template = getattr(pipeline, "prompt_template_encode", None)
     if _is_clip(tokenizer) or not isinstance(template, str) or "{}" not in template:
         return len(tokenizer(text, verbose=False).input_ids)
@@ -64,7 +57,7 @@ def _count(pipeline: Any, tokenizer: Any, text: str) -> int:
 
 
 def _limit(pipeline: Any, tokenizer: Any, call_defaults: Mapping[str, Any], request: DiffusionRequest) -> int:
-    """CLIP's positions are fixed; the others follow `max_sequence_length` where the pipeline has it."""
+    """CLIP's positions are fixed; the others follow `max_sequence_length` if the pipeline has it."""
     own = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
     if _is_clip(tokenizer):
         return own or _NO_LIMIT

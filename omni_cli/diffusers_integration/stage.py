@@ -1,4 +1,4 @@
-"""A stage over a diffusers pipeline: prompt in, picture out. Never imports vLLM."""
+"""A stage over a diffusers pipeline, from a prompt to an image. Never imports vLLM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DiffusersStage:
         self.scheduler = DiffusionScheduler(spec.stage.max_num_seqs or DEFAULT_MAX_NUM_SEQS)
         self.added_s: dict[str, float] = {}
         self.num_steps: dict[str, int | None] = {}
-        # By a thread that reads commands; `abort`, which always follows, takes them out again.
+        # Filled by the thread that reads commands; `abort`, which always follows, removes them.
         self.unwanted: set[str] = set()
 
     @property
@@ -89,7 +89,7 @@ class DiffusersStage:
 
     def _on_step(self, request_id: str, done: int, total: int) -> None:
         if request_id in self.unwanted:
-            # Since before its batch was the executor's, which was then told of a request that it did not know.
+            # Interrupted before its batch reached the executor, which then received an abort for an unknown request.
             self.executor.abort_requests([request_id])
         else:
             self.emit(Progress(request_id, done, total, "step"))

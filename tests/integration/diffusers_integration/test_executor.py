@@ -270,7 +270,7 @@ def test_an_interrupt_comes_through_and_the_executor_goes_on(executors, plain):
         ("qwen_image", {"width": 1.5}, "`width` must be at least 16 pixels, not 1.5", "multiple of 16"),
         ("qwen_image", {"height": 65}, "`height` must be a multiple of 16", "use 64 or 80"),
         ("qwen_image", {"height": 7}, "`height` must be a multiple of 16", "use 16"),
-        ("qwen_image", {"height": 8192, "width": 8192}, "67,108,864 pixels; at most 16,777,216", "4096x4096"),
+        ("qwen_image", {"height": 8192, "width": 8192}, "67,108,864 pixels; the maximum is 16,777,216", "4096x4096"),
         ("qwen_image", {"num_inference_steps": 0}, "`num_inference_steps` must be 1 to 1000, not 0", None),
         ("qwen_image", {"num_inference_steps": 1001}, "must be 1 to 1000, not 1001", None),
         ("qwen_image", {"true_cfg_scale": float("inf")}, "`true_cfg_scale` must be a finite number", None),
@@ -291,7 +291,7 @@ def test_an_interrupt_comes_through_and_the_executor_goes_on(executors, plain):
         ("qwen_image", {"prompt_embeds": [0]}, "`prompt_embeds` takes tensors", None),
         ("qwen_image", {"sigmas": object()}, "`sigmas` must be a plain value", None),
         ("qwen_image", {"max_sequence_length": 0}, "`max_sequence_length` must be at least 1", None),
-        ("qwen_image", {"max_sequence_length": 5000}, "refuses the request: `max_sequence_length`", None),
+        ("qwen_image", {"max_sequence_length": 5000}, "rejects the request: `max_sequence_length`", None),
         ("qwen_image", {"guidance_scale": 3.0}, "`guidance_scale` has no effect", "`true_cfg_scale`"),
         (
             "qwen_image",
@@ -309,7 +309,7 @@ def test_an_interrupt_comes_through_and_the_executor_goes_on(executors, plain):
         (
             "stable_diffusion",
             {"height": 36},
-            "refuses the request: `height` and `width` have to be div",
+            "rejects the request: `height` and `width` have to be div",
             None,
         ),
         ("stable_diffusion", {"true_cfg_scale": 2.0}, "no argument `true_cfg_scale`", "guidance_scale"),
@@ -342,7 +342,7 @@ def test_a_seed_out_of_range_is_refused(executors, seed):
 def test_a_prompt_is_refused_from_the_first_token_that_would_be_cut(executors):
     executor = executors["stable_diffusion"]
     assert executor.resolve(DiffusionRequest("0", "x " * 75)).num_prompt_tokens == (77,)
-    with pytest.raises(InputError, match="`prompt` has 78 tokens and the pipeline's text encoder takes 77"):
+    with pytest.raises(InputError, match="`prompt` has 78 tokens; the maximum of the pipeline's text encoder is 77"):
         executor.resolve(DiffusionRequest("0", "x " * 76))
     with pytest.raises(InputError, match="`negative_prompt` has 78 tokens"):
         executor.resolve(DiffusionRequest("0", "x", negative_prompt="x " * 76))
