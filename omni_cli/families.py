@@ -79,8 +79,8 @@ class Family:
     `entry_file` is where a checkpoint has the name. A family without `architectures` takes every one that no other
     family names. `vllm_models` maps an architecture's name to the model class that vLLM lacks. `builtins` maps the name
     of a built-in checkpoint to a function of an output folder and a seed; a built one is kept until a file in the
-    function's folder changes. `profile` is a function of a checkpoint
-    folder and a `Machine`; it returns the stages of a profile, as YAML would hold them.
+    function's folder changes. `profile` is a function of a checkpoint folder and a `Machine`; it returns the stages of
+    a profile, as YAML would hold them. `preload` names modules that the stages import late, such as vLLM's own models.
     """
 
     name: str
@@ -91,12 +91,19 @@ class Family:
     vllm_models: Mapping[str, Reference] = field(default_factory=dict)
     builtins: Mapping[str, Reference] = field(default_factory=dict)
     profile: Reference | None = None
+    preload: tuple[str, ...] = ()
 
     def role(self, name: str) -> StageRole | None:
         """The role of a stage of that name; None if the chain has none. An only stage may be called anything."""
         if len(self.roles) == 1:
             return self.roles[0]
         return next((role for role in self.roles if role.name == name), None)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that the stages need, to be imported before they start."""
+        references = [*(role.stage for role in self.roles), *self.vllm_models.values()]
+        return (*dict.fromkeys(reference.partition(":")[0] for reference in references), *self.preload)
 
     def fits(self, stages: Iterable[StageShape]) -> bool:
         """Tell whether a profile's stages are stages of this family."""

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.errors import CheckpointError
-from omni_cli.families import EntryFile, Family, family_of
+from omni_cli.families import EntryFile, Family, StageRole, family_of
 
 _COPY_AGAIN = "the folder is incomplete: download or copy it again"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 # Parsing the vocabulary of a large model takes half a second.
 _MAX_PARSED_BYTES = 1024 * 1024
-# Tensors that are not the model's.
-_NOT_WEIGHTS = ("spk_dict.pt", "training_args.bin")
 # safetensors' names of the types that a profile can have.
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _LFS_POINTER = b"version https://git-lfs"
@@ -59,8 +57,7 @@ def check_checkpoint(folder: Path) -> None:
         if (folder / "model_index.json").is_file():
             _check_pipeline(folder)
         elif (folder / "config.json").is_file():
-            read_model_kind(folder)
-            _check_weights(folder)
+            _check_weights(folder, read_family(folder).roles)
             _check_json(folder)
         else:
             raise CheckpointError(
@@ -140,7 +137,7 @@ def _check_pipeline(folder: Path) -> None:
             _check_weights(component)
 
 
-def _check_weights(folder: Path) -> None:
+def _check_weights(folder: Path, roles: tuple[StageRole, ...] = ()) -> None:
     """Check that every file an index names exists, and every safetensors file is complete."""
     for index in sorted(folder.glob("*.index.json")):
         weight_map = read_object(index).get("weight_map")
@@ -151,7 +148,9 @@ def _check_weights(folder: Path) -> None:
             raise CheckpointError(f"`{folder}` has no {', '.join(missing)}", hint=_COPY_AGAIN)
     for file in sorted(folder.glob("*.safetensors")):
         _check_safetensors(file)
-    if not any(file.suffix in _WEIGHT_SUFFIXES and file.name not in _NOT_WEIGHTS for file in folder.iterdir()):
+    # Tensors that are not the model's: what a trainer leaves, and what a family's stages read beside the weights.
+    others = {"training_args.bin", *(name for role in roles for names in role.needed_files for name in names)}
+    if not any(file.suffix in _WEIGHT_SUFFIXES and file.name not in others for file in folder.iterdir()):
         raise CheckpointError(f"`{folder}` has no weights (*.safetensors)", hint=_COPY_AGAIN)
 
 

@@ -76,8 +76,8 @@ class ForkServer:
         """
         parts = ["verbose" if verbose else "quiet", *sorted(config.backends, reverse=True)]
         family = family_of_stages(config.model, config.stages)
-        stages = () if family is None else (role.stage.partition(":")[0] for role in family.roles)
-        self._preload = [*(f"omni_cli.engine.process.preload_{part}" for part in parts), *stages]
+        modules = () if family is None else family.modules
+        self._preload = [*(f"omni_cli.engine.process.preload_{part}" for part in parts), *modules]
 
     def start(self) -> ForkServerContext:
         """The context to start processes with; the imports begin now, if they have not begun before."""

@@ -50,5 +50,6 @@ FAMILY = Family(
         "tiny-omni": f"{_HERE}.checkpoint.builder:tiny_omni",
         "small-omni": f"{_HERE}.checkpoint.builder:small_omni",
     },
+    preload=("vllm.model_executor.models.qwen2_5_omni_thinker",),
     profile=f"{_HERE}.profile:stages_of",
 )
