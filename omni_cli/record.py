@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -16,6 +16,7 @@ import msgspec
 
 from omni_cli.errors import InputError
 from omni_cli.record_file import Kind, digest_of, digest_problem, read_document, with_digest, write_document
+from omni_cli.results import Comparison, GateResult, Summary
 from omni_cli.text import visible
 
 SCHEMA: Final = "omni.bench/1"
@@ -78,7 +79,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
     effective: dict[str, Any] = {}
     samples: tuple[Sample, ...] = ()
-    summary: dict[str, Any] = {}
+    summary: dict[str, Summary] = {}
     memory: Memory = Memory()
     output_sha256: str | None = None
     error: str | None = None
@@ -145,8 +146,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     variants: tuple[Variant, ...]
     sampling: Sampling = Sampling()
     utilisation: Utilisation | None = None
-    comparisons: tuple[dict[str, Any], ...] = ()
-    gate: dict[str, Any] | None = None
+    comparisons: tuple[Comparison, ...] = ()
+    gate: GateResult | None = None
     digest: str | None = None
 
     def variant(self, name: str) -> Variant:
@@ -178,6 +179,30 @@ def request_values(variant: Variant, metric: str) -> list[float]:
     """The metric of every single request to a server; empty for all other variants."""
     columns = (sample.requests.get(metric, ()) for sample in variant.samples)
     return [value for column in columns for value in column if value is not None]
+
+
+def counters_of(variant: Variant) -> Mapping[str, Mapping[str, float]]:
+    """By stage, the counts from the beginning of loading to the end of the variant's last run."""
+    engagement = variant.effective.get("engagement")
+    if not isinstance(engagement, Mapping):
+        return {}
+    return {stage: counters for stage, counters in engagement.items() if isinstance(counters, Mapping)}
+
+
+def num_requests(variant: Variant) -> int:
+    """The requests that were sent to a server, failed ones included; 0 for all other variants."""
+    return sum(len(next(iter(sample.requests.values()), ())) for sample in variant.samples)
+
+
+def is_of_server(record: Record) -> bool:
+    """The record is of `omni loadtest`."""
+    return record.workload.get("kind") == "server"
+
+
+def describe_failures(failures: Mapping[str, Failures]) -> str:
+    """`10 x HTTP 429 queue_full, 2 x timeout; the first one: ...`, from the most frequent kind on."""
+    first = next(iter(failures.values())).first
+    return ", ".join(f"{found.count} x {kind}" for kind, found in failures.items()) + f"; the first one: {first}"
 
 
 def failures_of(samples: Iterable[Sample]) -> dict[str, Failures]:
@@ -313,14 +338,11 @@ def _first_edit(record: Record, document: dict[str, Any]) -> str | None:
     return None
 
 
-def _summary_problem(values: list[float], summary: Any) -> str | None:
-    if not isinstance(summary, dict):
-        return "its summary is not a mapping"
-    if "n" in summary and summary["n"] != len(values):
-        return f"its summary says {summary['n']} samples, there are {len(values)}"
-    stored = summary.get("median")
-    if values and isinstance(stored, int | float):
+def _summary_problem(values: list[float], summary: Summary) -> str | None:
+    if summary.n != len(values):
+        return f"its summary says {summary.n} samples, there are {len(values)}"
+    if values:
         median = statistics.median(values)
-        if abs(median - stored) > _TOLERANCE * max(abs(median), abs(stored)):
-            return f"its summary says a median of {stored:g}, its samples have {median:g}"
+        if abs(median - summary.median) > _TOLERANCE * max(abs(median), abs(summary.median)):
+            return f"its summary says a median of {summary.median:g}, its samples have {median:g}"
     return None

@@ -45,7 +45,6 @@ from omni_cli.models.qwen2_5_omni.checkpoint.sizes import TINY, OmniSizes
 from omni_cli.models.qwen2_5_omni.family import FAMILY
 from omni_cli.models.qwen2_5_omni.stages import ThinkerStage
 from omni_cli.record import Record, Sample, Variant, save_record, workload_fingerprint
-from omni_cli.report.bench_json import summary_json
 from omni_cli.stage.messages import RequestDone, StageRequest
 from omni_cli.stage.payloads import decode_additional_information
 from omni_cli.stage.protocol import StageSpec
@@ -221,9 +220,7 @@ def _variant(side: Side, stage: DummyThinker, samples: list[Sample], first: Run)
         samples=tuple(samples), output_sha256=first.digest,
     )  # fmt: skip
     summaries = {metric: summarise(variant, metric) for metric in METRICS}
-    return msgspec.structs.replace(
-        variant, summary={metric: summary_json(item) for metric, item in summaries.items() if item}
-    )
+    return msgspec.structs.replace(variant, summary={metric: item for metric, item in summaries.items() if item})
 
 
 def _outputs(a: Side, b: Side, firsts: dict[Side, Run]) -> dict[str, Any]:
@@ -259,7 +256,7 @@ def _lines(record: Record) -> list[str]:
         if variant.error is not None:
             lines.append(f"  {variant.name} did not run: {variant.error}")
             continue
-        medians = {metric: item["median"] for metric, item in variant.summary.items()}
+        medians = {metric: item.median for metric, item in variant.summary.items()}
         lines.append(f"  {variant.name}   " + "   ".join(f"{metric} {value:.6g}" for metric, value in medians.items()))
         engaged = variant.samples[-1].engagement["thinker"] if variant.samples else {}
         lines.append("    last run: " + ", ".join(f"{name} {value:g}" for name, value in engaged.items()))

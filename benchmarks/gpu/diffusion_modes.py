@@ -40,7 +40,6 @@ from models import Model, PipelineModel, Token2WavModel, models  # noqa: E402
 from sides import PLAIN, ExecutorPipeline, PlainPipeline, Side, Token2Wav  # noqa: E402
 
 from omni_cli.record import Record, Sampling, Variant, save_record, workload_fingerprint  # noqa: E402
-from omni_cli.report.bench_json import summary_json  # noqa: E402
 from omni_cli.stats.summary import summarise  # noqa: E402
 
 EXECUTIONS = ("eager", "compile", "cudagraph")
@@ -142,7 +141,7 @@ def _batch_lines(model: Model, mode: str, record: Record) -> list[str]:
             continue
         counters = variant.effective["engagement"]
         lines.append(
-            f"    {variant.name:18} e2e_s {variant.summary['e2e_s']['median'] * 1e3:9.3f} ms   "
+            f"    {variant.name:18} e2e_s {variant.summary['e2e_s'].median * 1e3:9.3f} ms   "
             f"of {counters['copy_s'] * 1e3:.3f} ms of copying hidden {counters['copy_hidden_s'] * 1e3:.3f} ms"
         )
     comparison = goals.compared(record, "output_copy=sync", "output_copy=async")
@@ -219,7 +218,7 @@ def _variant(measured: Measured) -> Variant:
 
 def _with_summary(variant: Variant) -> Variant:
     found = {metric: summarise(variant, metric) for metric in ("e2e_s", "denoise_loop_s", "denoise_step_s")}
-    return msgspec.structs.replace(variant, summary={name: summary_json(item) for name, item in found.items() if item})
+    return msgspec.structs.replace(variant, summary={name: item for name, item in found.items() if item})
 
 
 def _record(name: str, workload: dict[str, Any], variants: Sequence[Variant], device: torch.device) -> Record:
@@ -262,7 +261,7 @@ def _lines(model: Model, made_s: float, sides: dict[str, Measured], record: Reco
             lines.append(f"  {name:20} did not run: {measured.error}")
             continue
         variant = record.variant(name)
-        medians = {metric: item["median"] for metric, item in variant.summary.items()}
+        medians = {metric: item.median for metric, item in variant.summary.items()}
         text = [f"  {name:20}", *(f"{metric} {value * 1e3:9.3f} ms" for metric, value in medians.items())]
         comparison = goals.compared(record, PLAIN, name)
         if name != PLAIN and comparison is not None and comparison.ratio is not None:

@@ -1,4 +1,4 @@
-"""Whether a measurement can be trusted: what was asked for is what ran, and its parts make up the whole."""
+"""Checks of a measurement: the requested settings are those that ran, and the parts make up the whole."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from omni_cli.bench.protocol import LoadedStage
-from omni_cli.bench.variants import ENVIRONMENT, Variant
+from omni_cli.bench.treatments import ENVIRONMENT, Treatment
 from omni_cli.engine.devices import has_cuda_device
-from omni_cli.loadtest.failures import sentence
-from omni_cli.record import Sample, failures_of
+from omni_cli.record import Sample, describe_failures, failures_of
 
 TOLERANCE = 0.1
 """By how much the parts of a time may miss it or exceed it, as a share of it; the median over a variant's runs."""
@@ -30,7 +29,7 @@ class Ineffective:
 
 
 def ineffective(stages: Sequence[LoadedStage]) -> tuple[Ineffective, ...]:
-    """Where the engines that were loaded differ from their configuration."""
+    """Settings in which the loaded engines differ from their configuration."""
     found = []
     for stage in stages:
         read_back = {**stage.settings, **stage.effective}
@@ -42,10 +41,10 @@ def ineffective(stages: Sequence[LoadedStage]) -> tuple[Ineffective, ...]:
     return tuple(found)
 
 
-def treatment_failure(variant: Variant, stages: Sequence[LoadedStage]) -> str | None:
-    """A sentence where what this variant is about did not take effect: its times would be someone else's."""
+def treatment_failure(treatment: Treatment, stages: Sequence[LoadedStage]) -> str | None:
+    """A sentence where a varied setting did not take effect: its times would be those of another one."""
     for item in ineffective(stages):
-        if item.key in variant.varied_keys(item.stage):
+        if item.key in treatment.varied_keys(item.stage):
             return (
                 f"it asks for {item.stage}.{item.key} {_word(item.requested)}, and {_word(item.effective)} is what ran"
             )
@@ -76,10 +75,10 @@ def failed_requests(samples: Sequence[Sample]) -> str | None:
         return None
     count = sum(len(next(iter(sample.requests.values()), ())) for sample in samples)
     failed = sum(found.count for found in failures.values())
-    return f"{failed} of {count} requests failed: {sentence(failures)}"
+    return f"{failed} of {count} requests failed: {describe_failures(failures)}"
 
 
-def warnings(variant: Variant, stages: Sequence[LoadedStage]) -> list[str]:
+def warnings(treatment: Treatment, stages: Sequence[LoadedStage]) -> list[str]:
     """Settings that this variant is not about, and that do not hold."""
     by_key: dict[tuple[str, str, str], list[str]] = {}
     for item in ineffective(stages):
@@ -90,7 +89,7 @@ def warnings(variant: Variant, stages: Sequence[LoadedStage]) -> list[str]:
         f"{key} is {effective}, not {requested} as configured ({', '.join(names)})"
         for (key, requested, effective), names in by_key.items()
     ]
-    wanted = variant.environment.get("OMP_NUM_THREADS", "")
+    wanted = treatment.environment.get("OMP_NUM_THREADS", "")
     threads = {stage.settings.get("num_threads") for stage in stages} - {None}
     if wanted.isdigit() and threads and threads != {int(wanted)}:
         used = ", ".join(str(number) for number in sorted(threads, key=str))

@@ -1,4 +1,4 @@
-"""Runs the variants: loads them, warms them up, lets them take turns until a verdict is reached or time is up."""
+"""Runs the variants: loads them, warms them up, interleaves them until a verdict is reached or time is up."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from omni_cli.bench.checks import treatment_failure
 from omni_cli.bench.engagement import unengaged
 from omni_cli.bench.memory import Free, lacking, private_bytes, read_free
 from omni_cli.bench.protocol import Load, Loaded, Loading, Ran
+from omni_cli.bench.record_builder import RecordBuilder
 from omni_cli.bench.schedule import Schedule, schedule_for_count, schedule_for_time
-from omni_cli.bench.session import Session
 from omni_cli.bench.utilisation import UtilisationSampler
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.record import Record, Sample, Sampling
@@ -23,7 +23,7 @@ from omni_cli.stats.sequential import plan_looks
 
 HANG_FACTOR = 20
 MIN_HANG_S = 60.0
-"""An iteration that takes longer than this, and than `HANG_FACTOR` times the longest so far, counts as hanging."""
+"""An iteration that takes longer than this, and than `HANG_FACTOR` times the longest so far, is considered hung."""
 
 MIN_PER_LOAD, MAX_PER_LOAD = 4, 32
 
@@ -33,8 +33,8 @@ _Block = Callable[[int, Schedule], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Limits:
-    """How much to measure. With `num_iters` exactly that many iterations of each variant, as far as time allows;
-    without, until the verdict stands."""
+    """Limits of a measurement. With `num_iters` exactly that many iterations of each variant, as far as time allows;
+    without, until the verdict is reached."""
 
     num_iters: int | None
     num_iters_warmup: int
@@ -52,8 +52,8 @@ class State:
     record: Record
 
 
-class Runner(Protocol):
-    """What measures a variant: a process of its own (`VariantProcess`), or a connection to a server."""
+class VariantRunner(Protocol):
+    """The runner of a variant: a process of its own (`VariantProcess`), or a connection to a server."""
 
     name: str
 
@@ -73,7 +73,7 @@ class Runner(Protocol):
 
 
 class Watcher(Protocol):
-    """Is told what goes on."""
+    """Receives the events of a measurement."""
 
     def loading(self, variant: str, event: Loading) -> None: ...
 
@@ -86,13 +86,14 @@ class Watcher(Protocol):
 
 
 class Harness:
-    """One measurement. `launch(index)` makes what runs a variant; `decided(record)` is asked at planned looks only."""
+    """One measurement. `launch(index)` makes the runner of a variant; `decided(record)` is asked at planned looks
+    only."""
 
     def __init__(
         self,
-        session: Session,
+        builder: RecordBuilder,
         *,
-        launch: Callable[[int], Runner],
+        launch: Callable[[int], VariantRunner],
         load: Callable[[int], Load | None],
         limits: Limits,
         decided: Callable[[Record], bool],
@@ -100,7 +101,7 @@ class Harness:
         sampler: UtilisationSampler,
         read_free: Callable[[], Free] = read_free,
     ) -> None:
-        self._session = session
+        self._builder = builder
         self._launch = launch
         self._load_request = load
         self._limits = limits
@@ -108,8 +109,8 @@ class Harness:
         self._watcher = watcher
         self._sampler = sampler
         self._read_free = read_free
-        self._count = len(session.measured)
-        self._processes: dict[int, Runner] = {}
+        self._count = len(builder.measured)
+        self._processes: dict[int, VariantRunner] = {}
         self._next_number = [0] * self._count
         # Seconds of an iteration, by variant, as its warm-up shows; and of the longest that any variant had so far.
         self._typical_s: dict[int, float] = {}
@@ -117,9 +118,9 @@ class Harness:
         self.interleaving: Interleaving = "none"
 
     async def run(self) -> None:
-        """Measure. What was measured is in the session, however this ends.
+        """Measure. The samples are in the record builder, however this ends.
 
-        Raises `VariantError` where a variant broke off; its sentence is then in the session, too.
+        Raises `VariantError` where a variant broke off; its sentence is then in the record, too.
         """
         try:
             await self._run()
@@ -145,14 +146,14 @@ class Harness:
             self._watcher.falling_back(reason)
             self.interleaving = "loads"
             run_block, schedule = self._loads()
-        self._session.note(interleaving=self.interleaving, rounds_per_block=schedule.rounds)
+        self._builder.note(interleaving=self.interleaving, rounds_per_block=schedule.rounds)
         if self._limits.num_iters is None:
-            self._session.sampling = Sampling(looks=plan_looks(schedule.blocks))
+            self._builder.sampling = Sampling(looks=plan_looks(schedule.blocks))
         try:
             with self._sampler:
                 await self._sample(run_block, schedule)
         finally:
-            self._session.utilisation = self._sampler.utilisation()
+            self._builder.utilisation = self._sampler.utilisation()
 
     async def _sample(self, run_block: _Block, schedule: Schedule) -> None:
         """Block after block."""
@@ -162,20 +163,20 @@ class Harness:
             await run_block(block, schedule)
             elapsed_s = time.monotonic() - started_s
             self._sampler.block_ended()
-            self._session.utilisation = self._sampler.utilisation()
+            self._builder.utilisation = self._sampler.utilisation()
             done = block + 1
-            state = State(done, schedule.blocks, elapsed_s, elapsed_s / done * schedule.blocks, self._session.record())
+            state = State(done, schedule.blocks, elapsed_s, elapsed_s / done * schedule.blocks, self._builder.record())
             # In a thread: writing a record and computing an interval must not delay an interrupt.
             await asyncio.to_thread(self._watcher.block_done, state)
             # The decision to stop early must follow the data at the planned looks alone.
-            looks = self._session.sampling.looks
+            looks = self._builder.sampling.looks
             if done in looks and await asyncio.to_thread(self._decided, state.record):
                 return
             if budget_s is not None and elapsed_s + elapsed_s / done / 2 > budget_s:
                 return
 
     async def _why_not_together(self, before: Free) -> str | None:
-        """Why the other variants cannot be loaded beside the first one; None if they can."""
+        """The reason why the other variants cannot be loaded beside the first one; None if they can."""
         pid = self._processes[0].pid
         if self._count == 1 or pid is None:
             return None
@@ -185,7 +186,7 @@ class Harness:
         return lacking(Free(host, devices), after, self._count - 1)
 
     def _turns(self) -> tuple[_Block, Schedule]:
-        """All variants stay loaded and take turns, iteration by iteration."""
+        """All variants stay loaded, interleaved iteration by iteration."""
         round_s = sum(self._typical_s.values())
         limits = self._limits
         if limits.num_iters is not None:
@@ -198,9 +199,9 @@ class Harness:
             await self._iterate(variant, block, position)
 
     def _loads(self) -> tuple[_Block, Schedule]:
-        """One variant is loaded at a time, for several iterations; the order is turned round from block to block."""
+        """One variant is loaded at a time, for several iterations; the order is reversed from block to block."""
         limits = self._limits
-        load_s = max(sum(stage.load_s for stage in self._session.measured[0].stages), 0.1)
+        load_s = max(sum(stage.load_s for stage in self._builder.measured[0].stages), 0.1)
         per_load = min(max(round(load_s / self._typical_s[0]), MIN_PER_LOAD), MAX_PER_LOAD)
         if limits.num_iters is not None:
             return self._load_block, Schedule(-(-limits.num_iters // per_load), per_load, limits.num_iters)
@@ -223,7 +224,7 @@ class Harness:
                 position += 1
 
     async def _load(self, variant: int) -> None:
-        measured = self._session.measured[variant]
+        measured = self._builder.measured[variant]
         process = self._processes[variant] = self._launch(variant)
         try:
             await process.start()
@@ -236,37 +237,37 @@ class Harness:
             raise
 
     def _check_treatment(self, variant: int, loaded: Loaded) -> None:
-        measured = self._session.measured[variant]
+        measured = self._builder.measured[variant]
         measured.loaded(loaded.stages)
         measured.server = loaded.server
-        reason = treatment_failure(measured.variant, loaded.stages)
+        reason = treatment_failure(measured.treatment, loaded.stages)
         if reason is not None:
-            name = measured.variant.name
+            name = measured.treatment.name
             raise VariantError(
                 f"variant `{name}` does not take effect: {reason}", hint="this machine or build cannot do that"
             )
 
     def _check_engagement(self, variant: int, sample: Sample) -> None:
-        measured = self._session.measured[variant]
+        measured = self._builder.measured[variant]
         for stage in measured.stages:
             reason = unengaged(
                 stage,
                 sample.engagement.get(stage.name, {}),
                 measured.engagement.get(stage.name, {}),
-                measured.variant.varied_keys(stage.name),
+                measured.treatment.varied_keys(stage.name),
             )
             if reason is not None:
-                name = measured.variant.name
-                measured.error = f"variant `{name}` did not run as asked (block {sample.block}): {reason}"
+                name = measured.treatment.name
+                measured.error = f"variant `{name}` did not run as requested (block {sample.block}): {reason}"
                 raise VariantError(measured.error, hint="its times are those of something else")
 
     async def _warm_up(self, variant: int) -> None:
-        """Always at least once: the first iteration has to pay for what none of the others does."""
-        self._watcher.warming_up(self._session.measured[variant].variant.name)
+        """Always at least once: the first iteration pays for caches and compilation."""
+        self._watcher.warming_up(self._builder.measured[variant].treatment.name)
         times: list[float] = []
         for number in range(max(self._limits.num_iters_warmup, 1)):
             ran = await self._one(variant, number, "warming up", None)
-            self._session.warmed_up(variant, number, ran)
+            self._builder.warmed_up(variant, number, ran)
             times.append(_seconds(ran))
         self._next_number[variant] = max(self._next_number[variant], len(times))
         # The first is no guide; of two, the second.
@@ -279,18 +280,18 @@ class Harness:
         ran = await self._one(variant, number, f"block {block}", limit_s)
         self._next_number[variant] = number + 1
         self._longest_s = max(self._longest_s, _seconds(ran))
-        sample = self._session.sampled(variant, number, ran, block=block, position=position)
+        sample = self._builder.sampled(variant, number, ran, block=block, position=position)
         self._check_engagement(variant, sample)
 
     async def _one(self, variant: int, number: int, when: str, limit_s: float | None) -> Ran:
-        outputs = self._session.output_file(variant, number)
+        outputs = self._builder.output_file(variant, number)
         try:
             return await self._processes[variant].run(number, when=when, outputs=outputs, timeout_s=limit_s)
         except VariantError as error:
-            self._session.measured[variant].error = error.message
+            self._builder.measured[variant].error = error.message
             raise
 
 
 def _seconds(ran: Ran) -> float:
-    """How long the iteration kept the machine."""
+    """Seconds that the iteration kept the machine busy."""
     return ran.e2e_s if ran.lasted_s is None else ran.lasted_s

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, StageTrace
-from omni_cli.stats.summary import samples_for
+from omni_cli.stats.metrics import samples_for
 
 _ITL_PERCENTILE = 90
 

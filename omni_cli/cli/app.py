@@ -29,6 +29,7 @@ class _Commands(LazyGroup):
         "bench": LazyCommand(
             "omni_cli.cli.bench.command:bench", "Measure latency and memory, compare variants, judge a gate."
         ),
+        "loadtest": LazyCommand("omni_cli.cli.loadtest.command:loadtest", "Measure running OpenAI-compatible servers."),
         "profile": LazyCommand(
             "omni_cli.cli.profile.command:profile", "Record where time and memory go, in one stage or all."
         ),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from omni_cli.cli.compare_options import FirstArgument, SecondArgument
+from omni_cli.cli.compare_options import FirstArgument, SecondArgument, SelfCheckOption
 from omni_cli.cli.gate_options import (
+    DEFAULT_MARGIN,
     AllowDifferenceOption,
     GateOption,
     IdenticalOutputsOption,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from omni_cli.config.gate_file import GateLimits
     from omni_cli.report.bench_notes import Note
     from omni_cli.report.bench_text import Labels
+    from omni_cli.results import RecordOrigin
     from omni_cli.stats.findings import Findings
 
 _EDITED_HINT = "measure again with `omni bench --output-json FILE`; records must not be edited by hand"
@@ -43,10 +45,11 @@ def compare(
     metric: MetricOption = None,
     gate: GateOption = None,
     require_identical_outputs: IdenticalOutputsOption = False,
-    margin: MarginOption = "2%",
+    margin: MarginOption = DEFAULT_MARGIN,
     allow_difference: AllowDifferenceOption = None,
     markdown: MarkdownOption = None,
     junit: JunitOption = None,
+    self_check: SelfCheckOption = False,
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
@@ -59,24 +62,48 @@ def compare(
     limits = read_limits(gate, max_regression, max_memory_regression, metric, require_identical_outputs)
     width = read_fraction("--margin", margin)
     need_numpy("comparing")
-    from omni_cli.report.bench_notes import exit_code, warnings
+    if self_check:
+        return _check_itself(a, b, limits, as_json=as_json)
+    from omni_cli.report.bench_notes import warnings
     from omni_cli.report.bench_text import findings_text
 
     findings, labels, sources, machine = _findings(a, b, limits, metric, width, allow_difference or [])
     _write_files(findings, labels, machine, markdown, junit)
     if as_json:
-        from omni_cli.report.bench_json import compare_document
+        import msgspec
 
-        console.print_json(compare_document(findings, *sources))
+        from omni_cli.stats.findings import compare_document
+
+        console.print_json(msgspec.to_builtins(compare_document(findings, *sources)))
     else:
         console.print_text(findings_text(findings, labels))
     for note in (*warnings(findings), *machine):
         console.print_warning(note.message, hint=note.hint)
-    code = exit_code(findings)
+    code = findings.exit_code
     failure = _failure(findings, code)
     if failure is not None:
         console.print_error(OmniError(failure.message, hint=failure.hint), verbose=False)
     return code
+
+
+def _check_itself(a: Path, b: Path | None, limits: GateLimits | None, *, as_json: bool) -> ExitCode:
+    """Report A against A of a single variant. Raises `NoiseError` for a limit that cannot be judged there."""
+    from omni_cli.record import load_record
+    from omni_cli.report.bench_json import self_check_json
+    from omni_cli.report.bench_run import self_check_text
+    from omni_cli.stats.power import refuse_limits_below, self_check
+
+    record = load_record(a)
+    if b is not None or len(record.variants) != 1:
+        raise UsageError("`--self-check` needs one record of a single variant", hint=f"omni compare {a} --self-check")
+    check = self_check(record.variants[0])
+    if as_json:
+        console.print_json(self_check_json(check))
+    else:
+        console.print_text(self_check_text(check))
+    times = {} if limits is None else limits.metrics
+    refuse_limits_below(check, {name: limit for name, limit in times.items() if not name.endswith("_bytes")})
+    return ExitCode.OK
 
 
 def _findings(
@@ -86,11 +113,13 @@ def _findings(
     metrics: list[str] | None,
     margin: float,
     allowed: list[str],
-) -> tuple[Findings, Labels, tuple[dict[str, Any], dict[str, Any]], tuple[Note, ...]]:
-    """Return the findings, the labels and names of the two sides, and what disturbed their machines."""
+) -> tuple[Findings, Labels, tuple[RecordOrigin, RecordOrigin], tuple[Note, ...]]:
+    """Return the findings, the names of the two sides, their files, and the disturbances of their machines."""
     from omni_cli.record import read_record
-    from omni_cli.report.bench_notes import Note, machine_warnings
+    from omni_cli.report.bench_notes import Note, disturbance_warnings
     from omni_cli.report.bench_text import Labels
+    from omni_cli.results import RecordOrigin
+    from omni_cli.stats.disturbance import disturbances
     from omni_cli.stats.findings import check_limits, compare_records, compare_within
 
     record_a, edit_a = read_record(path_a)
@@ -111,10 +140,7 @@ def _findings(
     if edit is not None and findings.is_comparable:
         raise InputError(edit, hint=_EDITED_HINT)
     names = (path_a.name, path_b.name) if path_a.name != path_b.name else (str(path_a), str(path_b))
-    sources = (
-        {"path": str(path_a), "created": record_a.created},
-        {"path": str(path_b), "created": record_b.created},
-    )
+    sources = RecordOrigin(str(path_a), record_a.created), RecordOrigin(str(path_b), record_b.created)
     notes: list[Note] = []
     disturbed = [(names[0], record_a)]
     if [item.samples for item in record_a.variants] != [item.samples for item in record_b.variants]:
@@ -122,19 +148,21 @@ def _findings(
     elif record_b is not record_a:
         notes.append(Note("both records are the same measurement", "measure again to see the noise between two runs"))
     for name, record in disturbed:
-        notes += [replace(note, message=f"{name}: {note.message}") for note in machine_warnings(record)]
+        warned = disturbance_warnings(disturbances(record), record)
+        notes += [replace(note, message=f"{name}: {note.message}") for note in warned]
     return findings, Labels(*names), sources, tuple(notes)
 
 
 def _write_files(
     findings: Findings, labels: Labels, machine: tuple[Note, ...], markdown: Path | None, junit: Path | None
 ) -> None:
-    from omni_cli.report.bench_junit import findings_junit
-    from omni_cli.report.bench_markdown import findings_markdown
-
     if markdown is not None:
+        from omni_cli.report.bench_markdown import findings_markdown
+
         write_report(markdown, findings_markdown(findings, labels, machine))
     if junit is not None:
+        from omni_cli.report.bench_junit import findings_junit
+
         write_report(junit, findings_junit(findings, f"{labels.b} against {labels.a}"))
 
 

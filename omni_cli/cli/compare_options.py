@@ -12,3 +12,11 @@ SecondArgument = Annotated[
     Path | None,
     typer.Argument(metavar="B.json", help="The record to judge; without it, the variants of A.json."),
 ]
+SelfCheckOption = Annotated[
+    bool,
+    typer.Option(
+        "--self-check",
+        help="Compare a single variant with itself: the smallest regression that its noise lets show; refuses limits "
+        "below it.",
+    ),
+]

@@ -13,6 +13,8 @@ from omni_cli.errors import OmniError, OutputError, UsageError
 if TYPE_CHECKING:
     from omni_cli.config.gate_file import GateLimits
 
+DEFAULT_MARGIN = "2%"
+
 MaxRegressionOption = Annotated[
     str | None, typer.Option("--max-regression", metavar="PERCENT", help="Gate: the allowed slowdown, such as 5%.")
 ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from omni_cli.cli.gate_options import write_report
+from omni_cli.cli.gate_options import need_numpy, write_report
 from omni_cli.cli.options import QuietOption, VerboseOption
 from omni_cli.cli.terminal import console
 from omni_cli.errors import OmniError, OutputError, UsageError
@@ -17,23 +18,48 @@ RecordsArgument = Annotated[
     typer.Argument(metavar="RECORD...", help="Files from `omni bench`, `omni profile` or `omni compare --json`."),
 ]
 OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The HTML file to write.")]
+SmallerIsBetterOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--smaller-is-better",
+        metavar="FILE",
+        help="Write the medians of bench records as github-action-benchmark's customSmallerIsBetter instead of a page.",
+    ),
+]
 
 
 def report(
     records: RecordsArgument,
     output: OutputOption = Path("report.html"),
+    smaller_is_better: SmallerIsBetterOption = None,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Show records as one HTML page that needs no network: verdicts, figures, environment, how to repeat them."""
+    if smaller_is_better is not None:
+        _write_smaller_is_better(smaller_is_better, records)
+        return
     _check_output(output, records)
     _need_libraries()
+    from omni_cli.cli.report_documents import load_document
     from omni_cli.report.html.page import render_page
-    from omni_cli.report.html.records import load_document
 
     # Read every record before writing: a broken one leaves an earlier page untouched.
     documents = [load_document(f"r{number}", path) for number, path in enumerate(records)]
     write_report(output, render_page(documents))
+    console.print_text(str(output))
+
+
+def _write_smaller_is_better(output: Path, records: list[Path]) -> None:
+    _check_output(output, records)
+    need_numpy("a summary")
+    from omni_cli.record import load_record
+    from omni_cli.report.bench_json import smaller_is_better_json
+    from omni_cli.stats.summary import summaries_of
+
+    variants = [variant for path in records for variant in load_record(path).variants]
+    entries = [entry for variant in variants for entry in smaller_is_better_json(variant, summaries_of(variant))]
+    write_report(output, json.dumps(entries, indent=2) + "\n")
     console.print_text(str(output))
 
 

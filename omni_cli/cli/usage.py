@@ -15,6 +15,19 @@ from omni_cli.errors import UsageError
 TYPER_ERROR: Any = typer.BadParameter.__mro__[2]
 
 
+_SERVER_HINT = "`omni loadtest URL` measures a running server"
+# Options of a command that are another command's now.
+_MOVED = {
+    "omni bench": {
+        "--url": _SERVER_HINT, "--concurrency": _SERVER_HINT, "--request-rate": _SERVER_HINT, "--slo": _SERVER_HINT,
+        "--margin": "`omni compare RECORD --margin PERCENT` judges the saved record anew",
+        "--allow-difference": "`omni compare A.json B.json --allow-difference FIELD` compares saved records",
+        "--self-check": "`omni compare RECORD --self-check` checks a saved record of one variant",
+        "--smaller-is-better": "`omni report RECORD --smaller-is-better FILE` writes it from a saved record",
+    },
+}  # fmt: skip
+
+
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """Return `did you mean ...?`, or None if no known word is near; `cutoff` is the minimum similarity, 0 to 1."""
     near = get_close_matches(word, list(known), n=1, cutoff=cutoff)
@@ -59,6 +72,8 @@ def _option_hint(option: str, context: Any) -> str | None:
     if context is None:
         return None
     known = [name for param in context.command.params for name in (*param.opts, *param.secondary_opts)]
+    if moved := _MOVED.get(context.command_path, {}).get(option):
+        return moved
     # Short words that only share their dashes are not typos of each other.
     suggestion = did_you_mean(option, [*known, "--help"], cutoff=0.75)
     if suggestion is None and context.parent is None:

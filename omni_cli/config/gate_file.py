@@ -16,7 +16,7 @@ from omni_cli.errors import InputError, UsageError
 from omni_cli.text import suggest, visible
 
 DEFAULT_METRIC = "e2e_s"
-ALLOCATED = "peak_allocated_bytes"
+MEMORY = "max_memory_regression"
 
 _KEYS = ("version", "description", "max_regression", "max_memory_regression", "outputs", "metrics")
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)\s*")
@@ -29,17 +29,26 @@ _UNGATED = {"peak_reserved_bytes": "reserved memory depends on what ran before; 
 class GateLimits:
     """By how much each metric may be worse: 0.05 is 5 %. `places` says where a limit was written (FILE:LINE:COLUMN).
 
-    `max_abs_diff` is None where outputs need not agree, 0 where they must be identical.
+    `max_abs_diff` is None where outputs need not agree, 0 where they must be identical. `memory` is the limit on
+    whatever memory there is to gate: allocated on a device, else resident on the host.
     """
 
     metrics: Mapping[str, float]
     max_abs_diff: float | None = None
     places: Mapping[str, str] = field(default_factory=dict)
+    memory: float | None = None
 
     @property
     def max_regression(self) -> float | None:
         """The widest limit on a time, for the report; None where only memory is gated."""
         return max((limit for name, limit in self.metrics.items() if not name.endswith("_bytes")), default=None)
+
+    def with_memory(self, metric: str) -> GateLimits:
+        """The limits with that on memory as one on `metric`, which may have a limit of its own."""
+        if self.memory is None or metric in self.metrics:
+            return self
+        places = {metric if name == MEMORY else name: place for name, place in self.places.items()}
+        return dataclasses.replace(self, metrics={**self.metrics, metric: self.memory}, places=places, memory=None)
 
 
 class GateFileError(UsageError):
@@ -81,13 +90,17 @@ def merge_limits(
         for name in metrics or (DEFAULT_METRIC,):
             merged[name] = max_regression
             places.pop(name, None)
+    memory = limits.memory if limits else None
     if max_memory_regression is not None:
-        merged[ALLOCATED] = max_memory_regression
-        places.pop(ALLOCATED, None)
+        memory = max_memory_regression
+        # The option is put over what the file says of memory, in whichever way.
+        for name in [MEMORY, *(name for name in merged if name.endswith("_bytes"))]:
+            merged.pop(name, None)
+            places.pop(name, None)
     difference = 0.0 if identical_outputs else limits.max_abs_diff if limits else None
-    if not merged and difference is None:
+    if not merged and difference is None and memory is None:
         return None
-    return GateLimits(merged, difference, places)
+    return GateLimits(merged, difference, places, memory)
 
 
 def load_gate_file(path: Path) -> GateLimits:
@@ -136,16 +149,15 @@ class _Reader:
             self._add(("description",), "`description` is not a text")
         general = self._limit(("max_regression",), self.data.get("max_regression"))
         metrics, places = self._metrics(general)
-        memory = self._limit(("max_memory_regression",), self.data.get("max_memory_regression"))
-        if memory is not None and ALLOCATED not in metrics:
-            metrics[ALLOCATED] = memory
-            places[ALLOCATED] = self._label(("max_memory_regression",))
+        memory = self._limit((MEMORY,), self.data.get(MEMORY))
+        if memory is not None:
+            places[MEMORY] = self._label((MEMORY,))
         difference = self._outputs()
-        if not self.diagnostics and not metrics and difference is None:
+        if not self.diagnostics and not metrics and difference is None and memory is None:
             self._add((), "the gate file limits nothing", "name a metric: `metrics: {e2e_s: 5%}`")
         if self.diagnostics:
             raise GateFileError(tuple(self.diagnostics))
-        return GateLimits(metrics, difference, places)
+        return GateLimits(metrics, difference, places, memory)
 
     def _metrics(self, general: float | None) -> tuple[dict[str, float], dict[str, str]]:
         listed = self.data.get("metrics", {})
@@ -183,7 +195,7 @@ class _Reader:
         except ValueError as error:
             self._add(path, str(error))
             return None
-        if limit == 0 and not path[-1].endswith("_bytes") and path[-1] != "max_memory_regression":
+        if limit == 0 and not path[-1].endswith("_bytes") and path[-1] != MEMORY:
             self._add(path, "a limit of 0 for a time cannot be judged", "noise has to fit below the limit: write 2%")
             return None
         return limit

@@ -1,4 +1,4 @@
-"""Requests that failed: what is said of them, and what can be done about them."""
+"""Hints on requests that failed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,16 @@ _HINTS = {
     "HTTP 401": "give a key with OPENAI_API_KEY or `--api-key`",
     "HTTP 403": "give a key with OPENAI_API_KEY or `--api-key`",
     "HTTP 404": "see which model and which endpoint it has: `--model`, `--endpoint`",
-    "HTTP 429": "send less at once, or let the server take more (`omni serve --max-requests`)",
-    "HTTP 503": "the server starts, or starts a part of itself again: wait until it is ready",
-    "timeout": "give requests longer: `--request-timeout`",
+    "HTTP 429": "send fewer requests at once, or let the server take more (`omni serve --max-requests`)",
+    "HTTP 503": "the server starts, or restarts a part of itself: wait until it is ready",
+    "timeout": "give requests more time: `--request-timeout`",
     "too many open files in the client": "raise the limit with `ulimit -n`, or send fewer: `--num-requests`",
-    "connection refused": "the server has ended, or takes no more connections: see its log",
+    "connection refused": "the server has ended, or accepts no more connections: see its log",
     "connection lost": "the server has ended, or closed the connection: see its log",
 }
 
 
-def sentence(failures: Mapping[str, Failures]) -> str:
-    """`10 x HTTP 429 queue_full, 2 x timeout; the first one: ...`, from the most frequent kind on."""
-    first = next(iter(failures.values())).first
-    return ", ".join(f"{found.count} x {kind}" for kind, found in failures.items()) + f"; the first one: {first}"
-
-
 def hint_on(failures: Mapping[str, Failures]) -> str | None:
-    """What to do about the most frequent kind."""
+    """The action to take on the most frequent kind."""
     kind = next(iter(failures), "")
     return _HINTS.get(kind) or _HINTS.get(" ".join(kind.split()[:2]))

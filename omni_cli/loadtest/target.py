@@ -34,19 +34,21 @@ class Target:
 def parse_url(text: str) -> str:
     """A server's address without a path's `/v1`. Raises `UsageError`."""
     shown = visible(text, 120)
-    hint = "for example `--url http://127.0.0.1:8000`"
+    hint = "for example `omni loadtest http://127.0.0.1:8000`"
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise UsageError(f"`--url {shown}` is no address: {error}", hint=hint) from error
+        raise UsageError(f"`{shown}` is not an address: {error}", hint=hint) from error
     if parts.username is not None or parts.password is not None:
         # Not repeated: it would end up in logs.
-        raise UsageError("`--url` must not hold a password", hint="give a key with OPENAI_API_KEY or `--api-key`")
+        raise UsageError(
+            "the address of a server must not hold a password", hint="give a key with OPENAI_API_KEY or `--api-key`"
+        )
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise UsageError(f"`--url {shown}` is no address of a server", hint=hint)
+        raise UsageError(f"`{shown}` is not the address of a server", hint=hint)
     if parts.query or parts.fragment:
-        raise UsageError(f"`--url {shown}` has a query or a fragment", hint=hint)
+        raise UsageError(f"`{shown}` has a query or a fragment", hint=hint)
     path = parts.path.rstrip("/").removesuffix("/v1")
     return f"{parts.scheme}://{parts.netloc}{path}"
 

@@ -1,4 +1,4 @@
-"""A server as a variant of the harness: what a process of its own is to a profile, a connection is to a server."""
+"""A server as a variant of the harness: a connection takes the place of a variant's process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from omni_cli.bench.outputs import hash_arrays, save_arrays
 from omni_cli.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.loadtest.client import Client, Outcome
-from omni_cli.loadtest.failures import hint_on, sentence
+from omni_cli.loadtest.failures import hint_on
 from omni_cli.loadtest.outputs import answer_arrays
 from omni_cli.loadtest.target import Target
 from omni_cli.loadtest.traffic import OpenLoop, Traffic
 from omni_cli.loadtest.window import Window, columns, median_e2e_s, metrics_of, work_of
 from omni_cli.loadtest.workload import RequestMaker, ServerWorkload
+from omni_cli.record import describe_failures
 
 
 class ServerVariant:
@@ -93,6 +94,6 @@ class ServerVariant:
     def _no_answer(self, window: Window, when: str) -> VariantError:
         failures = window.failures
         return VariantError(
-            f"`{self.name}` answered none of {len(window.outcomes)} requests ({when}): {sentence(failures)}",
+            f"`{self.name}` answered none of {len(window.outcomes)} requests ({when}): {describe_failures(failures)}",
             hint=hint_on(failures),
         )

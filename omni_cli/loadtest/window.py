@@ -13,7 +13,7 @@ from omni_cli.loadtest.answers import Answer
 from omni_cli.loadtest.client import Outcome
 from omni_cli.loadtest.slo import SLO
 from omni_cli.record import E2E, Failures
-from omni_cli.stats.summary import PERCENTILES, samples_for
+from omni_cli.stats.metrics import PERCENTILES, samples_for
 
 Row = dict[str, float | None]
 """What is known of one request. Times in seconds, from when it was due; None where there is nothing to know."""

@@ -23,6 +23,7 @@ def overhead_of(plain: Sequence[Iteration], profiled: Sequence[Iteration]) -> tu
             ci95=comparison.ci95,
         )
         for comparison in compare_variants(a, b, same_record=True)
+        if comparison.a_median is not None and comparison.b_median is not None
     )
 
 

@@ -6,16 +6,16 @@ import re
 from xml.etree import ElementTree
 
 from omni_cli.report.bench_notes import gate_failure, not_comparable
-from omni_cli.report.bench_text import change, open_end
-from omni_cli.report.bench_units import limit, quantity, title
-from omni_cli.stats.findings import Findings
-from omni_cli.stats.gate import Gate, GateMetric
+from omni_cli.report.bench_text import change, gate_rows, open_end
+from omni_cli.report.bench_units import limit, title
+from omni_cli.results import GateResult
+from omni_cli.stats.findings import Findings, Pair
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def findings_junit(findings: Findings, name: str) -> str:
-    """One test case a limit, or one for the whole where there is no limit or no comparison."""
+    """One test case per limit, or one for the whole where there is no limit or no comparison."""
     suite = ElementTree.Element("testsuite", name=_clean(name))
     gate = findings.gate
     if gate is None:
@@ -25,7 +25,7 @@ def findings_junit(findings: Findings, name: str) -> str:
     elif gate.verdict in ("failed", "not comparable"):
         _outcome(_case(suite, "gate"), "error", gate.verdict, gate_failure(gate).message)
     else:
-        _gate_cases(suite, gate)
+        _gate_cases(suite, gate, findings.pairs)
     for tag in ("failure", "error", "skipped"):
         plural = {"failure": "failures", "error": "errors", "skipped": "skipped"}[tag]
         suite.set(plural, str(len(suite.findall(f"testcase/{tag}"))))
@@ -36,25 +36,20 @@ def findings_junit(findings: Findings, name: str) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _gate_cases(suite: ElementTree.Element, gate: Gate) -> None:
-    for metric in gate.metrics:
-        case = _case(suite, f"{metric.b}: {title(metric.metric)}" if metric.b else title(metric.metric))
+def _gate_cases(suite: ElementTree.Element, gate: GateResult, pairs: tuple[Pair, ...]) -> None:
+    for metric, name, a, b in gate_rows(gate, pairs):
+        case = _case(suite, f"{metric.b}: {title(metric.metric)}" if metric.b else name)
+        sentence = f"{a} -> {b}, {change(metric)}, limit +{limit(metric.limit)}"
         if metric.verdict == "regression":
-            _outcome(case, "failure", "regression", _sentence(metric))
+            _outcome(case, "failure", "regression", sentence)
         elif metric.verdict == "inconclusive":
-            _outcome(case, "skipped", "inconclusive", f"{_sentence(metric)}: {open_end(metric)}")
-    if gate.limits.max_abs_diff is not None:
+            _outcome(case, "skipped", "inconclusive", f"{sentence}: {open_end(metric)}")
+    if gate.max_abs_diff is not None:
         case = _case(suite, "outputs")
         if gate.verdict == "output mismatch":
             _outcome(case, "failure", "output mismatch", "; ".join(gate.reasons))
         elif gate.reasons:
             _outcome(case, "skipped", "inconclusive", "; ".join(gate.reasons))
-
-
-def _sentence(metric: GateMetric) -> str:
-    before = quantity(metric.metric, metric.a_value)
-    after = quantity(metric.metric, metric.b_value, metric.a_value)
-    return f"{before} -> {after}, {change(metric)}, limit +{limit(metric.limit)}"
 
 
 def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omni_cli.report.bench_notes import Note, gate_failure, not_comparable, warnings
-from omni_cli.report.bench_text import Labels, change, pair_sentence, payback_sentence
-from omni_cli.report.bench_units import limit, quantity, ratio, size_change, title
-from omni_cli.stats.comparable import Difference
+from omni_cli.report.bench_text import (
+    Labels,
+    change,
+    gate_rows,
+    memory_change,
+    pair_sentence,
+    payback_sentence,
+    work_sentence,
+)
+from omni_cli.report.bench_units import limit, quantity, ratio, title
+from omni_cli.results import Difference, GateResult
 from omni_cli.stats.findings import Findings, Pair
-from omni_cli.stats.gate import Gate
 
 
 def findings_markdown(findings: Findings, labels: Labels, further: Sequence[Note] = ()) -> str:
@@ -24,7 +31,7 @@ def findings_markdown(findings: Findings, labels: Labels, further: Sequence[Note
         parts.append(_table(("Field", _cell(labels.a), _cell(labels.b)), rows))
     else:
         if findings.gate is not None and findings.gate.metrics:
-            parts.append(_gate_table(findings.gate))
+            parts.append(_gate_table(findings.gate, findings.pairs))
         parts += [_pair(pair, labels, findings.differences) for pair in findings.pairs]
     parts += [f"> **Warning:** {_note(note)}" for note in (*warnings(findings), *further)]
     return "\n\n".join(parts) + "\n"
@@ -36,17 +43,17 @@ def _headline(findings: Findings) -> str:
     return "omni compare" if findings.is_comparable else "omni compare: not comparable"
 
 
-def _gate_table(gate: Gate) -> str:
+def _gate_table(gate: GateResult, pairs: Sequence[Pair]) -> str:
     rows = [
         (
-            _cell(f"{metric.b}: {title(metric.metric)}" if metric.b else title(metric.metric)),
-            quantity(metric.metric, metric.a_value),
-            quantity(metric.metric, metric.b_value, metric.a_value),
+            _cell(f"{metric.b}: {title(metric.metric)}" if metric.b else name),
+            a,
+            b,
             change(metric),
             f"+{limit(metric.limit)}",
             f"**{metric.verdict}**" if metric.verdict != "pass" else "pass",
         )
-        for metric in gate.metrics
+        for metric, name, a, b in gate_rows(gate, pairs)
     ]
     return _table(("Gated", "A", "B", "Change [95% CI]", "Limit", "Verdict"), rows)
 
@@ -68,14 +75,14 @@ def _pair(pair: Pair, labels: Labels, differences: Sequence[Difference]) -> str:
             title(peak.metric),
             quantity(peak.metric, peak.a_bytes),
             quantity(peak.metric, peak.b_bytes),
-            size_change(peak.a_bytes, peak.b_bytes),
-            "",
+            memory_change(peak),
+            peak.verdict,
         )
         for peak in pair.memory
-        if peak.a_bytes and peak.b_bytes
     ]
     parts = [_table(("Metric", name_a, name_b, "B / A [95% CI]", "Verdict"), rows)]
-    parts += [_cell(sentence) for sentence in (pair_sentence(pair, labels), payback_sentence(pair)) if sentence]
+    sentences = (work_sentence(pair), pair_sentence(pair, labels), payback_sentence(pair))
+    parts += [_cell(sentence) for sentence in sentences if sentence]
     listed = [f"`{_cell(d.field)}` ({_cell(d.a)} → {_cell(d.b)})" for d in (*pair.differences, *differences)]
     parts.append("Differs only in: " + ", ".join(listed) if listed else "No setting differs")
     return "\n\n".join(parts)

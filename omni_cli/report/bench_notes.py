@@ -1,66 +1,69 @@
-"""What goes to stderr beside a comparison: warnings that end in an action, and the sentence of a failed gate."""
+"""Notes on stderr beside a comparison: warnings that end in an action, and the sentence of a failed gate."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omni_cli.errors import ExitCode
-from omni_cli.record import Record
-from omni_cli.report.bench_server import is_server, num_requests, server_warnings
+from omni_cli.record import Record, num_requests
 from omni_cli.report.bench_text import change, open_end, shown
-from omni_cli.report.bench_units import limit, percent, title
+from omni_cli.report.bench_units import limit, percent, quantity, title
 from omni_cli.report.units import count
-from omni_cli.stats.comparable import Difference
-from omni_cli.stats.disturbance import Disturbance, disturbances
+from omni_cli.results import Difference, GateMetric, GateResult
+from omni_cli.stats.disturbance import Disturbance
 from omni_cli.stats.findings import Findings
-from omni_cli.stats.gate import EXIT_CODES, Gate, GateMetric
 
 
 @dataclass(frozen=True)
 class Note:
-    """A warning, or the reason of a failure, with what to do about it."""
+    """A warning, or the reason of a failure, with the action to take."""
 
     message: str
     hint: str | None = None
 
 
 def warnings(findings: Findings) -> list[Note]:
-    """What a reader of the verdicts has to know, most important first."""
+    """Warnings about the verdicts, most important first."""
     notes = [Note(f"{failure}; what it measured before is counted", None) for failure in findings.failures]
-    if findings.mismatches and findings.is_comparable:
-        message = "the variants did not do the same work: " + mismatch_list(findings.mismatches)
-        notes.append(Note(message, "compare times only where the work is equal"))
     if findings.unmatched:
         names = ", ".join(f"`{name}`" for name in findings.unmatched)
         notes.append(Note(f"only in one of the records, so not compared: {names}"))
     if findings.comparisons and not findings.interleaved and findings.is_comparable:
         message = "measured one after the other: what the machine did in between is in the ratio, not in its interval"
-        turns = "--url A --url B" if num_requests(findings.pairs[0].a) else "--against GIT_REF"
-        notes.append(Note(message, f"to rule that out, measure both in turns: `omni bench {turns}`"))
+        command = "loadtest URL_A URL_B" if num_requests(findings.pairs[0].a) else "bench --against GIT_REF"
+        notes.append(Note(message, f"to rule that out, measure both interleaved: `omni {command}`"))
     return notes
 
 
-def machine_warnings(record: Record) -> list[Note]:
-    """What the machine, or a client, did beside the measurement, with what to do about it."""
-    of_client = [Note(*entry) for entry in server_warnings(record)] if is_server(record) else []
-    found = record.utilisation
-    if found is None:
-        return of_client
-    # A server on the same machine is no stranger.
-    kept = [item for item in disturbances(found) if item.kind != "neighbour" or not is_server(record)]
-    notes = [_disturbance(item, found.usable_cores) for item in kept]
-    if found.error is not None:
-        notes.append(Note(f"how busy the machine was is known in part only: {shown(found.error)}"))
-    return [*of_client, *notes]
+def disturbance_warnings(found: Sequence[Disturbance], record: Record) -> list[Note]:
+    """Warnings about the machine, or the client, beside the measurement, each with the action to take."""
+    looked = record.utilisation
+    notes = [_disturbance(item, 0 if looked is None else looked.usable_cores) for item in found]
+    if looked is not None and looked.error is not None:
+        notes.append(Note(f"only part of the machine's load was recorded: {shown(looked.error)}"))
+    return notes
 
 
 def _disturbance(item: Disturbance, cores: int) -> Note:
     time = f"in {item.share:.0%} of the time"
     match item.kind:
+        case "late client":
+            message = (
+                f"{item.variant}: the client was late with {percent(item.share).lstrip('+')} of the requests, by up to "
+                f"{quantity('lag_s', item.amount)}, which is in their times"
+            )
+            return Note(message, "lower the rate, or measure from a machine that does nothing else")
+        case "no usage":
+            return Note(f"{item.variant}: the server reports no token counts: no tpot, no tokens per second")
+        case "bursts":
+            message = f"{item.variant}: most pieces of text arrived together: ttft and itl are those of bursts"
+            return Note(message, "the server sends them so, or this machine was too busy to read them one by one")
+        case "busy client":
+            message = f"the client itself used a whole core {time}: the times may be its own"
+            return Note(message, "send fewer requests at once, or measure from several machines")
         case "neighbour":
             message = f"a noisy neighbour: other programs used {item.amount:.1f} of {count(cores, 'core')} {time}"
-            return Note(message, "end them, or measure where nothing else runs: times are longer and intervals wider")
+            return Note(message, "stop them, or measure where nothing else runs: times are longer and intervals wider")
         case "stolen":
             message = f"the machine's host gave {item.amount:.1f} of {count(cores, 'core')} to others {time}"
             return Note(message, "measure on a machine that shares no cores, or at another time")
@@ -87,10 +90,10 @@ _CAUSES = {
 }
 
 
-def gate_failure(gate: Gate) -> Note:
-    """Why the gate did not pass, in one sentence."""
+def gate_failure(gate: GateResult) -> Note:
+    """The reason why the gate did not pass, in one sentence."""
     if gate.verdict == "failed":
-        return Note("the run failed: " + "; ".join(gate.reasons), "mend the variant, then measure again")
+        return Note("the run failed: " + "; ".join(gate.reasons), "fix the variant and rerun")
     if gate.verdict == "not comparable":
         return not_comparable(gate.mismatches)
     if gate.verdict == "output mismatch":
@@ -111,7 +114,7 @@ def gate_failure(gate: Gate) -> Note:
 
 
 def not_comparable(mismatches: Sequence[Difference]) -> Note:
-    """Which fields forbid a comparison."""
+    """The fields that forbid a comparison."""
     fields = {item.field.partition(".")[0] for item in mismatches}
     if "work" in fields:
         hint = "fix the lengths and step counts, so that every run does the same work"
@@ -127,18 +130,6 @@ def mismatch_list(mismatches: Sequence[Difference]) -> str:
     listed = [f"{shown(item.field)} ({shown(item.a)} against {shown(item.b)})" for item in mismatches[:5]]
     left = len(mismatches) - len(listed)
     return ", ".join([*listed, *([f"{left} more"] if left else [])])
-
-
-def exit_code(findings: Findings) -> ExitCode:
-    """The process's exit code: the gate's; without one, 4 where nothing may be compared, 3 where nothing is decided."""
-    if findings.gate is not None:
-        return EXIT_CODES[findings.gate.verdict]
-    if not findings.is_comparable:
-        return ExitCode.NOT_COMPARABLE
-    comparisons = findings.comparisons
-    if findings.pairs and all(item.verdict == "inconclusive" for item in comparisons):
-        return ExitCode.INCONCLUSIVE
-    return ExitCode.OK
 
 
 def _open(metric: GateMetric) -> str:

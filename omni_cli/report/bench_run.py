@@ -1,28 +1,27 @@
-"""What `omni bench` says about its own measurement: one heading, a paragraph a variant, and how to read it."""
+"""The report of `omni bench` on its own measurement: a heading and a paragraph per variant."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from omni_cli.record import Record, Variant
-from omni_cli.report.bench_server import is_server, num_requests, server_heading, server_lines, server_title
+from omni_cli.record import Record, Variant, counters_of, is_of_server, num_requests
+from omni_cli.report.bench_server import server_heading, server_lines, server_title
 from omni_cli.report.bench_text import summary_lines
 from omni_cli.report.bench_units import percent, ratio
 from omni_cli.report.units import count
-from omni_cli.stats.payback import counters_of
+from omni_cli.results import Summary
 from omni_cli.stats.power import SelfCheck
-from omni_cli.stats.summary import Summary
 
 _INTERLEAVING = {
-    "iterations": "in turns",
-    "loads": "loaded in turns",
+    "iterations": "interleaved",
+    "loads": "loaded alternately",
     "none": "",
 }
 
 
 def short_title(workload: Mapping[str, Any]) -> str:
-    """What was measured, in a few words."""
+    """The workload, in a few words."""
     if workload.get("kind") == "server":
         return server_title(workload)
     return f"{workload['profile']} {workload['stage']}"
@@ -32,7 +31,7 @@ def heading(record: Record, warmup: int) -> str:
     """`token2wav of tiny-omni, batch 1, 32 tokens in, 32 out, AMD EPYC 7B13, 3 warm-up + 30 runs in 15 blocks`."""
     how = _INTERLEAVING.get(record.environment.get("conditions", {}).get("interleaving", ""), "")
     turns, device = f" {how}" if how else "", _device(record.environment.get("machine", {}))
-    if is_server(record):
+    if is_of_server(record):
         return server_heading(record, warmup, device, turns)
     workload = record.workload
     stages = " + ".join(workload["stages"]) if workload["stage"] != "all" else "end to end"
@@ -48,7 +47,7 @@ def heading(record: Record, warmup: int) -> str:
     return ", ".join(parts)
 
 
-def variant_text(number: int, variant: Variant, summaries: Sequence[Summary]) -> str:
+def variant_text(number: int, variant: Variant, summaries: Mapping[str, Summary]) -> str:
     """Latency, range, further metrics and memory of one variant."""
     if not variant.samples:
         return f"Benchmark {number}: {variant.name}\n  no runs"
@@ -59,7 +58,7 @@ def variant_text(number: int, variant: Variant, summaries: Sequence[Summary]) ->
 
 
 def self_check_text(check: SelfCheck) -> str:
-    """What A against A says about this machine."""
+    """The result of A against A on this machine."""
     return "\n".join(
         [
             "Self-check, A against A",
@@ -70,17 +69,8 @@ def self_check_text(check: SelfCheck) -> str:
     )
 
 
-def self_check_json(check: SelfCheck) -> dict[str, Any]:
-    return {
-        "ratio": check.ratio,
-        "ci95": list(check.ci95),
-        "detectable": check.detectable,
-        "blocks": check.blocks,
-    }
-
-
 def _work(variant: Variant) -> str:
-    """`32 output tokens, 10 denoise steps, 0.64 s audio` a run; nothing where runs differ."""
+    """`32 output tokens, 10 denoise steps, 0.64 s audio` per run; nothing where runs differ."""
     works = [sample.work for sample in variant.samples]
     if any(work != works[0] for work in works):
         return ""
@@ -117,7 +107,7 @@ def _engaged(variant: Variant) -> list[str]:
 
 
 def _lengths(workload: Mapping[str, Any]) -> str:
-    """`32 tokens in, 32 out`; what comes out is no matter of tokens where no stage makes any."""
+    """`32 tokens in, 32 out`; no output length where no stage makes tokens."""
     stages = workload["settings"]["stages"].values()
     out = f", {workload['output_len']} out" if any(stage["kind"] == "ar" for stage in stages) else ""
     return f"{workload['input_len']} tokens in{out}"

@@ -18,20 +18,17 @@ from omni_cli.report.bench_units import (
 )
 from omni_cli.report.tables import aligned
 from omni_cli.report.units import count
-from omni_cli.stats.comparable import Difference
-from omni_cli.stats.compare import Comparison
+from omni_cli.results import Comparison, Difference, GateMetric, GateResult, MemoryPeak, Payback, Summary
 from omni_cli.stats.findings import Findings, Pair
-from omni_cli.stats.gate import Gate, GateMetric, MemoryPeak
-from omni_cli.stats.metrics import higher_is_better
-from omni_cli.stats.payback import Payback
-from omni_cli.stats.summary import Summary, samples_for
+from omni_cli.stats.metrics import higher_is_better, samples_for
+from omni_cli.stats.payback import verdict_on_mode
 
 _MAX_DIFFERENCES = 8
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What the two sides of a comparison are called where their variants have the same name."""
+    """Names of the two sides of a comparison where their variants have the same name."""
 
     a: str
     b: str
@@ -40,13 +37,13 @@ class Labels:
         return (self.a, self.b) if pair.a.name == pair.b.name else (pair.a.name, pair.b.name)
 
 
-def summary_lines(number: int, variant: Variant, summaries: Sequence[Summary], note: str = "") -> list[str]:
-    """What `omni bench` says of one variant; `note` is on what really ran (`replayed 840/840 steps`)."""
+def summary_lines(number: int, variant: Variant, summaries: Mapping[str, Summary], note: str = "") -> list[str]:
+    """The paragraph of `omni bench` on one variant; `note` is on what really ran (`replayed 840/840 steps`)."""
     rows = []
-    for summary in summaries:
-        name = "Latency" if summary.metric == E2E else title(summary.metric)
-        rows.append((f"{name} (median, 95% CI):", _median(summary), _percentile(summary, 90)))
-        if summary.metric == E2E:
+    for metric, summary in summaries.items():
+        name = "Latency" if metric == E2E else title(metric)
+        rows.append((f"{name} (median, 95% CI):", _median(metric, summary), _percentile(metric, summary, 90)))
+        if metric == E2E:
             extremes = " … ".join(quantity(E2E, v, summary.median) for v in (summary.minimum, summary.maximum))
             rows.append(("Range (min … max):", extremes, count(summary.n, "run")))
     peak = variant.memory.peak_allocated_bytes
@@ -60,26 +57,26 @@ def summary_lines(number: int, variant: Variant, summaries: Sequence[Summary], n
 
 
 def findings_text(findings: Findings, labels: Labels) -> str:
-    """All pairs as tables, what differs, a sentence on each pair, and the gate."""
+    """All pairs as tables, their differences, a sentence on each pair, and the gate."""
     if not findings.is_comparable:
         return "\n".join(["Not comparable", *difference_lines(findings.mismatches)])
     parts = []
     for pair in findings.pairs:
         lines = [_heading(pair, labels), *pair_table(pair, labels)]
         lines.append(_differs(pair.differences + findings.differences))
-        sentences = (_verdict_sentence(pair, labels, findings), payback_sentence(pair))
+        sentences = (work_sentence(pair), _verdict_sentence(pair, labels, findings), payback_sentence(pair))
         parts.append("\n".join([*lines, *filter(None, sentences)]))
     if findings.gate is not None:
-        parts.append("\n".join(["Gate", *gate_lines(findings.gate, labels)]))
+        parts.append("\n".join(["Gate", *gate_lines(findings.gate, findings.pairs)]))
     return "\n\n".join(parts)
 
 
 def pair_table(pair: Pair, labels: Labels) -> list[str]:
-    """One aligned line a metric: both medians, ratio with interval, verdict; then memory."""
+    """One aligned line per metric: both medians, ratio with interval, verdict; then memory."""
     name_a, name_b = labels.of(pair)
     rows: list[tuple[str, ...]] = [("Metric", name_a, name_b, "B / A [95% CI]", "Verdict")]
     rows += [_comparison_row(item) for item in pair.comparisons]
-    rows += [row for peak in pair.memory if (row := _memory_row(peak))]
+    rows += [_memory_row(peak) for peak in pair.memory]
     if pair.outputs.identical is not None:
         apart = pair.outputs.max_abs_diff
         what = "identical" if pair.outputs.identical else "differ"
@@ -104,71 +101,90 @@ def pair_sentence(pair: Pair, labels: Labels) -> str | None:
     return f"{name_b} ran {ratio(factor, bounds)} times {item.verdict} than {name_a}{cost}"
 
 
+def work_sentence(pair: Pair) -> str | None:
+    """`Does other work per run: denoise steps 4 -> 8`; None where a ratio is of equal work."""
+    listed = [f"{title(item.field.partition('.')[2])} {shown(item.a)} -> {shown(item.b)}" for item in pair.work]
+    return f"Does other work per run: {', '.join(listed)}" if listed else None
+
+
 def _verdict_sentence(pair: Pair, labels: Labels, findings: Findings) -> str | None:
-    """Not that equality is undecided where a gate asks something else: two numbers of missing blocks confuse."""
+    """No word on undecided equality where a gate asks something else: two numbers of missing blocks confuse."""
     e2e = next((item for item in pair.comparisons if item.metric == E2E), None)
     is_open = e2e is not None and e2e.verdict == "inconclusive"
     return None if is_open and findings.gate is not None else pair_sentence(pair, labels)
 
 
 def payback_sentence(pair: Pair) -> str | None:
-    """What a mode gains and costs; None where the pair does not differ in any."""
-    return None if pair.payback is None else worth_sentence(pair.payback)
+    """The gain and the cost of a mode; None where the pair does not differ in any."""
+    found = next((item for item in pair.comparisons if item.payback), None)
+    return None if found is None or not found.payback else _worth_sentence(found, found.payback)
 
 
-def worth_sentence(item: Payback) -> str:
-    """What a mode gains and costs, and after how many requests it has paid for itself."""
+def _worth_sentence(comparison: Comparison, item: Payback) -> str:
+    """The gain and the cost of a mode, and after how many requests it has paid for itself."""
+    verdict = verdict_on_mode(comparison, item)
     cost = [] if item.bytes_more is None else [size_change(0, item.bytes_more)]
     if item.preparation_s:
         cost.append(f"{quantity(E2E, item.preparation_s)} to compile or capture")
     for_what = f" for {' and '.join(cost)}" if cost else ""
     if item.requests is None:
-        word = "Undecided" if item.verdict == "inconclusive" else "Not worth it"
-        return f"{word}: {item.mode} gains {_gain(item)} a request{for_what}"
+        word = "Undecided" if verdict == "inconclusive" else "Not worth it"
+        return f"{word}: {item.mode} gains {_gain(item, verdict)} per request{for_what}"
     after = f"; pays for itself after {count(item.requests, 'request')}" if item.preparation_s else ""
-    return f"Worth it: {item.mode} gains {_gain(item)} a request{for_what}{after}"
+    return f"Worth it: {item.mode} gains {_gain(item, verdict)} per request{for_what}{after}"
 
 
-def _gain(item: Payback) -> str:
-    """`12.1 ms [11.9, 12.3]`; nothing is what no difference gains."""
-    if item.verdict == "no difference":
+def _gain(item: Payback, verdict: str) -> str:
+    """`12.1 ms [11.9, 12.3]`; no difference gains nothing."""
+    if verdict == "no difference":
         return "nothing"
     gained = quantity(E2E, item.gained_s)
-    if item.interval is None:
+    if item.ci95 is None:
         return gained
-    low, high = (quantity(E2E, bound, item.gained_s).split(" ")[0] for bound in item.interval)
+    low, high = (quantity(E2E, bound, item.gained_s).split(" ")[0] for bound in item.ci95)
     return f"{gained} [{low}, {high}]"
 
 
 def open_end(item: Comparison | GateMetric) -> str:
-    """Why there is no verdict, and what would bring one."""
-    needed = f"about {count(item.blocks_needed, 'more block')} would decide" if item.blocks_needed else ""
+    """The reason why there is no verdict, and the measuring that would bring one."""
+    missing = item.blocks_needed or None
+    needed = f"about {count(missing, 'more block')} would decide" if missing else ""
     if item.reason:
         return f"{item.reason}; {needed}" if needed else item.reason
     return needed or "the value lies on the bound, so that more blocks would not decide"
 
 
-def gate_lines(gate: Gate, labels: Labels) -> list[str]:
-    """One aligned line a limit: from, to, change with interval, limit, verdict."""
+def gate_rows(gate: GateResult, pairs: Sequence[Pair]) -> list[tuple[GateMetric, str, str, str]]:
+    """Each limit with its title and both sides' values; the pairs have those."""
+    values: dict[tuple[str, str, str], tuple[float | None, float | None]] = {}
+    for pair in pairs:
+        values |= {(item.metric, item.a, item.b): (item.a_median, item.b_median) for item in pair.comparisons}
+        values |= {(peak.metric, peak.a, peak.b): (peak.a_bytes, peak.b_bytes) for peak in pair.memory}
     several = len({(metric.a, metric.b) for metric in gate.metrics if metric.b}) > 1
     rows = []
     for metric in gate.metrics:
         name = f"{metric.b}: {title(metric.metric)}" if several and metric.b else title(metric.metric)
-        a_value = quantity(metric.metric, metric.a_value)
-        b_value = quantity(metric.metric, metric.b_value, metric.a_value)
-        values = f"{a_value} -> {b_value}" if metric.a_value is not None else "-"
-        rows.append((name, values, change(metric), f"limit +{limit(metric.limit)}", metric.verdict))
-    lines = aligned(rows, gap=3)
-    return [*lines, *(f"  {reason}" for reason in gate.reasons)]
+        a, b = values.get((metric.metric, metric.a, metric.b), (None, None))
+        rows.append((metric, name, quantity(metric.metric, a), quantity(metric.metric, b, a)))
+    return rows
+
+
+def gate_lines(gate: GateResult, pairs: Sequence[Pair]) -> list[str]:
+    """One aligned line per limit: from, to, change with interval, limit, verdict."""
+    rows = [
+        (name, "-" if a == "-" else f"{a} -> {b}", change(metric), f"limit +{limit(metric.limit)}", metric.verdict)
+        for metric, name, a, b in gate_rows(gate, pairs)
+    ]
+    return [*aligned(rows, gap=3), *(f"  {reason}" for reason in gate.reasons)]
 
 
 def change(metric: GateMetric) -> str:
     """`+7.0% [+6.1%, +7.9%]`; for rates and sizes too, more is worse."""
     if metric.change is None:
         return "-"
-    if metric.interval is None or metric.interval[0] == metric.interval[1]:
+    if metric.ci95 is None or metric.ci95[0] == metric.ci95[1]:
         return percent(metric.change)
-    return percent_interval(metric.change, metric.interval)
+    return percent_interval(metric.change, metric.ci95)
 
 
 def difference_lines(differences: Sequence[Difference]) -> list[str]:
@@ -183,7 +199,7 @@ def _heading(pair: Pair, labels: Labels) -> str:
     first = next(iter(pair.comparisons), None)
     if first is None:
         return f"{name_b} against {name_a}"
-    how = "in turns" if first.paired else "one after the other"
+    how = "interleaved" if first.interleaved else "one after the other"
     return f"{name_b} (B) against {name_a} (A), {count(first.blocks, 'block')} each, measured {how}"
 
 
@@ -198,23 +214,25 @@ def _comparison_row(item: Comparison) -> tuple[str, ...]:
     )
 
 
-def _memory_row(peak: MemoryPeak) -> tuple[str, ...] | None:
-    if not peak.a_bytes or not peak.b_bytes:
-        return None
-    word = "same" if peak.a_bytes == peak.b_bytes else "more memory" if peak.b_bytes > peak.a_bytes else "less memory"
+def memory_change(peak: MemoryPeak) -> str:
+    """`1.037 (+1.0 GiB)`; with bounds `1.037 [0.98, 1.09]`."""
+    if peak.bounds:
+        return ratio(peak.ratio, peak.bounds)
+    return f"{peak.ratio:.3f} ({size_change(peak.a_bytes, peak.b_bytes)})"
+
+
+def _memory_row(peak: MemoryPeak) -> tuple[str, ...]:
     return (
         title(peak.metric),
         quantity(peak.metric, peak.a_bytes),
         quantity(peak.metric, peak.b_bytes),
-        f"{peak.b_bytes / peak.a_bytes:.3f} ({size_change(peak.a_bytes, peak.b_bytes)})",
-        word,
+        memory_change(peak),
+        peak.verdict,
     )
 
 
 def _cost(peak: MemoryPeak) -> str:
-    if not peak.a_bytes or not peak.b_bytes or peak.a_bytes == peak.b_bytes:
-        return ""
-    return f", for {size_change(peak.a_bytes, peak.b_bytes)}"
+    return "" if peak.a_bytes == peak.b_bytes else f", for {size_change(peak.a_bytes, peak.b_bytes)}"
 
 
 def _differs(differences: Sequence[Difference]) -> str:
@@ -240,15 +258,15 @@ def _plain(value: object) -> str:
     return str(value)
 
 
-def _median(summary: Summary) -> str:
-    median = quantity(summary.metric, summary.median)
+def _median(metric: str, summary: Summary) -> str:
+    median = quantity(metric, summary.median)
     if summary.ci95 is None:
         return f"{median}  [n/a]"
-    return f"{median}  {quantity_interval(summary.metric, summary.ci95, summary.median)}"
+    return f"{median}  {quantity_interval(metric, summary.ci95, summary.median)}"
 
 
-def _percentile(summary: Summary, percentile: int) -> str:
-    value = summary.percentiles[percentile]
+def _percentile(metric: str, summary: Summary, percentile: int) -> str:
+    value = summary.percentile(percentile)
     if value is None:
         return f"p{percentile} n/a (n<{samples_for(percentile)})"
-    return f"p{percentile} {quantity(summary.metric, value, summary.median)}"
+    return f"p{percentile} {quantity(metric, value, summary.median)}"

@@ -26,8 +26,8 @@ def block_medians(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray
     return names, (ranked[starts + (counts - 1) // 2] + ranked[starts + counts // 2]) / 2
 
 
-def took_turns(a: Variant, b: Variant) -> bool:
-    """Whether two variants of one record ran interleaved: in the same blocks, never at the same position of one."""
+def are_interleaved(a: Variant, b: Variant) -> bool:
+    """Two variants of one record ran in the same blocks, and never at the same position of one."""
     slots_a = {(sample.block, sample.position) for sample in a.samples}
     slots_b = {(sample.block, sample.position) for sample in b.samples}
     return slots_a.isdisjoint(slots_b) and not {s.block for s in a.samples}.isdisjoint(s.block for s in b.samples)

@@ -1,26 +1,28 @@
-"""Whether two measurements may be compared at all: machine, versions, workload, settings, and work done."""
+"""The conditions under which two measurements may be compared: machine, versions, workload, settings, work done."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from omni_cli.record import Record, Variant
+from omni_cli.results import Difference
 
 # What is measured (omni's version and commit), and what nobody can choose (load, clocks).
 EXEMPT = frozenset({"code", "conditions"})
 _MAX_LISTED = 4
 
-
-@dataclass(frozen=True)
-class Difference:
-    """A field with different values; `ABSENT` on a side that lacks it."""
-
-    field: str
-    a: Any
-    b: Any
+# Settings of variants that no profile has: the commit of `--against`, and the load on a server.
+_NOT_OF_PROFILE = frozenset({"code", "url", "concurrency", "request_rate"})
+# Keys of a profile that say how the work is done, and not how much of it there is.
+_WORK_NEUTRAL = frozenset({
+    "dtype", "backend", "execution", "cudagraph_mode", "output_copy", "batching", "devices", "max_num_seqs",
+    "max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_memory_bytes", "block_size", "enable_prefix_caching",
+    "enable_chunked_prefill", "tensor_parallel_size", "pipeline_parallel_size", "distributed_executor_backend",
+    "max_payload_bytes", "max_payload_tensor_bytes", "max_payload_entries", "max_payload_items", "load_timeout_s",
+    "step_timeout_s",
+})  # fmt: skip
 
 
 ABSENT = "absent"
@@ -49,8 +51,8 @@ def settings_differences(a: Variant, b: Variant) -> tuple[Difference, ...]:
     return tuple(_differences("settings", a.settings, b.settings))
 
 
-def work_mismatches(a: Variant, b: Variant) -> tuple[Difference, ...]:
-    """Kinds of work of which the two did different amounts in a run.
+def work_differences(a: Variant, b: Variant) -> tuple[Difference, ...]:
+    """Kinds of work of which the two did different amounts per run.
 
     Runs of one variant may differ from each other (other prompts), but both variants must have had the same ones: only
     runs of equal numbers are compared, where both say which had which.
@@ -64,6 +66,19 @@ def work_mismatches(a: Variant, b: Variant) -> tuple[Difference, ...]:
         if len(left) != len(right) or not all(map(_close, left, right)):
             found.append(Difference(f"work.{name}", _listed(left), _listed(right)))
     return tuple(found)
+
+
+def changes_work(settings: Collection[Difference]) -> bool:
+    """A varied setting of the profile changes the amount of work, so that a difference in it is on purpose.
+
+    Settings of how the work is done change none, nor does an environment variable or another commit: a difference
+    between such variants is a fault.
+    """
+    keys = [item.field.partition(".")[2] for item in settings]
+    return any(
+        not key.startswith("env.") and key not in _NOT_OF_PROFILE and key.rpartition(".")[2] not in _WORK_NEUTRAL
+        for key in keys
+    )
 
 
 def split_allowed(

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from omni_cli.record import Sampling, Variant, metric_names, values_of
-from omni_cli.stats.blocks import block_medians, independent_units, took_turns
+from omni_cli.results import Comparison, Verdict
+from omni_cli.stats.blocks import are_interleaved, block_medians, independent_units
 from omni_cli.stats.estimate import MIN_BLOCKS, Estimate, centre_of, difference_of
 from omni_cli.stats.metrics import higher_is_better
 from omni_cli.stats.power import blocks_needed
 from omni_cli.stats.sequential import level_at
 
-Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
 _REVERSED: dict[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}
 
 MARGIN = 0.02
@@ -28,29 +29,15 @@ nothing about what was changed in them."""
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One metric of variant `b` against variant `a`.
+class Compared:
+    """A comparison with what a gate needs beyond it.
 
-    `ratio` is b over a of the medians, taken block by block where the two took turns; `ci95` is its interval. All
-    three of `ratio`, `ci95` and `estimate` (of log ratio) are None where there is nothing to divide. `level` is the
-    two-sided error of the interval at this look. `blocks_needed` is about how many more would decide, None when the
-    verdict is decided or no number would.
+    `level` is the two-sided error of the interval at this look; `estimate` is of the log ratio, None where there is
+    nothing to divide.
     """
 
-    metric: str
-    a: str
-    b: str
-    a_median: float
-    b_median: float
-    ratio: float | None
-    ci95: tuple[float, float] | None
-    verdict: Verdict
-    margin: float
-    blocks: int
-    paired: bool
+    result: Comparison
     level: float
-    blocks_needed: int | None = None
-    reason: str | None = None
     estimate: Estimate | None = field(default=None, repr=False, compare=False)
 
 
@@ -63,12 +50,26 @@ def compare_variants(
     metrics: Sequence[str] | None = None,
     margin: float = MARGIN,
 ) -> tuple[Comparison, ...]:
+    """The results of `estimate_variants`."""
+    found = estimate_variants(a, b, same_record=same_record, sampling=sampling, metrics=metrics, margin=margin)
+    return tuple(item.result for item in found)
+
+
+def estimate_variants(
+    a: Variant,
+    b: Variant,
+    *,
+    same_record: bool,
+    sampling: Sequence[Sampling] = (),
+    metrics: Sequence[str] | None = None,
+    margin: float = MARGIN,
+) -> tuple[Compared, ...]:
     """Compare two variants in all metrics that both have, or in `metrics`.
 
     `same_record` says that their blocks are the same blocks; `sampling` holds the plans of the records, which the
     level of the intervals depends on. Metrics that are 0 throughout were not measured and are left out.
     """
-    paired = a.samples == b.samples or (same_record and took_turns(a, b))
+    paired = a.samples == b.samples or (same_record and are_interleaved(a, b))
     names = shared_metrics(a, b) if metrics is None else metrics
     found = (_compare(a, b, name, paired, sampling, margin) for name in names)
     return tuple(comparison for comparison in found if comparison is not None)
@@ -103,7 +104,7 @@ def verdict_of(interval: tuple[float, float], margin: float, *, higher: bool) ->
 
 def _compare(
     a: Variant, b: Variant, metric: str, paired: bool, sampling: Sequence[Sampling], margin: float
-) -> Comparison | None:
+) -> Compared | None:
     blocks_a, medians_a = block_medians(a, metric)
     blocks_b, medians_b = block_medians(b, metric)
     if paired:
@@ -113,15 +114,15 @@ def _compare(
         return None
     blocks = min(len(medians_a), len(medians_b))
     level = min((level_at(plan.looks, blocks, plan.alpha) for plan in sampling), default=Sampling().alpha)
-    common: dict[str, Any] = {
-        "metric": metric, "a": a.name, "b": b.name, "margin": margin, "blocks": blocks, "paired": paired,
-        "a_median": _median(a, metric), "b_median": _median(b, metric), "level": level,
-    }  # fmt: skip
+    empty = Comparison(
+        metric=metric, a=a.name, b=b.name, margin=margin, blocks=blocks, interleaved=paired,
+        a_median=_median(a, metric), b_median=_median(b, metric), blocks_needed=None,
+    )  # fmt: skip
     if not (medians_a > 0).all() or not (medians_b > 0).all() or blocks == 0:
         reason = "some values are 0" if blocks else "no block has both"
-        return Comparison(**common, ratio=None, ci95=None, verdict="inconclusive", reason=reason)
+        return Compared(msgspec.structs.replace(empty, reason=reason), level)
     estimate = _estimate(np.log(medians_a), np.log(medians_b), paired)
-    return Comparison(**common, **_judged(estimate, blocks, level, margin, metric), estimate=estimate)
+    return Compared(_judged(empty, estimate, level), level, estimate)
 
 
 def _estimate(logs_a: np.ndarray, logs_b: np.ndarray, paired: bool) -> Estimate:
@@ -132,21 +133,22 @@ def _estimate(logs_a: np.ndarray, logs_b: np.ndarray, paired: bool) -> Estimate:
     return difference_of(a.values, b.values, (a.inflation, b.inflation))
 
 
-def _judged(estimate: Estimate, blocks: int, level: float, margin: float, metric: str) -> dict[str, Any]:
-    ratio = math.exp(estimate.centre)
+def _judged(empty: Comparison, estimate: Estimate, level: float) -> Comparison:
+    blocks = empty.blocks
+    assert empty.a_median is not None and empty.b_median is not None  # there are blocks of both
+    found = msgspec.structs.replace(
+        empty, ratio=math.exp(estimate.centre), ratio_of_medians=empty.b_median / empty.a_median
+    )
     if estimate.units < MIN_BLOCKS:
-        found = "1 block" if blocks == 1 else f"{blocks} blocks"
-        return {
-            "ratio": ratio, "ci95": None, "verdict": "inconclusive", "blocks_needed": MIN_BLOCKS - blocks,
-            "reason": f"{found}; a verdict needs {MIN_BLOCKS}",
-        }  # fmt: skip
+        reason = f"{'1 block' if blocks == 1 else f'{blocks} blocks'}; a verdict needs {MIN_BLOCKS}"
+        return msgspec.structs.replace(found, blocks_needed=MIN_BLOCKS - blocks, reason=reason)
     interval = estimate.interval(level)
-    verdict = verdict_of(interval, margin, higher=higher_is_better(metric))
-    needed = None
+    verdict = verdict_of(interval, empty.margin, higher=higher_is_better(empty.metric))
+    needed: int | UnsetType | None = UNSET
     if verdict == "inconclusive":
-        gap = abs(abs(estimate.centre) - math.log1p(margin))
+        gap = abs(abs(estimate.centre) - math.log1p(empty.margin))
         needed = blocks_needed(estimate, blocks, gap, level)
-    return {"ratio": ratio, "ci95": _ratios(interval), "verdict": verdict, "blocks_needed": needed}
+    return msgspec.structs.replace(found, ci95=_ratios(interval), verdict=verdict, blocks_needed=needed)
 
 
 def _ratios(interval: tuple[float, float]) -> tuple[float, float] | None:
@@ -156,6 +158,6 @@ def _ratios(interval: tuple[float, float]) -> tuple[float, float] | None:
     return math.exp(interval[0]), math.exp(interval[1])
 
 
-def _median(variant: Variant, metric: str) -> float:
+def _median(variant: Variant, metric: str) -> float | None:
     values = [value for _, value in values_of(variant, metric)]
-    return float(np.median(values)) if values else math.nan
+    return float(np.median(values)) if values else None

@@ -1,15 +1,17 @@
-"""What disturbed a measurement, by the utilisation that was recorded beside it: rules, and nothing else.
+"""Disturbances of a measurement, by the utilisation that was recorded beside it and by the requests of a load test.
 
-A disturbance is reported when it lasted: a single look that shows something is how machines are.
+Rules, and nothing else. A disturbance of the machine is reported when it lasted: a single look that shows something is
+normal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from omni_cli.record import GpuUtilisation, Utilisation
+from omni_cli.record import E2E, GpuUtilisation, Record, Utilisation, Variant, is_of_server, request_values, values_of
 
 OTHERS_CORES, OTHERS_SHARE = 0.5, 0.03
 """Other programs are a neighbour when they use more than half a core, or than 3 % of a machine with many."""
@@ -22,19 +24,30 @@ SLOW_CLOCK = 0.85
 """A clock below this share of its own fast ones is a slow one."""
 
 MIN_SHARE = 0.1
-"""Of the time: what lasted less long is not reported."""
+"""Of the time: shorter disturbances are not reported."""
 
 MIN_LOOKS = 3
 _FAST = 0.9  # the quantile of a clock that counts as its usual speed under load
 
-Kind = Literal["neighbour", "stolen", "quota", "slow processor", "throttled device"]
+LATE_S = 0.005
+"""A request that is sent this long after its time was held up by the client."""
+
+_LATE_SHARE = 0.01
+_BURST_S = 1e-5
+_BUSY_CORES, _BUSY_SHARE = 0.8, 0.1
+
+Kind = Literal[
+    "late client", "no usage", "bursts", "busy client", "neighbour", "stolen", "quota", "slow processor",
+    "throttled device",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """`share` is of the time; `amount` is what it came to while it lasted: cores, a share of periods, or of the clock.
+    """`share` is of the time; `amount` is its size while it lasted: cores, a share of periods, or of the clock.
 
-    `device` and `causes` (`power_cap`, `thermal`, ...) are of a throttled device.
+    `causes` (`power_cap`, `thermal`, ...) are of a throttled `device`. Of a client that was late with requests of
+    `variant`, `share` is of the requests and `amount` the longest delay in seconds.
     """
 
     kind: Kind
@@ -42,10 +55,48 @@ class Disturbance:
     amount: float
     device: str = ""
     causes: tuple[str, ...] = ()
+    variant: str = ""
 
 
-def disturbances(found: Utilisation) -> tuple[Disturbance, ...]:
-    """Everything that lasted for `MIN_SHARE` of the time, and for `MIN_LOOKS` looks."""
+def disturbances(record: Record) -> tuple[Disturbance, ...]:
+    """Disturbances by the client of a load test, then those of the machine."""
+    found = record.utilisation
+    of_machine = () if found is None else machine_disturbances(found)
+    if not is_of_server(record):
+        return of_machine
+    of_client = [item for variant in record.variants for item in _client_disturbances(record, variant)]
+    busy = [cores > _BUSY_CORES for cores in found.own_cores] if found is not None else []
+    if busy and statistics.fmean(busy) > _BUSY_SHARE:
+        of_client.append(Disturbance("busy client", statistics.fmean(busy), _BUSY_CORES))
+    # A server on the same machine is no neighbour.
+    return (*of_client, *(item for item in of_machine if item.kind != "neighbour"))
+
+
+def _client_disturbances(record: Record, variant: Variant) -> list[Disturbance]:
+    found = []
+    lags = request_values(variant, "lag_s")
+    late = statistics.fmean(lag >= LATE_S for lag in lags) if lags else 0.0
+    # Nobody can send all at once.
+    if late > _LATE_SHARE and "inf" not in (_rate(record.workload.get("load")), _rate(variant.settings)):
+        found.append(Disturbance("late client", late, max(lags), variant=variant.name))
+    if record.workload.get("endpoint") == "chat" and _lacks_usage(variant):
+        found.append(Disturbance("no usage", 1.0, 0.0, variant=variant.name))
+    gaps = [value for _, value in values_of(variant, "itl_s")]
+    if gaps and statistics.median(gaps) < _BURST_S:
+        found.append(Disturbance("bursts", 1.0, statistics.median(gaps), variant=variant.name))
+    return found
+
+
+def _rate(load: Any) -> Any:
+    return load.get("request_rate") if isinstance(load, Mapping) else None
+
+
+def _lacks_usage(variant: Variant) -> bool:
+    return bool(variant.samples) and bool(request_values(variant, E2E)) and not request_values(variant, "output_tokens")
+
+
+def machine_disturbances(found: Utilisation) -> tuple[Disturbance, ...]:
+    """Disturbances that lasted for `MIN_SHARE` of the time, and for `MIN_LOOKS` looks."""
     others = [max(0.0, busy - own) for busy, own in zip(found.busy_cores, found.own_cores, strict=True)]
     fast = _quantile(found.cpu_mhz, _FAST)
     clock = [mhz / fast for mhz in found.cpu_mhz] if fast else []

@@ -1,50 +1,65 @@
-"""Everything that can be said about one record, or about two: what `omni bench` and `omni compare` report."""
+"""Findings about one record, or about two: what `omni bench` and `omni compare` report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import UNSET
 
 from omni_cli.config.gate_file import GateLimits
-from omni_cli.errors import InputError, UsageError
+from omni_cli.errors import ExitCode, InputError, UsageError
 from omni_cli.record import E2E, Record, Variant, metric_names
-from omni_cli.stats.comparable import (
+from omni_cli.results import (
+    CompareRecord,
+    Comparison,
     Difference,
+    GateResult,
+    MemoryPeak,
+    Outputs,
+    RecordOrigin,
+)
+from omni_cli.stats.comparable import (
+    changes_work,
     code_differences,
     record_mismatches,
     settings_differences,
     split_allowed,
-    work_mismatches,
+    work_differences,
 )
-from omni_cli.stats.compare import MARGIN, Comparison, compare_variants, shared_metrics
-from omni_cli.stats.gate import Gate, MemoryPeak, Outputs, judge
-from omni_cli.stats.metrics import GATED_MEMORY, REPORTED_MEMORY
-from omni_cli.stats.payback import Payback, payback
+from omni_cli.stats.compare import MARGIN, Compared, estimate_variants, shared_metrics
+from omni_cli.stats.gate import judge
+from omni_cli.stats.memory import memory_peaks
+from omni_cli.stats.metrics import GATED_MEMORY
+from omni_cli.stats.payback import payback
 from omni_cli.text import suggest, visible
+
+_UNKNOWN = Outputs()
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Variant `b` against variant `a`. `mismatches` (other work) forbid a verdict, `differences` explain one."""
+    """Variant `b` against variant `a`.
+
+    `mismatches` forbid a verdict. `work` are the amounts of work that a varied setting changed, and `differences`
+    everything else that differs on purpose. `estimates` is what the comparisons were made from, for the gate.
+    """
 
     a: Variant
     b: Variant
     comparisons: tuple[Comparison, ...]
-    memory: tuple[MemoryPeak, ...]
-    outputs: Outputs
+    memory: tuple[MemoryPeak, ...] = ()
     mismatches: tuple[Difference, ...] = ()
+    work: tuple[Difference, ...] = ()
     differences: tuple[Difference, ...] = ()
-
-    @property
-    def payback(self) -> Payback | None:
-        """Whether the mode that the two differ in is worth its cost; None where they differ in none."""
-        found = (payback(self.a, self.b, item) for item in self.comparisons)
-        return next((item for item in found if item is not None), None)
+    outputs: Outputs = _UNKNOWN
+    estimates: tuple[Compared, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
 class Findings:
-    """`within` says that all is from one record, `interleaved` that all pairs took turns.
+    """`interleaved` says that all pairs were measured interleaved.
 
     `unmatched` are variants without a partner, `failures` sentences on variants that broke off. `gate` is None
     where no limit was given.
@@ -55,22 +70,30 @@ class Findings:
     differences: tuple[Difference, ...] = ()
     unmatched: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
-    within: bool = False
     interleaved: bool = False
-    gate: Gate | None = None
+    gate: GateResult | None = None
 
     @property
     def is_comparable(self) -> bool:
-        """Variants of one record may do different work on purpose (`--vary num_inference_steps=10,20`): that is
-        worth a warning, but no verdict of a gate."""
-        return not self.mismatches or (self.within and self.gate is None)
+        return not self.mismatches
 
     @property
     def is_decided(self) -> bool:
-        """Whether more blocks would change nothing: every limit is judged, or without a gate every end-to-end time."""
+        """More blocks would change nothing: every limit is judged, or without a gate every end-to-end time."""
         if self.gate is not None:
             return self.gate.verdict != "inconclusive" and all(m.verdict != "inconclusive" for m in self.gate.metrics)
         return all(item.verdict != "inconclusive" for item in self.comparisons if item.metric == E2E)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The gate's; without one, 4 where nothing may be compared, 3 where nothing is decided."""
+        if self.gate is not None:
+            return self.gate.exit_code
+        if not self.is_comparable:
+            return ExitCode.NOT_COMPARABLE
+        if self.pairs and all(item.verdict == "inconclusive" for item in self.comparisons):
+            return ExitCode.INCONCLUSIVE
+        return ExitCode.OK
 
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
@@ -89,7 +112,7 @@ def compare_within(
     check_metrics(metrics or (), _shared([(first, other) for other in others]))
     pairs = tuple(_pair(first, other, [record], same_record=True, metrics=metrics, margin=margin) for other in others)
     mismatches = tuple(item for pair in pairs for item in pair.mismatches)
-    return _judged(pairs, mismatches, (), limits, within=True)
+    return _judged(pairs, mismatches, (), limits)
 
 
 def compare_records(
@@ -126,8 +149,6 @@ def _judged(
     differences: tuple[Difference, ...],
     limits: GateLimits | None,
     unmatched: tuple[str, ...] = (),
-    *,
-    within: bool = False,
 ) -> Findings:
     variants = {id(variant): variant for pair in pairs for variant in (pair.a, pair.b)}
     failures = tuple(
@@ -139,15 +160,15 @@ def _judged(
     if limits is not None:
         gate = judge(
             limits,
-            [item for pair in pairs for item in pair.comparisons],
+            [item for pair in pairs for item in pair.estimates],
             [peak for pair in pairs for peak in pair.memory],
-            [pair.outputs for pair in pairs],
+            {(pair.a.name, pair.b.name): pair.outputs for pair in pairs},
             mismatches=mismatches,
             failures=failures,
         )
     comparisons = [item for pair in pairs for item in pair.comparisons]
-    interleaved = bool(comparisons) and all(item.paired for item in comparisons)
-    return Findings(pairs, mismatches, differences, unmatched, failures, within, interleaved, gate)
+    interleaved = bool(comparisons) and all(item.interleaved for item in comparisons)
+    return Findings(pairs, mismatches, differences, unmatched, failures, interleaved, gate)
 
 
 def _pair(
@@ -161,12 +182,14 @@ def _pair(
     allowed: tuple[str, ...] = (),
 ) -> Pair:
     settings = settings_differences(a, b)
-    mismatches, differences = split_allowed(work_mismatches(a, b), allowed)
+    work = work_differences(a, b)
+    unexplained = () if changes_work(settings) else work
+    mismatches, differences = split_allowed(unexplained, allowed)
     if not same_record and a.name == b.name:
         # The same treatment by name, so that other settings are a mistake and not the point.
         forbidden, settings = split_allowed(settings, allowed)
         mismatches += forbidden
-    comparisons = compare_variants(
+    estimates = estimate_variants(
         a,
         b,
         same_record=same_record,
@@ -174,25 +197,49 @@ def _pair(
         metrics=None if metrics is None else [name for name in metrics if name in shared_metrics(a, b)],
         margin=margin,
     )
-    memory = tuple(
-        MemoryPeak(name, a.name, b.name, getattr(a.memory, name), getattr(b.memory, name)) for name in REPORTED_MEMORY
+    memory, outputs = memory_peaks(a, b, margin), _outputs(a, b, records)
+    work = () if unexplained else work
+    differs = (*differences, *settings)
+    comparisons = tuple(
+        msgspec.structs.replace(
+            item.result, work=work or UNSET, outputs=outputs, payback=payback(a, b, item.result, memory) or UNSET
+        )
+        for item in estimates
     )
-    return Pair(a, b, comparisons, memory, _outputs(a, b, records), mismatches, (*differences, *settings))
+    return Pair(a, b, comparisons, memory, mismatches, work, differs, outputs, estimates)
+
+
+def compare_document(findings: Findings, a: RecordOrigin, b: RecordOrigin) -> CompareRecord:
+    """The document of `omni compare --json`; `a` and `b` are the files of the records."""
+    shown = findings.pairs if findings.is_comparable else ()
+    return CompareRecord(
+        a=a,
+        b=b,
+        comparable=findings.is_comparable,
+        mismatches=findings.mismatches,
+        differences=(
+            *findings.differences,
+            *(item for pair in findings.pairs for item in (*pair.work, *pair.differences)),
+        ),
+        unmatched=findings.unmatched,
+        failures=findings.failures,
+        comparisons=tuple(item for pair in shown for item in pair.comparisons),
+        memory=tuple(peak for pair in shown for peak in pair.memory),
+        gate=findings.gate,
+    )
 
 
 def _outputs(a: Variant, b: Variant, records: Sequence[Record]) -> Outputs:
-    """By hash; how far outputs are apart was measured only while both were at hand, and stands in the record."""
+    """By hash; how far outputs are apart was measured only while both were at hand, and is in the record."""
     identical = None
     if a.output_sha256 is not None and b.output_sha256 is not None:
         identical = a.output_sha256 == b.output_sha256
     difference = 0.0 if identical else None
     if len(records) == 1 and not identical:
         for entry in records[0].comparisons:
-            outputs = entry.get("outputs")
-            if entry.get("a") == a.name and entry.get("b") == b.name and isinstance(outputs, dict):
-                identical = outputs.get("identical", identical)
-                difference = outputs.get("max_abs_diff", difference)
-    return Outputs(a.name, b.name, identical, difference)
+            if (entry.a, entry.b) == (a.name, b.name):
+                identical, difference = entry.outputs.identical, entry.outputs.max_abs_diff
+    return Outputs(identical, difference)
 
 
 def _matched(a: Record, b: Record) -> tuple[list[tuple[Variant, Variant]], tuple[str, ...]]:
@@ -210,7 +257,7 @@ def _matched(a: Record, b: Record) -> tuple[list[tuple[Variant, Variant]], tuple
 
 
 def check_limits(limits: GateLimits | None, records: Sequence[Record]) -> None:
-    """Raise `UsageError` for a limit on what no variant of the records has: it is a slip of the keyboard."""
+    """Raise `UsageError` for a limit on what no variant of the records has: it is a typo."""
     if limits is not None:
         variants = [variant for record in records for variant in record.variants]
         check_metrics(limits.metrics, [name for variant in variants for name in metric_names(variant)], limits.places)

@@ -1,12 +1,24 @@
-"""What is known of a metric from its name: which direction is good, and whether it is a size."""
+"""Facts about a metric that follow from its name: its good direction, its kind, the samples that a percentile needs."""
 
 from __future__ import annotations
 
-GATED_MEMORY = ("peak_allocated_bytes", "peak_host_rss_bytes")
-REPORTED_MEMORY = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes")
+import math
+
+HOST_RSS = "peak_host_rss_bytes"
+ALLOCATED = "peak_allocated_bytes"
+GATED_MEMORY = (ALLOCATED, HOST_RSS)
+REPORTED_MEMORY = (ALLOCATED, "peak_reserved_bytes", HOST_RSS)
+
+PERCENTILES = (90, 99)
+_CONFIDENCE = 0.99
 
 
 def higher_is_better(metric: str) -> bool:
-    """Rates, `rtfx` (seconds of audio a second) and the share of requests that keep their limits (`slo_attainment`);
-    everything else is a time or a ratio to time."""
+    """Rates, `rtfx` (seconds of audio per second) and the share of requests that meet their limits
+    (`slo_attainment`); everything else is a time or a ratio to time."""
     return metric.endswith("_per_second") or metric.rpartition(".")[2] in ("rtfx", "slo_attainment")
+
+
+def samples_for(percentile: int) -> int:
+    """The number of samples of which, with 99 % confidence, at least one lies beyond the percentile (90: 44)."""
+    return math.ceil(math.log(1 - _CONFIDENCE) / math.log(percentile / 100))

@@ -1,13 +1,13 @@
-"""Whether a faster mode is worth what it costs: seconds to prepare it, bytes to keep it, requests to earn it back."""
+"""The price of a faster mode: seconds to prepare it, bytes to keep it, requests to earn it back."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from omni_cli.record import E2E, Variant
-from omni_cli.stats.compare import Comparison, Verdict, reversed_verdict
+from omni_cli.record import E2E, Variant, counters_of
+from omni_cli.results import Comparison, MemoryPeak, Payback, Verdict
+from omni_cli.stats.compare import reversed_verdict
 
 PREPARATION = ("capture_s", "compile_s")
 """Counters of seconds that are spent once, so that later runs are faster."""
@@ -16,27 +16,8 @@ PREPARED_MODES = frozenset({"execution", "cudagraph_mode"})
 MODES = PREPARED_MODES | {"output_copy"}
 
 
-@dataclass(frozen=True)
-class Payback:
-    """What `mode` gains and costs against `other`, the other variant of the pair.
-
-    `gained_s` are seconds a request, below 0 where it is slower; `interval` is theirs, where there is one. `bytes_more`
-    is of device memory allocated, or of resident host memory where there is no device. `requests` is how many of them
-    earn `preparation_s` back: None where it is not faster, or not surely so.
-    """
-
-    mode: str
-    other: str
-    verdict: Verdict
-    gained_s: float
-    interval: tuple[float, float] | None
-    bytes_more: int | None
-    preparation_s: float
-    requests: int | None
-
-
-def payback(a: Variant, b: Variant, comparison: Comparison) -> Payback | None:
-    """Of the variant that had more to prepare; None where neither had anything, and no mode was compared."""
+def payback(a: Variant, b: Variant, comparison: Comparison, memory: Sequence[MemoryPeak]) -> Payback | None:
+    """The payback of the variant that had more to prepare; None where neither had any and no mode was compared."""
     prepared = {variant.name: _preparation_s(variant) for variant in (a, b)}
     varied = _varied_keys(a, b)
     more_s = prepared[b.name] - prepared[a.name]
@@ -44,28 +25,28 @@ def payback(a: Variant, b: Variant, comparison: Comparison) -> Payback | None:
         more_s = 0.0  # both prepare the same, and each time it takes a little more or less
     if comparison.metric != E2E or comparison.ratio is None or not (more_s or varied & MODES):
         return None
-    per_request = comparison.a_median / _requests(a)
+    per_request = (comparison.a_median or 0.0) / _requests(a)
     gained_s = per_request * (1 - comparison.ratio)
     interval = None
     if comparison.ci95 is not None:
         interval = (per_request * (1 - comparison.ci95[1]), per_request * (1 - comparison.ci95[0]))
-    bytes_more = _bytes_more(a, b)
-    mode, other, verdict = b.name, a.name, comparison.verdict
+    bytes_more = _bytes_more(memory)
+    mode, other, wanted = b.name, a.name, "faster"
     if more_s < 0:
         mode, other, more_s, gained_s = other, mode, -more_s, -gained_s
         interval = None if interval is None else (-interval[1], -interval[0])
         bytes_more = None if bytes_more is None else -bytes_more
-        verdict = reversed_verdict(verdict)
-    requests = math.ceil(more_s / gained_s) if verdict == "faster" else None
-    return Payback(mode, other, verdict, gained_s, interval, bytes_more, more_s, requests)
+        wanted = "slower"
+    requests = math.ceil(more_s / gained_s) if comparison.verdict == wanted else None
+    return Payback(
+        mode=mode, other=other, gained_s=gained_s, ci95=interval, bytes_more=bytes_more, preparation_s=more_s,
+        requests=requests,
+    )  # fmt: skip
 
 
-def counters_of(variant: Variant) -> Mapping[str, Mapping[str, float]]:
-    """By stage, what had happened since it began to load when the variant's last run ended."""
-    engagement = variant.effective.get("engagement")
-    if not isinstance(engagement, Mapping):
-        return {}
-    return {stage: counters for stage, counters in engagement.items() if isinstance(counters, Mapping)}
+def verdict_on_mode(comparison: Comparison, found: Payback) -> Verdict:
+    """The verdict on the mode that a payback is about, whichever side of the comparison it is."""
+    return comparison.verdict if found.mode == comparison.b else reversed_verdict(comparison.verdict)
 
 
 def _preparation_s(variant: Variant) -> float:
@@ -85,9 +66,7 @@ def _requests(variant: Variant) -> float:
     return next((sample.work["requests"] for sample in variant.samples if sample.work.get("requests")), 1.0)
 
 
-def _bytes_more(a: Variant, b: Variant) -> int | None:
-    for name in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes"):
-        in_a, in_b = getattr(a.memory, name), getattr(b.memory, name)
-        if in_a and in_b:
-            return int(in_b - in_a)
-    return None
+def _bytes_more(memory: Sequence[MemoryPeak]) -> int | None:
+    """By the first peak that is measured; None where the difference may be noise."""
+    peak = next(iter(memory), None)
+    return None if peak is None or peak.verdict in ("inconclusive", "no difference") else peak.b_bytes - peak.a_bytes

@@ -3,42 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+from msgspec import UNSET
 
-from omni_cli.record import Variant, request_values, values_of
+from omni_cli.record import Variant, metric_names, request_values, values_of
+from omni_cli.results import Summary
 from omni_cli.stats.blocks import block_medians, independent_units
 from omni_cli.stats.estimate import MIN_BLOCKS
+from omni_cli.stats.metrics import PERCENTILES, samples_for
 
-PERCENTILES = (90, 99)
-_CONFIDENCE = 0.99
 _RESAMPLES = 2000
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Of all samples of one metric, in the metric's unit. `ci95` is None below `MIN_BLOCKS` blocks.
-
-    `percentiles` maps 90 and 99 to the value, or to None where there are fewer than `samples_for` samples. They are
-    of single requests where a sample is a window of requests to a server; `requests` is how many.
-    """
-
-    metric: str
-    n: int
-    blocks: int
-    median: float
-    ci95: tuple[float, float] | None
-    minimum: float
-    maximum: float
-    percentiles: dict[int, float | None]
-    requests: int | None = None
-
-
-def samples_for(percentile: int) -> int:
-    """How many samples it takes until, with 99 % confidence, at least one lies beyond the percentile (90: 44)."""
-    return math.ceil(math.log(1 - _CONFIDENCE) / math.log(percentile / 100))
 
 
 def summarise(variant: Variant, metric: str) -> Summary | None:
@@ -48,21 +24,27 @@ def summarise(variant: Variant, metric: str) -> Summary | None:
         return None
     values = np.array([value for _, value in pairs])
     of_requests = request_values(variant, metric)
+    p90, p99 = _percentiles(np.array(of_requests) if of_requests else values)
     return Summary(
-        metric,
         n=len(values),
-        blocks=len({block for block, _ in pairs}),
         median=float(np.median(values)),
         ci95=_median_interval(variant, metric, pairs),
         minimum=float(values.min()),
         maximum=float(values.max()),
-        percentiles=_percentiles(np.array(of_requests) if of_requests else values),
-        requests=len(of_requests) if of_requests else None,
+        p90=p90,
+        p99=p99,
+        requests=len(of_requests) if of_requests else UNSET,
     )
 
 
-def _percentiles(values: np.ndarray) -> dict[int, float | None]:
-    return {p: float(np.percentile(values, p)) if len(values) >= samples_for(p) else None for p in PERCENTILES}
+def summaries_of(variant: Variant) -> dict[str, Summary]:
+    """All metrics of a variant, in the order of the record."""
+    found = {metric: summarise(variant, metric) for metric in metric_names(variant)}
+    return {metric: summary for metric, summary in found.items() if summary is not None}
+
+
+def _percentiles(values: np.ndarray) -> list[float | None]:
+    return [float(np.percentile(values, p)) if len(values) >= samples_for(p) else None for p in PERCENTILES]
 
 
 def _median_interval(variant: Variant, metric: str, pairs: list[tuple[int, float]]) -> tuple[float, float] | None:

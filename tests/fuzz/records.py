@@ -18,17 +18,17 @@ from support.profile_records import small_profile
 
 from fuzz.documents import bombs, damage, json_text, mutate
 from fuzz.profiles import scratch
-from omni_cli.bench.verdicts import Question
 from omni_cli.cli.compare import compare
 from omni_cli.cli.report import report
+from omni_cli.cli.report_documents import load_document
 from omni_cli.config.gate_file import GateLimits
 from omni_cli.errors import OmniError
 from omni_cli.profile_record import load_profile_record, profile_document
 from omni_cli.record import Failures, Record, load_record, to_document
 from omni_cli.record_file import digest_of
-from omni_cli.report.bench_json import compare_document
-from omni_cli.report.html.records import load_document
-from omni_cli.stats.findings import compare_within
+from omni_cli.results import RecordOrigin
+from omni_cli.stats.findings import compare_document, compare_within
+from omni_cli.stats.verdicts import Question
 
 BOMBS = bombs()
 
@@ -49,13 +49,13 @@ def originals() -> dict[str, str]:
     answered = Question(limits).answer(record(*pair(blocks=4, slowdown=1.2))).complete_record()
     alone = record(*pair(blocks=2)[:1])
     findings = compare_within(record(*pair(blocks=4)), limits=limits)
-    source = {"path": "a.json", "created": "2026-11-20T10:00:00Z"}
+    source = RecordOrigin("a.json", "2026-11-20T10:00:00Z")
     documents = {
         "bench": to_document(answered),
         "server": to_document(_of_server(record(*pair(blocks=2)))),
         "single": to_document(alone),
         "profile": profile_document(small_profile()),
-        "compare": compare_document(findings, source, source),
+        "compare": msgspec.to_builtins(compare_document(findings, source, source)),
     }
     return {kind: json.dumps(document) for kind, document in documents.items()}
 

@@ -1,4 +1,4 @@
-"""The options that only `omni bench` has, as types for its signature."""
+"""The options of `omni bench`, some of which `omni profile` and `omni loadtest` share, as types for signatures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _option(name: str, metavar: str, help_text: str, **limits: Any) -> typer.mod
 
 
 StageOption = Annotated[
-    str, _option("--stage", "NAME|ar|diffusion|all", "What to measure: a stage, all of a kind, or end to end.")
+    str, _option("--stage", "NAME|ar|diffusion|all", "The stages to measure: one, all of a kind, or end to end.")
 ]
 VaryOption = Annotated[
     list[str] | None,
@@ -25,44 +25,33 @@ VaryOption = Annotated[
         "--vary",
         "KEY=A,B",
         "Compare values of a profile key, or of an environment variable as `env.NAME`; repeatable. The first value "
-        "is what the others are compared with.",
+        "is the baseline of the others.",
     ),
 ]
 AgainstOption = Annotated[
-    str | None, _option("--against", "GIT_REF", "Compare this code with that of another commit, taking turns.")
+    str | None, _option("--against", "GIT_REF", "Compare this code with that of another commit, interleaved.")
 ]
 BaselineOption = Annotated[
     Path | None, _option("--baseline", "FILE", "Compare with a saved record of the same machine and workload.")
 ]
 NumItersOption = Annotated[
     int | None,
-    _option("--num-iters", "N", "Iterations of each variant; without it, until the verdict stands.", min=1),
+    _option("--num-iters", "N", "Iterations per variant. Default: until the verdict is reached.", min=1),
 ]
 NumItersWarmupOption = Annotated[
-    int, _option("--num-iters-warmup", "N", "Iterations of each variant that are not counted, at least 1.", min=0)
+    int, _option("--num-iters-warmup", "N", "Warm-up iterations per variant, which are not counted; at least 1.", min=0)
 ]
 TimeBudgetOption = Annotated[
     float | None,
-    _option("--time-budget", "SECONDS", "Time for measuring, loading not included; 60 a comparison if absent."),
+    _option("--time-budget", "SECONDS", "Time for measuring, without loading. Default: 60 per comparison."),
 ]
 BatchSizeOption = Annotated[
-    int, _option("--batch-size", "N", "Requests that are sent at once.", min=1, max=MAX_BATCH_SIZE)
+    int, _option("--batch-size", "N", "Requests per iteration, sent at once.", min=1, max=MAX_BATCH_SIZE)
 ]
-InputLenOption = Annotated[int, _option("--input-len", "N", "Tokens of a prompt.", min=1, max=MAX_TOKENS)]
+InputLenOption = Annotated[int, _option("--input-len", "N", "Tokens per prompt.", min=1, max=MAX_TOKENS)]
 OutputLenOption = Annotated[
-    int, _option("--output-len", "N", "Tokens that every AR stage makes, no fewer.", min=1, max=MAX_TOKENS)
+    int, _option("--output-len", "N", "Tokens that every AR stage generates, no fewer.", min=1, max=MAX_TOKENS)
 ]
 OutputJsonOption = Annotated[
-    Path | None, _option("--output-json", "FILE", "Save the record with all samples, anew after every block.")
-]
-SmallerIsBetterOption = Annotated[
-    Path | None,
-    _option("--smaller-is-better", "FILE", "Also write medians as github-action-benchmark's customSmallerIsBetter."),
-]
-SelfCheckOption = Annotated[
-    bool,
-    typer.Option(
-        "--self-check",
-        help="Measure one variant against itself: the smallest regression that shows here; refuses limits below it.",
-    ),
+    Path | None, _option("--output-json", "FILE", "Save the record with all samples, again after every block.")
 ]

@@ -1,4 +1,4 @@
-"""What `omni bench` says while it runs."""
+"""The progress of `omni bench` while it runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from omni_cli.report.units import seconds
 if TYPE_CHECKING:
     from omni_cli.bench.harness import State
     from omni_cli.bench.protocol import Loading
-    from omni_cli.bench.verdicts import Question
+    from omni_cli.stats.verdicts import Question
 
 
 class BenchProgress:
-    """Says what is going on, and after each block what is known by now."""
+    """Reports each phase, and after each block the estimate so far."""
 
     def __init__(self, stream: TextIO, question: Question, *, quiet: bool, verbose: bool) -> None:
         self._line = LiveLine(stream, quiet=quiet, verbose=verbose)
@@ -33,8 +33,8 @@ class BenchProgress:
     def falling_back(self, reason: str) -> None:
         self.hide()
         console.print_warning(
-            f"the variants do not fit into memory together ({reason}): they are loaded in turns",
-            hint="slower, and noise between loads is in the interval; free memory to let them take turns",
+            f"the variants do not fit into memory together ({reason}): they are loaded alternately",
+            hint="slower, and noise between loads is in the interval; free memory to keep all of them loaded",
         )
 
     def block_done(self, state: State) -> None:
@@ -51,15 +51,9 @@ class BenchProgress:
 
     def _known(self, state: State) -> str:
         """The ratio of the end-to-end times with its interval, or the median of a single variant."""
-        from omni_cli.bench.verdicts import summaries_of
-
-        comparisons = [
-            item
-            for findings in self._question.answer(state.record).findings
-            for item in findings.comparisons
-            if item.metric == E2E
-        ]
+        answer = self._question.answer(state.record)
+        comparisons = [item for findings in answer.findings for item in findings.comparisons if item.metric == E2E]
         if comparisons:
             return "   ".join(f"{item.b} / {item.a} {ratio(item.ratio, item.ci95)}" for item in comparisons[:2])
-        median = next(s.median for s in summaries_of(state.record.variants[0]) if s.metric == E2E)
-        return f"median {quantity(E2E, median)}"
+        summary = answer.summaries[state.record.variants[0].name][E2E]
+        return f"median {quantity(E2E, summary.median)}"

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from omni_cli.cli.bench.command import Source
+from omni_cli.bench.profile_source import ProfileSource
 from omni_cli.cli.bench.options import BatchSizeOption, InputLenOption, OutputLenOption
 from omni_cli.cli.gate_options import need_numpy
 from omni_cli.cli.options import (
@@ -85,7 +85,7 @@ def profile(
     from omni_cli.engine.devices import check_devices
 
     path = find_profile(choose_profile(profile, model, quiet=quiet))
-    source = Source(str(path.absolute()), tuple(set_ or ()), model, seed, trust_remote_code)
+    source = ProfileSource(str(path.absolute()), tuple(set_ or ()), model, seed, trust_remote_code)
     config = source.load()
     workload = Workload(stage, batch_size, input_len, output_len)
     workload.measured(config)

@@ -10,17 +10,18 @@ from omni_cli.report.bench_units import quantity, quantity_interval, scale_of, t
 from omni_cli.report.html.elements import Figure, Part, Table
 from omni_cli.report.html.figures import MAX_DOTS, Amount, Spread, drawn_amounts, drawn_runs, drawn_spread
 from omni_cli.report.html.timelines import Bar, drawn_waterfall
-from omni_cli.stats.blocks import block_medians
-from omni_cli.stats.metrics import REPORTED_MEMORY
-from omni_cli.stats.summary import PERCENTILES, Summary, samples_for
+from omni_cli.results import Summary
+from omni_cli.stats.metrics import PERCENTILES, REPORTED_MEMORY, samples_for
 
 MAX_TABLE_BLOCKS = 200
 
 Summaries = Mapping[str, Mapping[str, Summary]]
 
 
-def latency_figures(name: str, record: Record, summaries: Summaries) -> list[Part]:
-    """How the end-to-end times spread, and how they follow one another; a table of every metric."""
+def latency_figures(
+    name: str, record: Record, summaries: Summaries, block_medians: Mapping[str, Mapping[int, float]]
+) -> list[Part]:
+    """The spread of the end-to-end times, and their order; a table of every metric."""
     measured = [variant for variant in record.variants if variant.samples]
     if not measured:
         return []
@@ -34,7 +35,7 @@ def latency_figures(name: str, record: Record, summaries: Summaries) -> list[Par
             "Each dot is one run, end to end. The diamond is the median, the bar its 95% interval." + thinned,
             drawn_spread(f"{name}-spread", rows, unit),
             _summary_table(
-                [(variant.name, summaries[variant.name][E2E]) for variant in measured], "End-to-end latency"
+                [(variant.name, E2E, summaries[variant.name][E2E]) for variant in measured], "End-to-end latency"
             ),
         ),
         Figure(
@@ -42,7 +43,7 @@ def latency_figures(name: str, record: Record, summaries: Summaries) -> list[Par
             "The same runs in the order in which they were made; the line is the median. A step or a slope here is "
             "the machine's, or a leak.",
             drawn_runs(f"{name}-runs", rows, unit),
-            _block_table(measured),
+            _block_table({variant.name: block_medians[variant.name] for variant in measured}),
         ),
         *(_metrics_table(variant, summaries[variant.name]) for variant in measured),
     ]
@@ -119,37 +120,32 @@ def _spread(variant: Variant, summary: Summary, scale: float) -> Spread:
     return Spread(variant.name, [sample.e2e_s / scale for sample in ordered], summary.median / scale, bounds, text)
 
 
-def _summary_table(rows: Sequence[tuple[str, Summary]], caption: str, first: str = "Variant") -> Table:
+def _summary_table(rows: Sequence[tuple[str, str, Summary]], caption: str, first: str = "Variant") -> Table:
     columns = (first, "n", "Median", "95% CI", *(f"p{p}" for p in PERCENTILES), "Min", "Max")
-    return Table(
-        caption, columns, tuple((label, *_summary_cells(item)) for label, item in rows), frozenset(range(1, 8))
-    )
+    cells = tuple((label, *_summary_cells(metric, item)) for label, metric, item in rows)
+    return Table(caption, columns, cells, frozenset(range(1, 8)))
 
 
-def _summary_cells(summary: Summary) -> tuple[str, ...]:
-    metric, like = summary.metric, summary.median
-    percentiles = (
-        f"n < {samples_for(p)}" if summary.percentiles[p] is None else quantity(metric, summary.percentiles[p], like)
-        for p in PERCENTILES
-    )
+def _summary_cells(metric: str, summary: Summary) -> tuple[str, ...]:
+    like = summary.median
+    percentiles = [(p, summary.percentile(p)) for p in PERCENTILES]
     return (
         str(summary.n),
         quantity(metric, like),
         quantity_interval(metric, summary.ci95, like),
-        *percentiles,
+        *(f"n < {samples_for(p)}" if value is None else quantity(metric, value, like) for p, value in percentiles),
         quantity(metric, summary.minimum, like),
         quantity(metric, summary.maximum, like),
     )
 
 
 def _metrics_table(variant: Variant, summaries: Mapping[str, Summary]) -> Table:
-    rows = [(title(metric), summary) for metric, summary in summaries.items()]
+    rows = [(title(metric), metric, summary) for metric, summary in summaries.items()]
     return replace(_summary_table(rows, f"All metrics of {variant.name}", "Metric"), folded=True)
 
 
-def _block_table(variants: Sequence[Variant]) -> Table:
+def _block_table(medians: Mapping[str, Mapping[int, float]]) -> Table:
     """The median of each block, which is what comparisons are made of."""
-    medians = {v.name: dict(zip(*(part.tolist() for part in block_medians(v, E2E)), strict=True)) for v in variants}
     blocks = sorted({block for found in medians.values() for block in found})
     rows = tuple(
         (str(block), *(quantity(E2E, found.get(block)) for found in medians.values()))
@@ -167,7 +163,7 @@ def _median_run(variant: Variant) -> Sample | None:
 
 
 def _parts(sample: Sample) -> list[_Part]:
-    """What a run consists of, in order: stages where there are several, else what the one did."""
+    """The parts of a run in order: stages where there are several, else those of the one."""
     suffix = ".latency_s"
     found = [_Part(name.removesuffix(suffix), value) for name, value in sample.metrics.items() if name.endswith(suffix)]
     if not found:

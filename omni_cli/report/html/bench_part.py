@@ -1,56 +1,47 @@
-"""A bench record as a document: the verdict, what it rests on, and how to get it again."""
+"""A bench record as a document: the verdict, the measurements behind it, and how to repeat it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
-from omni_cli.errors import InputError
-from omni_cli.record import E2E, Record, Variant, metric_names
-from omni_cli.report.bench_notes import machine_warnings, warnings
-from omni_cli.report.bench_server import is_server, load_text
+from omni_cli.record import E2E, Record, counters_of, is_of_server
+from omni_cli.report.bench_notes import disturbance_warnings, warnings
+from omni_cli.report.bench_server import load_text
 from omni_cli.report.bench_text import Labels, shown
 from omni_cli.report.bench_units import quantity, quantity_interval, title
 from omni_cli.report.html.bench_figures import Summaries, latency_figures, memory_figure, waterfall_figure
-from omni_cli.report.html.comparison import comparison_parts, gate_table, gated_values, verdict_of
+from omni_cli.report.html.comparison import comparison_parts, gate_table, pairs_of, verdict_of
 from omni_cli.report.html.elements import Advice, Document, Table, Verdict, sections_of
 from omni_cli.report.html.machine import device_of, environment_parts, reproduce_parts, sentence, workload_title
-from omni_cli.report.html.stored import Compared, StoredComparison, StoredGate, compared_of, gate_of
 from omni_cli.report.html.utilisation import utilisation_figure
 from omni_cli.report.units import count
-from omni_cli.stats.compare import MARGIN
-from omni_cli.stats.findings import Findings, compare_within
-from omni_cli.stats.gate import Gate
-from omni_cli.stats.payback import counters_of
-from omni_cli.stats.summary import Summary, summarise
+from omni_cli.stats.findings import Pair
+from omni_cli.stats.verdicts import Answer
 
 LABELS = Labels("baseline", "this run")
 
 
-def bench_document(name: str, record: Record, source: str) -> Document:
-    """Everything that a bench record says; `name` begins the ids of its figures.
+def bench_document(name: str, answer: Answer, source: str) -> Document:
+    """All of a bench record; `name` begins the ids of its figures.
 
-    Raises `InputError` for verdicts in it that no omni wrote.
+    `answer` is about the record's own variants; the verdicts of a gate and of a comparison with a baseline are the
+    record's.
     """
-    summaries = {variant.name: _summaries(variant) for variant in record.variants}
-    stored, stored_gate = _stored(record, source)
-    findings = _findings(record, stored)
-    compared = _compared(findings, stored)
-    gate = None if stored_gate is None else gate_of(stored_gate, gated_values(compared))
+    record, summaries = answer.record, answer.summaries
+    pairs = _pairs(answer)
     return Document(
         kind="Benchmark",
         source=source,
         title=workload_title(record.workload),
         details=_details(record),
         created=record.created,
-        verdict=_verdict(record, gate, compared, summaries),
-        advice=_advice(record, findings),
+        verdict=_verdict(record, pairs, summaries),
+        advice=_advice(answer),
         sections=sections_of(
             [
                 ("Results", [_results_table(record, summaries)]),
-                ("Comparison", [gate_table(gate), *comparison_parts(name, compared, LABELS)]),
-                ("Latency", latency_figures(name, record, summaries)),
+                ("Comparison", [gate_table(record.gate, pairs), *comparison_parts(name, pairs, LABELS)]),
+                ("Latency", latency_figures(name, record, summaries, answer.block_medians)),
                 ("Where a request waits", [waterfall_figure(name, record)]),
                 ("Memory", [memory_figure(name, record)]),
                 ("Machine", [utilisation_figure(name, record.utilisation)]),
@@ -62,39 +53,18 @@ def bench_document(name: str, record: Record, source: str) -> Document:
     )
 
 
-def _stored(record: Record, source: str) -> tuple[tuple[StoredComparison, ...], StoredGate | None]:
-    try:
-        comparisons = msgspec.convert(record.comparisons, tuple[StoredComparison, ...])
-        return comparisons, None if record.gate is None else msgspec.convert(record.gate, StoredGate)
-    except msgspec.ValidationError as error:
-        raise InputError(f"`{source}`: its verdicts are none of omni's: {shown(str(error))}") from error
-
-
-def _findings(record: Record, stored: Sequence[StoredComparison]) -> Findings | None:
-    """The record's variants compared anew, with the margin that it was made with."""
-    if len(record.variants) < 2:
-        return None
-    margin = next((item.margin for item in stored if item.margin), MARGIN)
-    return compare_within(record, margin=margin)
-
-
-def _compared(findings: Findings | None, stored: Sequence[StoredComparison]) -> tuple[Compared, ...]:
+def _pairs(answer: Answer) -> tuple[Pair, ...]:
     """The record's own pairs, and those with a baseline, whose samples are in another file."""
-    own = () if findings is None else tuple(Compared(pair, pair.payback) for pair in findings.pairs)
-    names = {(entry.pair.a.name, entry.pair.b.name) for entry in own}
-    return (*own, *compared_of([item for item in stored if (item.a, item.b) not in names]))
+    own = () if answer.within is None else answer.within.pairs
+    names = {(pair.a.name, pair.b.name) for pair in own}
+    return (*own, *pairs_of([item for item in answer.record.comparisons if (item.a, item.b) not in names]))
 
 
-def _summaries(variant: Variant) -> dict[str, Summary]:
-    found = (summarise(variant, metric) for metric in metric_names(variant))
-    return {summary.metric: summary for summary in found if summary is not None}
-
-
-def _verdict(record: Record, gate: Gate | None, compared: Sequence[Compared], summaries: Summaries) -> Verdict:
+def _verdict(record: Record, pairs: Sequence[Pair], summaries: Summaries) -> Verdict:
     broken = tuple(f"{variant.name}: {shown(variant.error)}." for variant in record.variants if variant.error)
     if broken:
-        return Verdict("failed" if gate is None else f"gate: {gate.verdict}", "bad", broken)
-    verdict = verdict_of(gate, compared, LABELS)
+        return Verdict("failed" if record.gate is None else f"gate: {record.gate.verdict}", "bad", broken)
+    verdict = verdict_of(record.gate, pairs, LABELS)
     if verdict is not None:
         return verdict
     (name, found), *_ = summaries.items()
@@ -106,19 +76,21 @@ def _verdict(record: Record, gate: Gate | None, compared: Sequence[Compared], su
     return Verdict(quantity(E2E, latency.median), "plain", (f"The median latency of {name}{reach}.",))
 
 
-def _advice(record: Record, findings: Findings | None) -> tuple[Advice, ...]:
-    notes = [*([] if findings is None else warnings(findings)), *machine_warnings(record)]
+def _advice(answer: Answer) -> tuple[Advice, ...]:
+    notes = disturbance_warnings(answer.disturbances, answer.record)
+    if answer.within is not None:
+        notes = [*warnings(answer.within), *notes]
     return tuple(Advice(sentence(note.message), sentence(note.hint) if note.hint else None) for note in notes)
 
 
 def _details(record: Record) -> str:
-    is_of_server = is_server(record)
+    has_windows = is_of_server(record)
     runs = max(len(variant.samples) for variant in record.variants)
     blocks = len({sample.block for variant in record.variants for sample in variant.samples})
     parts = [
-        load_text(record.workload) if is_of_server else f"batch {shown(record.workload.get('batch_size', '?'))}",
+        load_text(record.workload) if has_windows else f"batch {shown(record.workload.get('batch_size', '?'))}",
         device_of(record.environment),
-        count(runs, "window" if is_of_server else "run") + (" each" if len(record.variants) > 1 else ""),
+        count(runs, "window" if has_windows else "run") + (" each" if len(record.variants) > 1 else ""),
         count(blocks, "block"),
     ]
     return " · ".join(filter(None, parts))
@@ -145,7 +117,7 @@ def _results_table(record: Record, summaries: Summaries) -> Table:
 
 
 def _engagement_table(record: Record) -> Table | None:
-    """By stage, what had happened when the variant's last run ended."""
+    """Counters by stage at the end of the variant's last run."""
     counters = {variant.name: counters_of(variant) for variant in record.variants}
     names = dict.fromkeys(
         (stage, name) for found in counters.values() for stage, counted in found.items() for name in counted

@@ -4,31 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omni_cli.record import E2E
+from omni_cli.record import E2E, Variant
 from omni_cli.report.bench_notes import gate_failure
-from omni_cli.report.bench_text import Labels, change, pair_sentence, shown, worth_sentence
-from omni_cli.report.bench_units import limit, quantity, ratio, size_change, title
+from omni_cli.report.bench_text import (
+    Labels,
+    change,
+    gate_rows,
+    memory_change,
+    pair_sentence,
+    payback_sentence,
+    shown,
+    work_sentence,
+)
+from omni_cli.report.bench_units import limit, quantity, ratio, title
 from omni_cli.report.html.elements import Figure, Paragraph, Part, Table, Tone, Verdict
 from omni_cli.report.html.figures import Interval, drawn_intervals
 from omni_cli.report.html.machine import sentence
-from omni_cli.report.html.stored import Compared
 from omni_cli.report.units import count
-from omni_cli.stats.compare import Comparison
+from omni_cli.results import Comparison, GateResult, MemoryPeak
 from omni_cli.stats.findings import Pair
-from omni_cli.stats.gate import Gate
 from omni_cli.stats.metrics import higher_is_better
 
 _GATE_TONES: dict[str, Tone] = {"pass": "good", "inconclusive": "open", "not comparable": "open"}
 _TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "no difference": "plain", "inconclusive": "open"}
 
 
-def verdict_of(gate: Gate | None, compared: Sequence[Compared], labels: Labels) -> Verdict | None:
+def pairs_of(comparisons: Sequence[Comparison], memory: Sequence[MemoryPeak] = ()) -> tuple[Pair, ...]:
+    """Entries of the same two variants make a pair, in order of appearance."""
+    by_names: dict[tuple[str, str], list[Comparison]] = {}
+    for item in comparisons:
+        by_names.setdefault((item.a, item.b), []).append(item)
+    peaks: dict[tuple[str, str], list[MemoryPeak]] = {}
+    for peak in memory:
+        peaks.setdefault((peak.a, peak.b), []).append(peak)
+    return tuple(
+        Pair(
+            Variant(name=names[0]), Variant(name=names[1]), tuple(items), tuple(peaks.get(names, ())),
+            work=items[0].work or (), outputs=items[0].outputs,
+        )
+        for names, items in by_names.items()
+    )  # fmt: skip
+
+
+def verdict_of(gate: GateResult | None, pairs: Sequence[Pair], labels: Labels) -> Verdict | None:
     """The gate's verdict; without one, that of the end-to-end times. None where nothing is compared."""
-    sentences = tuple(_sentences(compared, labels))
+    sentences = tuple(_sentences(pairs, labels))
     if gate is not None:
         reason = _gate_sentence(gate)
         return Verdict(f"gate: {gate.verdict}", _GATE_TONES.get(gate.verdict, "bad"), (reason, *sentences))
-    verdicts = [item.verdict for entry in compared for item in entry.pair.comparisons if item.metric == E2E]
+    verdicts = [item.verdict for pair in pairs for item in pair.comparisons if item.metric == E2E]
     if not verdicts:
         return None
     if len(set(verdicts)) == 1:
@@ -36,48 +60,28 @@ def verdict_of(gate: Gate | None, compared: Sequence[Compared], labels: Labels) 
     return Verdict(f"{len(verdicts)} comparisons", "plain", sentences)
 
 
-def comparison_parts(name: str, compared: Sequence[Compared], labels: Labels) -> list[Part]:
-    """The forest plot of all pairs, a table for each, and what differs between their variants."""
-    parts: list[Part] = [] if (figure := _forest(name, compared, labels)) is None else [figure]
-    for entry in compared:
-        parts.append(_pair_table(entry.pair, labels))
-        parts += [Paragraph(text) for text in _pair_notes(entry.pair)]
+def comparison_parts(name: str, pairs: Sequence[Pair], labels: Labels) -> list[Part]:
+    """The forest plot of all pairs, a table for each, and the differences between their variants."""
+    parts: list[Part] = [] if (figure := _forest(name, pairs, labels)) is None else [figure]
+    for pair in pairs:
+        parts.append(_pair_table(pair, labels))
+        parts += [Paragraph(text) for text in _pair_notes(pair)]
     return parts
 
 
-def gate_table(gate: Gate | None) -> Table | None:
+def gate_table(gate: GateResult | None, pairs: Sequence[Pair]) -> Table | None:
     """Limit by limit; None without a gate, or where it judged nothing."""
     if gate is None or not gate.metrics:
         return None
-    several = len({(metric.a, metric.b) for metric in gate.metrics if metric.b}) > 1
     rows = tuple(
-        (
-            f"{metric.b}: {title(metric.metric)}" if several and metric.b else title(metric.metric),
-            quantity(metric.metric, metric.a_value),
-            quantity(metric.metric, metric.b_value, metric.a_value),
-            change(metric),
-            f"+{limit(metric.limit)}",
-            metric.verdict,
-        )
-        for metric in gate.metrics
+        (name, a, b, change(metric), f"+{limit(metric.limit)}", metric.verdict)
+        for metric, name, a, b in gate_rows(gate, pairs)
     )
     columns = ("Limit on", "A", "B", "Worse by [95% CI]", "Limit", "Verdict")
     return Table("The gate, limit by limit", columns, rows, frozenset({1, 2, 3, 4}))
 
 
-def gated_values(compared: Sequence[Compared]) -> dict[tuple[str, str, str], tuple[float, float]]:
-    """Both sides of everything that a gate may judge."""
-    values: dict[tuple[str, str, str], tuple[float, float]] = {}
-    for entry in compared:
-        for item in entry.pair.comparisons:
-            values[item.metric, item.a, item.b] = item.a_median, item.b_median
-        for peak in entry.pair.memory:
-            if peak.a_bytes and peak.b_bytes:
-                values[peak.metric, peak.a, peak.b] = peak.a_bytes, peak.b_bytes
-    return values
-
-
-def _gate_sentence(gate: Gate) -> str:
+def _gate_sentence(gate: GateResult) -> str:
     if gate.verdict != "pass":
         message = gate_failure(gate).message
         return sentence(message.removeprefix(f"gate {gate.verdict}: ").removeprefix("gate failed: "))
@@ -85,20 +89,17 @@ def _gate_sentence(gate: Gate) -> str:
     return sentence("within all limits: " + "; ".join(parts))
 
 
-def _sentences(compared: Sequence[Compared], labels: Labels) -> list[str]:
-    found = []
-    for entry in compared:
-        found.append(pair_sentence(entry.pair, labels))
-        found.append(None if entry.payback is None else worth_sentence(entry.payback))
+def _sentences(pairs: Sequence[Pair], labels: Labels) -> list[str]:
+    found = [text for pair in pairs for text in (pair_sentence(pair, labels), payback_sentence(pair))]
     return [f"{text}." for text in found if text]
 
 
-def _forest(name: str, compared: Sequence[Compared], labels: Labels) -> Figure | None:
+def _forest(name: str, pairs: Sequence[Pair], labels: Labels) -> Figure | None:
     rows, numbers = [], []
-    for entry in compared:
-        name_a, name_b = labels.of(entry.pair)
+    for pair in pairs:
+        name_a, name_b = labels.of(pair)
         heading = f"{name_b} / {name_a}"
-        for item in entry.pair.comparisons:
+        for item in pair.comparisons:
             if not item.ratio:
                 continue
             text = f"{ratio(item.ratio, item.ci95)}  {item.verdict}"
@@ -107,7 +108,7 @@ def _forest(name: str, compared: Sequence[Compared], labels: Labels) -> Figure |
             numbers.append((f"{name_b} / {name_a}", _metric(item), ratio(item.ratio, item.ci95), item.verdict))
     if not rows:
         return None
-    margin = compared[0].pair.comparisons[0].margin
+    margin = pairs[0].comparisons[0].margin
     text = (
         "Each diamond is the ratio of the medians, the bar its 95% interval. Within the shaded band, "
         f"{limit(margin)} to either side of 1, a ratio counts as no difference."
@@ -133,11 +134,10 @@ def _pair_table(pair: Pair, labels: Labels) -> Table:
             title(peak.metric),
             quantity(peak.metric, peak.a_bytes),
             quantity(peak.metric, peak.b_bytes),
-            f"{peak.b_bytes / peak.a_bytes:.3f}",
-            size_change(peak.a_bytes, peak.b_bytes),
+            memory_change(peak),
+            peak.verdict,
         )
         for peak in pair.memory
-        if peak.a_bytes and peak.b_bytes
     ]
     columns = ("Metric", name_a, name_b, "B / A [95% CI]", "Verdict")
     return Table(f"{name_b} (B) against {name_a} (A)", columns, tuple(rows), frozenset({1, 2, 3}))
@@ -147,8 +147,10 @@ def _pair_notes(pair: Pair) -> list[str]:
     notes = []
     first = next(iter(pair.comparisons), None)
     if first is not None:
-        how = "taking turns" if first.paired else "one after the other"
+        how = "interleaved" if first.interleaved else "one after the other"
         notes.append(f"Measured {how}, {count(first.blocks, 'block')} each.")
+    if work := work_sentence(pair):
+        notes.append(f"{work}.")
     if pair.differences:
         listed = ", ".join(f"{shown(item.field)} ({shown(item.a)} → {shown(item.b)})" for item in pair.differences)
         notes.append(f"Differs only in: {listed}.")

@@ -17,6 +17,7 @@ from support.omni_process import ROOT, OmniProcess, run_omni
 from support.samples import sample as sample_of
 
 from omni_cli.record import Record, load_record
+from omni_cli.results import Difference
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +78,7 @@ def test_a_stage_alone_is_fed_what_the_stages_before_it_made(tmp_path: Path) -> 
     assert set(variant.effective["stages"]) == {"token2wav"}, "the stages before are gone when measuring begins"
     stage = variant.memory.stages["token2wav"]
     assert stage["load"]["peak_host_rss_bytes"] > 50 * 2**20 < stage["run"]["peak_host_rss_bytes"]
-    assert variant.summary["e2e_s"]["n"] == 4
+    assert variant.summary["e2e_s"].n == 4
 
 
 def test_end_to_end_has_the_metrics_of_all_stages_and_they_add_up(tmp_path: Path) -> None:
@@ -96,18 +97,19 @@ def test_end_to_end_has_the_metrics_of_all_stages_and_they_add_up(tmp_path: Path
     assert statistics.median(shares) > 0.9 and max(shares) <= 1
 
 
-def test_a_real_change_is_found_by_turns_and_so_are_its_outputs(tmp_path: Path) -> None:
+def test_a_varied_number_of_steps_is_compared_and_so_are_its_outputs(tmp_path: Path) -> None:
     path, markdown = tmp_path / "record.json", tmp_path / "report.md"
-    files = ("--output-json", str(path), "--markdown", str(markdown))
-    ended = run_omni(tmp_path, *IMAGE, "--vary", "num_inference_steps=4,16", "--time-budget", "12", *files)
-    assert ended.code == 0, ended.err
+    limits = ("--time-budget", "12", "--output-json", str(path), "--markdown", str(markdown))
+    ended = run_omni(tmp_path, *IMAGE, "--vary", "num_inference_steps=4,16", "--max-regression", "5%", *limits)
+    assert ended.code == 1, ended.err
     ended.check_clean()
     record = load_record(path)
-    comparison = next(entry for entry in record.comparisons if entry["metric"] == "e2e_s")
-    assert comparison["verdict"] == "slower" and comparison["interleaved"]
-    assert comparison["outputs"]["identical"] is False and comparison["outputs"]["max_abs_diff"] > 0
+    comparison = next(entry for entry in record.comparisons if entry.metric == "e2e_s")
+    assert comparison.verdict == "slower" and comparison.interleaved
+    assert comparison.outputs.identical is False and comparison.outputs.max_abs_diff > 0
     assert "num_inference_steps=16 ran" in ended.out and "times slower than" in markdown.read_text()
-    assert "did not do the same work: work.denoise_steps (4 against 16)" in ended.err
+    assert "Does other work per run: denoise steps 4 -> 16" in ended.out
+    assert comparison.work == (Difference("work.denoise_steps", "4", "16"),)
     rounds = record.environment["conditions"]["rounds_per_block"]
     assert order_of(record, 0) == ("ABBA" * rounds)[: 2 * rounds]
     assert order_of(record, 1) == ("BAAB" * rounds)[: 2 * rounds]
@@ -180,7 +182,7 @@ def test_an_interrupt_keeps_and_reports_what_is_there(tmp_path: Path, number: si
     assert ended.code == 130 and ended.err.endswith("error: interrupted\n"), ended.err
     ended.check_clean()
     (variant,) = load_record(path).variants
-    assert variant.error is None and variant.summary["e2e_s"]["n"] == len(variant.samples) > 0
+    assert variant.error is None and variant.summary["e2e_s"].n == len(variant.samples) > 0
     assert "Benchmark 1: tiny-image" in ended.out
 
 
@@ -238,9 +240,10 @@ def test_a_baseline_of_this_machine_and_one_of_another(tmp_path: Path) -> None:
 
 
 def test_the_self_check_refuses_limits_that_nobody_could_judge(tmp_path: Path) -> None:
-    arguments = (*IMAGE, "--self-check", "--num-iters", "40", "--json")
-    ended = run_omni(tmp_path, *arguments, "--max-regression", "0.01%")
+    record = tmp_path / "record.json"
+    assert run_omni(tmp_path, *IMAGE, "--num-iters", "40", "--output-json", str(record)).code == 0
+    ended = run_omni(tmp_path, "compare", str(record), "--self-check", "--json", "--max-regression", "0.01%")
     assert ended.code == 3, ended.err
-    check = ended.document["self_check"]
+    check = ended.document
     assert check["detectable"] > 0.0001 and check["blocks"] == 10
     assert "cannot be judged here" in ended.err

@@ -16,10 +16,10 @@ from omni_cli.bench.harness import Harness, Limits
 from omni_cli.bench.memory import Free
 from omni_cli.bench.prompts import Prompts
 from omni_cli.bench.protocol import Load
-from omni_cli.bench.session import Session
+from omni_cli.bench.record_builder import RecordBuilder
+from omni_cli.bench.treatments import Treatment
 from omni_cli.bench.utilisation import UtilisationSampler
 from omni_cli.bench.variant_process import Launch, VariantError, VariantProcess
-from omni_cli.bench.variants import Variant
 from omni_cli.bench.workload import Workload
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.loader import load_profile
@@ -131,8 +131,12 @@ class Notes:
 def test_variants_that_do_not_fit_together_are_loaded_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni_cli.bench.harness.MAX_PER_LOAD", 2)
     config = load_profile("tiny-image")
-    session = Session(
-        [Variant("a"), Variant("b")], command=(), environment={}, workload=Workload().describe(config), folder=tmp_path
+    session = RecordBuilder(
+        [Treatment("a"), Treatment("b")],
+        command=(),
+        environment={},
+        workload=Workload().describe(config),
+        folder=tmp_path,
     )
     notes = Notes()
     harness = Harness(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_cli.record import load_record
-from omni_cli.stats.disturbance import disturbances
+from omni_cli.stats.disturbance import machine_disturbances
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ def test_a_busy_neighbour_is_recorded_and_named(disturbed) -> None:
     others = [busy - own for busy, own in zip(found.busy_cores, found.own_cores, strict=True)]
     assert max(found.own_cores) > 0.2 and sum(others) / len(others) > 0.5
     assert found.cost_s / found.end_s[-1] < 0.02
-    (neighbour,) = [item for item in disturbances(found) if item.kind == "neighbour"]
+    (neighbour,) = [item for item in machine_disturbances(found) if item.kind == "neighbour"]
     assert neighbour.share > 0.5
     assert "warning: a noisy neighbour: other programs used" in disturbed.stderr
-    assert "hint: end them, or measure where nothing else runs" in disturbed.stderr
+    assert "hint: stop them, or measure where nothing else runs" in disturbed.stderr

@@ -7,7 +7,7 @@ import pytest
 from omni_cli.bench.checks import ineffective, treatment_failure, unaccounted, warnings
 from omni_cli.bench.memory import Free, lacking, memory_of
 from omni_cli.bench.protocol import LoadedStage, StageMemory
-from omni_cli.bench.variants import Variant
+from omni_cli.bench.treatments import Treatment
 
 STAGE = LoadedStage(
     "thinker",
@@ -25,17 +25,17 @@ def test_what_was_asked_for_and_does_not_hold() -> None:
 
 
 def test_a_variant_whose_treatment_did_not_engage() -> None:
-    on = Variant("copy", overrides=("thinker.output_copy=async",))
+    on = Treatment("copy", overrides=("thinker.output_copy=async",))
     assert treatment_failure(on, [STAGE]) == "it asks for thinker.output_copy async, and sync is what ran"
-    other = Variant("seqs", overrides=("thinker.max_num_seqs=8",))
+    other = Treatment("seqs", overrides=("thinker.max_num_seqs=8",))
     assert treatment_failure(other, [STAGE]) is None
     assert warnings(other, [STAGE]) == []
 
 
 def test_threads_that_the_engine_chose_itself() -> None:
-    one = Variant("one", environment={"OMP_NUM_THREADS": "1"})
+    one = Treatment("one", environment={"OMP_NUM_THREADS": "1"})
     assert any("the engine chose 2 threads itself" in text for text in warnings(one, [STAGE]))
-    two = Variant("two", environment={"OMP_NUM_THREADS": "2"})
+    two = Treatment("two", environment={"OMP_NUM_THREADS": "2"})
     assert not any("OMP_NUM_THREADS" in text for text in warnings(two, [STAGE]))
 
 

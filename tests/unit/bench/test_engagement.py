@@ -8,8 +8,8 @@ import pytest
 
 from omni_cli.bench.engagement import since, unengaged
 from omni_cli.bench.protocol import LoadedStage, Ran
-from omni_cli.bench.session import Measured
-from omni_cli.bench.variants import Variant
+from omni_cli.bench.record_builder import Measured
+from omni_cli.bench.treatments import Treatment
 
 
 def stage(**effective: str) -> LoadedStage:
@@ -61,7 +61,7 @@ def ran(**counters: Mapping[str, float]) -> Ran:
 
 
 def test_a_stage_that_is_loaded_again_counts_from_its_new_beginning() -> None:
-    measured = Measured(Variant("a"))
+    measured = Measured(Treatment("a"))
     loaded = LoadedStage("x", "diffusion", 1.0, {}, {}, {}, engagement={"graph_replays": 2})
     measured.loaded((loaded,))
     assert measured.ran(ran(x={"graph_replays": 12})) == {"x": {"graph_replays": 10}}

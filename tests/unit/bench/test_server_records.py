@@ -1,4 +1,4 @@
-"""Records of `omni bench --url`: percentiles of requests, failures, work by prompts, what is said of them."""
+"""Records of `omni loadtest`: percentiles of requests, failures, work by prompts, what is said of them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import pytest
 
 from omni_cli.bench.checks import failed_requests
 from omni_cli.bench.protocol import Ran
-from omni_cli.bench.session import Session
-from omni_cli.bench.variants import Variant
-from omni_cli.bench.verdicts import Question
+from omni_cli.bench.record_builder import RecordBuilder
+from omni_cli.bench.treatments import Treatment
 from omni_cli.config.gate_file import GateLimits
 from omni_cli.errors import ExitCode, InputError
 from omni_cli.loadtest.endpoints import chat
@@ -22,11 +21,13 @@ from omni_cli.loadtest.slo import SLO
 from omni_cli.loadtest.traffic import ClosedLoop
 from omni_cli.loadtest.workload import ServerWorkload
 from omni_cli.record import Failures, Record, Utilisation, load_record, save_record
-from omni_cli.report.bench_notes import machine_warnings
+from omni_cli.report.bench_notes import disturbance_warnings
 from omni_cli.report.bench_run import heading, short_title, variant_text
 from omni_cli.report.html.bench_part import bench_document
-from omni_cli.stats.comparable import work_mismatches
+from omni_cli.stats.comparable import work_differences
+from omni_cli.stats.disturbance import disturbances
 from omni_cli.stats.summary import summarise
+from omni_cli.stats.verdicts import Question, own_answer
 
 URL = "http://127.0.0.1:8000"
 REQUESTS = 60
@@ -60,9 +61,9 @@ def ran(number: int, *, failed: int = 0, lag_s: float | None = None, usage: bool
     )  # fmt: skip
 
 
-def session(folder: Path, runs: list[Ran], names: tuple[str, ...] = (URL,), **changes: Any) -> Session:
-    variants = [Variant(name, settings={"url": URL, "model": "tiny-omni"}) for name in names]
-    found = Session(
+def session(folder: Path, runs: list[Ran], names: tuple[str, ...] = (URL,), **changes: Any) -> RecordBuilder:
+    variants = [Treatment(name, settings={"url": URL, "model": "tiny-omni"}) for name in names]
+    found = RecordBuilder(
         variants, command=("omni", "bench"), environment={}, workload=workload(**changes).describe(), folder=folder
     )
     for number, item in enumerate(runs):
@@ -78,12 +79,12 @@ def test_percentiles_are_of_all_requests(tmp_path: Path) -> None:
     every = sorted(value for item in runs for value in item.requests["ttft_s"])
     assert (found.n, found.requests) == (8, 480)
     assert found.median == pytest.approx(statistics.median(item.metrics["ttft_s"] for item in runs))
-    assert sum(value <= found.percentiles[90] for value in every) == 432
-    assert every[-6] < found.percentiles[99] < every[-4]
+    assert sum(value <= found.p90 for value in every) == 432
+    assert every[-6] < found.p99 < every[-4]
     # Fewer requests than a percentile needs; a metric that only a window has.
     few = msgspec.structs.replace(variant, samples=variant.samples[:7])
-    assert summarise(few, "ttft_s").percentiles[99] is None
-    assert summarise(variant, "requests_per_second").requests is None
+    assert summarise(few, "ttft_s").p99 is None
+    assert not summarise(variant, "requests_per_second").requests
 
 
 def test_a_whole_record_can_be_saved_and_read(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_a_whole_record_can_be_saved_and_read(tmp_path: Path) -> None:
     save_record(answer.complete_record(), tmp_path / "r.json")
     record = load_record(tmp_path / "r.json")
     summary = record.variants[0].summary["ttft_s"]
-    assert summary["requests"] == 540 and summary["p90"] < summary["p99"]
+    assert summary.requests == 540 and summary.p90 < summary.p99
     assert [sample.number for sample in record.variants[0].samples] == list(range(9))
 
 
@@ -121,7 +122,7 @@ def test_failed_requests_fail_the_run_and_its_gate(tmp_path: Path) -> None:
     found.check()
     answer = Question(GateLimits({"e2e_s": 0.05})).answer(found.record())
     assert answer.exit_code == ExitCode.RUN_FAILED
-    assert answer.complete_record().gate["verdict"] == "failed"
+    assert answer.complete_record().gate.verdict == "failed"
     # A window with failures says nothing of its outputs, the others do.
     assert set(found.measured[0].hashes) == {0, 2, 4, 6, 8}
 
@@ -132,10 +133,10 @@ def test_work_is_compared_by_prompts(tmp_path: Path) -> None:
     varying = [msgspec.structs.replace(item, work={"audio_s": 1.0 + number}) for number, item in enumerate(runs)]
     (longer,) = session(tmp_path, varying).record().variants
     (shorter,) = session(tmp_path, varying[:4]).record().variants
-    assert work_mismatches(longer, shorter) == ()
+    assert work_differences(longer, shorter) == ()
     other = [msgspec.structs.replace(varying[0], work={"audio_s": 7.0}), *varying[1:]]
     (different,) = session(tmp_path, other).record().variants
-    (mismatch,) = work_mismatches(different, shorter)
+    (mismatch,) = work_differences(different, shorter)
     assert mismatch.field == "work.audio_s"
 
 
@@ -147,20 +148,21 @@ def test_text(tmp_path: Path) -> None:
         "chat of a server, concurrency 4, 32 words in, 32 tokens out, SLO ttft 200 ms, "
         "client: unknown processor (1 core), 3 warm-up + 9 windows of 60 requests each in 9 blocks"
     )
-    text = variant_text(1, variant, [summarise(variant, name) for name in ("e2e_s", "ttft_s", "ttft_p90_s")])
+    text = variant_text(1, variant, {name: summarise(variant, name) for name in ("e2e_s", "ttft_s", "ttft_p90_s")})
     assert "tiny-omni, 540 requests, 1 failed, 32 tokens out" in text
     assert [line.split()[0] for line in text.splitlines()[2:]] == ["median", "e2e", "ttft"]
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_page_knows_servers(tmp_path: Path) -> None:
-    document = bench_document("r0", session(tmp_path, [ran(number) for number in range(9)]).record(), "r.json")
+    record = session(tmp_path, [ran(number) for number in range(9)]).record()
+    document = bench_document("r0", own_answer(record), "r.json")
     assert document.title == "chat of a server"
     assert "concurrency 4" in document.details and "9 windows" in document.details
 
 
 def warnings_of(record: Record) -> str:
-    return "\n".join(note.message for note in machine_warnings(record))
+    return "\n".join(note.message for note in disturbance_warnings(disturbances(record), record))
 
 
 def test_a_late_client_is_a_warning(tmp_path: Path) -> None:
@@ -179,13 +181,13 @@ def test_text_in_bursts_is_a_warning(tmp_path: Path) -> None:
         changed = [msgspec.structs.replace(item, metrics=found) for item, found in zip(runs, metrics, strict=True)]
         return warnings_of(session(tmp_path, changed).record())
 
-    assert "came together with others" in said(0.0)
-    assert "came together with others" not in said(0.001)
+    assert "arrived together" in said(0.0)
+    assert "arrived together" not in said(0.001)
 
 
 def test_a_server_without_usage_is_a_warning(tmp_path: Path) -> None:
-    assert "does not say how many tokens" in warnings_of(session(tmp_path, [ran(0, usage=False)]).record())
-    assert "does not say how many tokens" not in warnings_of(session(tmp_path, [ran(0)]).record())
+    assert "reports no token counts" in warnings_of(session(tmp_path, [ran(0, usage=False)]).record())
+    assert "reports no token counts" not in warnings_of(session(tmp_path, [ran(0)]).record())
 
 
 def test_a_busy_client_is_a_warning_and_a_busy_server_is_no_neighbour(tmp_path: Path) -> None:

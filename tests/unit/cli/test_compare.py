@@ -63,7 +63,7 @@ def test_two_records_side_by_side(run: Run) -> None:
     assert lines[-1].startswith("new.json ran 1.0995 [")
     assert lines[-1].endswith("] times slower than base.json, for +1.0 GiB")
     assert err.startswith("warning: measured one after the other")
-    assert "hint: to rule that out, measure both in turns" in err
+    assert "hint: to rule that out, measure both interleaved" in err
 
 
 def test_the_variants_of_one_record(run: Run) -> None:
@@ -72,7 +72,7 @@ def test_the_variants_of_one_record(run: Run) -> None:
     assert (code, err) == (0, "")
     assert "b ran 1.2" in out
     assert "times faster than a" in out
-    assert "measured in turns" in out
+    assert "measured interleaved" in out
     code, out, err = run(save("one.json", single()))
     assert (code, out) == (2, "")
     assert err.startswith("error: `one.json` has a single variant")
@@ -133,7 +133,7 @@ GATED: list[tuple[str, dict[str, Any], list[str], int, str]] = [
         {"memory": Memory()},
         ["--max-memory-regression", "2%"],
         3,
-        "error: gate inconclusive: peak allocated (not measured on both sides",
+        "error: gate inconclusive: peak host rss (not measured on both sides",
     ),
     ("no verdict", {"slowdown": 1.01, "cv": 0.3}, [], 3, "error: no verdict: too noisy, or too few blocks"),
 ]

@@ -101,7 +101,9 @@ def test_verdicts_that_no_omni_wrote(tmp_path: Path, capsys: pytest.CaptureFixtu
     document["gate"] = {"verdict": "excellent"}
     path = tmp_path / "record.json"
     path.write_text(json.dumps(document))
-    assert "its verdicts are none of omni's" in failure(capsys, str(path), "-o", str(tmp_path / "page.html"))
+    assert "invalid enum value 'excellent' at `gate.verdict`" in failure(
+        capsys, str(path), "-o", str(tmp_path / "page.html")
+    )
 
 
 def test_files_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,8 +33,8 @@ def mistakes(tmp_path: Path, text: str) -> list[str]:
 @pytest.mark.parametrize("path", sorted(GATES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_gates_of_the_repository(path: Path) -> None:
     limits = load_gate_file(path)
-    assert limits.metrics
-    assert set(limits.places) == set(limits.metrics)
+    assert limits.metrics and limits.memory == 0.02
+    assert set(limits.places) == {*limits.metrics, "max_memory_regression"}
     # The schema is for editors: it must know every key that these files use.
     schema = json.loads((GATES / "gate.schema.json").read_text())
     keys = [line.partition(":")[0] for line in path.read_text().splitlines() if line[:1].isalpha()]
@@ -47,7 +47,8 @@ def test_a_whole_file(tmp_path: Path) -> None:
         "version: 1\nmax_regression: 5%\nmax_memory_regression: 0.02\noutputs: identical\n"
         "metrics:\n  e2e_s: 3%\n  ttft_s:\n  thinker.tpot_s: 0.5 %\n",
     )
-    assert limits.metrics == {"e2e_s": 0.03, "ttft_s": 0.05, "thinker.tpot_s": 0.005, "peak_allocated_bytes": 0.02}
+    assert limits.metrics == {"e2e_s": 0.03, "ttft_s": 0.05, "thinker.tpot_s": 0.005}
+    assert limits.memory == 0.02
     assert limits.max_abs_diff == 0
     assert limits.places["ttft_s"].endswith("gate.yaml:7:3")
     assert limits.max_regression == 0.05
@@ -56,7 +57,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
 def test_one_limit_is_for_end_to_end_time(tmp_path: Path) -> None:
     assert load(tmp_path, "version: 1\nmax_regression: 5%\n").metrics == {"e2e_s": 0.05}
     only = load(tmp_path, "version: 1\nmax_memory_regression: 0%\noutputs: {max_abs_diff: 1e-4}\n")
-    assert (only.metrics, only.max_abs_diff, only.max_regression) == ({"peak_allocated_bytes": 0.0}, 1e-4, None)
+    assert (only.metrics, only.memory, only.max_abs_diff, only.max_regression) == ({}, 0.0, 1e-4, None)
 
 
 def test_all_mistakes_at_once_in_source_order(tmp_path: Path) -> None:
@@ -124,7 +125,10 @@ def test_no_fractions(text: str) -> None:
 def test_options_go_over_the_file() -> None:
     file = GateLimits({"e2e_s": 0.03, "ttft_s": 0.1}, 1e-4, {"e2e_s": "g:1:1", "ttft_s": "g:2:1"})
     merged = merge_limits(file, max_regression=0.2, max_memory_regression=0.01, metrics=("ttft_s",))
-    assert merged.metrics == {"e2e_s": 0.03, "ttft_s": 0.2, "peak_allocated_bytes": 0.01}
+    assert (merged.metrics, merged.memory) == ({"e2e_s": 0.03, "ttft_s": 0.2}, 0.01)
+    own = GateLimits({"peak_host_rss_bytes": 0.3}, places={"peak_host_rss_bytes": "g:1:1"})
+    assert merge_limits(own, max_memory_regression=0.01) == GateLimits({}, memory=0.01)
+    assert own.with_memory("peak_host_rss_bytes") == own
     assert merged.places == {"e2e_s": "g:1:1"}
     assert merged.max_abs_diff == 1e-4
     assert merge_limits(file, identical_outputs=True).max_abs_diff == 0

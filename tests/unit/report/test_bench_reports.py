@@ -13,13 +13,14 @@ from support.bench_records import ABBA, pair, record, variant
 from omni_cli.config.gate_file import GateLimits
 from omni_cli.record import Memory
 from omni_cli.report import bench_units as units
-from omni_cli.report.bench_json import compare_document, smaller_is_better_json, summary_json
+from omni_cli.report.bench_json import smaller_is_better_json
 from omni_cli.report.bench_junit import findings_junit
 from omni_cli.report.bench_markdown import findings_markdown
 from omni_cli.report.bench_notes import gate_failure, warnings
 from omni_cli.report.bench_run import variant_text
 from omni_cli.report.bench_text import Labels, findings_text, summary_lines
-from omni_cli.stats.findings import compare_within
+from omni_cli.results import RecordOrigin
+from omni_cli.stats.findings import compare_document, compare_within
 from omni_cli.stats.summary import summarise
 
 LABELS = Labels("a.json", "b.json")
@@ -40,14 +41,14 @@ def test_the_table_of_a_comparison() -> None:
     )
     found = compare_within(record(eager, graph), limits=GateLimits({"e2e_s": 0.03, "peak_allocated_bytes": 0.02}))
     assert findings_text(found, LABELS).splitlines() == [
-        "cudagraph (B) against eager (A), 30 blocks each, measured in turns",
+        "cudagraph (B) against eager (A), 30 blocks each, measured interleaved",
         "  Metric             eager  cudagraph  B / A [95% CI]        Verdict",
         "  e2e              1.842 s    1.616 s  0.877 [0.877, 0.877]  faster",
         "  peak allocated  27.0 GiB   28.0 GiB  1.037 (+1.0 GiB)      more memory",
         "  outputs                                                    identical",
         "Differs only in: settings.execution (eager -> cudagraph)",
         "cudagraph ran 1.140 [1.140, 1.140] times faster than eager, for +1.0 GiB",
-        "Worth it: cudagraph gains 226.0 ms [226.0, 226.0] a request for +1.0 GiB",
+        "Worth it: cudagraph gains 226.0 ms [226.0, 226.0] per request for +1.0 GiB",
         "",
         "Gate",
         "  e2e              1.842 s -> 1.616 s     -12.3%   limit +3%   pass",
@@ -64,7 +65,7 @@ def test_what_engaged_is_told_by_stage_where_there_are_several() -> None:
     def title(engagement: dict[str, dict[str, float]]) -> str:
         ran = steady("full", 0.1, ABBA[0], blocks=2, work={"output_tokens": 64}, effective={"engagement": engagement})
         samples = tuple(msgspec.structs.replace(sample, engagement=engagement) for sample in ran.samples)
-        return variant_text(1, msgspec.structs.replace(ran, samples=samples), []).splitlines()[0]
+        return variant_text(1, msgspec.structs.replace(ran, samples=samples), {}).splitlines()[0]
 
     assert title({"talker": talker}) == (
         "Benchmark 1: full   64 output tokens; replayed 128 of 132 calls, hid 100% of the copying"
@@ -77,7 +78,8 @@ def test_what_engaged_is_told_by_stage_where_there_are_several() -> None:
 
 def test_what_omni_bench_says_of_a_variant() -> None:
     few = steady("eager", 0.0648, ABBA[0], blocks=15, metrics={"denoise_step_s": 0.1})
-    lines = summary_lines(1, few, [summarise(few, "e2e_s"), summarise(few, "denoise_step_s")], "replayed 840/840 steps")
+    summaries = {name: summarise(few, name) for name in ("e2e_s", "denoise_step_s")}
+    lines = summary_lines(1, few, summaries, "replayed 840/840 steps")
     assert lines == [
         "Benchmark 1: eager   replayed 840/840 steps",
         "  Latency (median, 95% CI):        64.80 ms  [64.80, 64.80]   p90 n/a (n<44)",
@@ -86,7 +88,7 @@ def test_what_omni_bench_says_of_a_variant() -> None:
         "  Memory (peak allocated):         1.0 GiB",
     ]
     many = steady("eager", 0.0648, ABBA[0], blocks=22, memory=Memory(peak_host_rss_bytes=2**30))
-    lines = summary_lines(2, many, [summarise(many, "e2e_s")])
+    lines = summary_lines(2, many, {"e2e_s": summarise(many, "e2e_s")})
     assert lines[0] == "Benchmark 2: eager"
     assert lines[1].endswith("p90 65.45 ms")
     assert lines[-1].split() == ["Memory", "(peak", "host", "RSS):", "1.0", "GiB"]
@@ -113,14 +115,15 @@ def test_an_inconclusive_gate_says_what_would_decide_it_and_nothing_else() -> No
     assert "--time-budget" in note.hint
 
 
-def test_other_work_is_a_warning_within_a_record() -> None:
-    a, b = pair(20)
+def test_work_that_was_varied_is_beside_the_ratio() -> None:
+    a, b = (msgspec.structs.replace(v, settings={"max_tokens": n}) for n, v in enumerate(pair(20)))
     longer = msgspec.structs.replace(
         b, samples=tuple(msgspec.structs.replace(s, work={**s.work, "output_tokens": 32.0}) for s in b.samples)
     )
-    (note,) = warnings(compare_within(record(a, longer)))
-    assert note.message == "the variants did not do the same work: work.output_tokens (16 against 32)"
-    assert note.hint is not None
+    found = compare_within(record(a, longer))
+    assert warnings(found) == []
+    assert "\nDoes other work per run: output tokens 16 -> 32\n" in findings_text(found, LABELS)
+    assert "Does other work per run: output tokens 16 -> 32" in findings_markdown(found, LABELS)
 
 
 def test_markdown_starts_with_the_verdict() -> None:
@@ -147,7 +150,7 @@ def test_junit(slowdown: float, tag: str | None, count: int) -> None:
 
 def test_documents_are_plain_json() -> None:
     found = compare_within(record(*pair(5)), limits=GateLimits({"e2e_s": 0.05, "rtf": 0.1}))
-    document = compare_document(found, {}, {})
+    document = json.loads(msgspec.json.encode(compare_document(found, RecordOrigin("a"), RecordOrigin("b"))))
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert document["comparisons"][0]["ci95"] is None
     assert document["gate"]["metrics"][1]["reason"] == "not measured on both sides"
@@ -156,11 +159,11 @@ def test_documents_are_plain_json() -> None:
 def test_summaries_as_json() -> None:
     a, _ = pair(30, cv=0.01)
     summary = summarise(a, "e2e_s")
-    entry = summary_json(summary)
+    entry = msgspec.to_builtins(summary)
     assert entry.keys() == {"n", "median", "ci95", "min", "max", "p90", "p99"}
     assert (entry["n"], entry["p99"]) == (60, None)
     assert entry["min"] < entry["ci95"][0] < entry["median"] < entry["ci95"][1] < entry["p90"] < entry["max"]
-    (smaller,) = smaller_is_better_json("tiny-omni", [summary])
+    (smaller,) = smaller_is_better_json(msgspec.structs.replace(a, name="tiny-omni"), {"e2e_s": summary})
     assert smaller.keys() == {"name", "unit", "value", "range", "extra"}
     assert (smaller["name"], smaller["unit"], smaller["value"]) == ("tiny-omni: e2e", "s", summary.median)
 

@@ -11,12 +11,12 @@ import pytest
 from support.bench_records import pair, record, variant
 from support.html_pages import Element, figure, parse, table
 
-from omni_cli.bench.verdicts import Question
+from omni_cli.cli.report_documents import load_document
 from omni_cli.config.gate_file import GateLimits
 from omni_cli.record import GpuUtilisation, Memory, Record, Utilisation, save_record
 from omni_cli.report.bench_units import quantity, quantity_interval, ratio
 from omni_cli.report.html.page import render_page
-from omni_cli.report.html.records import load_document
+from omni_cli.stats.verdicts import Question
 
 pytestmark = pytest.mark.slow
 
@@ -58,24 +58,24 @@ def test_summaries_are_those_of_the_record(compared: Record, page: Element) -> N
         assert set(rows) == {"e2e", "ttft"}
         for name, metric in (("e2e", "e2e_s"), ("ttft", "ttft_s")):
             stored = found.summary[metric]
-            assert rows[name]["n"] == str(stored["n"])
-            assert rows[name]["Median"] == quantity(metric, stored["median"])
-            assert rows[name]["95% CI"] == quantity_interval(metric, tuple(stored["ci95"]), stored["median"])
-            assert rows[name]["p90"] == quantity(metric, stored["p90"], stored["median"])
+            assert rows[name]["n"] == str(stored.n)
+            assert rows[name]["Median"] == quantity(metric, stored.median)
+            assert rows[name]["95% CI"] == quantity_interval(metric, stored.ci95, stored.median)
+            assert rows[name]["p90"] == quantity(metric, stored.p90, stored.median)
             assert rows[name]["p99"] == "n < 459"
-            assert rows[name]["Max"] == quantity(metric, stored["max"], stored["median"])
+            assert rows[name]["Max"] == quantity(metric, stored.maximum, stored.median)
 
 
 def test_comparisons_and_the_gate_are_those_of_the_record(compared: Record, page: Element) -> None:
     rows = {row["Metric"]: row for row in table(page, "b (B) against a (A)")}
     for entry in compared.comparisons:
-        row = rows[entry["metric"].removesuffix("_s")]
-        assert row["B / A [95% CI]"] == ratio(entry["ratio"], tuple(entry["ci95"]))
-        assert row["Verdict"] == entry["verdict"] == "slower"
-        assert row["a"] == quantity(entry["metric"], entry["a_median"])
+        row = rows[entry.metric.removesuffix("_s")]
+        assert row["B / A [95% CI]"] == ratio(entry.ratio, entry.ci95)
+        assert row["Verdict"] == entry.verdict == "slower"
+        assert row["a"] == quantity(entry.metric, entry.a_median)
     (gated,) = table(page, "The gate, limit by limit")
     assert gated["Verdict"] == "regression" and gated["Limit"] == "+5%"
-    low, high = compared.gate["metrics"][0]["ci95"]
+    low, high = compared.gate.metrics[0].ci95
     assert gated["Worse by [95% CI]"].endswith(f"[{100 * low:+.1f}%, {100 * high:+.1f}%]")
 
 
@@ -94,7 +94,7 @@ def test_every_run_is_a_dot_where_its_value_says(compared: Record, page: Element
         assert len(places) == len(values) == 160
         line = np.polyfit(values, places, 1)
         assert np.allclose(np.polyval(line, values), places, atol=0.05)
-        medians = sorted(item.summary["e2e_s"]["median"] for item in compared.variants)
+        medians = sorted(item.summary["e2e_s"].median for item in compared.variants)
         assert np.allclose(np.polyval(line, medians), xs(drawing, "fill: var(--accent)"), atol=0.05)
 
 
@@ -105,7 +105,7 @@ def test_ratios_are_drawn_on_a_logarithmic_axis(compared: Record, page: Element)
     assert len(diamonds) == 2 and diamonds[0] == pytest.approx(diamonds[1], abs=0.05)
     ticks = {float(label.text): x for label, x in tick_labels(drawing)}
     line = np.polyfit(np.log(list(ticks)), list(ticks.values()), 1)
-    assert np.polyval(line, np.log(compared.comparisons[0]["ratio"])) == pytest.approx(diamonds[0], abs=0.5)
+    assert np.polyval(line, np.log(compared.comparisons[0].ratio)) == pytest.approx(diamonds[0], abs=0.5)
 
 
 def tick_labels(drawing: Element) -> list[tuple[Element, float]]:

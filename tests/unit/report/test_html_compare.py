@@ -5,24 +5,25 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.bench_records import pair, record
 from support.html_pages import Element, figure, parse, table
 from support.profile_records import PEAK_STEP, small_profile
 
+from omni_cli.cli.report_documents import load_document
 from omni_cli.config.gate_file import GateLimits
 from omni_cli.profile_record import save_profile
 from omni_cli.record import save_record
-from omni_cli.report.bench_json import compare_document
 from omni_cli.report.bench_units import ratio
 from omni_cli.report.html.page import render_page
-from omni_cli.report.html.records import load_document
-from omni_cli.stats.findings import compare_records, compare_within
+from omni_cli.results import RecordOrigin
+from omni_cli.stats.findings import compare_document, compare_records, compare_within
 
 pytestmark = pytest.mark.slow
 
 
-SOURCES = ({"path": "before.json", "created": ""}, {"path": "after.json", "created": ""})
+SOURCES = RecordOrigin("before.json"), RecordOrigin("after.json")
 
 
 def compare_page(document: dict, folder: Path) -> Element:
@@ -33,7 +34,7 @@ def compare_page(document: dict, folder: Path) -> Element:
 
 def test_a_comparison_shows_what_compare_found(tmp_path: Path) -> None:
     findings = compare_within(record(*pair(slowdown=1.3)), limits=GateLimits({"e2e_s": 0.05}))
-    document = compare_document(findings, *SOURCES)
+    document = msgspec.to_builtins(compare_document(findings, *SOURCES))
     page = compare_page(document, tmp_path)
     assert page.one("p", class_="word").text == "gate: regression"
     rows = {row["Metric"]: row for row in table(page, "b (B) against a (A)")}
@@ -47,14 +48,14 @@ def test_a_comparison_shows_what_compare_found(tmp_path: Path) -> None:
 
 def test_a_gate_that_passes_says_within_what(tmp_path: Path) -> None:
     findings = compare_within(record(*pair(slowdown=0.8)), limits=GateLimits({"e2e_s": 0.05}))
-    page = compare_page(compare_document(findings, *SOURCES), tmp_path)
+    page = compare_page(msgspec.to_builtins(compare_document(findings, *SOURCES)), tmp_path)
     verdict = page.one("div", class_="verdict good")
     assert "Within all limits: e2e -2" in verdict.text and "limit +5%" in verdict.text
 
 
 def test_records_that_must_not_be_compared_show_why(tmp_path: Path) -> None:
     before, after = record(pair()[0], batch_size=1), record(pair()[0], batch_size=8)
-    page = compare_page(compare_document(compare_records(before, after), *SOURCES), tmp_path)
+    page = compare_page(msgspec.to_builtins(compare_document(compare_records(before, after), *SOURCES)), tmp_path)
     assert page.one("p", class_="word").text == "not comparable"
     assert {"Field": "workload.batch_size", "before.json": "1", "after.json": "8"} in table(
         page, "What must not differ, and does"

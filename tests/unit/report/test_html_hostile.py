@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,15 +17,15 @@ from support.bench_records import pair, record
 from support.html_pages import every, parse
 from support.profile_records import small_profile
 
-from omni_cli.bench.verdicts import Question
+from omni_cli.cli.report_documents import load_document
 from omni_cli.config.gate_file import GateLimits
 from omni_cli.errors import OmniError
 from omni_cli.profile_record import profile_document
 from omni_cli.record import to_document
-from omni_cli.report.bench_json import compare_document
 from omni_cli.report.html.page import render_page
-from omni_cli.report.html.records import load_document
-from omni_cli.stats.findings import compare_within
+from omni_cli.results import RecordOrigin
+from omni_cli.stats.findings import compare_document, compare_within
+from omni_cli.stats.verdicts import Question
 
 pytestmark = pytest.mark.slow
 
@@ -60,8 +61,8 @@ def bench_json() -> dict[str, Any]:
 
 def compare_json() -> dict[str, Any]:
     findings = compare_within(record(*pair(blocks=8)), limits=GateLimits({"e2e_s": 0.05}))
-    source = {"path": "a.json", "created": "2026-11-20T10:00:00Z"}
-    return compare_document(findings, source, source)
+    source = RecordOrigin("a.json", "2026-11-20T10:00:00Z")
+    return msgspec.to_builtins(compare_document(findings, source, source))
 
 
 DOCUMENTS = {"bench": bench_json, "compare": compare_json, "profile": lambda: profile_document(small_profile())}

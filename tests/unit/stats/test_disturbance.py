@@ -10,9 +10,9 @@ import pytest
 from support.bench_records import pair, record
 
 from omni_cli.cli.app import run
-from omni_cli.record import GpuUtilisation, Utilisation, save_record
-from omni_cli.report.bench_notes import machine_warnings
-from omni_cli.stats.disturbance import disturbances
+from omni_cli.record import GpuUtilisation, Record, Utilisation, save_record
+from omni_cli.report.bench_notes import Note, disturbance_warnings
+from omni_cli.stats.disturbance import disturbances, machine_disturbances
 
 LOOKS = 40
 
@@ -39,13 +39,13 @@ def gpu(**series: Any) -> GpuUtilisation:
 
 
 def test_a_quiet_machine() -> None:
-    assert disturbances(looked(gpus=(gpu(),), cpu_mhz=(3500.0,) * LOOKS, held_back=(0.0,) * LOOKS)) == ()
-    assert disturbances(Utilisation(interval_s=0.5, cost_s=0, usable_cores=4)) == ()
+    assert machine_disturbances(looked(gpus=(gpu(),), cpu_mhz=(3500.0,) * LOOKS, held_back=(0.0,) * LOOKS)) == ()
+    assert machine_disturbances(Utilisation(interval_s=0.5, cost_s=0, usable_cores=4)) == ()
 
 
 @pytest.mark.parametrize(("count", "named"), [(3, False), (4, True), (40, True)])
 def test_a_neighbour_has_to_last(count: int, named: bool) -> None:
-    found = disturbances(looked(busy_cores=partly(1.9, count, 1.0)))
+    found = machine_disturbances(looked(busy_cores=partly(1.9, count, 1.0)))
     assert [item.kind for item in found] == (["neighbour"] if named else [])
     if named:
         assert found[0].share == count / LOOKS and found[0].amount == pytest.approx(0.9)
@@ -55,12 +55,12 @@ def test_a_neighbour_has_to_last(count: int, named: bool) -> None:
     ("cores", "others", "named"), [(2, 0.45, False), (2, 0.55, True), (64, 1.5, False), (64, 2.5, True)]
 )
 def test_little_is_nothing_on_a_machine_with_many_cores(cores: int, others: float, named: bool) -> None:
-    found = disturbances(looked(usable_cores=cores, busy_cores=(1 + others,) * LOOKS))
+    found = machine_disturbances(looked(usable_cores=cores, busy_cores=(1 + others,) * LOOKS))
     assert bool(found) == named
 
 
 def test_what_the_measurement_uses_is_no_neighbour() -> None:
-    assert disturbances(looked(busy_cores=(4.0,) * LOOKS, own_cores=(3.9,) * LOOKS)) == ()
+    assert machine_disturbances(looked(busy_cores=(4.0,) * LOOKS, own_cores=(3.9,) * LOOKS)) == ()
 
 
 def test_a_short_run_is_not_judged_by_two_looks() -> None:
@@ -68,36 +68,40 @@ def test_a_short_run_is_not_judged_by_two_looks() -> None:
         interval_s=0.5, cost_s=0, usable_cores=2, end_s=(0.5, 1.0), busy_cores=(2.0, 2.0), own_cores=(1.0, 1.0),
         stolen_cores=(0.0, 0.0),
     )  # fmt: skip
-    assert disturbances(short) == ()
+    assert machine_disturbances(short) == ()
 
 
 def test_a_host_that_takes_cores_away() -> None:
-    (found,) = disturbances(looked(stolen_cores=partly(0.3, 10)))
+    (found,) = machine_disturbances(looked(stolen_cores=partly(0.3, 10)))
     assert (found.kind, found.share, found.amount) == ("stolen", 0.25, pytest.approx(0.3))
 
 
 def test_a_quota_that_runs_out() -> None:
-    (found,) = disturbances(looked(held_back=partly(0.8, 20)))
+    (found,) = machine_disturbances(looked(held_back=partly(0.8, 20)))
     assert (found.kind, found.share) == ("quota", 0.5)
 
 
 def test_a_processor_that_slows_down() -> None:
-    (found,) = disturbances(looked(cpu_mhz=partly(2000.0, 8, 4000.0)))
+    (found,) = machine_disturbances(looked(cpu_mhz=partly(2000.0, 8, 4000.0)))
     assert (found.kind, found.share, found.amount) == ("slow processor", 0.2, 0.5)
     # A clock that is low throughout is how the processor is.
-    assert disturbances(looked(cpu_mhz=(2000.0,) * LOOKS)) == ()
+    assert machine_disturbances(looked(cpu_mhz=(2000.0,) * LOOKS)) == ()
 
 
 def test_a_device_that_is_throttled() -> None:
     hot = gpu(throttled=("thermal",) * 10 + ("power_cap",) * 10 + ("",) * 20, sm_clock_mhz=partly(990.0, 20, 1980.0))
-    (found,) = disturbances(looked(gpus=(gpu(index=1), hot)))
+    (found,) = machine_disturbances(looked(gpus=(gpu(index=1), hot)))
     assert (found.kind, found.device, found.share, found.amount) == ("throttled device", "GPU 0 (H200)", 0.5, 0.5)
     assert found.causes == ("thermal", "power_cap")
 
 
 def test_an_idle_device_is_not_throttled() -> None:
     idle = gpu(throttled=("power_cap",) * LOOKS, utilisation_percent=(0.0,) * LOOKS)
-    assert disturbances(looked(gpus=(idle,))) == ()
+    assert machine_disturbances(looked(gpus=(idle,))) == ()
+
+
+def warnings_of(found: Record) -> list[Note]:
+    return disturbance_warnings(disturbances(found), found)
 
 
 def test_every_warning_ends_in_something_to_do() -> None:
@@ -106,7 +110,7 @@ def test_every_warning_ends_in_something_to_do() -> None:
         cpu_mhz=partly(1000.0, 20, 4000.0),
         gpus=(gpu(throttled=("power_cap",) * LOOKS), gpu(throttled=("thermal",) * LOOKS)),
     )  # fmt: skip
-    notes = machine_warnings(msgspec.structs.replace(record(*pair(blocks=8)), utilisation=disturbed))
+    notes = warnings_of(msgspec.structs.replace(record(*pair(blocks=8)), utilisation=disturbed))
     assert [note.message.partition(":")[0] for note in notes] == [
         "a noisy neighbour",
         "the machine's host gave 0.5 of 4 cores to others in 100% of the time",
@@ -119,12 +123,12 @@ def test_every_warning_ends_in_something_to_do() -> None:
 
 
 def test_a_record_without_it_warns_of_nothing() -> None:
-    assert machine_warnings(record(*pair(blocks=8))) == []
+    assert warnings_of(record(*pair(blocks=8))) == []
 
 
 def test_that_looking_failed_is_said() -> None:
     failed = looked(error="OSError: no more files")
-    (note,) = machine_warnings(msgspec.structs.replace(record(*pair(blocks=8)), utilisation=failed))
+    (note,) = warnings_of(msgspec.structs.replace(record(*pair(blocks=8)), utilisation=failed))
     assert "OSError: no more files" in note.message
 
 

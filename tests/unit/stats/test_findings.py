@@ -12,7 +12,8 @@ from support.bench_records import ENVIRONMENT, pair, record, variant
 from omni_cli.config.gate_file import GateLimits
 from omni_cli.errors import InputError, UsageError
 from omni_cli.record import Record, Variant
-from omni_cli.stats.comparable import ABSENT, Difference
+from omni_cli.results import Comparison, Difference, Outputs
+from omni_cli.stats.comparable import ABSENT
 from omni_cli.stats.findings import compare_records, compare_within
 
 LIMITS = GateLimits({"e2e_s": 0.05})
@@ -86,16 +87,33 @@ def test_other_work_is_not_comparable() -> None:
     assert found.gate.verdict == "not comparable"
 
 
-def test_variants_of_one_record_may_do_other_work_but_not_in_a_gate() -> None:
+def with_steps(source: Variant, steps: float, **settings: Any) -> Variant:
+    samples = tuple(msgspec.structs.replace(s, work={**s.work, "denoise_steps": steps}) for s in source.samples)
+    return renamed(source, samples=samples, settings=settings)
+
+
+@pytest.mark.parametrize(
+    "key", ["num_inference_steps", "image.num_inference_steps", "model", "thinker.sampling.max_tokens"]
+)
+def test_a_varied_setting_may_change_the_work(key: str) -> None:
     a, b = pair(20, 1.5, cv=0.001)
-    longer = renamed(
-        b, samples=tuple(msgspec.structs.replace(s, work={**s.work, "denoise_steps": 20.0}) for s in b.samples)
-    )
-    found = compare_within(record(a, longer))
-    assert found.is_comparable
+    a, b = with_steps(a, 10.0, **{key: 10}), with_steps(b, 20.0, **{key: 20})
+    found = compare_within(record(a, b), limits=GateLimits({"e2e_s": 0.05}))
+    assert found.is_comparable and found.mismatches == ()
+    assert found.gate.verdict == "regression" and found.exit_code == 1
+    (difference,) = found.pairs[0].work
+    assert difference == Difference("work.denoise_steps", "10", "20")
+    assert all(item.work == (difference,) for item in found.comparisons)
+
+
+@pytest.mark.parametrize("key", ["execution", "image.max_num_seqs", "env.OMP_NUM_THREADS", "code"])
+def test_work_that_no_varied_setting_explains_is_not_comparable(key: str) -> None:
+    a, b = pair(20, 1.5, cv=0.001)
+    a, b = with_steps(a, 10.0, **{key: "x"}), with_steps(b, 20.0, **{key: "y"})
+    found = compare_within(record(a, b))
     assert [item.field for item in found.mismatches] == ["work.denoise_steps"]
-    assert found.comparisons[0].verdict == "slower"
-    assert compare_within(record(a, longer), limits=LIMITS).gate.verdict == "not comparable"
+    assert not found.is_comparable and found.exit_code == 4 and found.pairs[0].work == ()
+    assert compare_within(record(a, b), limits=LIMITS).gate.verdict == "not comparable"
 
 
 def test_runs_of_a_variant_may_do_different_work() -> None:
@@ -151,7 +169,7 @@ def test_outputs_by_hash_and_by_what_the_run_measured() -> None:
     assert compare_within(record(a, other)).pairs[0].outputs.identical is False
     measured = msgspec.structs.replace(
         record(a, other),
-        comparisons=({"metric": "e2e_s", "a": "a", "b": "b", "outputs": {"identical": False, "max_abs_diff": 1e-7}},),
+        comparisons=(Comparison(metric="e2e_s", a="a", b="b", outputs=Outputs(False, 1e-7)),),
     )
     assert compare_within(measured).pairs[0].outputs.max_abs_diff == 1e-7
     assert compare_within(record(a, renamed(b, output_sha256=None))).pairs[0].outputs.identical is None

@@ -11,16 +11,17 @@ from support.bench_records import ABBA, correlated, pair, record, variant
 from omni_cli.config.gate_file import GateLimits
 from omni_cli.errors import ExitCode
 from omni_cli.record import Memory, Variant
-from omni_cli.stats.comparable import Difference
-from omni_cli.stats.compare import compare_variants
+from omni_cli.results import EXIT_CODES, Difference, GateResult, Outputs
+from omni_cli.stats.compare import MARGIN, estimate_variants
 from omni_cli.stats.findings import compare_within
-from omni_cli.stats.gate import EXIT_CODES, Gate, MemoryPeak, Outputs, judge
+from omni_cli.stats.gate import judge
+from omni_cli.stats.memory import memory_peaks
 
 RANK = {"regression": 0, "inconclusive": 1, "pass": 2}
 
 
-def gate_of(a: Variant, b: Variant, **metrics: float) -> Gate:
-    return judge(GateLimits(metrics or {"e2e_s": 0.02}), compare_variants(a, b, same_record=True), [], [])
+def gate_of(a: Variant, b: Variant, **metrics: float) -> GateResult:
+    return judge(GateLimits(metrics or {"e2e_s": 0.02}), estimate_variants(a, b, same_record=True), [], {})
 
 
 @pytest.mark.slow
@@ -38,7 +39,7 @@ def test_the_verdict_is_monotone_in_the_limit(blocks: int, slowdown: float, seed
 @settings(max_examples=40, deadline=None)
 def test_pass_and_regression_need_the_whole_interval(slowdown: float, seed: int) -> None:
     (metric,) = gate_of(*pair(40, slowdown, seed=seed), e2e_s=0.02).metrics
-    low, high = metric.interval
+    low, high = metric.ci95
     expected = "pass" if high < 0.02 else "regression" if low > 0.02 else "inconclusive"
     assert metric.verdict == expected
     assert metric.blocks_needed is None or expected == "inconclusive"
@@ -71,10 +72,10 @@ def test_false_alarms_of_many_metrics_stay_one_family() -> None:
                 variant(which, noise[:, columns] * factor, slots=slots, metrics={name: 1.0})
                 for which, columns, factor, slots in (("a", [0, 3], 1.0, ABBA[0]), ("b", [1, 2], 1.05, ABBA[1]))
             ]
-            comparisons += compare_variants(*both, same_record=True, metrics=[name])
-        alarms += judge(limits, comparisons, [], []).verdict == "regression"
+            comparisons += estimate_variants(*both, same_record=True, metrics=[name])
+        alarms += judge(limits, comparisons, [], {}).verdict == "regression"
         alone += any(
-            judge(GateLimits({name: 0.05}), [item], [], []).verdict == "regression"
+            judge(GateLimits({name: 0.05}), [item], [], {}).verdict == "regression"
             for name, item in zip(names, comparisons, strict=True)
         )
     assert alarms / repetitions <= 0.025 + 3 * np.sqrt(0.025 / repetitions)
@@ -86,8 +87,8 @@ def test_holm_says_what_it_needs() -> None:
     found = None
     for seed in range(200):
         both = pair(30, 1.035, seed=seed)
-        (item,) = compare_variants(*both, same_record=True, metrics=["e2e_s"])
-        if judge(GateLimits({"e2e_s": 0.02}), [item], [], []).verdict == "regression":
+        (item,) = estimate_variants(*both, same_record=True, metrics=["e2e_s"])
+        if judge(GateLimits({"e2e_s": 0.02}), [item], [], {}).verdict == "regression":
             p = item.estimate.tail(np.log(1.02))
             if p > 0.01:
                 found = both
@@ -118,9 +119,53 @@ def test_holm_says_what_it_needs() -> None:
     ],
 )
 def test_memory_is_exact(a_bytes: int | None, b_bytes: int | None, verdict: str) -> None:
-    peak = MemoryPeak("peak_allocated_bytes", "a", "b", a_bytes, b_bytes)
-    gate = judge(GateLimits({"peak_allocated_bytes": 0.02}), [], [peak], [])
-    assert gate.verdict == verdict
+    a, b = (
+        Variant(name=name, memory=Memory(peak_allocated_bytes=size)) for name, size in (("a", a_bytes), ("b", b_bytes))
+    )
+    for limits in (GateLimits({"peak_allocated_bytes": 0.02}), GateLimits({}, memory=0.02)):
+        assert judge(limits, [], memory_peaks(a, b, MARGIN), {}).verdict == verdict
+
+
+MIB = 2**20
+
+
+def on_host(name: str, load_mib: float, run_mib: float) -> Variant:
+    """A variant without a device, of one stage whose resident peaks these are."""
+    peaks = {"load": load_mib * MIB, "run": run_mib * MIB}
+    stages = {"image": {phase: {"peak_host_rss_bytes": int(size)} for phase, size in peaks.items()}}
+    return Variant(name=name, memory=Memory(peak_host_rss_bytes=int(run_mib * MIB), stages=stages))
+
+
+@pytest.mark.parametrize(
+    ("load", "before", "after", "verdict"),
+    [
+        # What the same code was called before its noise was known.
+        (378, 428, 450, "inconclusive"),
+        (378, 428, 410, "inconclusive"),
+        (378, 428, 428, "inconclusive"),
+        (378, 428, 500, "more memory"),
+        (378, 500, 428, "less memory"),
+        # What running adds is little beside what is loaded.
+        (20_000, 20_050, 20_070, "no difference"),
+    ],
+)
+def test_host_rss_has_a_verdict_only_beyond_its_noise(load: float, before: float, after: float, verdict: str) -> None:
+    (peak,) = memory_peaks(on_host("a", load, before), on_host("b", load, after), MARGIN)
+    assert peak.verdict == verdict
+    low, high = peak.bounds
+    assert low < peak.ratio < high
+
+
+@pytest.mark.parametrize(
+    ("after", "limit", "verdict"),
+    [(428, 0.02, "inconclusive"), (428, 0.10, "pass"), (500, 0.02, "regression"), (500, 0.5, "pass")],
+)
+def test_a_limit_on_memory_is_about_the_host_without_a_device(after: float, limit: float, verdict: str) -> None:
+    peaks = memory_peaks(on_host("a", 378, 428), on_host("b", 378, after), MARGIN)
+    gate = judge(GateLimits({}, memory=limit, places={"max_memory_regression": "g.yaml:3:1"}), [], peaks, {})
+    (metric,) = gate.metrics
+    assert (gate.verdict, metric.metric, metric.place) == (verdict, "peak_host_rss_bytes", "g.yaml:3:1")
+    assert ("two loads of the same code differ" in (metric.reason or "")) == (verdict == "inconclusive")
 
 
 @pytest.mark.parametrize(
@@ -137,17 +182,17 @@ def test_memory_is_exact(a_bytes: int | None, b_bytes: int | None, verdict: str)
     ],
 )
 def test_outputs(allowed: float | None, identical: bool | None, difference: float | None, verdict: str) -> None:
-    comparisons = compare_variants(*pair(40, cv=0.001), same_record=True)
-    outputs = [Outputs("a", "b", identical, difference)]
+    comparisons = estimate_variants(*pair(40, cv=0.001), same_record=True)
+    outputs = {("a", "b"): Outputs(identical, difference)}
     assert judge(GateLimits({"e2e_s": 0.05}, allowed), comparisons, [], outputs).verdict == verdict
 
 
 def test_the_worst_part_decides() -> None:
     limits = GateLimits({"e2e_s": 0.02}, 0.0)
-    slow = compare_variants(*pair(40, 1.5, cv=0.001), same_record=True)
-    differ = [Outputs("a", "b", False, 1.0)]
+    slow = estimate_variants(*pair(40, 1.5, cv=0.001), same_record=True)
+    differ = {("a", "b"): Outputs(False, 1.0)}
     mismatch = [Difference("workload.batch_size", 1, 8)]
-    assert judge(limits, slow, [], []).verdict == "regression"
+    assert judge(limits, slow, [], {}).verdict == "regression"
     assert judge(limits, slow, [], differ).verdict == "output mismatch"
     gate = judge(limits, slow, [], differ, mismatches=mismatch)
     assert (gate.verdict, gate.metrics) == ("not comparable", ())
@@ -155,8 +200,8 @@ def test_the_worst_part_decides() -> None:
 
 
 def test_a_limit_on_what_was_not_measured_does_not_pass() -> None:
-    comparisons = compare_variants(*pair(40, cv=0.001), same_record=True)
-    gate = judge(GateLimits({"e2e_s": 0.05, "rtf": 0.05}), comparisons, [], [])
+    comparisons = estimate_variants(*pair(40, cv=0.001), same_record=True)
+    gate = judge(GateLimits({"e2e_s": 0.05, "rtf": 0.05}), comparisons, [], {})
     assert gate.verdict == "inconclusive"
     assert {metric.metric: metric.verdict for metric in gate.metrics} == {"e2e_s": "pass", "rtf": "inconclusive"}
 
@@ -165,7 +210,7 @@ def test_exit_codes_are_those_of_the_contract() -> None:
     assert {name: int(code) for name, code in EXIT_CODES.items()} == {
         "pass": 0, "regression": 1, "inconclusive": 3, "not comparable": 4, "output mismatch": 5, "failed": 6,
     }  # fmt: skip
-    assert Gate("pass", GateLimits({})).exit_code is ExitCode.OK
+    assert GateResult(verdict="pass").exit_code is ExitCode.OK
 
 
 def test_a_variant_that_broke_off_fails_the_gate() -> None:

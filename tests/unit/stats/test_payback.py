@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec import UNSET, UnsetType
 from support.bench_records import record, variant
 
 from omni_cli.record import Memory, Variant
-from omni_cli.report.bench_json import compare_document
 from omni_cli.report.bench_text import payback_sentence
-from omni_cli.stats.findings import Pair, compare_within
+from omni_cli.results import Payback, RecordOrigin
+from omni_cli.stats.findings import Pair, compare_document, compare_within
 
 MIB = 2**20
 
@@ -38,17 +39,21 @@ def pair_of(a: Variant, b: Variant) -> Pair:
     return pair
 
 
+def payback_of(pair: Pair) -> Payback | UnsetType:
+    return pair.comparisons[0].payback
+
+
 EAGER = measured("execution=eager", 0.2, reserved=100 * MIB)
 
 
 def test_a_faster_mode_pays_for_itself_after_so_many_requests() -> None:
     pair = pair_of(EAGER, measured("execution=compile", 0.16, compile_s=7.0, reserved=112 * MIB))
-    found = pair.payback
+    found = payback_of(pair)
     # 40 ms of a run, which is two requests.
     assert found.gained_s == pytest.approx(0.02, rel=0.02)
     assert found.requests == pytest.approx(350, rel=0.02)
     assert (found.bytes_more, found.preparation_s, found.mode) == (12 * MIB, 7.0, "execution=compile")
-    low, high = found.interval
+    low, high = found.ci95
     assert low <= found.gained_s <= high
     sentence = payback_sentence(pair)
     assert sentence.startswith("Worth it: execution=compile gains ")
@@ -61,27 +66,27 @@ def test_what_both_prepare_is_no_price_of_another_setting() -> None:
         return msgspec.structs.replace(found, settings={"output_copy": mode, "execution": "compile"})
 
     pair = pair_of(with_copy("sync", 0.2, 7.0), with_copy("async", 0.16, 7.1))
-    assert pair.payback.preparation_s == 0
+    assert payback_of(pair).preparation_s == 0
     assert payback_sentence(pair).startswith("Worth it: output_copy=async gains ")
     assert "compile or capture" not in payback_sentence(pair)
 
 
 def test_it_is_about_the_mode_whichever_comes_first() -> None:
     compiled = measured("execution=compile", 0.16, compile_s=7.0, reserved=112 * MIB)
-    forward, backward = pair_of(EAGER, compiled).payback, pair_of(compiled, EAGER).payback
-    assert backward.mode == "execution=compile" and backward.verdict == "faster"
+    forward, backward = payback_of(pair_of(EAGER, compiled)), payback_of(pair_of(compiled, EAGER))
+    assert backward.mode == "execution=compile" and backward.gained_s > 0
     assert backward.bytes_more == forward.bytes_more
     assert backward.requests == pytest.approx(forward.requests, rel=0.01)
 
 
 def test_what_gains_nothing_is_not_worth_it() -> None:
     pair = pair_of(EAGER, measured("execution=compile", 0.2, compile_s=7.0, reserved=112 * MIB))
-    assert pair.payback.requests is None
+    assert payback_of(pair).requests is None
     assert payback_sentence(pair) == (
-        "Not worth it: execution=compile gains nothing a request for +12 MiB and 7.000 s to compile or capture"
+        "Not worth it: execution=compile gains nothing per request for +12 MiB and 7.000 s to compile or capture"
     )
     slower = pair_of(EAGER, measured("execution=compile", 0.25, compile_s=7.0))
-    assert slower.payback.gained_s < 0 and slower.payback.requests is None
+    assert payback_of(slower).gained_s < 0 and payback_of(slower).requests is None
     assert payback_sentence(slower).startswith("Not worth it: execution=compile gains -")
 
 
@@ -89,11 +94,11 @@ def test_variants_without_a_mode_have_nothing_to_pay_back() -> None:
     a, b = (measured(name, 0.2) for name in ("x=eager", "y=compile"))
     plain = [Variant(name=v.name, samples=v.samples, settings={"max_num_seqs": n}) for n, v in enumerate((a, b))]
     pair = pair_of(*plain)
-    assert pair.payback is None and payback_sentence(pair) is None
+    assert payback_of(pair) is UNSET and payback_sentence(pair) is None
 
 
 def test_the_document_has_it_with_the_end_to_end_time() -> None:
     findings = compare_within(record(EAGER, measured("execution=compile", 0.16, compile_s=7.0)))
-    (entry,) = compare_document(findings, {}, {})["comparisons"]
-    assert entry["payback"]["preparation_s"] == 7.0 and entry["payback"]["requests"] > 0
-    assert entry["ratio_of_medians"] == pytest.approx(entry["b_median"] / entry["a_median"])
+    (entry,) = compare_document(findings, RecordOrigin("a"), RecordOrigin("b")).comparisons
+    assert entry.payback.preparation_s == 7.0 and entry.payback.requests > 0
+    assert entry.ratio_of_medians == pytest.approx(entry.b_median / entry.a_median)

@@ -1,4 +1,4 @@
-"""`omni bench --url` against the real server: chats, speech, pictures, both kinds of load, overload, and its end."""
+"""`omni loadtest` against the real server: chats, speech, images, both kinds of load, overload, and its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bench(tmp_path: Path) -> Any:
     def call(*arguments: str) -> Ended:
         folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        ended = run_omni(folder, "bench", "--output-json", str(tmp_path / "r.json"), *arguments)
+        ended = run_omni(folder, "loadtest", "--output-json", str(tmp_path / "r.json"), *arguments)
         ended.check_clean()
         assert not ended.started_others, "the command measures by itself"
         return ended
@@ -45,7 +45,7 @@ FEW = ("--num-iters", "2", "--num-iters-warmup", "1", "--num-requests", "4")
 def test_chats_in_a_closed_loop(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
     before = omni.metric("omni_generation_tokens_total", stage="thinker")
     slos = ("--slo", "ttft:60s", "--slo", "e2e:120s")
-    ended = bench("--url", omni.url, "--concurrency", "2", "--output-len", "12", "--json", *FEW, *slos)
+    ended = bench(omni.url, "--concurrency", "2", "--output-len", "12", "--json", *FEW, *slos)
     assert ended.code == 0, ended.err
     # Warm-up and two windows of four requests, with exactly as many tokens as asked for.
     assert omni.metric("omni_generation_tokens_total", stage="thinker") - before == 3 * 4 * 12
@@ -64,14 +64,14 @@ def test_chats_in_a_closed_loop(omni: OmniServer, bench: Any, tmp_path: Path) ->
 
 
 def test_nobody_keeps_an_impossible_limit(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
-    ended = bench("--url", omni.url, "--output-len", "4", *FEW, "--slo", "ttft:1ms")
+    ended = bench(omni.url, "--output-len", "4", *FEW, "--slo", "ttft:1ms")
     assert ended.code == 0, ended.err
     for sample in samples_of(tmp_path):
         assert sample.metrics["slo_attainment"] == sample.metrics["goodput_per_second"] == 0
 
 
 def test_chats_in_an_open_loop(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
-    ended = bench("--url", omni.url, "--request-rate", "8", "--output-len", "4", *FEW, "--num-requests", "8")
+    ended = bench(omni.url, "--request-rate", "8", "--output-len", "4", *FEW, "--num-requests", "8")
     assert ended.code == 0, ended.err
     for sample in samples_of(tmp_path):
         starts = sample.requests["start_s"]
@@ -82,7 +82,7 @@ def test_chats_in_an_open_loop(omni: OmniServer, bench: Any, tmp_path: Path) -> 
 
 def test_spoken_chats(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
     limits = ("--slo", "ttfp:120s", "--slo", "rtf:1000")
-    ended = bench("--url", omni.url, "--modalities", "text,audio", "--output-len", "8", *FEW, *limits)
+    ended = bench(omni.url, "--modalities", "text,audio", "--output-len", "8", *FEW, *limits)
     assert ended.code == 0, ended.err
     for sample in samples_of(tmp_path):
         # The talker stops at its 40 tokens of 20 ms, which count as output tokens, too.
@@ -96,7 +96,7 @@ def test_spoken_chats(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
 
 def test_speech(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
     # With this seed; of random weights some say nothing, which is an error of its own.
-    ended = bench("--url", omni.url, "--endpoint", "speech", "--input-len", "12", "--seed", "2", *FEW)
+    ended = bench(omni.url, "--endpoint", "speech", "--input-len", "12", "--seed", "2", *FEW)
     assert ended.code == 0, ended.err
     for sample in samples_of(tmp_path):
         assert sample.work["audio_s"] > 0 and 0 < sample.metrics["ttfp_s"] <= sample.e2e_s
@@ -105,7 +105,7 @@ def test_speech(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
 
 def test_pictures(pictures: OmniServer, bench: Any, tmp_path: Path) -> None:
     body = '{"size": "64x32", "num_inference_steps": 2}'
-    ended = bench("--url", pictures.url, "--endpoint", "images", "--extra-body", body, *FEW)
+    ended = bench(pictures.url, "--endpoint", "images", "--extra-body", body, *FEW)
     assert ended.code == 0, ended.err
     for sample in samples_of(tmp_path):
         assert sample.work == {"requests": 4, "pixels": 4 * 64 * 32}
@@ -113,13 +113,13 @@ def test_pictures(pictures: OmniServer, bench: Any, tmp_path: Path) -> None:
 
 
 def test_an_endpoint_that_it_lacks(omni: OmniServer, bench: Any) -> None:
-    ended = bench("--url", omni.url, "--endpoint", "images", *FEW)
+    ended = bench(omni.url, "--endpoint", "images", *FEW)
     ended.check_error(6, "answered none of 4 requests", "HTTP 404 unsupported_endpoint", "makes text and audio")
 
 
 def test_the_same_server_twice(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
     few = ("--num-iters", "4", "--num-iters-warmup", "1", "--num-requests", "4", "--output-len", "8")
-    ended = bench("--url", omni.url, "--url", f"{omni.url}/v1/", *few)
+    ended = bench(omni.url, f"{omni.url}/v1/", *few)
     assert ended.code == 3, ended.err
     record = record_of(tmp_path)
     address = omni.url.removeprefix("http://")
@@ -133,7 +133,7 @@ def test_the_same_server_twice(omni: OmniServer, bench: Any, tmp_path: Path) -> 
 
 def test_more_clients_wait_longer(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
     few = ("--num-iters", "2", "--num-iters-warmup", "1", "--output-len", "8", "--num-requests", "16")
-    ended = bench("--url", omni.url, "--vary", "concurrency=1,16", *few)
+    ended = bench(omni.url, "--vary", "concurrency=1,16", *few)
     assert ended.code == 3, ended.err
     one, many = record_of(tmp_path).variants
     assert (one.settings["concurrency"], many.settings["concurrency"]) == (1, 16)
@@ -148,7 +148,7 @@ def guarded(start_server: Any) -> OmniServer:
 
 
 def test_overload_is_counted_and_no_success(guarded: OmniServer, bench: Any, tmp_path: Path) -> None:
-    words = ("--url", guarded.url, "--api-key", KEY, "--endpoint", "images", *FEW)
+    words = (guarded.url, "--api-key", KEY, "--endpoint", "images", *FEW)
     ended = bench(*words, "--request-rate", "inf", "--num-requests", "12")
     assert ended.code == 6
     assert "x HTTP 429 queue_full" in ended.err and "hint: send less at once" in ended.err
@@ -158,7 +158,7 @@ def test_overload_is_counted_and_no_success(guarded: OmniServer, bench: Any, tmp
 
 
 def test_a_key(guarded: OmniServer, bench: Any, tmp_path: Path) -> None:
-    images = ("--url", guarded.url, "--endpoint", "images", *FEW)
+    images = (guarded.url, "--endpoint", "images", *FEW)
     bench(*images).check_error(6, "HTTP 401", "OPENAI_API_KEY")
     ended = bench(*images, "--api-key", KEY)
     assert ended.code == 0, ended.err
@@ -170,8 +170,8 @@ def start_long(server: OmniServer, folder: Path) -> OmniProcess:
     """Measuring for a long time; its first window is on the disk."""
     path = folder / "r.json"
     body = '{"num_inference_steps": 2}'
-    words = ("--url", server.url, "--endpoint", "images", "--extra-body", body, "--num-iters", "100000")
-    process = OmniProcess(folder, "bench", *words, "--num-requests", "4", "--output-json", str(path))
+    words = (server.url, "--endpoint", "images", "--extra-body", body, "--num-iters", "100000")
+    process = OmniProcess(folder, "loadtest", *words, "--num-requests", "4", "--output-json", str(path))
     process.wait_for(path.exists)
     return process
 

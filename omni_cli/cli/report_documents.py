@@ -12,12 +12,12 @@ from omni_cli.profile_record import load_profile_record
 from omni_cli.record import SCHEMA as BENCH_SCHEMA
 from omni_cli.record import load_record
 from omni_cli.record_file import Kind, read_document, read_json
-from omni_cli.report.bench_json import COMPARE_SCHEMA
 from omni_cli.report.html.bench_part import bench_document
 from omni_cli.report.html.compare_part import compare_page_document
 from omni_cli.report.html.elements import Document
 from omni_cli.report.html.profile_part import profile_document
-from omni_cli.report.html.stored import CompareDocument
+from omni_cli.results import COMPARE_SCHEMA, CompareRecord
+from omni_cli.stats.verdicts import own_answer
 from omni_cli.text import visible
 
 _SOURCES = "`omni bench --output-json FILE`, `omni profile` and `omni compare --json`"
@@ -58,11 +58,11 @@ def _profile(name: str, path: Path) -> Document:
 
 
 def _bench(name: str, path: Path) -> Document:
-    return bench_document(name, load_record(path), visible(str(path)))
+    return bench_document(name, own_answer(load_record(path)), visible(str(path)))
 
 
 def _compare(name: str, path: Path) -> Document:
-    return compare_page_document(name, read_document(path, CompareDocument, _COMPARE)[1], visible(str(path)))
+    return compare_page_document(name, read_document(path, CompareRecord, _COMPARE)[1], visible(str(path)))
 
 
 _READERS: dict[str, Callable[[str, Path], Document]] = {

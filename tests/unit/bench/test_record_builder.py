@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from omni_cli.bench.outputs import save_arrays
 from omni_cli.bench.protocol import LoadedStage, Ran, StageMemory
-from omni_cli.bench.session import MAX_OUTPUT_FILES, Session
-from omni_cli.bench.variants import Variant
-from omni_cli.bench.verdicts import Question
+from omni_cli.bench.record_builder import MAX_OUTPUT_FILES, RecordBuilder
+from omni_cli.bench.treatments import Treatment
 from omni_cli.bench.workload import Workload
 from omni_cli.config.gate_file import GateLimits
 from omni_cli.config.loader import load_profile
 from omni_cli.errors import ExitCode
 from omni_cli.record import load_record, save_record
+from omni_cli.stats.verdicts import Question
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Session:
-    variants = [Variant("a", settings={"k": 1}), Variant("b", settings={"k": 2})]
+def session(tmp_path: Path) -> RecordBuilder:
+    variants = [Treatment("a", settings={"k": 1}), Treatment("b", settings={"k": 2})]
     workload = Workload().describe(load_profile("tiny-omni"))
-    return Session(variants, command=("omni", "bench"), environment={}, workload=workload, folder=tmp_path)
+    return RecordBuilder(variants, command=("omni", "bench"), environment={}, workload=workload, folder=tmp_path)
 
 
 def ran(e2e_s: float = 0.1, sha: str = "x", share: float = 1.0) -> Ran:
@@ -31,7 +32,7 @@ def ran(e2e_s: float = 0.1, sha: str = "x", share: float = 1.0) -> Ran:
     return Ran(e2e_s, {"ttft_s": e2e_s / 2}, {"output_tokens": 8.0}, sha, {"stages": share}, memory)
 
 
-def measure(session: Session, blocks: int, factor: float = 1.0) -> None:
+def measure(session: RecordBuilder, blocks: int, factor: float = 1.0) -> None:
     source = np.random.default_rng(0)
     for block in range(blocks):
         for position, variant in enumerate((0, 1, 1, 0)):
@@ -40,7 +41,7 @@ def measure(session: Session, blocks: int, factor: float = 1.0) -> None:
             session.sampled(variant, number, ran(time), block=block, position=position)
 
 
-def test_it_is_a_valid_record_at_any_moment(session: Session, tmp_path: Path) -> None:
+def test_it_is_a_valid_record_at_any_moment(session: RecordBuilder, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     save_record(session.record(), path)
     assert not session.has_samples and load_record(path) == load_record(path)
@@ -53,36 +54,36 @@ def test_it_is_a_valid_record_at_any_moment(session: Session, tmp_path: Path) ->
     assert loaded.variants[0].memory.peak_host_rss_bytes == 6
 
 
-def test_a_whole_record_has_summaries_comparisons_and_a_gate(session: Session, tmp_path: Path) -> None:
+def test_a_whole_record_has_summaries_comparisons_and_a_gate(session: RecordBuilder, tmp_path: Path) -> None:
     measure(session, 12, factor=1.2)
     answer = Question(GateLimits({"e2e_s": 0.05})).answer(session.record())
     assert answer.exit_code == ExitCode.REGRESSION
     path = tmp_path / "record.json"
     save_record(answer.complete_record(), path)
     record = load_record(path)
-    assert record.gate["verdict"] == "regression"
-    assert record.variants[0].summary["e2e_s"]["n"] == 24
-    assert {entry["metric"]: entry["verdict"] for entry in record.comparisons} == {
+    assert record.gate.verdict == "regression"
+    assert record.variants[0].summary["e2e_s"].n == 24
+    assert {entry.metric: entry.verdict for entry in record.comparisons} == {
         "e2e_s": "slower",
         "ttft_s": "slower",
     }
 
 
-def test_equal_variants_are_decided_and_pass(session: Session) -> None:
+def test_equal_variants_are_decided_and_pass(session: RecordBuilder) -> None:
     measure(session, 40)
     question = Question(GateLimits({"e2e_s": 0.05}))
     assert question.is_decided(session.record())
     assert question.answer(session.record()).exit_code == ExitCode.OK
 
 
-def test_few_blocks_decide_nothing(session: Session) -> None:
+def test_few_blocks_decide_nothing(session: RecordBuilder) -> None:
     measure(session, 3, factor=2)
     question = Question()
     assert not question.is_decided(session.record())
     assert question.answer(session.record()).exit_code == ExitCode.INCONCLUSIVE
 
 
-def test_a_variant_whose_times_do_not_add_up_has_failed(session: Session) -> None:
+def test_a_variant_whose_times_do_not_add_up_has_failed(session: RecordBuilder) -> None:
     for number in range(4):
         session.sampled(0, number, ran(share=0.05), block=number, position=0)
         session.sampled(1, number, ran(), block=number, position=1)
@@ -92,11 +93,11 @@ def test_a_variant_whose_times_do_not_add_up_has_failed(session: Session) -> Non
     assert Question().answer(session.record()).exit_code == ExitCode.RUN_FAILED
 
 
-def outputs(session: Session) -> dict:
-    return session.record().comparisons[0]["outputs"]
+def outputs(session: RecordBuilder) -> dict:
+    return msgspec.to_builtins(session.record().comparisons[0].outputs)
 
 
-def test_outputs_that_are_equal_unknown_and_apart(session: Session) -> None:
+def test_outputs_that_are_equal_unknown_and_apart(session: RecordBuilder) -> None:
     assert outputs(session) == {"identical": None, "max_abs_diff": None}
     session.warmed_up(0, 0, ran(sha="x"))
     session.warmed_up(1, 0, ran(sha="x"))
@@ -108,7 +109,7 @@ def test_outputs_that_are_equal_unknown_and_apart(session: Session) -> None:
     assert outputs(session) == {"identical": False, "max_abs_diff": 0.25}
 
 
-def test_only_hashes_of_later_outputs_are_left_to_say_that_they_differ(session: Session) -> None:
+def test_only_hashes_of_later_outputs_are_left_to_say_that_they_differ(session: RecordBuilder) -> None:
     assert session.output_file(0, MAX_OUTPUT_FILES) is None
     for variant in (0, 1):
         save_arrays(session.output_file(variant, 0), {"0.audio.0": np.array([0.1], np.float32)})
@@ -117,7 +118,7 @@ def test_only_hashes_of_later_outputs_are_left_to_say_that_they_differ(session: 
     assert outputs(session) == {"identical": False, "max_abs_diff": None}
 
 
-def test_what_really_ran_is_in_the_record(session: Session) -> None:
+def test_what_really_ran_is_in_the_record(session: RecordBuilder) -> None:
     session.measured[0].stages = (
         LoadedStage("thinker", "ar", 2.5, {"output_copy": "async"}, {"max_num_seqs": 8}, {"output_copy": "sync"}),
     )

@@ -1,10 +1,10 @@
 """Time that the load test's client adds to its measurements, and a comparison with vLLM's client.
 
-    python benchmarks/bench_url.py overhead
-    python benchmarks/bench_url.py vllm [--url http://127.0.0.1:8000 --model tiny-omni --tokenizer DIR]
+    python benchmarks/loadtest.py overhead
+    python benchmarks/loadtest.py vllm [--url http://127.0.0.1:8000 --model tiny-omni --tokenizer DIR]
 
 `overhead` needs no model: a server in a separate process sends tokens at a fixed pace, each with the time at which it
-was sent, on the clock that the client reads, too. `vllm` interleaves `omni bench --url` and the load generator behind
+was sent, on the clock that the client reads, too. `vllm` interleaves `omni loadtest` and the load generator behind
 `vllm bench serve` on one server (that one, if no other is named) and prints both medians.
 """
 
@@ -126,11 +126,11 @@ async def overhead(url: str, concurrency: int) -> None:
 def measure_omni(url: str, model: str, concurrency: int, folder: Path) -> dict[str, float]:
     path = folder / "omni.json"
     words = [
-        "--url", url, "--model", model, "--concurrency", str(concurrency), "--num-requests",
+        url, "--model", model, "--concurrency", str(concurrency), "--num-requests",
         str(REQUESTS * concurrency), "--num-iters", "1", "--num-iters-warmup", "1", "--input-len", "32",
         "--output-len", str(TOKENS), "--output-json", str(path), "-q",
     ]  # fmt: skip
-    subprocess.run([sys.executable, "-m", "omni_cli", "bench", *words], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "omni_cli", "loadtest", *words], check=True, stdout=subprocess.DEVNULL)
     (variant,) = load_record(path).variants
     return {name: statistics.median(request_values(variant, f"{name}_s")) * 1e3 for name in ("ttft", "tpot")}
 

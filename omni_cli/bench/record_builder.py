@@ -1,4 +1,4 @@
-"""What has been measured so far, as a record that is valid at any moment."""
+"""The measurements so far, as a record that is valid at any moment."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from omni_cli.bench.engagement import since
 from omni_cli.bench.memory import memory_of
 from omni_cli.bench.outputs import max_abs_difference
 from omni_cli.bench.protocol import LoadedStage, Ran
-from omni_cli.bench.variants import Variant
-from omni_cli.record import E2E, Memory, Record, Sample, Sampling, Utilisation
-from omni_cli.record import Variant as VariantRecord
+from omni_cli.bench.treatments import Treatment
+from omni_cli.record import E2E, Memory, Record, Sample, Sampling, Utilisation, Variant
+from omni_cli.results import Comparison, Outputs
 
 MAX_OUTPUT_FILES = 4
 """Of this many first iterations the outputs themselves are compared, of all others their hashes."""
@@ -24,9 +24,9 @@ MAX_OUTPUT_FILES = 4
 
 @dataclass
 class Measured:
-    """All that one variant has given."""
+    """The results of one variant."""
 
-    variant: Variant
+    treatment: Treatment
     stages: tuple[LoadedStage, ...] = ()
     samples: list[Sample] = field(default_factory=list)
     hashes: dict[int, str] = field(default_factory=dict)
@@ -42,13 +42,13 @@ class Measured:
         self.engagement = {stage.name: stage.engagement for stage in stages}
 
     def ran(self, ran: Ran) -> dict[str, dict[str, float]]:
-        """What the iteration that has just ended adds to the counters of each stage."""
+        """Counts of each stage in the iteration that has just ended."""
         before, self.engagement = self.engagement, ran.engagement
         return {name: since(before.get(name, {}), counters) for name, counters in ran.engagement.items()}
 
     def effective(self) -> dict[str, Any]:
-        """What really ran: settings as the engines have them, where these are not what was asked for, and which
-        share of the times their parts make up; the counters since the last loading."""
+        """The settings that the engines have, where they differ from those requested, the share of the times that
+        their parts make up, and the counters since the last loading."""
         if not self.stages:
             return {"server": self.server} if self.server else {}
         differing = [
@@ -64,19 +64,19 @@ class Measured:
         }
 
 
-class Session:
-    """Collects what variants give. `folder` is where they leave the outputs of their first iterations."""
+class RecordBuilder:
+    """Collects the results of variants. `folder` is where they leave the outputs of their first iterations."""
 
     def __init__(
         self,
-        variants: Sequence[Variant],
+        treatments: Sequence[Treatment],
         *,
         command: Sequence[str],
         environment: dict[str, Any],
         workload: dict[str, Any],
         folder: Path,
     ) -> None:
-        self.measured = [Measured(variant) for variant in variants]
+        self.measured = [Measured(treatment) for treatment in treatments]
         self.sampling = Sampling()
         self.utilisation: Utilisation | None = None
         self._command = tuple(command)
@@ -91,14 +91,14 @@ class Session:
         return any(measured.samples for measured in self.measured)
 
     def note(self, **conditions: Any) -> None:
-        """Add to what is said about how the measurement was made."""
+        """Add to the conditions of the measurement."""
         self._environment = {
             **self._environment,
             "conditions": {**self._environment.get("conditions", {}), **conditions},
         }
 
     def output_file(self, variant: int, number: int) -> Path | None:
-        """Where a variant leaves the outputs of iteration `number`; None for those that are only hashed."""
+        """The file for the outputs of iteration `number`; None for those that are only hashed."""
         return self._folder / f"{variant}-{number}.npz" if number < MAX_OUTPUT_FILES else None
 
     def warmed_up(self, variant: int, number: int, ran: Ran) -> None:
@@ -123,7 +123,7 @@ class Session:
             self.measured[variant].hashes.setdefault(number, ran.output_sha256)
 
     def check(self) -> None:
-        """Let a variant count as failed whose requests failed, or whose times are not made up by their parts."""
+        """Mark a variant as failed whose requests failed, or whose times are not made up by their parts."""
         for measured in self.measured:
             reason = failed_requests(measured.samples)
             reason = reason or unaccounted(measured.accounted, [sample.e2e_s for sample in measured.samples])
@@ -131,7 +131,7 @@ class Session:
                 measured.error = reason
 
     def record(self) -> Record:
-        """Everything so far, without summaries and verdicts, but with what is known of the outputs."""
+        """The record so far, without summaries and verdicts, but with the agreement of the outputs."""
         return Record(
             created=self._created,
             command=self._command,
@@ -143,7 +143,7 @@ class Session:
             comparisons=tuple(self._outputs(b) for b in range(1, len(self.measured))),
         )
 
-    def _outputs(self, b: int) -> dict[str, Any]:
+    def _outputs(self, b: int) -> Comparison:
         """The outputs of a variant against those of the first one."""
         first, other = self.measured[0], self.measured[b]
         numbers = sorted(first.hashes.keys() & other.hashes.keys())
@@ -154,10 +154,8 @@ class Session:
             known = [value for value in found if value is not None]
             # Zero would say that they agree, when it is the later ones, of which only hashes are left, that do not.
             difference = max(known) if len(known) == len(found) and any(known) else None
-        return {
-            "metric": E2E, "a": first.variant.name, "b": other.variant.name,
-            "outputs": {"identical": identical, "max_abs_diff": difference},
-        }  # fmt: skip
+        outputs = Outputs(identical, difference)
+        return Comparison(metric=E2E, a=first.treatment.name, b=other.treatment.name, outputs=outputs)
 
     def _difference(self, variant: int, number: int) -> float | None:
         if (variant, number) not in self._differences:
@@ -167,10 +165,10 @@ class Session:
         return self._differences[variant, number]
 
 
-def _variant_record(measured: Measured) -> VariantRecord:
-    return VariantRecord(
-        name=measured.variant.name,
-        settings=dict(measured.variant.settings),
+def _variant_record(measured: Measured) -> Variant:
+    return Variant(
+        name=measured.treatment.name,
+        settings=dict(measured.treatment.settings),
         effective=measured.effective(),
         samples=tuple(measured.samples),
         memory=measured.memory,

@@ -1,4 +1,4 @@
-"""`--vary KEY=A,B`: what is compared with what."""
+"""The treatments that a benchmark compares: `--vary KEY=A,B`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPENING = {"[": "]", "{": "}", '"': '"', "'": "'"}
 
 
 @dataclass(frozen=True)
-class Variant:
+class Treatment:
     """One treatment: options as after `--set`, environment variables, or the code in another folder.
 
     `settings` is what it sets, for the record.
@@ -54,7 +54,7 @@ class Setting:
         return self.key.startswith(ENVIRONMENT)
 
 
-def parse_vary(texts: Sequence[str], config: EngineConfig, stage: str) -> tuple[Variant, ...]:
+def parse_vary(texts: Sequence[str], config: EngineConfig, stage: str) -> tuple[Treatment, ...]:
     """All combinations of the values, the first ones first; none without any `--vary`.
 
     A key without a stage's name means the measured stages that have it. Raises `UsageError`.
@@ -74,7 +74,7 @@ def parse_vary(texts: Sequence[str], config: EngineConfig, stage: str) -> tuple[
         )
     if not axes:
         return ()
-    variants = [_variant(settings) for settings in itertools.product(*axes)]
+    variants = [_treatment(settings) for settings in itertools.product(*axes)]
     return tuple(_with_unique_name(variants, position) for position in range(len(variants)))
 
 
@@ -93,7 +93,7 @@ def _axis(text: str, config: EngineConfig, stage: str) -> list[Setting]:
     if key.startswith(ENVIRONMENT):
         name = key.removeprefix(ENVIRONMENT)
         if not _VARIABLE.fullmatch(name):
-            raise UsageError(f"`{visible(name, 80)}` is no name of an environment variable")
+            raise UsageError(f"`{visible(name, 80)}` is not the name of an environment variable")
         return [Setting(key, value) for value in values]
     keys = _full_keys(key, config, stage)
     return [Setting(key, value, tuple(f"{full}={value}" for full in keys)) for value in values]
@@ -128,8 +128,8 @@ def split_values(text: str) -> list[str]:
     return [value.strip() for value in values]
 
 
-def _variant(settings: Sequence[Setting]) -> Variant:
-    return Variant(
+def _treatment(settings: Sequence[Setting]) -> Treatment:
+    return Treatment(
         name=", ".join(f"{setting.key}={setting.value}" for setting in settings),
         overrides=tuple(text for setting in settings for text in setting.overrides),
         environment={s.key.removeprefix(ENVIRONMENT): s.value for s in settings if s.is_variable},
@@ -137,7 +137,7 @@ def _variant(settings: Sequence[Setting]) -> Variant:
     )
 
 
-def _with_unique_name(variants: Sequence[Variant], position: int) -> Variant:
+def _with_unique_name(variants: Sequence[Treatment], position: int) -> Treatment:
     """The same value twice is A against A, which is a fair question; records need two names for it."""
     name = variants[position].name
     earlier = sum(variant.name == name for variant in variants[:position])
@@ -146,7 +146,7 @@ def _with_unique_name(variants: Sequence[Variant], position: int) -> Variant:
     )
 
 
-def check_distinct(variants: Sequence[Variant], configs: Sequence[EngineConfig]) -> None:
+def check_distinct(variants: Sequence[Treatment], configs: Sequence[EngineConfig]) -> None:
     """Raise `UsageError` where values that are written differently mean the same configuration."""
     for (a, config_a), (b, config_b) in itertools.combinations(zip(variants, configs, strict=True), 2):
         is_same = config_a == config_b and a.environment == b.environment and a.code == b.code

@@ -1,4 +1,4 @@
-"""`omni bench --url` against a server whose answers are known: real HTTP, no model."""
+"""`omni loadtest` against a server whose answers are known: real HTTP, no model."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from omni_cli.record import Record, load_record, request_values
 pytestmark = pytest.mark.slow
 
 
-Bench = Callable[..., tuple[int, str, str]]
+LoadTest = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def bench(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
+def loadtest(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LoadTest:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> tuple[int, str, str]:
         """(exit code, stdout, stderr)"""
-        words = ["bench", *arguments]
+        words = ["loadtest", *arguments]
         monkeypatch.setattr("sys.argv", ["omni", *words])
         code = run(words)
         out, err = capsys.readouterr()
@@ -43,10 +43,10 @@ def record() -> Record:
     return load_record(Path("r.json"))
 
 
-def test_times_are_those_of_the_server(bench: Bench) -> None:
+def test_times_are_those_of_the_server(loadtest: LoadTest) -> None:
     with PlannedServer(lambda _: Plan(first_s=0.1, gap_s=0.03, tokens=5)) as server:
         slos = ("--slo", "ttft:5s", "--slo", "e2e:1ms")
-        code, out, err = bench("--url", server.url, "--concurrency", "4", *SHORT, *slos)
+        code, out, err = loadtest(server.url, "--concurrency", "4", *SHORT, *slos)
     assert (code, err) == (0, "")
     assert "planned, 8 requests, none failed, 7 tokens in, 5 tokens out" in out
     (variant,) = record().variants
@@ -62,9 +62,9 @@ def test_times_are_those_of_the_server(bench: Bench) -> None:
     assert (said["id"], said["owned_by"]) == ("planned", "test") and said["server"].startswith("BaseHTTP")
 
 
-def test_requests_are_the_same_for_all_and_say_what_was_asked_for(bench: Bench) -> None:
+def test_requests_are_the_same_for_all_and_say_what_was_asked_for(loadtest: LoadTest) -> None:
     with PlannedServer(lambda _: Plan()) as first, PlannedServer(lambda _: Plan()) as second:
-        code, out, _ = bench("--url", first.url, "--url", second.url, *SHORT, "--seed", "5", "--output-len", "9")
+        code, out, _ = loadtest(first.url, second.url, *SHORT, "--seed", "5", "--output-len", "9")
     assert code == 3, "two blocks decide nothing"
     assert "outputs" in out and "identical" in out
     key = json.dumps
@@ -81,27 +81,25 @@ def test_requests_are_the_same_for_all_and_say_what_was_asked_for(bench: Bench) 
     assert names == [server.url.removeprefix("http://") for server in (first, second)]
 
 
-def test_other_outputs_are_noticed(bench: Bench) -> None:
+def test_other_outputs_are_noticed(loadtest: LoadTest) -> None:
     with PlannedServer(lambda _: Plan()) as first, PlannedServer(lambda _: Plan(text="other ")) as second:
-        code, _, err = bench("--url", first.url, "--url", second.url, *SHORT, "--require-identical-outputs")
+        code, _, err = loadtest(first.url, second.url, *SHORT, "--require-identical-outputs")
     assert code == 5 and "outputs" in err
 
 
-def test_other_work_is_noticed(bench: Bench) -> None:
+def test_other_work_is_noticed(loadtest: LoadTest) -> None:
     with PlannedServer(lambda _: Plan()) as first, PlannedServer(lambda _: Plan(tokens=5)) as second:
-        _, _, err = bench("--url", first.url, "--url", second.url, *SHORT)
-        assert "did not do the same work: work.output_tokens (16 against 20)" in err
-        assert bench("--url", first.url, *SHORT)[0] == 0
-        code, _, err = bench("--url", second.url, "--num-iters", "1", "--num-requests", "4", "--baseline", "r.json")
+        code, _, err = loadtest(first.url, second.url, *SHORT)
+        assert code == 4 and "not comparable: work.output_tokens (16 against 20)" in err
+        assert loadtest(first.url, *SHORT)[0] == 0
+        code, _, err = loadtest(second.url, "--num-iters", "1", "--num-requests", "4", "--baseline", "r.json")
     assert code == 4 and "work.output_tokens" in err
 
 
-def test_a_slower_server_is_found_and_fails_the_gate(bench: Bench) -> None:
+def test_a_slower_server_is_found_and_fails_the_gate(loadtest: LoadTest) -> None:
     few = ("--num-iters", "16", "--num-iters-warmup", "1", "--num-requests", "4", "--concurrency", "4")
     with PlannedServer(lambda _: Plan(first_s=0.05)) as first, PlannedServer(lambda _: Plan(first_s=0.3)) as second:
-        code, out, err = bench(
-            "--url", first.url, "--url", second.url, *few, "--max-regression", "20%", "--junit", "g.xml", "--json"
-        )
+        code, out, err = loadtest(first.url, second.url, *few, "--max-regression", "20%", "--junit", "g.xml", "--json")
     assert code == 1 and "`e2e_s` is worse by" in err
     document = json.loads(out)
     verdicts = {entry["metric"]: entry["verdict"] for entry in document["comparisons"]}
@@ -110,21 +108,21 @@ def test_a_slower_server_is_found_and_fails_the_gate(bench: Bench) -> None:
     assert "chat of a server" in Path("g.xml").read_text()
 
 
-def test_a_baseline_of_another_port_is_comparable(bench: Bench) -> None:
+def test_a_baseline_of_another_port_is_comparable(loadtest: LoadTest) -> None:
     few = ("--num-iters", "10", "--num-iters-warmup", "1", "--num-requests", "4", "--concurrency", "4")
     with PlannedServer(lambda _: Plan(first_s=0.1)) as server:
-        assert bench("--url", server.url, *few, "--output-json", "base.json")[0] == 0
+        assert loadtest(server.url, *few, "--output-json", "base.json")[0] == 0
     with PlannedServer(lambda _: Plan(first_s=0.1)) as server:
-        code, out, err = bench("--url", server.url, *few, "--baseline", "base.json", "--max-regression", "400%")
+        code, out, err = loadtest(server.url, *few, "--baseline", "base.json", "--max-regression", "400%")
         assert code == 0, err
         assert "settings.url" in out and "pass" in out
-        code, _, err = bench("--url", server.url, *few, "--baseline", "base.json", "--output-len", "7")
+        code, _, err = loadtest(server.url, *few, "--baseline", "base.json", "--output-len", "7")
         assert code == 4 and "workload.output_len" in err
     assert run(["compare", "base.json", "base.json"]) == 0
     assert run(["report", "base.json", "-o", "page.html"]) == 0
 
 
-def test_what_fails_is_counted_and_fails_the_run(bench: Bench) -> None:
+def test_what_fails_is_counted_and_fails_the_run(loadtest: LoadTest) -> None:
     def plan(number: int) -> Plan:
         if number < 4:
             return Plan()
@@ -132,81 +130,81 @@ def test_what_fails_is_counted_and_fails_the_run(bench: Bench) -> None:
                 Plan(cut_after=2), Plan()][number % 4]  # fmt: skip
 
     with PlannedServer(plan) as server:
-        code, out, err = bench("--url", server.url, *SHORT)
+        code, out, err = loadtest(server.url, *SHORT)
     assert code == 6
     assert "4 of 8 requests failed: 2 x HTTP 429 queue_full, 2 x " in err and "the queue is full" in err
-    assert "hint: send less at once" in err
+    assert "hint: send fewer requests at once" in err
     assert "8 requests, 4 failed" in out
     for sample in record().variants[0].samples:
         assert sum(found.count for found in sample.failures.values()) == 2
         assert sample.requests["e2e_s"].count(None) == 2 and sample.work["requests"] == 2
 
 
-def test_a_gate_does_not_pass_over_failures(bench: Bench) -> None:
+def test_a_gate_does_not_pass_over_failures(loadtest: LoadTest) -> None:
     with (
         PlannedServer(lambda _: Plan()) as first,
         PlannedServer(lambda n: Plan(status=200 if n % 4 else 500)) as second,
     ):
-        code, out, _ = bench("--url", first.url, "--url", second.url, *SHORT, "--max-regression", "900%", "--json")
+        code, out, _ = loadtest(first.url, second.url, *SHORT, "--max-regression", "900%", "--json")
     assert code == 6 and json.loads(out)["gate"]["verdict"] == "failed"
 
 
-def test_a_server_that_answers_nothing_ends_the_run_at_once(bench: Bench) -> None:
+def test_a_server_that_answers_nothing_ends_the_run_at_once(loadtest: LoadTest) -> None:
     error = {"message": "Unrecognized request argument: ignore_eos", "type": "invalid_request_error", "code": None}
     with PlannedServer(lambda _: Plan(status=400, error=error)) as server:
-        code, out, err = bench("--url", server.url, *SHORT)
+        code, out, err = loadtest(server.url, *SHORT)
         assert len(server.bodies) == 4
-        assert bench("--url", server.url, *SHORT, "--no-ignore-eos")[0] == 6
+        assert loadtest(server.url, *SHORT, "--no-ignore-eos")[0] == 6
         assert all("ignore_eos" not in body for body in server.bodies[4:])
     assert (code, out) == (6, "") and not Path("r.json").exists()
     assert "answered none of 4 requests (warming up): 4 x HTTP 400; the first one: Unrecognized request" in err
     assert "`--no-ignore-eos`" in err
 
 
-def test_what_was_measured_before_a_server_dies_is_kept(bench: Bench) -> None:
+def test_what_was_measured_before_a_server_dies_is_kept(loadtest: LoadTest) -> None:
     with PlannedServer(lambda number: Plan(status=200 if number < 8 else 503)) as server:
-        code, out, err = bench("--url", server.url, "--num-iters", "9", *SHORT[2:])
+        code, out, err = loadtest(server.url, "--num-iters", "9", *SHORT[2:])
     assert code == 6 and "answered none of 4 requests (block 1): 4 x HTTP 503 refused" in err
     (variant,) = record().variants
     assert len(variant.samples) == 1 and "answered none" in variant.error
     assert "4 requests, none failed" in out
 
 
-def test_a_request_that_hangs_is_a_failure(bench: Bench) -> None:
+def test_a_request_that_hangs_is_a_failure(loadtest: LoadTest) -> None:
     with PlannedServer(lambda number: Plan(first_s=5.0 if number == 6 else 0.0)) as server:
-        code, _, err = bench("--url", server.url, *SHORT, "--request-timeout", "0.5")
+        code, _, err = loadtest(server.url, *SHORT, "--request-timeout", "0.5")
     assert code == 6 and "1 of 8 requests failed: 1 x timeout; the first one: no whole answer within 0.5 s" in err
 
 
-def test_without_usage_there_is_a_warning_and_no_guess(bench: Bench) -> None:
+def test_without_usage_there_is_a_warning_and_no_guess(loadtest: LoadTest) -> None:
     with PlannedServer(lambda _: Plan(with_usage=False)) as server:
-        code, _, err = bench("--url", server.url, *SHORT)
-    assert code == 0 and "does not say how many tokens it made" in err
+        code, _, err = loadtest(server.url, *SHORT)
+    assert code == 0 and "reports no token counts" in err
     for sample in record().variants[0].samples:
         assert set(sample.metrics) == {"ttft_s", "itl_s", "requests_per_second"}
         assert sample.work == {"requests": 4}
 
 
 @pytest.mark.parametrize("how", ["option", "joined", "environment"])
-def test_the_key_is_sent_and_never_shown(bench: Bench, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_the_key_is_sent_and_never_shown(loadtest: LoadTest, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     key = "sk-hunter2-0123456789"
     options = {"option": ["--api-key", key], "joined": [f"--api-key={key}"], "environment": []}[how]
     if how == "environment":
         monkeypatch.setenv("OPENAI_API_KEY", key)
     refusal = {"message": f"Incorrect API key provided: {key}", "code": "invalid_api_key"}
     with PlannedServer(lambda number: Plan(status=401 if number == 5 else 200, error=refusal)) as server:
-        code, out, err = bench("--url", server.url, *SHORT, *options, "-v", "--markdown", "m.md", "--json")
+        code, out, err = loadtest(server.url, *SHORT, *options, "-v", "--markdown", "m.md", "--json")
     assert code == 6 and "Incorrect API key provided: ***" in err
     assert all(headers["Authorization"] == f"Bearer {key}" for headers in server.headers)
     written = "".join(path.read_text() for path in Path().iterdir())
     assert key not in out + err + written
-    assert json.loads(out)["command"][:2] == ["omni", "bench"]
+    assert json.loads(out)["command"][:2] == ["omni", "loadtest"]
 
 
 @pytest.mark.parametrize("owner", ["vllm", "omni-cli"])
-def test_prompts_are_salted_where_the_server_remembers_them(bench: Bench, owner: str) -> None:
+def test_prompts_are_salted_where_the_server_remembers_them(loadtest: LoadTest, owner: str) -> None:
     with PlannedServer(lambda _: Plan(), owned_by=owner) as server:
-        assert bench("--url", server.url, "--vary", "concurrency=1,2", *SHORT)[0] in (0, 3)
+        assert loadtest(server.url, "--vary", "concurrency=1,2", *SHORT)[0] in (0, 3)
     salts = {body["cache_salt"] for body in server.bodies}
     assert len(salts) == 2, "one a variant, another one in every run"
     assert not any(salt in Path("r.json").read_text() for salt in salts)
@@ -220,23 +218,23 @@ def test_prompts_are_salted_where_the_server_remembers_them(bench: Bench, owner:
         (["planned"], "not as OpenAI's API does"),
     ],
 )
-def test_servers_that_are_none(bench: Bench, models: Any, message: str) -> None:
+def test_servers_that_are_none(loadtest: LoadTest, models: Any, message: str) -> None:
     with PlannedServer(lambda _: Plan(), models=models) as server:
-        code, _, err = bench("--url", server.url)
+        code, _, err = loadtest(server.url)
     assert code == 6 and message in err and not server.bodies
 
 
-def test_more_is_put_over_every_request(bench: Bench) -> None:
+def test_more_is_put_over_every_request(loadtest: LoadTest) -> None:
     with PlannedServer(lambda _: Plan()) as server:
-        assert bench("--url", server.url, *SHORT, "--model", "mine", "--extra-body", '{"top_k": 1, "seed": 7}')[0] == 0
+        assert loadtest(server.url, *SHORT, "--model", "mine", "--extra-body", '{"top_k": 1, "seed": 7}')[0] == 0
     assert {(body["model"], body["top_k"], body["seed"]) for body in server.bodies} == {("mine", 1, 7)}
 
 
-def test_an_open_loop_measures_a_stalled_server_as_its_users_do(bench: Bench) -> None:
+def test_an_open_loop_measures_a_stalled_server_as_its_users_do(loadtest: LoadTest) -> None:
     """One request of each window hangs for a second; those that are due meanwhile are sent, and answered."""
     with PlannedServer(lambda number: Plan(first_s=1.0 if number % 20 == 0 else 0.0, tokens=1)) as server:
         few = ("--num-iters", "1", "--num-iters-warmup", "1", "--num-requests", "20", "--output-json", "r.json")
-        code, _, err = bench("--url", server.url, "--request-rate", "40", *few)
+        code, _, err = loadtest(server.url, "--request-rate", "40", *few)
     assert code == 0, err
     (sample,) = record().variants[0].samples
     assert sorted(time_s > 1.0 for time_s in sample.requests["e2e_s"]) == [False] * 19 + [True]

@@ -1,20 +1,22 @@
-"""From a record to what is said about it: summaries, comparisons, the gate."""
+"""From a record to its verdicts: summaries, comparisons, the gate."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 
 from omni_cli.config.gate_file import GateLimits
 from omni_cli.errors import ExitCode
-from omni_cli.record import E2E, Record, Variant, metric_names
-from omni_cli.report.bench_json import comparisons_json, gate_json, summary_json
-from omni_cli.report.bench_notes import exit_code
-from omni_cli.stats.comparable import Difference, record_mismatches, split_allowed
+from omni_cli.record import E2E, Record
+from omni_cli.results import Difference, Summary
+from omni_cli.stats.blocks import block_medians
+from omni_cli.stats.comparable import record_mismatches, split_allowed
 from omni_cli.stats.compare import MARGIN
+from omni_cli.stats.disturbance import Disturbance, disturbances
 from omni_cli.stats.findings import Findings, compare_records, compare_within
-from omni_cli.stats.summary import Summary, summarise
+from omni_cli.stats.summary import summaries_of, summarise
 
 NARROW = 0.01
 """A single variant is measured until the interval of its median reaches no further than this share of it."""
@@ -22,7 +24,7 @@ NARROW = 0.01
 
 @dataclass(frozen=True)
 class Question:
-    """What a measurement is to answer. With a `baseline`, the limits are about that; else about the variants."""
+    """The question of a measurement. With a `baseline`, the limits are about that; else about the variants."""
 
     limits: GateLimits | None = None
     metrics: tuple[str, ...] | None = None
@@ -31,7 +33,7 @@ class Question:
     allowed: tuple[str, ...] = ()
 
     def answer(self, record: Record) -> Answer:
-        """Everything that can be said. Raises `UsageError` for an unknown metric."""
+        """Compare all that there is to compare. Raises `UsageError` for an unknown metric."""
         within = against_baseline = None
         metrics = None if self.metrics is None else list(self.metrics)
         if len(record.variants) > 1:
@@ -49,14 +51,15 @@ class Question:
         return Answer(record, within, against_baseline)
 
     def is_decided(self, record: Record) -> bool:
-        """Whether more blocks would change nothing."""
+        """More blocks would change nothing."""
         answer = self.answer(record)
         if answer.findings:
             return all(findings.is_decided for findings in answer.findings)
         return all(_is_narrow(summarise(variant, E2E)) for variant in record.variants)
 
     def mismatches(self, record: Record) -> tuple[Difference, ...]:
-        """Why the baseline cannot be compared with a record of this machine and workload; known before measuring."""
+        """Differences that forbid a comparison of the baseline with a record of this machine and workload; known before
+        measuring."""
         if self.baseline is None:
             return ()
         return split_allowed(record_mismatches(self.baseline, record), self.allowed)[0]
@@ -76,37 +79,40 @@ class Answer:
 
     @property
     def exit_code(self) -> ExitCode:
-        """The gate's; without one, what is bad about the variants, then about the baseline."""
-        codes = [exit_code(findings) for findings in self.findings]
+        """The gate's; without one, the first of the variants and of the baseline that is not 0."""
         if any(variant.error is not None for variant in self.record.variants):
             return ExitCode.RUN_FAILED
-        gated = [code for code, findings in zip(codes, self.findings, strict=True) if findings.gate is not None]
-        return next((code for code in gated or codes if code != ExitCode.OK), ExitCode.OK)
+        gated = [item.exit_code for item in self.findings if item.gate is not None]
+        codes = gated or [item.exit_code for item in self.findings]
+        return next((code for code in codes if code != ExitCode.OK), ExitCode.OK)
+
+    @cached_property
+    def summaries(self) -> dict[str, dict[str, Summary]]:
+        """By variant and metric."""
+        return {variant.name: summaries_of(variant) for variant in self.record.variants}
+
+    @cached_property
+    def block_medians(self) -> dict[str, dict[int, float]]:
+        """By variant and block, the median end-to-end time in seconds."""
+        found = {variant.name: block_medians(variant, E2E) for variant in self.record.variants}
+        return {name: dict(zip(*(part.tolist() for part in parts), strict=True)) for name, parts in found.items()}
+
+    @cached_property
+    def disturbances(self) -> tuple[Disturbance, ...]:
+        return disturbances(self.record)
 
     def complete_record(self) -> Record:
         """The record with summaries, comparisons and the gate's verdict."""
         gates = [findings.gate for findings in self.findings if findings.gate is not None]
-        outputs_only = [entry for entry in self.record.comparisons if not self.within]
         return msgspec.structs.replace(
             self.record,
-            variants=tuple(_with_summary(variant) for variant in self.record.variants),
-            comparisons=tuple(
-                [
-                    *outputs_only,
-                    *(e for findings in self.findings for pair in findings.pairs for e in comparisons_json(pair)),
-                ]
+            variants=tuple(
+                msgspec.structs.replace(variant, summary=self.summaries[variant.name])
+                for variant in self.record.variants
             ),
-            gate=gate_json(gates[0]) if gates else None,
+            comparisons=tuple(item for findings in self.findings for item in findings.comparisons),
+            gate=gates[0] if gates else None,
         )
-
-
-def summaries_of(variant: Variant) -> tuple[Summary, ...]:
-    found = (summarise(variant, metric) for metric in metric_names(variant))
-    return tuple(summary for summary in found if summary is not None)
-
-
-def _with_summary(variant: Variant) -> Variant:
-    return msgspec.structs.replace(variant, summary={s.metric: summary_json(s) for s in summaries_of(variant)})
 
 
 def _is_narrow(summary: Summary | None) -> bool:
@@ -114,3 +120,9 @@ def _is_narrow(summary: Summary | None) -> bool:
         return False
     low, high = summary.ci95
     return high - low <= 2 * NARROW * summary.median
+
+
+def own_answer(record: Record) -> Answer:
+    """The variants of a saved record compared anew, with the margin that it was made with."""
+    margin = next((item.margin for item in record.comparisons if item.margin), MARGIN)
+    return Question(margin=margin).answer(record)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_cli.bench.variants import Variant, check_distinct, parse_vary, split_values
+from omni_cli.bench.treatments import Treatment, check_distinct, parse_vary, split_values
 from omni_cli.config.loader import load_profile
 from omni_cli.errors import UsageError
 
@@ -85,8 +85,8 @@ def test_the_same_value_twice_is_a_against_a() -> None:
         (["thinker.max_num_seqs"], "is not KEY=A,B"),
         (["=1,2"], "is not KEY=A,B"),
         (["thinker.max_num_seqs=1"], "single value"),
-        (["env.=1,2"], "no name of an environment variable"),
-        (["env.A B=1,2"], "no name of an environment variable"),
+        (["env.=1,2"], "not the name of an environment variable"),
+        (["env.A B=1,2"], "not the name of an environment variable"),
         (["env.A=1,2", "env.A=3,4"], "given twice"),
         (["env.A=1,2,3", "env.B=1,2,3"], "9 variants"),
     ],
@@ -97,6 +97,6 @@ def test_mistakes(texts: list[str], part: str) -> None:
 
 
 def test_values_that_mean_the_same_configuration_are_a_mistake() -> None:
-    variants = [Variant("a", settings={"k": 1}), Variant("b", settings={"k": 2})]
+    variants = [Treatment("a", settings={"k": 1}), Treatment("b", settings={"k": 2})]
     with pytest.raises(UsageError, match="same configuration"):
         check_distinct(variants, [CONFIG, CONFIG])

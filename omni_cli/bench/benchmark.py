@@ -1,0 +1,123 @@
+"""The conductor of a benchmark: runs the harness, keeps the record on the disk current, and gives the answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from omni_cli.bench.checks import warnings as setting_warnings
+from omni_cli.bench.harness import Harness, Limits, State, VariantRunner, Watcher
+from omni_cli.bench.memory import Free, read_free
+from omni_cli.bench.protocol import Load, Loading
+from omni_cli.bench.record_builder import RecordBuilder
+from omni_cli.bench.utilisation import UtilisationSampler
+from omni_cli.record import Record, metric_names, save_record
+from omni_cli.stats.findings import check_limits, check_metrics
+from omni_cli.stats.verdicts import Answer, Question
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The variants to measure: `launch(index)` makes the runner of one, `load(index)` its first request."""
+
+    builder: RecordBuilder
+    launch: Callable[[int], VariantRunner]
+    load: Callable[[int], Load | None] = lambda _index: None
+
+
+class Benchmark:
+    """One measurement; passes the harness's events on to `watcher`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        question: Question,
+        limits: Limits,
+        watcher: Watcher,
+        *,
+        record_file: Path | None = None,
+        read_free: Callable[[], Free] = read_free,
+    ) -> None:
+        self._plan = plan
+        self._builder = plan.builder
+        self._question = question
+        self._limits = limits
+        self._watcher = watcher
+        self._read_free = read_free
+        self._keeper = _RecordKeeper(record_file)
+
+    @property
+    def has_samples(self) -> bool:
+        return self._builder.has_samples
+
+    async def run(self) -> None:
+        """Measure. The samples are kept, however this ends. Raises `VariantError` where a variant broke off."""
+        try:
+            await Harness(
+                self._builder,
+                launch=self._plan.launch,
+                load=self._plan.load,
+                limits=self._limits,
+                decided=self._question.is_decided,
+                watcher=self,
+                sampler=UtilisationSampler(),
+                read_free=self._read_free,
+            ).run()
+            self._builder.check()
+        finally:
+            self._keeper.stop()
+
+    def answer(self) -> Answer:
+        """The verdicts on the samples, which are then in the record on the disk, too."""
+        answer = self._question.answer(self._builder.record())
+        if self._keeper.path is not None:
+            save_record(answer.complete_record(), self._keeper.path)
+        return answer
+
+    def setting_warnings(self) -> list[str]:
+        """Settings that do not hold, and that the comparison is not about."""
+        measured = self._builder.measured
+        found = [text for item in measured for text in setting_warnings(item.treatment, item.stages)]
+        return list(dict.fromkeys(found))
+
+    def loading(self, variant: str, event: Loading) -> None:
+        self._watcher.loading(variant, event)
+
+    def warming_up(self, variant: str) -> None:
+        self._watcher.warming_up(variant)
+
+    def falling_back(self, reason: str) -> None:
+        self._builder.note(interleaving_reason=reason)
+        self._watcher.falling_back(reason)
+
+    def block_done(self, state: State) -> None:
+        self._keeper.save(state.record)
+        if state.blocks == 1:
+            self._check_names(state.record)
+        self._watcher.block_done(state)
+
+    def _check_names(self, record: Record) -> None:
+        """Check the metrics' names, which are known after the first block: a typo must not cost a minute."""
+        check_limits(self._question.limits, [record])
+        known = [name for variant in record.variants for name in metric_names(variant)]
+        check_metrics(self._question.metrics or (), known)
+
+
+@dataclass
+class _RecordKeeper:
+    """Saves the record; a save that an interrupt left running in its thread must not overwrite a later one."""
+
+    path: Path | None
+    _stopped: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def save(self, record: Record) -> None:
+        with self._lock:
+            if self.path is not None and not self._stopped:
+                save_record(record, self.path)
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True

@@ -1,0 +1,147 @@
+"""Variants of a profile on this machine: planned and checked before anything starts, then run in own processes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omni_cli.bench.against import checked_out, find_commit
+from omni_cli.bench.benchmark import Plan
+from omni_cli.bench.environment import read_environment
+from omni_cli.bench.profile_source import ProfileSource
+from omni_cli.bench.protocol import Load
+from omni_cli.bench.record_builder import RecordBuilder
+from omni_cli.bench.treatments import Treatment, check_distinct, parse_vary
+from omni_cli.bench.variant_process import Launch, VariantProcess
+from omni_cli.bench.workload import Workload
+from omni_cli.config.diagnostics import InvalidProfileError
+from omni_cli.config.schema import EngineConfig
+from omni_cli.errors import StageError
+
+
+@contextmanager
+def local_plan(
+    source: ProfileSource,
+    workload: Workload,
+    treatments: tuple[Treatment, ...],
+    *,
+    against: str | None,
+    command: tuple[str, ...],
+    verbose: bool,
+) -> Iterator[Plan]:
+    """The plan for these treatments, or for the only one `against` another commit. Raises `OmniError`."""
+    environment = read_environment()
+    with ExitStack() as stack:
+        if against is not None:
+            commit = find_commit(against)
+            first, second = _two_commits(commit.ref, commit.commit, environment["code"], treatments[0])
+            treatments = (replace(first, code=stack.enter_context(checked_out(commit))), second)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omni-bench-")))
+        builder = RecordBuilder(
+            treatments,
+            command=command,
+            environment=environment,
+            workload=workload.describe(source.load()),
+            folder=folder,
+        )
+        variants = _LocalVariants(treatments, source, workload, folder, verbose)
+        yield Plan(builder, variants.launch, variants.load)
+
+
+@dataclass(frozen=True)
+class _LocalVariants:
+    """The processes of a profile's variants, and their first requests."""
+
+    treatments: tuple[Treatment, ...]
+    source: ProfileSource
+    workload: Workload
+    folder: Path
+    verbose: bool
+
+    def launch(self, index: int) -> VariantProcess:
+        treatment = self.treatments[index]
+        return VariantProcess(Launch(treatment.name, treatment.environment, treatment.code), verbose=self.verbose)
+
+    def load(self, index: int) -> Load:
+        inputs = self.folder / "inputs"
+        return Load(
+            profile=self.source.profile,
+            overrides=(*self.source.overrides, *self.treatments[index].overrides),
+            model=self.source.model,
+            seed=self.source.seed,
+            trust_remote_code=self.source.trust_remote_code,
+            stage=self.workload.stage,
+            batch_size=self.workload.batch_size,
+            input_len=self.workload.input_len,
+            output_len=self.workload.output_len,
+            given_lengths=self.workload.given_lengths,
+            inputs=str(inputs),
+            records_inputs=not inputs.exists(),
+            verbose=self.verbose,
+        )
+
+
+def plan_treatments(
+    vary: tuple[str, ...], config: EngineConfig, workload: Workload, source: ProfileSource
+) -> tuple[Treatment, ...]:
+    """The treatments of `--vary`, or the profile as it is; every configuration checked. Raises `OmniError`."""
+    treatments = parse_vary(vary, config, workload.stage) or (Treatment(config.name),)
+    configs = [_load(source, treatment) for treatment in treatments]
+    check_distinct(treatments, configs)
+    for treatment, varied in zip(treatments, configs, strict=True):
+        _check_checkpoint(varied)
+        _check_device(treatment, varied)
+    return treatments
+
+
+def _two_commits(ref: str, commit: str, code: Mapping[str, Any], treatment: Treatment) -> tuple[Treatment, Treatment]:
+    """The other commit, which is the baseline, and this code."""
+    mine = code.get("commit", "")[:12] + (" + changes" if code.get("dirty") else "")
+    name = "this code" if mine.startswith(ref) else mine or "this code"
+    return (
+        replace(treatment, name=ref, settings={**treatment.settings, "code": commit}),
+        replace(treatment, name=name if name != ref else "this code", settings={**treatment.settings, "code": mine}),
+    )
+
+
+def _load(source: ProfileSource, treatment: Treatment) -> EngineConfig:
+    """A treatment's configuration; errors in its settings name `--vary`, where they were written."""
+    try:
+        return source.load(treatment.overrides)
+    except InvalidProfileError as error:
+        varied = {f"--set {text}" for text in treatment.overrides}
+        named = []
+        for item in error.diagnostics:
+            if item.place.source.label in varied:
+                written = replace(item.place.source, label=f"--vary {treatment.name}")
+                item = replace(item, place=replace(item.place, source=written))
+            named.append(item)
+        raise InvalidProfileError(named) from error
+
+
+def _check_device(treatment: Treatment, config: EngineConfig) -> None:
+    """Refuse settings that this machine cannot run. Raises `StageError`."""
+    from omni_cli.engine.devices import check_devices, has_cuda_device
+
+    check_devices(config)
+    if has_cuda_device():
+        return
+    from omni_cli.execution.copies import why_not_async
+
+    for stage in config.stages:
+        if stage.output_copy == "async" and "output_copy" in treatment.varied_keys(stage.name):
+            raise StageError(f"variant `{treatment.name}` cannot take effect: {why_not_async('cpu')}", stage=stage.name)
+
+
+def _check_checkpoint(config: EngineConfig) -> None:
+    """Refuse a checkpoint on the disk that does not fit. Raises `OmniError`."""
+    from omni_cli.checkpoints.resolve import is_built, resolve_model
+    from omni_cli.engine.checkpoint_fit import check_fit
+
+    model = resolve_model(config.model) if is_built(config.model) else config.model
+    if Path(model).is_dir():
+        check_fit(config, model)

@@ -1,0 +1,82 @@
+"""A load test as a benchmark: a variant for each server, or for each load."""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+from omni_cli.bench.benchmark import Plan
+from omni_cli.bench.environment import read_environment
+from omni_cli.bench.record_builder import RecordBuilder
+from omni_cli.bench.treatments import Treatment
+from omni_cli.errors import UsageError
+from omni_cli.loadtest.target import Target, find_targets
+from omni_cli.loadtest.traffic import ClosedLoop, Traffic
+from omni_cli.loadtest.variant import ServerVariant
+from omni_cli.loadtest.workload import ServerWorkload
+
+_SPARE_FILES = 64
+
+
+@contextmanager
+def server_plan(
+    urls: Sequence[str],
+    traffics: Sequence[Traffic],
+    workload: ServerWorkload,
+    *,
+    model: str | None,
+    api_key: str | None,
+    request_timeout_s: float,
+    command: tuple[str, ...],
+) -> Iterator[Plan]:
+    """The plan for these servers under these loads; asks each for its models. Raises `OmniError`."""
+    _allow_open_files(traffics, workload.num_requests)
+    pairs = [(target, traffic) for target in find_targets(urls, model, api_key) for traffic in traffics]
+    treatments = _treatments(pairs, varied=len(traffics) > 1)
+    environment = read_environment()
+    environment["versions"]["aiohttp"] = version("aiohttp")
+
+    def launch(index: int) -> ServerVariant:
+        target, traffic = pairs[index]
+        return ServerVariant(
+            treatments[index].name, target, workload, traffic, api_key=api_key, request_timeout_s=request_timeout_s
+        )
+
+    with tempfile.TemporaryDirectory(prefix="omni-bench-") as folder:
+        builder = RecordBuilder(
+            treatments, command=command, environment=environment, workload=workload.describe(), folder=Path(folder)
+        )
+        yield Plan(builder, launch)
+
+
+def _treatments(plans: Sequence[tuple[Target, Traffic]], *, varied: bool) -> list[Treatment]:
+    """Treatments named by the server or the load; a name that is repeated is A against A."""
+    found: list[Treatment] = []
+    for target, traffic in plans:
+        # An address may change from run to run; what is compared with a baseline is what was asked of it.
+        settings = {"url": target.url, "model": target.model}
+        name = target.url.partition("//")[2]
+        if varied:
+            settings |= traffic.settings
+            (value,) = traffic.settings.items()
+            name = "=".join(map(str, value))
+        earlier = sum(treatment.name.partition(" (")[0] == name for treatment in found)
+        found.append(Treatment(f"{name} ({earlier + 1})" if earlier else name, settings=settings))
+    return found
+
+
+def _allow_open_files(traffics: Sequence[Traffic], num_requests: int) -> None:
+    """Raise the limit of open files: every open request is a connection. Raises `UsageError` where it is too low."""
+    open_at_once = max(t.concurrency if isinstance(t, ClosedLoop) else num_requests for t in traffics)
+    needed = min(open_at_once, num_requests) + _SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        message = f"up to {open_at_once} requests at once need more open files than this system allows ({hard})"
+        raise UsageError(message, hint="raise the limit with `ulimit -Hn`, or send fewer: `--num-requests`")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -1,0 +1,193 @@
+"""Verdicts as records keep them: summaries, comparisons and gates, encoded and decoded by the same types.
+
+`omni_cli.stats` makes them, `omni_cli.report` shows them. Fields with a default of UNSET are left out of the JSON where
+there is nothing to say; all others are always written.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from omni_cli.errors import ExitCode
+
+COMPARE_SCHEMA: Final = "omni.compare/1"
+
+Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
+MemoryVerdict = Literal["more memory", "less memory", "same", "no difference", "inconclusive"]
+GateVerdict = Literal["pass", "regression", "inconclusive", "not comparable", "output mismatch", "failed"]
+
+Bounds = tuple[float, float]
+# What a page can draw on a logarithmic axis.
+Ratio = Annotated[float, msgspec.Meta(ge=1e-30, le=1e30)]
+
+EXIT_CODES: dict[GateVerdict, ExitCode] = {
+    "pass": ExitCode.OK,
+    "regression": ExitCode.REGRESSION,
+    "inconclusive": ExitCode.INCONCLUSIVE,
+    "not comparable": ExitCode.NOT_COMPARABLE,
+    "output mismatch": ExitCode.OUTPUT_MISMATCH,
+    "failed": ExitCode.RUN_FAILED,
+}
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A field with different values; `absent` on a side that lacks it."""
+
+    field: str
+    a: Any = None
+    b: Any = None
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True, rename={"minimum": "min", "maximum": "max"}):
+    """All samples of one metric, in the metric's unit; None where the sample does not support a number.
+
+    Percentiles are of single requests where a sample is a window of requests to a server; `requests` counts them.
+    """
+
+    n: int
+    median: float
+    ci95: Bounds | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    requests: int | UnsetType = UNSET
+
+    def percentile(self, percentile: int) -> float | None:
+        """The 90th or the 99th percentile; None where there are fewer than `samples_for` samples."""
+        return {90: self.p90, 99: self.p99}[percentile]
+
+
+class Outputs(msgspec.Struct, frozen=True):
+    """Agreement of the outputs of b with those of a; None where it was not recorded."""
+
+    identical: bool | None = None
+    max_abs_diff: float | None = None
+
+
+class Payback(msgspec.Struct, frozen=True, kw_only=True):
+    """The gain and the cost of `mode` against `other`, the other variant of the pair.
+
+    `gained_s` are seconds per request, below 0 where it is slower; `ci95` is their interval, where there is one.
+    `bytes_more` is of device memory allocated, or of resident host memory where there is no device. `requests` is how
+    many of them earn `preparation_s` back: None where it is not faster, or not surely so.
+    """
+
+    mode: str
+    other: str
+    gained_s: float
+    ci95: Bounds | None = None
+    bytes_more: int | None = None
+    preparation_s: float
+    requests: int | None = None
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric of variant `b` against variant `a`.
+
+    `ratio` is b over a of the medians, block by block where the two were `interleaved`; `ci95` is its interval. Both
+    are None where there is nothing to divide. `blocks_needed` is about how many more would decide: absent where the
+    verdict is decided, None where no number would. `work` are the amounts of work in which the two differ on purpose;
+    `payback` is with the end-to-end time.
+    """
+
+    metric: str
+    a: str
+    b: str
+    a_median: float | None = None
+    b_median: float | None = None
+    ratio: Ratio | None = None
+    ci95: tuple[Ratio, Ratio] | None = None
+    ratio_of_medians: float | None = None
+    verdict: Verdict = "inconclusive"
+    margin: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0.0
+    blocks: int = 0
+    interleaved: bool = False
+    blocks_needed: int | UnsetType | None = UNSET
+    reason: str | UnsetType = UNSET
+    work: tuple[Difference, ...] | UnsetType = UNSET
+    outputs: Outputs = Outputs()
+    payback: Payback | UnsetType = UNSET
+
+
+class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True):
+    """A peak that both variants measured, in bytes.
+
+    `bounds` are those of the ratio, where two loads of the same code differ (host RSS); sizes that the allocator
+    counts are exact and have none.
+    """
+
+    metric: str
+    a: str
+    b: str
+    a_bytes: int
+    b_bytes: int
+    ratio: float = 1.0
+    verdict: MemoryVerdict = "same"
+    bounds: Bounds | UnsetType = UNSET
+
+
+class GateMetric(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One limit. `change` and `ci95` say how much worse b is (0.05 is 5 %; below 0 it is better).
+
+    `detectable` is the smallest regression that this many blocks show in 80 % of the cases. `place` says where the
+    limit was written.
+    """
+
+    metric: str
+    a: str
+    b: str
+    verdict: GateVerdict
+    limit: float
+    change: float | None
+    ci95: Bounds | None
+    detectable: float | None = None
+    p_value: float | None = None
+    place: str | None = None
+    reason: str | None = None
+    blocks_needed: int | None = None
+
+
+class GateResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The judgement of all limits. `blocks_needed` is about how many more blocks would decide every open limit."""
+
+    verdict: GateVerdict
+    max_regression: float | None = None
+    max_abs_diff: float | None = None
+    blocks_needed: int | None = None
+    metrics: tuple[GateMetric, ...] = ()
+    mismatches: tuple[Difference, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return EXIT_CODES[self.verdict]
+
+
+class RecordOrigin(msgspec.Struct, frozen=True):
+    """The file of a record that was compared."""
+
+    path: str
+    created: str = ""
+
+
+class CompareRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The document of `omni compare --json`.
+
+    Where the two may not be compared there are no comparisons, because they would be read as verdicts.
+    """
+
+    schema: Literal["omni.compare/1"] = COMPARE_SCHEMA
+    a: RecordOrigin
+    b: RecordOrigin
+    comparable: bool
+    mismatches: tuple[Difference, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    unmatched: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    memory: tuple[MemoryPeak, ...] = ()
+    gate: GateResult | None = None
