@@ -34,7 +34,7 @@ def main() -> int:
     jobs = [
         (options.target, number, count, share, options.seed, options.seconds) for number, share in enumerate(shares)
     ]
-    # A process that hangs ends itself, and this one then says so instead of waiting for it.
+    # A process that hangs ends itself, and this one then reports it instead of waiting for it.
     with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
         results = list(pool.map(run_share, *zip(*jobs, strict=True)))
     ends = sum((result["ends"] for result in results), collections.Counter())

@@ -8,7 +8,7 @@ import random
 import re
 from typing import Any
 
-# What no JSON or YAML library would write; stands for itself in the text.
+# What no JSON or YAML library would write; is its own text.
 RAW = [
     "NaN",
     "Infinity", "-Infinity", "1e999", "-1e999", "9" * 400, "-0", "1e-400", "01", "0x10", "1_000", "+1", ".5",

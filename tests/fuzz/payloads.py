@@ -172,7 +172,7 @@ def _decode(case: Case) -> Any:
 
 
 def _compare(case: Case, decoded: Any) -> None:
-    """`decoded` against what msgspec makes of the same bytes when it is told nothing about them."""
+    """`decoded` against what msgspec makes of the same bytes without types."""
     limits = case.limits
     assert len(case.raw) <= limits.max_payload_bytes
     said = msgspec.msgpack.decode(case.raw)

@@ -34,7 +34,7 @@ BOMBS = bombs()
 
 
 class Case(NamedTuple):
-    """`kind` is what the record was; `shows` says whether it is compared and drawn as well, which takes longest."""
+    """`kind` is what the record was; `shows` is whether it is compared and drawn as well, which takes longest."""
 
     kind: str
     content: bytes

@@ -15,7 +15,7 @@ from typing import Any
 
 BATCH = 250
 CASE_CPU_S = 20  # of processor time, whatever else the machine does; a case takes milliseconds
-HANG_S = 600  # of a batch that stands still without using the processor
+HANG_S = 600  # of a batch that stalls without using the processor
 MEMORY_EVERY = 50
 MAX_FINDINGS = 20
 MAX_GROWTH_BYTES = 2**30
@@ -67,7 +67,7 @@ def run_share(target: str, first_batch: int, step: int, num_cases: int, seed: in
 
 
 def _bound_memory() -> None:
-    """What asks for more than `MAX_GROWTH_BYTES` from here on gets a `MemoryError`, which is a finding."""
+    """Limit memory: more than `MAX_GROWTH_BYTES` from here on is a `MemoryError`, which is a finding."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + MAX_GROWTH_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

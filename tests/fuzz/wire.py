@@ -1,4 +1,4 @@
-"""What the command's process and a stage's process say to each other, damaged."""
+"""Messages between the command's process and a stage's process, damaged."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Layers(torch.nn.Module):
         return x
 
 
-def test_replays_equal_eager_calls_bit_for_bit_and_stay_as_they_were_handed_out():
+def test_replays_equal_eager_calls_bit_for_bit_and_keep_their_outputs():
     module = Layers()
     inputs = [(torch.randn(64, 256, device="cuda"), torch.tensor(1.0 - step / 10, device="cuda")) for step in range(8)]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Execution modes of whole pipelines on the device, through the executor: the same pictures, counted."""
+"""Execution modes of whole pipelines on the device, through the executor: the same images, counted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(executor, *requests: DiffusionRequest) -> list[DiffusionOutput]:
 
 
 def predictions(executor, module, request: DiffusionRequest) -> tuple[np.ndarray, list[torch.Tensor]]:
-    """The picture and all that the denoiser has predicted for it."""
+    """The image and all that the denoiser has predicted for it."""
     seen = []
     hook = module.register_forward_hook(
         lambda _module, _args, output: seen.append((output[0] if isinstance(output, tuple) else output.sample).clone())
@@ -67,7 +67,7 @@ def test_cudagraph_gives_what_eager_gives_bit_for_bit(folders, model):
     for (eager, eager_seen), (graph, graph_seen) in zip(made["eager"], made["cudagraph"], strict=True):
         np.testing.assert_array_equal(graph, eager)
         assert all(torch.equal(a, b) for a, b in zip(graph_seen, eager_seen, strict=True))
-        assert eager.std() > 5, "a flat picture would equal anything"
+        assert eager.std() > 5, "a flat image would equal anything"
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -85,7 +85,7 @@ def test_graphs_do_not_outlive_the_weights_that_they_read(folders, level):
     executor.shutdown()
 
 
-def test_async_copies_bring_the_same_pictures_in_order_and_pinned(folders):
+def test_async_copies_bring_the_same_images_in_order_and_pinned(folders):
     requests = [DiffusionRequest(str(seed), "a cat", seed=seed) for seed in range(4)]
     made = {}
     for output_copy in ("sync", "async"):

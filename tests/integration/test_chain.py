@@ -1,4 +1,4 @@
-"""The chain as its users see it: events in order, modalities, pictures, and requests that fail alone."""
+"""The chain as its users see it: events in order, modalities, images, and requests that fail alone."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_bad_requests_fail_alone(tiny_omni):
     assert "Chelsie" in results["speaker"].error.hint
 
 
-def test_picture_equals_plain_diffusers_bit_for_bit(tiny_image):
+def test_image_equals_plain_diffusers_bit_for_bit(tiny_image):
     from diffusers import DiffusionPipeline
 
     pipeline = DiffusionPipeline.from_pretrained(resolve_model("builtin:tiny-image"), torch_dtype=torch.float32)

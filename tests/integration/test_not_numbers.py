@@ -1,4 +1,4 @@
-"""A model that computes NaN for one request: that request's error says so, and the others in its batch finish.
+"""A model that computes NaN for one request: that request fails with an error, and the others in its batch finish.
 
 The checkpoint has NaN where only one of the requests looks: in the embedding of a character, and in a speaker's.
 """

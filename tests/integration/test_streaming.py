@@ -34,18 +34,18 @@ def spoken(name: str, prompt: str = "Tell me about the rain.", max_tokens: int =
 
 
 def requests(prefix: str, *, stream: bool) -> list[GenerateRequest]:
-    """Answers shorter and longer than their speech, prompts with a picture and a sound, and an answer that is given."""
+    """Answers shorter and longer than their speech, prompts with an image and a sound, and an answer that is given."""
     noise = np.random.default_rng(0)
     sound = (noise.standard_normal(8_000).astype(np.float32) * 0.1, 16_000)
-    picture = noise.integers(0, 255, (56, 84, 3), dtype=np.uint8)
+    image = noise.integers(0, 255, (56, 84, 3), dtype=np.uint8)
     made = [
         spoken("one", max_tokens=1),
         spoken("two", max_tokens=2),
         spoken("short", "Good morning.", max_tokens=9),
         spoken("long", "Tell me a story about a tin roof, and then another one.", max_tokens=300),
         spoken("sound", "What is it?", audio=(sound,)),
-        spoken("picture", "What is it?", images=(picture,)),
-        spoken("both", "And now?", audio=(sound,), images=(picture,), max_tokens=20),
+        spoken("image", "What is it?", images=(image,)),
+        spoken("both", "And now?", audio=(sound,), images=(image,), max_tokens=20),
         spoken("given", reply="It rained all night.", seed=5),
     ]
     return [
@@ -84,7 +84,7 @@ def at_once(tiny_omni) -> list[RequestResult]:
 
 @pytest.fixture(scope="module")
 def slow_thinker(start_engine):
-    """Two requests and sixteen tokens at a time; streams, in small chunks, unless it is told not to."""
+    """Two requests and sixteen tokens at a time; streams, in small chunks, unless disabled."""
     return start_engine(
         "tiny-omni",
         "thinker.max_num_batched_tokens=16",
@@ -115,7 +115,7 @@ def test_one_after_another_are_the_same_bit_for_bit_as_at_once(tiny_omni, at_onc
 
 @pytest.mark.parametrize("name", sample(["slow_thinker", "slow_talker"], ["slow_thinker"]))
 def test_a_slow_stage_changes_nothing(request, name):
-    """`full` talker prompts, in which pictures and sounds have positions of their own."""
+    """`full` talker prompts, in which images and sounds have positions of their own."""
     engine = request.getfixturevalue(name)
     expected = engine.run_all(requests("whole", stream=False)[1:])
     assert_alike(engine.run_all(requests("streamed", stream=True)[1:]), expected)
@@ -176,7 +176,7 @@ def test_chunks_that_are_no_whole_blocks_are_refused(start_brief_engine):
 
 
 def test_leaving_in_the_middle_frees_every_stage(tiny_omni):
-    """What is left of a request shows in what comes after it: slots, memory and rows are there for eight others."""
+    """Remains of a request would show in later ones: slots, memory and rows suffice for eight others."""
 
     async def leave(name: str) -> int:
         seen = 0

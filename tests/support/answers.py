@@ -1,4 +1,4 @@
-"""What a script of tests/support answers: engines that need a process of their own, with its environment, run there."""
+"""Answers of scripts in tests/support, which run engines that need a separate process with its own environment."""
 
 from __future__ import annotations
 

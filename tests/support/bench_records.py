@@ -72,7 +72,7 @@ def record(*variants: Variant, environment: dict[str, Any] | None = None, **work
 def pair(
     blocks: int = 40, slowdown: float = 1.0, *, seed: int = 0, cv: float = 0.05, lag1: float = 0.75, base: float = 0.1
 ) -> tuple[Variant, Variant]:
-    """Two variants that took turns, A B B A, on a machine with that noise; `b` is `slowdown` times slower."""
+    """Two interleaved variants, A B B A, on a machine with that noise; `b` is `slowdown` times slower."""
     times = base * correlated(np.random.default_rng(seed), (blocks * 4,), lag1=lag1, cv=cv).reshape(blocks, 4)
     return (
         variant("a", times[:, [0, 3]], slots=ABBA[0], metrics={"ttft_s": 0.3}),

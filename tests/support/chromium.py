@@ -81,7 +81,7 @@ class Chromium:
         return result["result"].get("value")
 
     def accessible(self) -> list[dict[str, Any]]:
-        """What a screen reader gets: the nodes of the accessibility tree that are not ignored."""
+        """The screen reader's view: the nodes of the accessibility tree that are not ignored."""
         nodes = self.call("Accessibility.getFullAXTree")["nodes"]
         return [node for node in nodes if not node.get("ignored")]
 

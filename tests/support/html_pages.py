@@ -1,4 +1,4 @@
-"""What a reader gets from an HTML page, taken apart with the standard library's parser."""
+"""The text of an HTML page as a reader sees it, by the standard library's parser."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ GARBAGE = 0xA5
 
 
 class LateDevice:
-    """A `CopyBackend` whose clock stands still unless `pass_time` is called or somebody waits.
+    """A `CopyBackend` whose clock stops unless `pass_time` is called or somebody waits.
 
     A destination is garbage until its copy is due. Like a real device it knows addresses only: it reads whatever the
     source holds by then, and writes to where it was told even if another tensor lives there now.

@@ -28,7 +28,7 @@ ROOT = Path(omni_cli.__file__).parents[1]
 TIMEOUT_S = 240
 # Short answers, where their length does not matter.
 SHORT = ("--set", "thinker.sampling.max_tokens=8", "--set", "talker.sampling.max_tokens=16")
-# Processes that are told to end may need a moment on a busy machine.
+# Processes asked to end may need a moment on a busy machine.
 GONE_WITHIN_S = 30
 
 _MARK = "OMNI_TEST_RUN"
@@ -54,7 +54,7 @@ sys.addaudithook(watch)
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended; `leftovers` names processes, temporary files and shared memory that outlived it."""
+    """The result of a command; `leftovers` names processes, temporary files and shared memory that outlived it."""
 
     code: int
     out: str

@@ -37,7 +37,7 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """What an error says; its shape is OpenAI's."""
+        """The content of an error, in OpenAI's shape."""
         error = self.document["error"]
         assert set(error) == {"message", "type", "param", "code"}
         return error

@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Plan:
-    """How one chat is answered. `status` other than 200 is an error; `cut_after` breaks off after so many tokens."""
+    """The answer to one chat. `status` other than 200 is an error; `cut_after` breaks off after so many tokens."""
 
     first_s: float = 0.0
     gap_s: float = 0.0
@@ -102,7 +102,7 @@ class _QuietServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that go away are a part of the tests."""
+        """Ignore clients that disconnect: they are part of the tests."""
 
 
 def _event(handler: BaseHTTPRequestHandler, document: dict[str, Any]) -> None:

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def shared_memory() -> list[str]:
-    """What this process and its ranks have of Python's shared memory; a name that is no more ends in `(deleted)`."""
+    """Python's shared memory in this process and its ranks; the name of an unlinked one ends in `(deleted)`."""
     import psutil
 
     this = psutil.Process()
@@ -90,7 +90,7 @@ Feeding = Callable[[dict[str, Feed]], None]
 
 
 def handoff_parts(stage: Any, request: dict[str, Any], *, whole: bool) -> list[dict[str, Any]]:
-    """What a thinker that makes a token a step would hand over."""
+    """The handoff of a thinker that makes one token per step."""
     import torch
 
     from omni_cli.models.qwen2_5_omni.partial_handoff import PartialHandoff

@@ -3,7 +3,7 @@
 Reads a JSON task from stdin: `model`, `engine` (EngineArgs), `rounds` (lists of requests, each round run to its end:
 `id`, `prompt`, `max_tokens`, `wants`, `logprobs`, `abort_after` steps), `stock` (vLLM's own worker), `late` (outputs
 travel through an asynchronous copy on a device that is late, and what they are copied from is overwritten at once).
-With a `speculative_config` the answer says how many draft tokens were scheduled and how many of them accepted. Writes
+With a `speculative_config` the answer has how many draft tokens were scheduled and how many of them accepted. Writes
 JSON to the path in argv.
 """
 
@@ -102,7 +102,7 @@ def _runner(engine: Any) -> Any:
 
 
 def _left(runner: Any) -> int:
-    """How much the runner still holds of requests."""
+    """Number of requests of which the runner still holds something."""
     return len(runner.request_payloads) + len(runner.row_ledger._next_position)
 
 

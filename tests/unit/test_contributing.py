@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says has to be true: its paths and commands exist, and its first change works."""
+"""CONTRIBUTING.md is true: its paths and commands exist, and its first change works."""
 
 from __future__ import annotations
 

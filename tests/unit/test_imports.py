@@ -1,4 +1,4 @@
-"""What may be imported when: the command line answers without the libraries that take seconds to load."""
+"""Import times: the command line answers without the libraries that take seconds to load."""
 
 import itertools
 import json

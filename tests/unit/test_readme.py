@@ -1,4 +1,4 @@
-"""What README.md shows has to be true: its profile is valid, its commands exist."""
+"""README.md is true: its profile is valid, its commands exist."""
 
 import re
 from pathlib import Path

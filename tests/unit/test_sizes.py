@@ -1,7 +1,7 @@
 """Files of at most 400 lines, functions of at most 60, docstring and signature included.
 
-A longer one says why, in a comment that begins with `# Long:`: as a line of its own in the file, beside or right above
-a function's `def`.
+A longer one gives its reason, in a comment that begins with `# Long:`: as a line of its own in the file, beside or
+right above a function's `def`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REASON = "# Long: "
 
 
 def too_long(source: str) -> Iterator[str]:
-    """What is too long in a file, without a reason beside it."""
+    """Everything too long in a file, without a reason next to it."""
     lines = source.splitlines()
     if len(lines) > MAX_FILE_LINES and not any(line.startswith(REASON) for line in lines):
         yield f"{len(lines)} lines"

@@ -128,7 +128,9 @@ class Notes:
         pass
 
 
-def test_variants_that_do_not_fit_together_are_loaded_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variants_that_do_not_fit_together_are_loaded_alternately(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("omni_cli.bench.harness.MAX_PER_LOAD", 2)
     config = load_profile("tiny-image")
     session = RecordBuilder(

@@ -84,7 +84,7 @@ def test_diffusion_modes_on_a_cpu(tmp_path):
     for model in ("sana-0.6b", "token2wav"):
         record = load_record(tmp_path / f"{model}.json")
         plain, eager, compiled, graph = record.variants
-        assert plain.output_sha256 == eager.output_sha256, "the executor's picture is the plain call's"
+        assert plain.output_sha256 == eager.output_sha256, "the executor's image is the plain call's"
         assert eager.samples[0].engagement["execution=eager"]["eager_calls"] > 0
         assert compiled.effective["engagement"]["compiled_graphs"] > 0
         assert not graph.samples and "needs a CUDA device" in graph.error

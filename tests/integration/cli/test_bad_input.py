@@ -23,7 +23,7 @@ USAGE, FAILED, CLOSED_PIPE = 2, 6, 141
 
 # Arguments; the files that they name (content by name) lie in the folder that the command runs in.
 FILES = {
-    "text.txt": b"this is neither sound nor picture\n",
+    "text.txt": b"this is neither sound nor image\n",
     "empty": b"",
     "bad.yaml": b"version: 1\nname: x\ndtype: float32\nmodel: builtin:tiny-omni\n"
     b"stages:\n  a: {kind: arr, backend: vllm}\n",
@@ -62,7 +62,7 @@ WITHOUT_ENGINE = {
     "no steps": (["hi", "-p", "tiny-image", "--num-inference-steps", "0"], "`--num-inference-steps`"),
     "no tokens": (["hi", "--max-tokens", "0"], "`--max-tokens` must be from 1"),
     "temperature below zero": (["hi", "--temperature", "-1"], "`--temperature` must be from 0"),
-    "temperature that is no number": (["hi", "--temperature", "nan"], "`--temperature` must be from 0"),
+    "temperature that is not a number": (["hi", "--temperature", "nan"], "`--temperature` must be from 0"),
     "unknown modality": (["hi", "--modalities", "smell"], "`smell`"),
     "modality that is not made": (["hi", "--modalities", "image"], "makes text and audio"),
     "no time": (["hi", "--timeout", "0"], "`--timeout`"),
@@ -225,7 +225,7 @@ def test_speakers_that_only_loading_shows_to_be_broken(folder: Path, copy_of: Ca
 
 @pytest.mark.slow
 def test_bad_requests_fail_alone(folder: Path) -> None:
-    """What only the model knows to be wrong: one run, one error a line, and the good one in between is kept."""
+    """Mistakes that only the model can find: one run, one error per line, and the good one in between is kept."""
     lines = [
         {"prompt": "word " * 3000},
         {"prompt": "hello", "request_id": "good"},
@@ -295,7 +295,7 @@ def test_full_disk(folder: Path, full_disk: Path) -> None:
 
 @pytest.mark.slow
 def test_disk_that_is_full_when_the_answer_comes(folder: Path) -> None:
-    """Files may have 8 KiB: enough to begin with, not for a picture. One request of a text-only answer is kept."""
+    """Files may have 8 KiB: enough to begin with, not for an image. One request of a text-only answer is kept."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 10, 8 << 10))

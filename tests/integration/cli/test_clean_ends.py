@@ -23,7 +23,7 @@ MOMENTS = sample([0.0, 0.01, 0.04, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95], [0.0,
 
 @pytest.fixture(scope="module")
 def run_s(tmp_path_factory: pytest.TempPathFactory) -> float:
-    """How long a whole run takes, in seconds."""
+    """Duration of a whole run, in seconds."""
     ended = run_omni(tmp_path_factory.mktemp("whole"), "generate", "hi", *SHORT, "--json")
     ended.check_clean()
     assert (ended.code, ended.output_files) == (OK, ("0.wav",))
@@ -156,7 +156,7 @@ def test_a_stage_that_is_killed_while_it_loads(folder: Path) -> None:
 
 
 def build_begun(place: Path) -> bool:
-    """Whether something stands in the folder that a build writes to before it is whole."""
+    """Tell whether there is anything in the folder that a build writes to before it is complete."""
     return any(any(partial.iterdir()) for partial in place.glob(".*.partial-*"))
 
 

@@ -111,13 +111,13 @@ def test_while_loading(folder: Path, point: tuple[str, str], kind: str) -> None:
         ],
     ),
 )
-def test_pictures(folder: Path, place: str, kind: str) -> None:
-    """Of many pictures, in the middle: those that are done are whole, the others say what happened."""
+def test_images(folder: Path, place: str, kind: str) -> None:
+    """Of many images, in the middle: those that are done are whole, the others report what happened."""
     lines = [{"request_id": str(number), "prompt": "a cat", "seed": number} for number in range(24)]
     (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     settings = ("--set", "image.step_timeout_s=3", "--set", "image.max_num_seqs=4")
     arguments = ("--requests", "requests.jsonl", "--profile", "tiny-image", *settings)
-    # Input is taken before there is a first picture.
+    # Input is taken before there is a first image.
     when = folder / "out" / "0.png" if place != "take input" else None
     ended = run(folder, f"{kind}@{place}@image", *arguments, when=when)
     assert ended.code == FAILED, ended.err
@@ -128,8 +128,8 @@ def test_pictures(folder: Path, place: str, kind: str) -> None:
     assert {f"{name}.png" for name in done} == set(ended.output_files)
     assert done and "0" in done if when is not None else "0" not in done
     for name in done:
-        with Image.open(folder / "out" / f"{name}.png") as picture:
-            assert picture.convert("RGB").size == (64, 64)
+        with Image.open(folder / "out" / f"{name}.png") as image:
+            assert image.convert("RGB").size == (64, 64)
     for name in results.keys() - done:
         assert WORDS[kind] in results[name]["message"], name
 

@@ -1,4 +1,4 @@
-"""A batch whose pictures travel to the host beside the next request, on a device whose copies are late."""
+"""A batch whose images are copied to the host during the next request, on a device whose copies are late."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def executor():
 
 @pytest.fixture
 def device(executor):
-    """A copy of a picture takes one second of this device, and each step 0.6."""
+    """A copy of an image takes one second of this device, and each step 0.6."""
     device, own = LateDevice(bytes_per_s=PICTURE_BYTES), executor._runner._output_copy
     executor._runner._output_copy = AsyncCopy(device)
     yield device
@@ -35,7 +35,7 @@ def device(executor):
 
 
 def run(executor, requests, device=None) -> tuple[list[str], dict]:
-    """What happened in its order, such as "a1" for the first step of request a and "a!" for its output."""
+    """Events in order, such as "a1" for the first step of request a and "a!" for its output."""
     events, outputs = [], {}
 
     def on_step(request_id: str, done: int, total: int) -> None:
@@ -52,7 +52,7 @@ def run(executor, requests, device=None) -> tuple[list[str], dict]:
     return events, outputs
 
 
-def test_a_picture_is_delivered_in_the_step_after_it_has_arrived_and_the_last_is_waited_for(executor, device):
+def test_an_image_is_delivered_in_the_step_after_it_has_arrived_and_the_last_is_waited_for(executor, device):
     requests = [DiffusionRequest(name, "a cat", seed=seed) for seed, name in enumerate("abc")]
     events, outputs = run(executor, requests, device)
     assert events == ["a1", "a2", "a3", "b1", "b2", "a!", "b3", "c1", "c2", "b!", "c3", "c!"]
@@ -69,7 +69,7 @@ def test_a_picture_is_delivered_in_the_step_after_it_has_arrived_and_the_last_is
         assert len(times.denoise_step_s) == STEPS and times.vae_decode_s > 0
 
 
-def test_a_bad_picture_is_the_error_of_its_own_request_also_when_the_next_one_runs(executor, device):
+def test_a_bad_image_is_the_error_of_its_own_request_also_when_the_next_one_runs(executor, device):
     requests = [
         DiffusionRequest("a", "a cat"),
         # One step divides by zero.
@@ -94,7 +94,7 @@ def test_an_abort_of_the_next_request_does_not_lose_the_one_under_way(executor, 
     assert second.finish_reason == "abort"
 
 
-def test_a_kept_picture_is_not_overwritten_by_later_ones(executor, device):
+def test_a_kept_image_is_not_overwritten_by_later_ones(executor, device):
     kept = [run(executor, [DiffusionRequest("0", "a cat", seed=seed)], device)[1]["0"].pixels for seed in range(3)]
     copies = [pixels.copy() for pixels in kept]
     run(executor, [DiffusionRequest("0", "a dog", seed=9)], device)

@@ -68,14 +68,14 @@ def run(executor, *requests: DiffusionRequest, **callbacks) -> list[DiffusionOut
     return list(executor.execute_model(DiffusionSchedulerOutput(requests), **callbacks).outputs)
 
 
-def picture(executor, request: DiffusionRequest) -> np.ndarray:
+def make_image(executor, request: DiffusionRequest) -> np.ndarray:
     (output,) = run(executor, request)
     if output.error is not None:
         raise output.error
     return output.pixels
 
 
-def plain_picture(pipeline, prompt: str, seed: int, **arguments) -> np.ndarray:
+def plain_image(pipeline, prompt: str, seed: int, **arguments) -> np.ndarray:
     arguments = {"height": 64, "width": 64, "num_inference_steps": STEPS, **arguments}
     generator = torch.Generator("cpu").manual_seed(seed)
     return np.asarray(pipeline(prompt=prompt, generator=generator, **arguments).images[0])
@@ -95,16 +95,16 @@ def plain_picture(pipeline, prompt: str, seed: int, **arguments) -> np.ndarray:
         ("stable_diffusion", {"guidance_scale": 1.0, "height": 32, "width": 48}),
     ],
 )
-def test_a_picture_is_the_plain_call_s_bit_for_bit(executors, plain, model, arguments):
+def test_an_image_is_the_plain_call_s_bit_for_bit(executors, plain, model, arguments):
     request = DiffusionRequest.from_arguments("0", "a red cat", 11, arguments)
-    made = picture(executors[model], request)
+    made = make_image(executors[model], request)
     assert made.dtype == np.uint8 and made.flags.c_contiguous
-    np.testing.assert_array_equal(made, plain_picture(plain[model], "a red cat", 11, **arguments))
-    assert made.std() > 5, "a flat picture would equal anything"
+    np.testing.assert_array_equal(made, plain_image(plain[model], "a red cat", 11, **arguments))
+    assert made.std() > 5, "a flat image would equal anything"
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_same_seed_gives_the_same_picture_whatever_else_is_in_the_batch(executors, plain, model):
+def test_the_same_seed_gives_the_same_image_whatever_else_is_in_the_batch(executors, plain, model):
     prompts = ["a cat", "a much longer prompt about two dogs", "a cat", "rain"]
     negatives = ["x", "something long to avoid", "x", "y"]
     requests = [
@@ -113,19 +113,19 @@ def test_the_same_seed_gives_the_same_picture_whatever_else_is_in_the_batch(exec
     ]
     together = run(executors[model], *requests)
     for request, output in zip(requests, together, strict=True):
-        alone = plain_picture(plain[model], request.prompt, request.seed, negative_prompt=request.negative_prompt)
+        alone = plain_image(plain[model], request.prompt, request.seed, negative_prompt=request.negative_prompt)
         np.testing.assert_array_equal(output.pixels, alone)
     assert not np.array_equal(together[0].pixels, together[2].pixels), "the seed must matter"
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_stacked_pictures_differ_by_rounding_only(folders, plain, model):
+def test_stacked_images_differ_by_rounding_only(folders, plain, model):
     executor = start(folders[model], STAGE.model_copy(update={"batching": "stacked"}))
     steps: list[str] = []
     requests = [DiffusionRequest(str(i), p, seed=i) for i, p in enumerate(["a cat", "a long dog", "a cat"])]
     outputs = run(executor, *requests, on_step=lambda name, done, total: steps.append(name))
     for request, output in zip(requests, outputs, strict=True):
-        alone = plain_picture(plain[model], request.prompt, request.seed)
+        alone = plain_image(plain[model], request.prompt, request.seed)
         assert np.abs(output.pixels.astype(int) - alone).max() <= 1
     # Prompts of one length share a call: their steps alternate, and the third's come after.
     assert steps == ["0", "2"] * STEPS + ["1"] * STEPS
@@ -133,13 +133,13 @@ def test_stacked_pictures_differ_by_rounding_only(folders, plain, model):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_prompt_cache_works_and_changes_no_picture(folders, plain, model):
+def test_the_prompt_cache_works_and_changes_no_image(folders, plain, model):
     cached, uncached = start(folders[model]), start(folders[model], prompt_cache_entries=0)
     request = DiffusionRequest("0", "a cat", negative_prompt="a dog")
     seeds = (1, 2, 3)
     for seed in seeds:
         one = DiffusionRequest("0", request.prompt, negative_prompt=request.negative_prompt, seed=seed)
-        np.testing.assert_array_equal(picture(cached, one), picture(uncached, one))
+        np.testing.assert_array_equal(make_image(cached, one), make_image(uncached, one))
     calls = {"qwen_image": 2, "stable_diffusion": 1}[model]  # calls of encode_prompt in one pipeline call
     assert cached.effective["prompt_cache_misses"] == calls
     assert cached.effective["prompt_cache_hits"] == calls * (len(seeds) - 1)
@@ -201,7 +201,7 @@ def test_steps_are_reported_and_timed(executors):
         on_output=lambda output: ready.append((output.request_id, len(seen))),
     )
     assert seen == [(name, done, STEPS) for name in ("0", "1") for done in range(1, STEPS + 1)]
-    assert ready == [("0", STEPS), ("1", 2 * STEPS)], "a picture comes out as soon as it is whole"
+    assert ready == [("0", STEPS), ("1", 2 * STEPS)], "an image comes out as soon as it is whole"
     for output in outputs:
         times = output.times
         parts = [times.text_encode_s, *times.denoise_step_s, times.vae_decode_s]
@@ -222,8 +222,8 @@ def test_an_aborted_request_ends_at_its_next_step_and_leaves_no_trace(executors,
     assert seen == [("0", 1), *(("1", done) for done in range(1, STEPS + 1))]
     # The same id again: nothing of the abort is remembered, and the scheduler's state is fresh.
     for seed in (0, 1):
-        made = picture(executor, DiffusionRequest(str(seed), "a cat", seed=seed))
-        np.testing.assert_array_equal(made, plain_picture(plain["stable_diffusion"], "a cat", seed))
+        made = make_image(executor, DiffusionRequest(str(seed), "a cat", seed=seed))
+        np.testing.assert_array_equal(made, plain_image(plain["stable_diffusion"], "a cat", seed))
 
 
 def test_a_deadline_ends_one_request_and_not_the_others(executors, plain):
@@ -246,7 +246,7 @@ def test_a_deadline_ends_one_request_and_not_the_others(executors, plain):
     assert all(isinstance(output.error, DeadlineError) for output in outputs[:2])
     assert "request slow" in outputs[1].error.message
     assert seen.count("late") == 0 and 1 <= seen.count("slow") < STEPS
-    np.testing.assert_array_equal(outputs[2].pixels, plain_picture(plain["qwen_image"], "a cat", 4))
+    np.testing.assert_array_equal(outputs[2].pixels, plain_image(plain["qwen_image"], "a cat", 4))
 
 
 def test_an_interrupt_comes_through_and_the_executor_goes_on(executors, plain):
@@ -255,8 +255,8 @@ def test_an_interrupt_comes_through_and_the_executor_goes_on(executors, plain):
 
     with pytest.raises(KeyboardInterrupt):
         run(executors["qwen_image"], DiffusionRequest("0", "a cat"), on_step=on_step)
-    made = picture(executors["qwen_image"], DiffusionRequest("0", "a cat", seed=2))
-    np.testing.assert_array_equal(made, plain_picture(plain["qwen_image"], "a cat", 2))
+    made = make_image(executors["qwen_image"], DiffusionRequest("0", "a cat", seed=2))
+    np.testing.assert_array_equal(made, plain_image(plain["qwen_image"], "a cat", 2))
 
 
 # --- Bad requests ---
@@ -384,12 +384,12 @@ def test_a_failure_inside_the_pipeline_is_that_request_s_error(executors, plain)
     error = outputs[0].error
     assert isinstance(error, StageError) and error.request_id == "bad" and error.stage == "image"
     assert "Traceback" in error.details and "Traceback" not in error.message
-    np.testing.assert_array_equal(outputs[1].pixels, plain_picture(plain["stable_diffusion"], "a cat", 1))
+    np.testing.assert_array_equal(outputs[1].pixels, plain_image(plain["stable_diffusion"], "a cat", 1))
     executor.check_health()
 
 
-def test_a_picture_that_is_none_is_refused(executors):
-    """One step divides by zero in this schedule; the plain call gives a black picture and a warning."""
+def test_an_invalid_image_is_refused(executors):
+    """One step divides by zero in this schedule; the plain call gives a black image and a warning."""
     (output,) = run(executors["qwen_image"], DiffusionRequest("0", "a cat", num_inference_steps=1))
     assert isinstance(output.error, InputError) and output.pixels is None
     assert "not numbers" in output.error.message and "`num_inference_steps`" in output.error.hint
@@ -496,7 +496,7 @@ def test_cudagraph_without_a_device_is_refused_before_anything_is_loaded(tmp_pat
 
 
 @pytest.mark.slow
-def test_compiled_blocks_run_and_make_nearly_the_same_picture(folders, plain):
+def test_compiled_blocks_run_and_make_nearly_the_same_image(folders, plain):
     stage = DiffusionStageConfig.named(
         name="image", num_inference_steps=STEPS, height=64, width=64, execution="compile"
     )
@@ -506,8 +506,8 @@ def test_compiled_blocks_run_and_make_nearly_the_same_picture(folders, plain):
     executor.compile_or_warm_up_model()
     warm = executor.engagement
     assert warm["compiled_graphs"] >= 1 and warm["compile_s"] > 0, "asked for is not yet done"
-    made = picture(executor, DiffusionRequest("0", "warm-up", seed=3))
-    assert np.abs(made.astype(int) - plain_picture(plain["qwen_image"], "warm-up", 3)).max() <= 1
+    made = make_image(executor, DiffusionRequest("0", "warm-up", seed=3))
+    assert np.abs(made.astype(int) - plain_image(plain["qwen_image"], "warm-up", 3)).max() <= 1
     assert executor.engagement == warm, "the first request of the profile's shape compiles nothing more"
     executor.shutdown()
 
@@ -517,7 +517,7 @@ def test_eager_calls_and_copies_are_counted_and_the_copy_of_a_cpu_is_none(folder
         name="image", num_inference_steps=STEPS, height=64, width=64, output_copy="async"
     )
     executor = start(folders["qwen_image"], stage)
-    picture(executor, DiffusionRequest("0", "a cat"))
+    make_image(executor, DiffusionRequest("0", "a cat"))
     engagement = executor.engagement
     assert (engagement["eager_calls"], engagement["graph_replays"], engagement["copies"]) == (STEPS, 0, 0)
     assert executor.effective["execution"] == "eager" and executor.effective["output_copy"] == "sync"
@@ -543,7 +543,7 @@ def test_sleep_refuses_requests_until_wake_up(folders, plain, level):
     assert executor.is_sleeping, "there is no KV cache, so nothing wakes"
     executor.wake_up(["weights"])
     assert not executor.is_sleeping and not executor.sleeping_tags
-    np.testing.assert_array_equal(picture(executor, request), plain_picture(plain["qwen_image"], "a cat", 9))
+    np.testing.assert_array_equal(make_image(executor, request), plain_image(plain["qwen_image"], "a cat", 9))
     executor.shutdown()
 
 
@@ -561,7 +561,7 @@ def test_a_pipeline_from_elsewhere_is_used_and_made_again_after_level_2(folders,
     executor.wake_up()
     assert executor._pipeline is made[1]
     request = DiffusionRequest("0", "a cat", seed=9)
-    np.testing.assert_array_equal(picture(executor, request), plain_picture(plain["qwen_image"], "a cat", 9))
+    np.testing.assert_array_equal(make_image(executor, request), plain_image(plain["qwen_image"], "a cat", 9))
     executor.shutdown()
 
 
@@ -592,7 +592,7 @@ def test_weights_that_cannot_come_back_are_a_permanent_failure(folders, tmp_path
 def test_nothing_is_left_after_shutdown(folders):
     threads = set(threading.enumerate())
     executor = start(folders["qwen_image"])
-    picture(executor, DiffusionRequest("0", "a cat"))
+    make_image(executor, DiffusionRequest("0", "a cat"))
     pipeline = executor._pipeline
     left = [weakref.ref(part) for part in (pipeline.transformer, pipeline.vae, pipeline.text_encoder)]
     del pipeline

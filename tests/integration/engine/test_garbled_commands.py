@@ -1,4 +1,4 @@
-"""What reaches a stage's process and is no command ends that stage with one error, at once, whatever it is doing."""
+"""Messages other than commands end a stage with one error, at once, whatever it is doing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def engine(start_engine: Any) -> Any:
 
 
 @pytest.mark.parametrize("garbled", [b"\xc1\xc1", b"\x81\xa4type\xa5Alive"], ids=repr)
-def test_a_garbled_command_ends_the_stage_and_says_so(engine: Any, garbled: bytes) -> None:
+def test_a_garbled_command_ends_the_stage_with_an_error(engine: Any, garbled: bytes) -> None:
     if "image" in engine.llm.failed_stages:
         engine._call(engine.llm.restart("image"))
     client = engine.llm._clients["image"]

@@ -162,7 +162,7 @@ def test_broken_copies_are_caught(broken, steps):
 
 
 class PageableDevice(LateDevice):
-    """Says that it hands out page-locked memory, and does not."""
+    """Claims to allocate page-locked memory, and does not."""
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return tensor.is_pinned()
@@ -297,7 +297,7 @@ def test_shapes_and_types_arrive(shape, dtype):
         assert host.shape == tensor.shape and host.dtype == dtype and torch.equal(host, tensor)
 
 
-def test_on_a_cpu_async_is_sync_and_says_why():
+def test_on_a_cpu_async_is_sync_with_a_reason():
     copy = make_output_copy("async", "cpu")
     assert copy.mode == "sync"
     assert why_not_async("cpu") == (

@@ -53,7 +53,7 @@ def text(length: int, seed: int) -> torch.Tensor:
 
 
 def denoise(transformer, steps: int = 3, return_dict: bool = False) -> list[torch.Tensor]:
-    """What QwenImagePipeline does with classifier-free guidance: two branches a step, texts of unlike lengths."""
+    """Classifier-free guidance as in QwenImagePipeline: two branches per step, texts of unlike lengths."""
     latents = torch.randn(1, 16, 16, generator=torch.Generator().manual_seed(1))
     seen = []
     for step in range(steps):
@@ -144,7 +144,7 @@ def test_a_cache_that_decides_in_each_step_is_refused(transformer, monkeypatch):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test says that it lacks")
-def test_cudagraph_without_cuda_says_what_is_missing(transformer, device):
+def test_cudagraph_without_cuda_names_what_is_missing(transformer, device):
     with pytest.raises(StageError) as caught:
         prepare_denoiser(transformer, "cudagraph", stage="image", device=device)
     assert caught.value.message.endswith("`execution: cudagraph` needs a CUDA device, and this machine has none")

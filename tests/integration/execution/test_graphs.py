@@ -53,14 +53,14 @@ def test_a_second_call_replays_with_the_new_contents():
     assert counters.capture_s > 0
 
 
-def test_what_was_handed_out_stays_as_it_was():
+def test_outputs_are_not_overwritten():
     graphs, _ = manager()
     first = graphs(torch.zeros(2))[0]
     graphs(torch.ones(2))
     assert first.tolist() == [1, 1]
 
 
-def test_without_clones_the_next_replay_overwrites_what_was_handed_out():
+def test_without_clones_the_next_replay_overwrites_outputs():
     graphs, _ = manager(clone_outputs=False)
     first = graphs(torch.zeros(2))[0]
     assert graphs(torch.ones(2))[0] is first

@@ -180,7 +180,7 @@ def prompts(processor) -> dict[str, dict]:
     """Text, audio and image prompts: what the processor takes, by name."""
     rng = np.random.default_rng(0)
     noise = (0.1 * rng.standard_normal(24_000)).astype(np.float32)
-    picture = Image.fromarray(rng.integers(0, 255, (196, 228, 3), dtype=np.uint8))
+    image = Image.fromarray(rng.integers(0, 255, (196, 228, 3), dtype=np.uint8))
 
     def chat(*parts: dict) -> str:
         message = [{"role": "user", "content": list(parts)}]
@@ -191,7 +191,7 @@ def prompts(processor) -> dict[str, dict]:
         "hello": {"text": chat({"type": "text", "text": "hello"})},
         "question": {"text": chat({"type": "text", "text": "How are you today?"})},
         "audio": {"text": chat({"type": "audio"}, question), "audio": [noise]},
-        "image": {"text": chat({"type": "image"}, question), "images": [picture]},
+        "image": {"text": chat({"type": "image"}, question), "images": [image]},
     }
 
 
@@ -321,13 +321,13 @@ def test_tiny_image_draws(image_folder: Path) -> None:
         call = {"height": 64, "width": 64, "num_inference_steps": 4, "output_type": "np"}
         return pipeline(prompt, generator=generator, **call).images[0]
 
-    picture = draw("a red house", 0)
-    assert picture.shape == (64, 64, 3)
-    assert np.isfinite(picture).all()
-    assert picture.std() > 0.05
-    assert np.array_equal(picture, draw("a red house", 0))
-    assert np.abs(picture - draw("a red house", 1)).mean() > 0.05
-    assert np.abs(picture - draw("a blue boat", 0)).mean() > 0.01
+    image = draw("a red house", 0)
+    assert image.shape == (64, 64, 3)
+    assert np.isfinite(image).all()
+    assert image.std() > 0.05
+    assert np.array_equal(image, draw("a red house", 0))
+    assert np.abs(image - draw("a red house", 1)).mean() > 0.05
+    assert np.abs(image - draw("a blue boat", 0)).mean() > 0.01
 
 
 def test_the_image_instruction_is_as_long_as_diffusers_expects(image_folder: Path) -> None:

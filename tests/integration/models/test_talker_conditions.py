@@ -23,7 +23,7 @@ NUM_ROWS, SIZE, HIDDEN, VOCABULARY, MASK = 16, 6, 4, 32, 31
 
 
 class Inner(nn.Module):
-    """Stands for the layers: hands on what it is given."""
+    """Replaces the layers: returns its input."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ def token2wav() -> Qwen2_5OmniToken2WavModel:
 def speak(
     model, name: str, num_codes: int, guidance_scale: float, embeddings=None, num_frames: int | None = None
 ) -> torch.Tensor:
-    """A mel spectrogram of the speaker, whose reference has `num_frames`; `embeddings` are told who speaks."""
+    """A mel spectrogram of the speaker, whose reference has `num_frames`; `embeddings` get the speaker."""
     dit = model.code2wav_dit_model
     draw = torch.Generator().manual_seed(SPEAKERS[name])
     voice = torch.randn(1, dit.config.enc_emb_dim, generator=draw)
@@ -53,7 +53,7 @@ def speak(
 REQUESTS = [("Chelsie", 12, 0.5), ("Ethan", 12, 0.5), ("Chelsie", 12, 0.5), ("Ethan", 7, 0.0), ("Chelsie", 12, 0.0)]
 
 
-def test_speakers_that_take_turns_sound_as_in_transformers_and_are_encoded_once_each():
+def test_alternating_speakers_sound_as_in_transformers_and_are_encoded_once_each():
     plain, model = token2wav(), token2wav()
     encoder, runs = model.code2wav_dit_model.input_embed.spk_encoder, []
     encoder.blocks[0].register_forward_hook(lambda *_: runs.append(1))

@@ -174,7 +174,7 @@ def test_stage_times_add_up(run: Run) -> None:
 def test_operators_have_modules_and_lie_on_the_common_axis(run: Run) -> None:
     end_us = max(event["ts"] + event["dur"] for event in run.track("iterations"))
     assert len(run.operator_times_us) > 1000
-    # A stage that has handed over its result may have a last operator to run while the command ends the iteration; a
+    # A stage that has sent its result may have a last operator to run while the command ends the iteration; a
     # clock that is not the common one would be off by much more.
     assert all(begin >= -1 and end <= end_us + TAIL_US for begin, end in run.operator_times_us)
     late = sum(end > end_us for _, end in run.operator_times_us)

@@ -1,4 +1,4 @@
-"""What records inside a stage's process, on small modules in this one."""
+"""Recording inside a stage's process, on small modules in this one."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_marks_of_modules_are_closed_after_an_error(model: Model) -> None:
     model(torch.randn(2, 5, 8))
     other = nn.Linear(2, 2)
     other(torch.randn(1, 2))
-    assert opened == [], "nobody is told after the end, or of modules that are not the stage's"
+    assert opened == [], "no calls after the end, or for modules that are not the stage's"
 
 
 def test_a_trace_with_ranges_modules_and_allocations(model: Model, tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ PROFILE = ("--profile", "tiny-image", "--set", "image.num_inference_steps=40")
 
 @pytest.fixture(scope="module")
 def requests(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures that differ, and a line that is none."""
+    """Different images, and an invalid line."""
     path = tmp_path_factory.mktemp("requests") / "requests.jsonl"
-    lines = [json.dumps({"prompt": f"picture {number}", "seed": number}) for number in range(NUM_REQUESTS)]
+    lines = [json.dumps({"prompt": f"image {number}", "seed": number}) for number in range(NUM_REQUESTS)]
     path.write_text("\n".join([*lines, '{"prom": 1}']) + "\n")
     return path
 
@@ -28,10 +28,10 @@ def requests(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_one_process(requests: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("one")
     run_omni(folder, "generate", *PROFILE, "--requests", str(requests))
-    return pictures(folder / "out")
+    return images_in(folder / "out")
 
 
-def pictures(folder: Path) -> dict[str, bytes]:
+def images_in(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.png")}
 
 
@@ -55,7 +55,7 @@ def check_document(ended: Ended, folder: Path, in_one_process: dict[str, bytes])
     statuses = [result["status"] for result in document["results"]]
     assert statuses == ["ok"] * NUM_REQUESTS + ["error"]
     assert ended.code == 2, "of the bad line"
-    assert pictures(folder) == in_one_process
+    assert images_in(folder) == in_one_process
     ended.check_clean()
     return document
 
@@ -74,7 +74,7 @@ def replica_processes(running: OmniProcess) -> list[psutil.Process]:
 def test_a_replica_that_is_killed_loses_nothing(
     requests: Path, in_one_process: dict[str, bytes], tmp_path: Path
 ) -> None:
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "images"
     running = OmniProcess(tmp_path, *command(requests, folder, "--json"))
     running.wait_for(lambda: len(list(folder.glob("*.png"))) >= 2)
     replicas = running.wait_for(lambda: len(found := replica_processes(running)) == 2 and found)
@@ -88,7 +88,7 @@ def test_a_replica_that_is_killed_loses_nothing(
 def test_a_file_that_is_resumed_skips_what_is_done(
     requests: Path, in_one_process: dict[str, bytes], tmp_path: Path
 ) -> None:
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "images"
     (tmp_path / "first").mkdir()
     running = OmniProcess(tmp_path / "first", *command(requests, folder))
     running.wait_for(lambda: len(list(folder.glob("*.png"))) >= 3)

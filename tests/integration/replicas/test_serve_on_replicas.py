@@ -31,9 +31,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OmniServer]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Digests of the pictures that one process makes."""
+    """Digests of the images that one process makes."""
     folder = tmp_path_factory.mktemp("alone")
-    lines = [f'{{"prompt": "picture {number}", "seed": {number}}}' for number in range(NUM_REQUESTS)]
+    lines = [f'{{"prompt": "image {number}", "seed": {number}}}' for number in range(NUM_REQUESTS)]
     (folder / "requests.jsonl").write_text("\n".join(lines))
     run_omni(folder, "generate", *PROFILE, "--requests", "requests.jsonl")
     return [digest((folder / "out" / f"{number}.png").read_bytes()) for number in range(NUM_REQUESTS)]
@@ -43,8 +43,8 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def picture(server: OmniServer, number: int) -> str:
-    answer = server.request("POST", IMAGES, {"prompt": f"picture {number}", "seed": number})
+def image_from(server: OmniServer, number: int) -> str:
+    answer = server.request("POST", IMAGES, {"prompt": f"image {number}", "seed": number})
     assert answer.status == 200, answer.body
     return digest(base64.b64decode(answer.document["data"][0]["b64_json"]))
 
@@ -56,7 +56,7 @@ def replicas(server: OmniServer) -> list[psutil.Process]:
 
 def test_the_answers_are_those_of_one_process_and_both_replicas_work(server: OmniServer, alone: list[str]) -> None:
     with ThreadPoolExecutor(NUM_REQUESTS) as pool:
-        assert list(pool.map(lambda number: picture(server, number), range(NUM_REQUESTS))) == alone
+        assert list(pool.map(lambda number: image_from(server, number), range(NUM_REQUESTS))) == alone
     assert len(replicas(server)) == 2
     assert server.metric("omni_engine_ready") == 1
     assert server.metric("omni_stage_peak_memory_bytes", where="host") > 0
@@ -65,7 +65,7 @@ def test_the_answers_are_those_of_one_process_and_both_replicas_work(server: Omn
 def test_a_replica_that_is_killed_loses_nothing_and_is_replaced(server: OmniServer, alone: list[str]) -> None:
     killed = replicas(server)[0]
     with ThreadPoolExecutor(NUM_REQUESTS) as pool:
-        answers = [pool.submit(picture, server, number) for number in range(NUM_REQUESTS)]
+        answers = [pool.submit(image_from, server, number) for number in range(NUM_REQUESTS)]
         time.sleep(0.3)
         killed.kill()
         assert [answer.result() for answer in answers] == alone
@@ -74,14 +74,14 @@ def test_a_replica_that_is_killed_loses_nothing_and_is_replaced(server: OmniServ
     assert server.request("GET", "/ready").status == 200, "one is enough"
     server.wait_until(lambda: server.log("replicas")[-1]["up"] == 2)
     assert killed.pid not in [process.pid for process in replicas(server)]
-    assert picture(server, 3) == alone[3]
+    assert image_from(server, 3) == alone[3]
 
 
 def test_a_stage_that_is_killed_loses_nothing(server: OmniServer, alone: list[str]) -> None:
     server.wait_until(lambda: len(server.stage_processes()) == 2)
     known = len(server.log("replicas"))
     with ThreadPoolExecutor(NUM_REQUESTS) as pool:
-        answers = [pool.submit(picture, server, number) for number in range(NUM_REQUESTS)]
+        answers = [pool.submit(image_from, server, number) for number in range(NUM_REQUESTS)]
         time.sleep(0.3)
         server.stage_processes()[0].kill()
         assert [answer.result() for answer in answers] == alone
@@ -96,4 +96,4 @@ def test_refusals_are_the_same(server: OmniServer) -> None:
 def test_a_client_that_leaves_frees_its_place(server: OmniServer) -> None:
     server.send_and_hang_up(IMAGES, {"prompt": "x"}, after_s=0.1)
     server.wait_until(lambda: server.metric("omni_requests_inside") == 0)
-    assert picture(server, 0)
+    assert image_from(server, 0)

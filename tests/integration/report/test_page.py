@@ -161,7 +161,7 @@ def test_a_keyboard_reaches_everything(opened: Chromium) -> None:
 
 
 def test_the_browser_tells_of_problems(browser: Chromium, tmp_path: Path) -> None:
-    """What the other tests rely on: errors, refused loads and requests do show."""
+    """Premise of the other tests: errors, refused loads and requests do show."""
     bad = tmp_path / "bad.html"
     bad.write_text("<script>console.error('broken'); missing()</script><img src='http://127.0.0.1:9/x.png'>")
     browser.open(bad.as_uri(), width=390)

@@ -49,7 +49,7 @@ def omni(start_session_server: Any) -> OmniServer:
 
 
 @pytest.fixture(scope="session")
-def pictures(start_session_server: Any) -> OmniServer:
+def image_server(start_session_server: Any) -> OmniServer:
     return start_session_server("--profile", "tiny-image")
 
 
@@ -61,7 +61,7 @@ def omni_engine(start_session_engine: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def picture_engine(start_session_engine: Any) -> Any:
+def image_engine(start_session_engine: Any) -> Any:
     return start_session_engine("tiny-image")
 
 

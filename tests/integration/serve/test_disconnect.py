@@ -76,10 +76,10 @@ def test_the_stages_stop(talkative: OmniServer, stage: str, stream: bool) -> Non
     assert line["error"] == "client_disconnected"
 
 
-def test_a_running_picture_stops_and_the_others_in_its_batch_do_not(pictures: OmniServer, read_image: Any) -> None:
-    pictures.send_and_hang_up(IMAGES, LONG_PICTURE, after_s=1.0)
-    check_idle_within_a_second(pictures)
-    assert pictures.request("POST", IMAGES, {"prompt": "a cube"}).status == 200
+def test_a_running_image_stops_and_the_others_in_its_batch_do_not(image_server: OmniServer, read_image: Any) -> None:
+    image_server.send_and_hang_up(IMAGES, LONG_PICTURE, after_s=1.0)
+    check_idle_within_a_second(image_server)
+    assert image_server.request("POST", IMAGES, {"prompt": "a cube"}).status == 200
 
 
 def test_a_client_that_leaves_a_stream_half_read(talkative: OmniServer) -> None:

@@ -71,8 +71,8 @@ def test_speech(omni: OmniServer, body: dict[str, Any]) -> None:
 
 @MANY
 @given(body=bodies(ImageRequest, prompt=words, num_inference_steps=st.integers(1, 3), size=words))
-def test_images(pictures: OmniServer, body: dict[str, Any]) -> None:
-    check(pictures, IMAGES, body)
+def test_images(image_server: OmniServer, body: dict[str, Any]) -> None:
+    check(image_server, IMAGES, body)
 
 
 def test_the_openapi_document(omni: OmniServer) -> None:

@@ -73,12 +73,12 @@ def test_a_large_body_is_refused_whether_announced_or_not(limited: OmniServer) -
     assert ask(limited, {"prompt": "x", "user": "y" * 90_000}).status == 200
 
 
-def test_a_long_prompt_and_many_pictures(limited: OmniServer) -> None:
+def test_a_long_prompt_and_many_images(limited: OmniServer) -> None:
     assert "the maximum is 500" in ask(limited, {"prompt": "x" * 501}).error["message"]
     assert "`n` may be at most 2" in ask(limited, {"prompt": "x", "n": 3}).error["message"]
 
 
-def test_more_requests_than_may_be_inside_are_told_when_to_come_back(limited: OmniServer) -> None:
+def test_more_requests_than_may_be_in_flight_get_a_retry_time(limited: OmniServer) -> None:
     with ThreadPoolExecutor(3) as pool:
         let_in = [pool.submit(ask, limited, {**SLOW, "num_inference_steps": 300}) for _ in range(3)]
         limited.wait_until(lambda: inside(limited) == 3)
@@ -129,15 +129,15 @@ def test_a_slow_answer_does_not_hold_up_the_others(limited: OmniServer) -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1234", "[::1]:80", "LocalHost:9"])
-def test_a_server_without_a_key_is_addressed_as_this_machine(pictures: OmniServer, host: str) -> None:
-    assert pictures.request("GET", "/v1/models", host=host).status == 200
+def test_a_server_without_a_key_is_addressed_as_this_machine(image_server: OmniServer, host: str) -> None:
+    assert image_server.request("GET", "/v1/models", host=host).status == 200
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "8.8.8.8", "[::2]", ""]
 )
-def test_a_page_whose_name_was_made_to_mean_this_machine_gets_nothing(pictures: OmniServer, host: str) -> None:
-    answer = pictures.request("POST", IMAGES, {"prompt": "x"}, host=host)
+def test_a_page_whose_name_was_made_to_mean_this_machine_gets_nothing(image_server: OmniServer, host: str) -> None:
+    answer = image_server.request("POST", IMAGES, {"prompt": "x"}, host=host)
     assert answer.status == 403 and answer.error["code"] == "wrong_host"
 
 

@@ -103,9 +103,9 @@ def test_speech(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
         assert {"ttft_s", "tpot_s"}.isdisjoint(sample.metrics)
 
 
-def test_pictures(pictures: OmniServer, bench: Any, tmp_path: Path) -> None:
+def test_images(image_server: OmniServer, bench: Any, tmp_path: Path) -> None:
     body = '{"size": "64x32", "num_inference_steps": 2}'
-    ended = bench(pictures.url, "--endpoint", "images", "--extra-body", body, *FEW)
+    ended = bench(image_server.url, "--endpoint", "images", "--extra-body", body, *FEW)
     assert ended.code == 0, ended.err
     for sample in samples_of(tmp_path):
         assert sample.work == {"requests": 4, "pixels": 4 * 64 * 32}
@@ -194,11 +194,11 @@ def test_a_server_that_is_killed(tmp_path: Path) -> None:
     assert variant.samples and "answered none" in variant.error
 
 
-def test_an_interrupt_keeps_what_was_measured(pictures: OmniServer, tmp_path: Path) -> None:
-    process = start_long(pictures, tmp_path)
+def test_an_interrupt_keeps_what_was_measured(image_server: OmniServer, tmp_path: Path) -> None:
+    process = start_long(image_server, tmp_path)
     process.interrupt()
     ended = process.end()
     ended.check_clean()
     assert ended.code == 130 and "error: interrupted" in ended.err
     assert "Benchmark 1" in ended.out and samples_of(tmp_path)
-    pictures.wait_until(lambda: pictures.metric("omni_requests_inside") == 0, timeout_s=10)
+    image_server.wait_until(lambda: image_server.metric("omni_requests_inside") == 0, timeout_s=10)

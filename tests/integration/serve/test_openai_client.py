@@ -206,14 +206,14 @@ def test_streamed_speech(omni: OmniServer) -> None:
     assert done["type"] == "speech.audio.done" and done["usage"]["output_tokens"] > 0
 
 
-def test_pictures(pictures: OmniServer, picture_engine: Any, read_image: Any) -> None:
-    """Several pictures have seeds that follow each other, and are those of the engine bit for bit."""
-    answer = pictures.client().images.generate(
+def test_images(image_server: OmniServer, image_engine: Any, read_image: Any) -> None:
+    """Several images have seeds that follow each other, and are those of the engine bit for bit."""
+    answer = image_server.client().images.generate(
         model="tiny-image", prompt="a red cube", n=3, size="64x48", extra_body={"seed": 7, "num_inference_steps": 3}
     )
     diffusion = {"width": 64, "height": 48, "num_inference_steps": 3}
     for number, item in enumerate(answer.data):
-        result = picture_engine.run(GenerateRequest("r", "a red cube", seed=7 + number, diffusion=diffusion))
+        result = image_engine.run(GenerateRequest("r", "a red cube", seed=7 + number, diffusion=diffusion))
         (expected,) = result.outputs
         assert isinstance(expected, ImageOutput)
         assert np.array_equal(read_image(item.b64_json), expected.pixels)
@@ -241,10 +241,10 @@ def test_many_at_once_get_their_own(omni: OmniServer) -> None:
         assert list(pool.map(ask, range(6))) == alone
 
 
-def test_concurrent_picture_requests_get_their_own(pictures: OmniServer) -> None:
+def test_concurrent_image_requests_get_their_own(image_server: OmniServer) -> None:
     def draw(number: int) -> str:
-        client = pictures.client()
-        answer = client.images.generate(model="tiny-image", prompt=f"picture {number}", extra_body={"seed": number})
+        client = image_server.client()
+        answer = client.images.generate(model="tiny-image", prompt=f"image {number}", extra_body={"seed": number})
         return answer.data[0].b64_json
 
     alone = [draw(number) for number in range(5)]

@@ -30,5 +30,5 @@ def test_schemathesis_finds_nothing_in_text_and_speech(omni: OmniServer, tmp_pat
     check(omni, tmp_path)
 
 
-def test_schemathesis_finds_nothing_in_images(pictures: OmniServer, tmp_path: Path) -> None:
-    check(pictures, tmp_path)
+def test_schemathesis_finds_nothing_in_images(image_server: OmniServer, tmp_path: Path) -> None:
+    check(image_server, tmp_path)

@@ -1,4 +1,4 @@
-"""What the server does not do, and what it says then: OpenAI's error shape, the right status, the field's name."""
+"""Refusals of the server: OpenAI's error shape, the right status, the field's name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def audio_part(data: bytes) -> dict[str, Any]:
 
 
 def bomb_png(width: int, height: int) -> bytes:
-    """A small file that claims to be a large picture."""
+    """A small file that claims to be a large image."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
@@ -100,8 +100,8 @@ PICTURE_MISTAKES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "message"), PICTURE_MISTAKES, ids=lambda value: str(value)[:40])
-def test_a_mistake_in_a_picture_request(pictures: OmniServer, body: dict[str, Any], message: str) -> None:
-    answer = pictures.request("POST", IMAGES, {"model": "tiny-image", **body})
+def test_a_mistake_in_an_image_request(image_server: OmniServer, body: dict[str, Any], message: str) -> None:
+    answer = image_server.request("POST", IMAGES, {"model": "tiny-image", **body})
     assert answer.status == 400, answer.body
     assert message in answer.error["message"]
 
@@ -122,13 +122,13 @@ def test_a_mistake_in_a_speech_request(omni: OmniServer, body: dict[str, Any], m
     assert message in answer.error["message"]
 
 
-def test_an_endpoint_that_the_profile_cannot_serve(omni: OmniServer, pictures: OmniServer) -> None:
+def test_an_endpoint_that_the_profile_cannot_serve(omni: OmniServer, image_server: OmniServer) -> None:
     with pytest.raises(openai.NotFoundError, match=r"makes text and audio, not image; .*tiny-image"):
         omni.client().images.generate(model="tiny-omni", prompt="a cube")
     with pytest.raises(openai.NotFoundError, match=r"makes image, not text; .*tiny-omni"):
-        pictures.client().chat.completions.create(model="tiny-image", messages=HELLO)
+        image_server.client().chat.completions.create(model="tiny-image", messages=HELLO)
     with pytest.raises(openai.NotFoundError, match="not audio"):
-        pictures.client().audio.speech.create(model="tiny-image", input="x", voice="x")
+        image_server.client().audio.speech.create(model="tiny-image", input="x", voice="x")
 
 
 def test_another_model(omni: OmniServer) -> None:

@@ -19,7 +19,7 @@ def payload(tail: torch.Tensor, *, more_follow: bool) -> RequestPayload:
 
 
 def rows(start: int, end: int) -> torch.Tensor:
-    """Each says which it is."""
+    """Each row is identifiable."""
     return torch.arange(start, end, dtype=torch.float32)[:, None].expand(-1, SIZE).contiguous()
 
 

@@ -40,7 +40,7 @@ def make(tiny_omni_path):
             enforce_eager=True, max_model_len=256, max_num_seqs=4, max_num_batched_tokens=48, block_size=BLOCK,
             enable_prefix_caching=False,
         ).create_engine_config()  # fmt: skip
-        # A CPU's engine has one step under way, and says so in the configuration.
+        # A CPU's engine has one step in progress, as its configuration shows.
         config.scheduler_config.async_scheduling = True
         config.cache_config.num_gpu_blocks = num_blocks
         attention = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=32, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""`cudagraph_mode`: what there is no device for is refused, and what vLLM makes less of is an error that says why."""
+"""`cudagraph_mode`: modes without a device are refused, and a mode that vLLM reduces is an error with the reason."""
 
 from __future__ import annotations
 

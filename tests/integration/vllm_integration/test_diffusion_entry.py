@@ -1,4 +1,4 @@
-"""How the diffusion runner picks a model's method, and what it takes for one tensor a request."""
+"""The diffusion runner's choice of a model's method, and its split into one tensor per request."""
 
 from __future__ import annotations
 

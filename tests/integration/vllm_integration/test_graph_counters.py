@@ -1,4 +1,4 @@
-"""What is counted as a replay is what vLLM's own wrapper replays; only CUDA's graph object is a stand-in."""
+"""Counted replays are those of vLLM's own wrapper; only CUDA's graph object is a stand-in."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _settle(ledger, step, received, beside_received):
         (received if span.request_id == "request" else beside_received).append(owed)
 
 
-def test_a_position_computed_again_is_not_handed_out_again():
+def test_a_position_computed_again_is_not_sent_again():
     ledger = RowLedger()
     ledger.begin("request")
     span = ComputedSpan("request", 0, 3, 0)

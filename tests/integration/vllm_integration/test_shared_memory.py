@@ -1,4 +1,4 @@
-"""What takes the names off the memory that ranks share."""
+"""Unlinking the memory that ranks share."""
 
 from __future__ import annotations
 

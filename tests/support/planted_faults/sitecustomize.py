@@ -21,7 +21,8 @@ _when = os.environ.get("PLANTED_WHEN")
 _mark = ranges.mark
 _done = []
 _waited = []
-# Entries of the range that do not wait: what brings the moment may need some of them. Less than a hang takes.
+# Entries of the range that do not wait: what brings the moment may need some of them. Less than the time limit of a
+# hung stage.
 _GOES_ON = 2
 _WAIT_S = 1.5
 
@@ -48,7 +49,7 @@ def _fault():
 
 
 def _is_there(when):
-    """Whether the moment has come; whoever brings it may be slower than the stage, which must not be done before."""
+    """Tell whether the trigger has occurred; it may be slower than the stage, which must not be done before."""
     _waited.append(when)
     deadline = time.monotonic() + (_WAIT_S if len(_waited) > _GOES_ON else 0)
     while not when.exists() and time.monotonic() < deadline:

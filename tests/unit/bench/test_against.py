@@ -35,7 +35,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_files_of_a_commit_in_a_folder_that_goes_away(repository: Path) -> None:
+def test_the_files_of_a_commit_in_a_temporary_folder(repository: Path) -> None:
     commit = find_commit("new", repository)
     assert commit.ref == "new" and len(commit.commit) == 40
     with checked_out(commit) as folder:
@@ -45,7 +45,7 @@ def test_the_files_of_a_commit_in_a_folder_that_goes_away(repository: Path) -> N
     assert not (repository / ".git/worktrees").exists()
 
 
-def test_the_folder_goes_away_on_an_interrupt_as_well(repository: Path) -> None:
+def test_an_interrupt_removes_the_folder_as_well(repository: Path) -> None:
     with pytest.raises(KeyboardInterrupt), checked_out(find_commit("new", repository)) as folder:
         raise KeyboardInterrupt
     assert not folder.exists()
@@ -65,7 +65,7 @@ def test_refs_that_cannot_be_measured(repository: Path, ref: str, message: str) 
         find_commit(ref, repository)
 
 
-def test_an_omni_that_is_no_clone(tmp_path: Path) -> None:
+def test_an_omni_outside_a_clone(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs omni to run from a clone") as raised:
         find_commit("main", tmp_path)
     assert "--baseline" in raised.value.hint

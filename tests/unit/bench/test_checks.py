@@ -1,4 +1,4 @@
-"""What makes a measurement one that cannot be trusted."""
+"""Conditions that make a measurement untrustworthy."""
 
 from __future__ import annotations
 

@@ -69,12 +69,12 @@ def test_a_chain_names_its_stages() -> None:
     }  # fmt: skip
 
 
-def test_pictures() -> None:
-    picture = ImageOutput(np.zeros((4, 6, 3), np.uint8))
+def test_images() -> None:
+    image = ImageOutput(np.zeros((4, 6, 3), np.uint8))
     trace = StageTrace(
         "image", "diffusion", 0.4, num_inference_steps=2, text_encode_s=0.1, denoise_step_s=(0.1, 0.1), vae_decode_s=0.1
     )
-    requests = tuple(request(trace, seconds=0.5, outputs=(picture,)) for _ in range(2))
+    requests = tuple(request(trace, seconds=0.5, outputs=(image,)) for _ in range(2))
     iteration = Iteration(0.5, requests, (("image", "diffusion"),))
     metrics = metrics_of(iteration)
     assert metrics["images_per_second"] == 4.0

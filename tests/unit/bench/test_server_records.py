@@ -123,7 +123,7 @@ def test_failed_requests_fail_the_run_and_its_gate(tmp_path: Path) -> None:
     answer = Question(GateLimits({"e2e_s": 0.05})).answer(found.record())
     assert answer.exit_code == ExitCode.RUN_FAILED
     assert answer.complete_record().gate.verdict == "failed"
-    # A window with failures says nothing of its outputs, the others do.
+    # A window with failures has no verdict on its outputs, the others do.
     assert set(found.measured[0].hashes) == {0, 2, 4, 6, 8}
 
 

@@ -73,7 +73,7 @@ def test_a_process_that_left_the_family_makes_no_negative_rate() -> None:
     assert found.own_cores[:2] == (0.0, 1.0)
 
 
-def test_an_observer_that_fails_says_so_and_harms_nothing() -> None:
+def test_a_failing_observer_is_reported_and_harmless() -> None:
     class Broken(Scripted):
         def read(self) -> Counters:
             if super().read().at_s > 11:

@@ -24,7 +24,7 @@ def common():
     del sys.modules[spec.name]
 
 
-def test_sides_take_turns_in_alternating_order(common):
+def test_sides_are_interleaved_in_alternating_order(common):
     assert list(common.interleaved(("a", "b"), 3)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
 
 

@@ -83,7 +83,7 @@ def test_a_repo_id_is_left_to_the_engines(repo: str, tmp_path: Path, monkeypatch
         ("a\0b", ""),
     ],
 )
-def test_what_is_no_model(model: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_model(model: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     with pytest.raises(CheckpointError) as caught:
@@ -146,7 +146,7 @@ def test_a_pipeline_without_a_component_or_its_weights(pipeline: Path) -> None:
         check_checkpoint(pipeline)
 
 
-def test_a_folder_one_level_up_is_told_where_to_look(folder: Path) -> None:
+def test_a_folder_one_level_up_gets_a_hint(folder: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         check_checkpoint(folder.parent)
     assert str(folder) in caught.value.hint

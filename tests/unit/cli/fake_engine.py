@@ -1,4 +1,4 @@
-"""An engine of two scripted stages for tests of the command around it; the prompt says what is to happen."""
+"""An engine of two scripted stages for tests of the command around it; the prompt selects the script."""
 
 from __future__ import annotations
 

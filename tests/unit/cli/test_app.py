@@ -188,7 +188,7 @@ def test_json_in_an_argument_after_two_dashes_is_data(run: Run) -> None:
 
 @pytest.mark.slow
 class TestProcess:
-    """What only a real process shows."""
+    """Behaviour that only a real process shows."""
 
     def start(self, *argv: str, **options: object) -> subprocess.CompletedProcess[str]:
         options.setdefault("stderr", subprocess.PIPE)

@@ -67,7 +67,7 @@ def test_text_has_a_hint_for_every_problem(found_here: tuple[int, str, str], cac
         assert profile["name"] in out
 
 
-def test_without_engines_it_says_how_to_get_them(tmp_path: Path) -> None:
+def test_without_engines_it_shows_how_to_install_them(tmp_path: Path) -> None:
     environment = without_engines(tmp_path / "site")
     started = time.monotonic()
     code, out, err = doctor("--json", environment=environment, flags=("-S",))

@@ -80,7 +80,7 @@ def test_document_of_the_contract() -> None:
     }
 
 
-def test_failed_request_says_why_and_keeps_what_it_had() -> None:
+def test_a_failed_request_has_a_reason_and_keeps_its_outputs() -> None:
     error = StageError("no memory left", stage="talker", hint="use fewer requests")
     record = RequestRecord("b", OUTPUTS[:1], (), error, place="r.jsonl:3")
     (result,) = generate_document(CONFIG, [record], [])["results"]

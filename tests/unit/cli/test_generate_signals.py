@@ -1,4 +1,4 @@
-"""How `omni generate` ends when it is told to: signals, and a reader that goes away.
+"""Early ends of `omni generate`: signals, and a reader that closes the pipe.
 
 Each command is a process of its own around a scripted engine (`fake_engine.py`).
 """
@@ -97,7 +97,7 @@ def test_an_echo_of_the_signal_is_not_a_second_one(tmp_path: Path) -> None:
     assert process.log.read_text().split()[-1] == "closed"
 
 
-def test_a_reader_that_goes_away(tmp_path: Path) -> None:
+def test_a_reader_that_closes_the_pipe(tmp_path: Path) -> None:
     process = Process(tmp_path, "hello stall")
     process.popen.stdout.close()
     process.popen.stdout = None

@@ -206,7 +206,7 @@ def test_prompts_are_salted_where_the_server_remembers_them(loadtest: LoadTest, 
     with PlannedServer(lambda _: Plan(), owned_by=owner) as server:
         assert loadtest(server.url, "--vary", "concurrency=1,2", *SHORT)[0] in (0, 3)
     salts = {body["cache_salt"] for body in server.bodies}
-    assert len(salts) == 2, "one a variant, another one in every run"
+    assert len(salts) == 2, "one per variant, another one in every run"
     assert not any(salt in Path("r.json").read_text() for salt in salts)
 
 

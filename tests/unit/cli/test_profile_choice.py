@@ -1,4 +1,4 @@
-"""A command without `--profile`: the profile comes from the checkpoint, and stderr says which one it is."""
+"""A command without `--profile`: the profile comes from the checkpoint, and stderr names it."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_repo_needs_only_its_configuration(tmp_path: Path, llama: Path, monkey
     assert data["stages"] == derive(str(llama))["stages"]
 
 
-def test_a_folder_that_is_no_checkpoint(run: Run, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_checkpoint(run: Run, tmp_path: Path) -> None:
     code, out, err = run("generate", "--model", str(tmp_path), "hello")
     assert (code, out) == (2, "")
     assert err.startswith("error: ")

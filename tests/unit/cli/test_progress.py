@@ -106,7 +106,7 @@ def terminal() -> Iterator[tuple[int, io.TextIOWrapper]]:
 
 
 def read_now(descriptor: int) -> str:
-    """What there is to read, without waiting for more."""
+    """Read what is available, without waiting for more."""
     try:
         return os.read(descriptor, 65536).decode()
     except BlockingIOError:

@@ -24,7 +24,7 @@ def bench(tmp_path: Path) -> Path:
 
 
 def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What stderr says when the command ends with a usage error and prints nothing."""
+    """stderr of a command that ends with a usage error and prints nothing."""
     assert run(["report", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("error:") == 1 and "Traceback" not in captured.err
@@ -70,7 +70,9 @@ def test_the_same_records_make_the_same_page(bench: Path, tmp_path: Path) -> Non
         (b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "is nested too deeply"),
     ],
 )  # fmt: skip
-def test_what_is_no_record(content: bytes, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_other_than_records(
+    content: bytes, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     bad, page = tmp_path / "bad.json", tmp_path / "page.html"
     bad.write_bytes(content)
     page.write_text("the page of yesterday")
@@ -125,7 +127,7 @@ def test_targets_that_cannot_be_written(bench: Path, tmp_path: Path, capsys: pyt
 
 @pytest.mark.slow
 def test_a_disk_that_is_full_leaves_nothing(bench: Path, tmp_path: Path) -> None:
-    """A file of limited size stands for a full disk: the write fails in the middle."""
+    """A file of limited size simulates a full disk: the write fails in the middle."""
     page = tmp_path / "page.html"
     page.write_text("the page of yesterday")
     program = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000));"

@@ -33,7 +33,7 @@ BYTES = {
 
 
 @pytest.mark.parametrize(("content", "expected"), BYTES.values(), ids=BYTES)
-def test_a_file_that_is_no_profile(tmp_path: Path, content: bytes, expected: list[str]) -> None:
+def test_a_file_that_is_not_a_profile(tmp_path: Path, content: bytes, expected: list[str]) -> None:
     assert mistakes(tmp_path, content) == expected
 
 
@@ -92,7 +92,7 @@ def test_the_whole_text_of_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
 
 
-def test_the_caret_stands_under_wide_characters_and_in_long_lines(tmp_path: Path) -> None:
+def test_the_caret_is_under_wide_characters_and_in_long_lines(tmp_path: Path) -> None:
     wide = GOOD.replace("sampling: {temperature: 0.0}", "sampling: {stop: 日本, top_k: x}")
     lines = check_profile(write(tmp_path, wide))[0].render().split("\n")
     assert lines[2].endswith("{stop: 日本, top_k: x}")

@@ -122,7 +122,7 @@ def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
 
 
 class TestJsonSchema:
-    """What editors check with agrees with what `omni` checks."""
+    """The schema for editors agrees with the checks of `omni`."""
 
     @pytest.fixture(scope="class")
     def validator(self):

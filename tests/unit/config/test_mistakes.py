@@ -86,7 +86,7 @@ SINGLE = {
         ("    kind: ar\n", "    kind: ar\n    devices: 0\n"),
         "8:14 '0': invalid type for `devices`: expected a text, got the number 0 (put it into quotes)",
     ),
-    "stop that is no text": (
+    "stop that is not a text": (
         ("temperature: 0.0", "stop: [a, 1]"),
         "8:26 '1': invalid type for item 2 of `stop`: expected a text, got the number 1 (put it into quotes)",
     ),
@@ -223,7 +223,7 @@ SINGLE = {
         "9:3 'Voc.oder': invalid stage name `Voc.oder` (a stage's name is lower-case letters, digits, `_` and"
         " `-`, at most 64, a letter first)",
     ),
-    "stage that is no mapping": (
+    "stage that is not a mapping": (
         ("    kind: ar\n    sampling: {temperature: 0.0}\n", "    3\n"),
         "7:5 '3': invalid type for `thinker`: expected a mapping, got the number 3",
     ),

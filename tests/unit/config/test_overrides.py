@@ -30,7 +30,7 @@ def test_keys_of_stages_of_sampling_and_of_the_profile() -> None:
     assert config.stage("token2wav").guidance_scale == pytest.approx(0.1)
 
 
-def test_the_last_one_wins_and_mends_what_came_before() -> None:
+def test_the_last_one_wins_and_fixes_earlier_ones() -> None:
     config = load_profile("tiny-omni", ["thinker.max_num_seqs=x", "thinker.max_num_seqs=2"])
     assert config.stage("thinker").max_num_seqs == 2
 

@@ -1,4 +1,4 @@
-"""What the kernel's files and NVIDIA's tool say, read from trees of such files."""
+"""The kernel's files and the output of NVIDIA's tool, read from trees of such files."""
 
 import os
 from pathlib import Path

@@ -39,7 +39,7 @@ print(switched, faults() - before)
 
 
 def faults_of(mode: str, **variables: str) -> tuple[str, int]:
-    """What `keep_freed_memory` answered, and page faults of ten runs after the first."""
+    """Result of `keep_freed_memory`, and page faults of ten runs after the first."""
     environment = {name: value for name, value in os.environ.items() if "MALLOC" not in name} | variables
     command = [sys.executable, "-c", SCRIPT, mode]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)

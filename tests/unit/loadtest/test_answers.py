@@ -1,4 +1,4 @@
-"""What is read from an answer, and which answers are none."""
+"""Parsing answers, and rejecting invalid ones."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_images() -> None:
 @pytest.mark.parametrize(
     "body", [b"{}", b'{"data": []}', b'{"data": [{"url": "http://x"}]}', b'{"data": [{"b64_json": "?"}]}']
 )
-def test_pictures_that_are_none(body: bytes) -> None:
+def test_invalid_images(body: bytes) -> None:
     reader = ImagesReader()
     reader.feed(body, 1.0)
     with pytest.raises(AnswerError):

@@ -32,7 +32,7 @@ def test_windows_and_seeds_have_times_of_their_own() -> None:
 
 
 def test_gaps_are_exponential() -> None:
-    """Mean 1 / rate, as much spread as mean, and no memory: a gap says nothing about the next one."""
+    """Mean 1 / rate, as much spread as mean, and no memory: a gap is independent of the next one."""
     rate = 20.0
     windows = [arrival_times(rate, 200, seed=1, number=number) for number in range(100)]
     gaps = [[later - earlier for earlier, later in itertools.pairwise(times)] for times in windows]

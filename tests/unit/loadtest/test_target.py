@@ -29,7 +29,7 @@ def test_addresses(text: str, url: str) -> None:
         "http://a:0", "http://a?x=1", "http://a#x", "http://[::1", "file:///etc/passwd",
     ],
 )  # fmt: skip
-def test_what_is_none(text: str) -> None:
+def test_invalid_targets(text: str) -> None:
     with pytest.raises(UsageError):
         parse_url(text)
 

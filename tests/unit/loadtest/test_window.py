@@ -52,7 +52,7 @@ def test_tokens_that_became_sound_are_no_text() -> None:
 
 
 def test_a_piece_may_hold_several_tokens() -> None:
-    """What counts is how many the server says there were, not how many pieces came."""
+    """Tokens are counted by the server's own number, not by the pieces that arrived."""
     found = metrics_of(window(outcome(0.0, 2.0, [1.0, 1.9], output_tokens=10)), [])
     assert found["tpot_s"] == pytest.approx(0.1)
 

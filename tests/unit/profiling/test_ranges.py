@@ -18,7 +18,7 @@ from omni_cli.stage.recording import Range, Recording
 
 
 class Heard:
-    """Writes down what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.words: list[str] = []

@@ -171,7 +171,7 @@ def test_hints_follow_from_the_numbers() -> None:
     (hint,) = hints_of([stage(launch_gaps=gaps, activity=cuda)], [])
     assert "image.execution=cudagraph" in hint.advice
     (hint,) = hints_of([stage(launch_gaps=gaps, activity=cuda, effective={"execution": "cudagraph"})], [])
-    assert "execution" not in hint.advice, "nobody is told to try what is on already"
+    assert "execution" not in hint.advice, "no advice to enable what is enabled"
     place = CopyPlace(range="text encode", operator="aten::clone", module=None, calls=1, copied_bytes=1, seconds=0.02)
     (hint,) = hints_of([stage(copies=Copies(places=(place,)))], [])
     assert "text encode (aten::clone)" in hint.message and "20%" in hint.message
@@ -182,7 +182,7 @@ def test_hints_follow_from_the_numbers() -> None:
     assert hint.message.startswith("vae decode holds 200 MiB")
 
 
-def test_the_summary_says_what_the_record_says() -> None:
+def test_the_summary_matches_the_record() -> None:
     steps = tuple(
         Step(name="denoising step", number=n, median_s=0.03 if n == 2 else 0.01, samples_s=(0.01,), usual_s=0.01,
              outlier=n == 2)

@@ -1,4 +1,4 @@
-"""What a client has got of a request that is run again."""
+"""Events already sent to a client whose request is run again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chunks(whole: np.ndarray, cuts: list[int]) -> list[Event]:
 
 
 def sent(attempts: list[list[Event]]) -> list[Event]:
-    """What a client gets of attempts, all but the last of which end early."""
+    """Events that a client gets from attempts, all but the last of which end early."""
     delivered = Delivered()
     events: list[Event] = []
     for attempt in attempts:
@@ -58,7 +58,7 @@ def test_audio_is_whole_and_once(
     np.testing.assert_array_equal(joined, whole)
 
 
-def test_an_output_is_told_once_and_progress_always() -> None:
+def test_an_output_is_sent_once_and_progress_always() -> None:
     output = OutputReady("r", TextOutput("hello", (1,), "stop"))
     progress = StageProgress("r", "thinker", 1, None, "token")
     assert sent([[progress, output], [progress, output]]) == [progress, output, progress]

@@ -59,7 +59,7 @@ def test_the_table_of_a_comparison() -> None:
     )
 
 
-def test_what_engaged_is_told_by_stage_where_there_are_several() -> None:
+def test_engagement_is_reported_per_stage_if_there_are_several() -> None:
     talker = {"graph_replays": 32.0, "eager_calls": 1.0, "copy_s": 0.2, "copy_hidden_s": 0.2}
 
     def title(engagement: dict[str, dict[str, float]]) -> str:
@@ -94,7 +94,7 @@ def test_what_omni_bench_says_of_a_variant() -> None:
     assert lines[-1].split() == ["Memory", "(peak", "host", "RSS):", "1.0", "GiB"]
 
 
-def test_undecided_says_what_would_decide() -> None:
+def test_undecided_names_what_would_decide() -> None:
     measured = record(*pair(12, 1.02, seed=0))
     found = compare_within(measured)
     text = findings_text(found, LABELS)
@@ -104,7 +104,7 @@ def test_undecided_says_what_would_decide() -> None:
     assert f"b against a is undecided: {change}, about {needed} more blocks would decide" in text
 
 
-def test_an_inconclusive_gate_says_what_would_decide_it_and_nothing_else() -> None:
+def test_an_inconclusive_gate_names_only_what_would_decide_it() -> None:
     found = compare_within(record(*pair(12, 1.02, seed=0)), limits=GateLimits({"e2e_s": 0.03}))
     change = units.percent(found.comparisons[0].ratio - 1)
     # Whether the two are equal is another question, with another number of missing blocks.

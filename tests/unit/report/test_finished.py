@@ -60,12 +60,12 @@ def test_a_file_that_has_changed_is_another_request(finished: FinishedRequests, 
 
 
 def test_a_result_whose_file_is_gone_is_not_done(finished: FinishedRequests, tmp_path: Path) -> None:
-    picture = tmp_path / "a.png"
-    picture.touch()
-    result = {"request_id": "a", "status": "ok", "outputs": [{"type": "image", "path": str(picture)}], "stages": []}
+    image = tmp_path / "a.png"
+    image.touch()
+    result = {"request_id": "a", "status": "ok", "outputs": [{"type": "image", "path": str(image)}], "stages": []}
     finished.path.write_text(json.dumps({"key": "k", "result": result}) + "\n")
     assert list(finished.read()) == ["k"]
-    picture.unlink()
+    image.unlink()
     assert finished.read() == {}
 
 

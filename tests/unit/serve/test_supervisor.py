@@ -17,7 +17,7 @@ from omni_cli.serve.supervisor import State, Supervisor
 
 
 class ScriptedEngine:
-    """Two stages that fail when the test says so; `fails_to_start` is how often a restart fails."""
+    """Two stages that fail on demand; `fails_to_start` is how often a restart fails."""
 
     def __init__(self) -> None:
         self.failed: dict[str, StageError] = {}
@@ -140,7 +140,7 @@ def test_a_stage_that_dies_as_soon_as_it_is_back_is_not_forgotten(told: list[str
     assert told.count("stage_lost") == 2 and told[-1] == "stage_ready"
 
 
-def test_two_stages_take_turns(told: list[str]) -> None:
+def test_two_stages_are_restarted_one_after_another(told: list[str]) -> None:
     async def test(engine: ScriptedEngine, supervisor: Supervisor) -> None:
         engine.fail("a")
         engine.fail("b")

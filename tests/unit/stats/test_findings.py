@@ -1,4 +1,4 @@
-"""What may be compared with what: machine, versions, workload, settings, work, and variants by name."""
+"""Comparability: machine, versions, workload, settings, work, and variants by name."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_false_alarms_of_many_metrics_stay_one_family() -> None:
     assert alone / repetitions > 0.12  # what would happen without the correction
 
 
-def test_holm_says_what_it_needs() -> None:
+def test_holm_reports_what_it_needs() -> None:
     # One metric a little beyond its limit among seven others that are not.
     found = None
     for seed in range(200):

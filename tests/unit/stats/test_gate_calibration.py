@@ -43,7 +43,7 @@ def test_simulated_noise() -> None:
 
 @pytest.mark.parametrize("limit", ["0.5", "0.001"])
 def test_a_limit_changes_the_verdicts(limit: str) -> None:
-    """What the goals count does depend on the data: with another limit the same slowdown is no regression, or one."""
+    """The goals' counts depend on the data: with another limit the same slowdown is no regression, or one."""
     result = json.loads(calibrate("--replays", "5", "--run-s", "0.084", "--limit", limit, "--json").stdout)
     goals = {(goal["scenario"], *goal["verdicts"]): goal["rate"] for goal in result["results"][0]["goals"]}
     assert goals["+5%", "pass"] == (1.0 if limit == "0.5" else 0.0)

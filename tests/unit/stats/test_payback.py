@@ -1,4 +1,4 @@
-"""What a mode gains and costs, and when it has paid for itself."""
+"""Gain and cost of a mode, and when it has paid for itself."""
 
 from __future__ import annotations
 

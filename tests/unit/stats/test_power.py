@@ -1,4 +1,4 @@
-"""What can be seen: the self-check of a variant against itself, and the refusal of limits below the noise."""
+"""Detectable effects: the self-check of a variant against itself, and the refusal of limits below the noise."""
 
 from __future__ import annotations
 
