@@ -108,6 +108,21 @@ def test_serve_answers_with_both_of_its_outputs(python: str, cache: dict[str, st
     assert ended.code in (0, 130) and ended.leftovers == ()
 
 
+def test_a_profile_derives_from_its_checkpoint(omni: Callable[..., Ended], tmp_path: Path) -> None:
+    created = omni("profiles", "create", "builtin:tiny-toy", "-o", str(tmp_path / "derived.yaml"))
+    assert created.code == 0, created.err
+    shown = omni("profiles", "show", str(tmp_path / "derived.yaml"))
+    assert shown.code == 0 and "writer:" in shown.out and "frame_pixels: 0" in shown.out
+
+
+@pytest.mark.nightly
+def test_ranks_in_processes_of_their_own_know_its_models(omni: Callable[..., Ended]) -> None:
+    ranks = ("--set", "writer.tensor_parallel_size=2", "--set", "writer.distributed_executor_backend=mp")
+    ended = omni("generate", "--profile", PROFILE, "--json", "-q", *ranks, "hello")
+    assert ended.code == 0, ended.err
+    assert [output["type"] for output in ended.document["results"][0]["outputs"]] == ["text", "image"]
+
+
 def test_its_keys_have_the_usual_diagnostics(omni: Callable[..., Ended]) -> None:
     misspelt = omni("generate", "--profile", PROFILE, "--set", "painter.frame_pixel=1", "hello")
     misspelt.check_error(2, "unknown key `frame_pixel`", "did you mean `frame_pixels`?")
