@@ -42,8 +42,9 @@ from common import Ratio, interleaved, machine, machine_line
 # stdout is for the result; vLLM logs there.
 os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
 
-# Before anything of vLLM's: it sets what vLLM reads when it is imported.
-from omni_cli.vllm_integration import stage as vllm_stage  # isort: skip
+from omni_cli.compat.libraries import prepare_libraries
+
+prepare_libraries()
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
@@ -54,8 +55,10 @@ from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
 from omni_cli.stats.blocks import independent_units
 from omni_cli.stats.estimate import centre_of
+from omni_cli.vllm_integration.device_settings import execution_args
 from omni_cli.vllm_integration.output_processor import OmniOutputProcessor
 from omni_cli.vllm_integration.registry import register_models, resolve_in_process
+from omni_cli.vllm_integration.stage import VllmStage
 
 STOCK, WITHOUT, WITH = "stock", "without", "with"
 GOALS = {WITHOUT: 0.99, WITH: 0.97}
@@ -70,7 +73,6 @@ class Engine:
         self._llm = llm
         self._clock = clock
         self._processors = (type(llm.output_processor), OmniOutputProcessor)
-        OmniOutputProcessor.adopt(llm.output_processor)
 
     def engagement(self) -> dict[str, float]:
         self._llm.collective_rpc(_be_ours)
@@ -153,8 +155,8 @@ def _start(arguments: argparse.Namespace, model: str) -> Engine:
             disable_log_stats=True,
             skip_mm_profiling=True,
             mm_processor_cache_gb=0,
-            worker_cls=vllm_stage.VllmStage.worker_cls("ar"),
-            **vllm_stage.execution_args(arguments.cudagraph_mode),
+            worker_cls=VllmStage.worker_cls("ar"),
+            **execution_args(arguments.cudagraph_mode),
         )
     )
     llm.collective_rpc("use_output_copy", args=(arguments.output_copy,))

@@ -90,9 +90,9 @@ def main() -> int:
 
 
 def _build(folder: Path) -> None:
-    from omni_cli.compat.torchvision import ensure_torchvision_importable
+    from omni_cli.compat.libraries import prepare_libraries
 
-    ensure_torchvision_importable()
+    prepare_libraries()
     from diffusers.utils import logging
 
     from omni_cli.models.diffusers_pipeline.builder import tiny_image

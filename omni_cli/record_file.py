@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import secrets
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +13,7 @@ import msgspec
 
 from omni_cli.errors import InputError, OutputError
 from omni_cli.text import visible
+from omni_cli.whole_file import write_whole
 
 MAX_BYTES = 256 * 2**20
 
@@ -48,19 +46,9 @@ def with_digest(record: msgspec.Struct) -> dict[str, Any]:
 def write_document(document: dict[str, Any], path: Path) -> None:
     """Write a record whole or not at all. Raises `OutputError`."""
     content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
-    temporary = path.with_name(f".omni-{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:  # an interrupt, too, must leave nothing behind
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+        write_whole(path, content)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise OutputError(f"cannot write the record `{path}`: {reason}") from error

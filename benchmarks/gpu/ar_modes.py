@@ -25,14 +25,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-# Before anything of vLLM's: it sets what vLLM reads when it is imported.
-from omni_cli.vllm_integration.stage import current_platform  # isort: skip
+from omni_cli.compat.libraries import prepare_libraries  # isort: skip
+
+prepare_libraries()
 
 import msgspec
 import numpy as np
 import torch
 from environment import kit_environment
 from omni_checkpoint import SEVEN_B, TOKENIZER_SIZE
+from vllm.platforms import current_platform
 
 from omni_cli.bench.engagement import since
 from omni_cli.bench.prompts import Prompts

@@ -30,17 +30,17 @@ from omni_cli.compat.torchvision import ensure_torchvision_importable
 
 ensure_torchvision_importable()
 
-import goals  # noqa: E402
-import msgspec  # noqa: E402
-import torch  # noqa: E402
-from copies import STEPS, Copies, images_on, measure_copies  # noqa: E402
-from environment import kit_environment  # noqa: E402
-from measure import Busy, Measured, busy_of, compare_outputs, interleave, note_repeats, start  # noqa: E402
-from models import Model, PipelineModel, Token2WavModel, models  # noqa: E402
-from sides import PLAIN, ExecutorPipeline, PlainPipeline, Side, Token2Wav  # noqa: E402
+import goals
+import msgspec
+import torch
+from copies import STEPS, Copies, images_on, measure_copies
+from environment import kit_environment
+from measure import Busy, Measured, busy_of, compare_outputs, interleave, note_repeats, start
+from models import Model, PipelineModel, Token2WavModel, models
+from sides import PLAIN, ExecutorPipeline, PlainPipeline, Side, Token2Wav
 
-from omni_cli.record import Record, Sampling, Variant, save_record, workload_fingerprint  # noqa: E402
-from omni_cli.stats.summary import summarise  # noqa: E402
+from omni_cli.record import Record, Sampling, Variant, save_record, workload_fingerprint
+from omni_cli.stats.summary import summarise
 
 EXECUTIONS = ("eager", "compile", "cudagraph")
 MIN_BLOCKS = 8

@@ -17,14 +17,14 @@ from omni_cli.compat.torchvision import ensure_torchvision_importable  # isort: 
 
 ensure_torchvision_importable()
 
-import torch  # noqa: E402
-from transformers import Qwen2_5OmniConfig, Qwen2_5OmniToken2WavConfig  # noqa: E402
+import torch
+from transformers import Qwen2_5OmniConfig, Qwen2_5OmniToken2WavConfig
 
-from omni_cli.checkpoints.output_files import quiet_transformers  # noqa: E402
-from omni_cli.checkpoints.sizes import DecoderSizes  # noqa: E402
-from omni_cli.checkpoints.tokenizer import train_tokenizer  # noqa: E402
-from omni_cli.models.qwen2_5_omni.checkpoint.builder import omni_config, write_checkpoint  # noqa: E402
-from omni_cli.models.qwen2_5_omni.checkpoint.sizes import EncoderSizes, OmniSizes  # noqa: E402
+from omni_cli.checkpoints.output_files import quiet_transformers
+from omni_cli.checkpoints.sizes import DecoderSizes
+from omni_cli.checkpoints.tokenizer import train_tokenizer
+from omni_cli.models.qwen2_5_omni.checkpoint.builder import omni_config, write_checkpoint
+from omni_cli.models.qwen2_5_omni.checkpoint.sizes import EncoderSizes, OmniSizes
 
 # token2wav's are transformers' defaults.
 SEVEN_B = OmniSizes(

@@ -18,14 +18,14 @@ from omni_cli.compat.torchvision import ensure_torchvision_importable
 
 ensure_torchvision_importable()
 
-import torch  # noqa: E402
-from diffusion_modes import _record, _variant, _work, _workload  # noqa: E402
-from goals import compared  # noqa: E402
-from measure import interleave, note_repeats, start  # noqa: E402
-from models import models  # noqa: E402
-from sides import PLAIN, Call, Token2Wav  # noqa: E402
+import torch
+from diffusion_modes import _record, _variant, _work, _workload
+from goals import compared
+from measure import interleave, note_repeats, start
+from models import models
+from sides import PLAIN, Call, Token2Wav
 
-from omni_cli.record import save_record  # noqa: E402
+from omni_cli.record import save_record
 
 SIDES = {"cudnn=default": False, "cudnn=deterministic": True}
 METRICS = ("e2e_s", "vocoder_s", "denoise_loop_s")

@@ -82,9 +82,9 @@ def _partial(stem: Path, target: Path) -> Iterator[Path]:
 
 def _build(name: str, folder: Path, seed: int, target: Path) -> None:
     try:
-        from omni_cli.compat.torchvision import ensure_torchvision_importable
+        from omni_cli.compat.libraries import prepare_libraries
 
-        ensure_torchvision_importable()
+        prepare_libraries()
         load(builtins()[name].builtins[name])(folder, seed)
     except ImportError as error:
         raise OmniError(

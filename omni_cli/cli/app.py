@@ -13,7 +13,7 @@ from typer.main import get_group
 from omni_cli import __version__
 from omni_cli.cli.lazy import LazyCommand, LazyGroup
 from omni_cli.cli.terminal import console, interrupts
-from omni_cli.cli.usage import TYPER_ERROR, is_missing_command, usage_error
+from omni_cli.cli.usage import is_missing_command, usage_error
 from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
 
 # The shell's code for a program ended by SIGPIPE; 0 or 1 would read as a verdict.
@@ -115,6 +115,7 @@ def _run_command(argv: Sequence[str], *, as_json: bool, verbose: bool) -> int:
         group = get_group(app)
         with group.make_context("omni", list(argv)) as context:
             result = group.invoke(context)
+        interrupts.check()
         return result if isinstance(result, int) else ExitCode.OK
     except typer.Exit as stop:
         return stop.exit_code
@@ -126,7 +127,7 @@ def _run_command(argv: Sequence[str], *, as_json: bool, verbose: bool) -> int:
         raise KeyboardInterrupt from abort
     except OmniError as error:
         failure = error
-    except TYPER_ERROR as error:
+    except typer.TyperException as error:
         if is_missing_command(error) and not as_json:
             console.print_note(error.message)
             return ExitCode.USAGE

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import secrets
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from omni_cli.encoding import encode_png, encode_wav
 from omni_cli.errors import OutputError
 from omni_cli.outputs import AudioOutput, ImageOutput
+from omni_cli.whole_file import write_whole
 
 _MAX_STEM_LENGTH = 80
 _PROBE_BYTES = 4096
@@ -50,9 +49,9 @@ class ArtifactWriter:
         """Create the folder and write a block into it, to fail now rather than after minutes. Raises `OutputError`."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            probe = self.folder / f".omni-{secrets.token_hex(8)}.tmp"
+            probe = self.folder / f".omni-{secrets.token_hex(8)}.probe"
             try:
-                _write_through(probe, bytes(_PROBE_BYTES))
+                write_whole(probe, bytes(_PROBE_BYTES))
             finally:
                 probe.unlink(missing_ok=True)
         except (OSError, ValueError) as error:
@@ -72,26 +71,6 @@ class ArtifactWriter:
         except OSError as error:
             raise _output_error(path, error) from error
         return path
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that `path` has either its old content or all of the new. Raises `OSError`."""
-    temporary = path.with_name(f".omni-{secrets.token_hex(8)}.tmp")
-    try:
-        _write_through(temporary, content)
-        temporary.replace(path)
-    except BaseException:  # an interrupt must leave nothing behind either
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-
-
-def _write_through(path: Path, content: bytes) -> None:
-    """Write a new file through to the disk: some file systems report a full disk only then."""
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _output_error(path: Path, error: OSError | ValueError) -> OutputError:

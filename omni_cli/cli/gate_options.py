@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from omni_cli.cli.artifacts import write_whole
 from omni_cli.errors import OmniError, OutputError, UsageError
+from omni_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from omni_cli.config.gate_file import GateLimits

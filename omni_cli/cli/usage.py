@@ -7,13 +7,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
-import typer
-
 from omni_cli.errors import UsageError
-
-# Base class of all Typer's complaints; the class itself is in a private module.
-TYPER_ERROR: Any = typer.BadParameter.__mro__[2]
-
 
 _SERVER_HINT = "`omni loadtest URL` measures a running server"
 # Options of a command that are another command's now.

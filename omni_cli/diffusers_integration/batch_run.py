@@ -1,4 +1,4 @@
-"""One batch: its pipeline calls one after another, each one's pictures on their way to the host during the next."""
+"""One batch: its pipeline calls one after another; the images of each are copied to the host during the next."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from omni_cli.diffusers_integration.failures import describe_failure
-from omni_cli.diffusers_integration.pipeline_run import PicturesOnTheWay, PipelineRunner
-from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, FinishReason
-from omni_cli.errors import DeadlineError, OmniError
+from omni_cli.diffusers_integration.pipeline_run import PendingImages, PipelineRunner
+from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
+from omni_cli.errors import OmniError
 
 # Called with (request id, steps done, steps in all) and with each output as soon as it is whole.
 OnStep = Callable[[str, int, int], None]
@@ -17,25 +17,25 @@ OnOutput = Callable[[DiffusionOutput], None]
 Group = Sequence[DiffusionRequest]
 
 
-class _Ended(Exception):
+class _AllAborted(Exception):
     """Leaves a pipeline call between two steps: no request of it is wanted any more."""
 
 
 @dataclass(frozen=True)
 class _Called:
-    """A group after its call: why each request has ended, where it has, and pictures or an error for the others."""
+    """A group after its call: which requests were aborted, and images or an error for the others."""
 
     group: Group
-    reasons: Sequence[FinishReason | None]
-    pictures: PicturesOnTheWay | None
+    aborted: Sequence[bool]
+    pictures: PendingImages | None
     error: OmniError | None
 
 
 class BatchRun:
     """Runs groups of requests, each in one pipeline call, and finishes every request with one output.
 
-    `ended` says whether a request must not go on, and why: "abort", or "error" for its deadline. `on_failure` is
-    called after a pipeline has raised something that is no `OmniError`.
+    `is_aborted` is asked at every step. `on_failure` is called after a pipeline has raised something other than an
+    `OmniError`.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class BatchRun:
         runner: PipelineRunner,
         stage: str,
         *,
-        ended: Callable[[DiffusionRequest], FinishReason | None],
+        is_aborted: Callable[[DiffusionRequest], bool],
         on_failure: Callable[[], None],
         on_step: OnStep | None,
         finish: OnOutput,
     ) -> None:
         self._runner = runner
         self._stage = stage
-        self._ended = ended
+        self._is_aborted = is_aborted
         self._on_failure = on_failure
         self._on_step = on_step
         self._finish = finish
@@ -67,22 +67,22 @@ class BatchRun:
     def _call(self, group: Group) -> _Called:
         def step(done: int, total: int) -> None:
             self._finish_if_ready()
-            if all(self._ended(request) for request in group):
-                raise _Ended
+            if all(self._is_aborted(request) for request in group):
+                raise _AllAborted
             if self._on_step is not None:
                 for request in group:
                     self._on_step(request.request_id, done, total)
 
         pictures, error = None, None
         try:
-            # Before the first step as well: a request may have ended while it waited for its batch.
-            if not all(self._ended(request) for request in group):
+            # Before the first step as well: a request may have been aborted while it waited for its batch.
+            if not all(self._is_aborted(request) for request in group):
                 pictures = self._runner.run(group, step)
-        except _Ended:
+        except _AllAborted:
             pass
         except Exception as raised:  # noqa: BLE001 - pipelines raise anything; it becomes the requests' error
             error = self._error(raised, group)
-        return _Called(group, [self._ended(request) for request in group], pictures, error)
+        return _Called(group, [self._is_aborted(request) for request in group], pictures, error)
 
     def _error(self, raised: Exception, group: Group) -> OmniError:
         if isinstance(raised, OmniError):
@@ -106,20 +106,11 @@ class BatchRun:
                 pixels, times = called.pictures.get()
             except Exception as raised:  # noqa: BLE001 - what the device has to say about the call comes out here
                 error = self._error(raised, called.group)
-        for index, (request, reason) in enumerate(zip(called.group, called.reasons, strict=True)):
-            if reason is not None:
-                self._finish(self._ended_output(request, reason))
+        for index, (request, is_aborted) in enumerate(zip(called.group, called.aborted, strict=True)):
+            if is_aborted:
+                self._finish(DiffusionOutput(request.request_id, "abort"))
             elif error is not None:
                 self._finish(DiffusionOutput(request.request_id, "error", error=error))
             else:
                 assert pixels is not None
                 self._finish(DiffusionOutput(request.request_id, "stop", pixels[index], times))
-
-    def _ended_output(self, request: DiffusionRequest, reason: FinishReason) -> DiffusionOutput:
-        error = None
-        if reason == "error":
-            error = DeadlineError(
-                f"stage `{self._stage}`: request {request.request_id} was not done before its deadline",
-                hint="allow more time with `--timeout`, or use fewer steps or a smaller picture",
-            )
-        return DiffusionOutput(request.request_id, reason, error=error)

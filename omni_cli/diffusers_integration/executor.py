@@ -19,7 +19,6 @@ from omni_cli.diffusers_integration.requests import (
     DiffusionOutput,
     DiffusionRequest,
     DiffusionSchedulerOutput,
-    FinishReason,
 )
 from omni_cli.errors import OmniError, StageError, UsageError
 from omni_cli.execution.copies import make_output_copy
@@ -35,16 +34,16 @@ _TAGS = frozenset({"weights", "kv_cache"})
 class DiffusersPipelineExecutor:
     """One text-to-image pipeline in this process.
 
-    The stage's `batching` says how the requests of a batch share the device:
+    The stage's `batching` decides how the requests of a batch share the device:
 
-    - "exact", the default: one pipeline call a request, back to back. The same seed gives the same picture bit for
-      bit, whatever else is in the batch, and it is the picture of the plain diffusers call.
+    - "exact", the default: one pipeline call per request, back to back. The same seed gives the same image bit for
+      bit, whatever else is in the batch, and it is the image of the plain diffusers call.
     - "stacked": one pipeline call for all requests of a batch whose prompts have as many tokens. Sums of larger
-      matrices are taken in another order, so pictures differ from single ones in the last bits. Measured with
+      matrices are taken in another order, so images differ from single ones in the last bits. Measured with
       `tiny-image`, float32, four requests on one CPU thread: half the processor time (0.49 to 0.55 of "exact" at 64x64
       to 256x256), at most 1.1e-6 of [0, 1] away, and after rounding to uint8 one value in 50,000 off by one.
 
-    Methods may be called from several threads. `execute_model`, `sleep` and `wake_up` take turns;
+    Methods may be called from several threads. `execute_model`, `sleep` and `wake_up` exclude each other;
     `abort_requests`, `check_health` and `shutdown` act at once, on a running call at its next step.
     """
 
@@ -120,7 +119,7 @@ class DiffusersPipelineExecutor:
 
     @property
     def effective(self) -> Mapping[str, Any]:
-        """What really runs, and how often so far, for results and records; empty after `shutdown`."""
+        """The effective settings and how often each was used so far; empty after `shutdown`."""
         runner = self._runner
         if runner is None:
             return {}
@@ -145,12 +144,12 @@ class DiffusersPipelineExecutor:
 
     @property
     def denoiser(self) -> Denoiser | None:
-        """How its denoiser runs, where it has one."""
+        """Effective execution mode of the denoiser, if it has one."""
         return self._denoiser
 
     @property
     def engagement(self) -> dict[str, float]:
-        """What the denoiser's calls and the copies of pictures have really been, counted since loading."""
+        """Counts of the denoiser's calls and of the copies of images since loading."""
         execution = {} if self._denoiser is None else self._denoiser.counters.as_dict()
         return {**execution, **self._output_copy.counters.as_dict()}
 
@@ -182,7 +181,7 @@ class DiffusersPipelineExecutor:
         """Run one batch to its end.
 
         One output a request, in order; `on_output` gets each as soon as it is whole. What goes wrong with a
-        request is the `error` of its output and leaves the others alone: `InputError`, `DeadlineError`,
+        request is the `error` of its output and leaves the others alone: `InputError`,
         `StageError`. Raises `StageError` when nothing can run at all: asleep, shut down or failed.
         """
         requests = scheduler_output.requests
@@ -200,7 +199,7 @@ class DiffusersPipelineExecutor:
             batch = BatchRun(
                 self._runner,
                 self.config.name,
-                ended=self._ended,
+                is_aborted=self._is_aborted,
                 on_failure=self._check_device,
                 on_step=on_step,
                 finish=finish,
@@ -229,11 +228,8 @@ class DiffusersPipelineExecutor:
             groups.setdefault(key, []).append(resolved)
         return groups.values()
 
-    def _ended(self, request: DiffusionRequest) -> FinishReason | None:
-        """Why a request must not go on, None if it may: "abort", or "error" for its deadline."""
-        if self._closing.is_set() or request.request_id in self._aborted:
-            return "abort"
-        return "error" if request.deadline is not None and time.monotonic() >= request.deadline else None
+    def _is_aborted(self, request: DiffusionRequest) -> bool:
+        return self._closing.is_set() or request.request_id in self._aborted
 
     def _check_device(self) -> None:
         """After an error on a CUDA device: an illegal access leaves it unusable, anything else does not."""

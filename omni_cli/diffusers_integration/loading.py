@@ -1,4 +1,4 @@
-"""A diffusers pipeline from a folder or a repository, or one clear error that says what is wrong with it."""
+"""A diffusers pipeline from a folder or a repository, or one clear error that names its fault."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _OTHER_TASKS = {
     "video": "takes video",
     "audio_length_in_s": "makes audio",
     "audio_end_in_s": "makes audio",
-    "mask_image": "fills in a picture",
-    "strength": "changes a picture",
+    "mask_image": "fills in an image",
+    "strength": "changes an image",
 }
 
 
@@ -31,9 +31,6 @@ def load_pipeline(model: str, dtype: str, device: str, *, stage: str, trust_remo
     `CheckpointError` for a folder that is missing, broken or no text-to-image pipeline; `StageError` when
     there is not enough memory for it.
     """
-    from omni_cli.compat.torchvision import ensure_torchvision_importable
-
-    ensure_torchvision_importable()
     import torch
     from diffusers import DiffusionPipeline
 
@@ -94,7 +91,7 @@ def _load_models(folder: Path, parts: Mapping[str, tuple[str, str]], dtype: Any)
 
 
 def check_text_to_image(pipeline_class: type) -> None:
-    """`CheckpointError` unless the class turns a prompt into pictures and needs nothing else."""
+    """`CheckpointError` unless the class turns a prompt into images and needs nothing else."""
     from diffusers.pipelines import auto_pipeline
 
     if pipeline_class in auto_pipeline.AUTO_TEXT2IMAGE_PIPELINES_MAPPING.values():
@@ -110,9 +107,9 @@ def check_text_to_image(pipeline_class: type) -> None:
     if "prompt" not in parameters:
         why = "takes no prompt"
     elif any(pipeline_class in mapping.values() for mapping in others):
-        why = "changes a picture or makes video"
+        why = "changes an image or makes video"
     elif "image" in parameters and "height" not in parameters:
-        why = "changes a picture"
+        why = "changes an image"
     else:
         why = next((reason for argument, reason in _OTHER_TASKS.items() if argument in parameters), None)
     if why is None:
@@ -127,7 +124,7 @@ def check_text_to_image(pipeline_class: type) -> None:
 
 
 def _check_folder(folder: Path, trust_remote_code: bool) -> Mapping[str, tuple[str, str]]:
-    """What can be said about a folder before any weights are read; returns its parts, name to (library, class)."""
+    """Check a folder before any weights are read; returns its parts, name to (library, class)."""
     import diffusers
 
     index = folder / "model_index.json"

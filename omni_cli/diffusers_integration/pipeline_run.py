@@ -48,7 +48,7 @@ class _Marks:
     ranges: Consecutive = field(default_factory=Consecutive)
 
 
-class PicturesOnTheWay:
+class PendingImages:
     """The result of one pipeline call, which the device may not have finished yet."""
 
     def __init__(
@@ -108,7 +108,7 @@ class PipelineRunner:
             self._hook.remove()
         self._pipeline = None
 
-    def run(self, requests: Sequence[DiffusionRequest], on_step: OnStep) -> PicturesOnTheWay:
+    def run(self, requests: Sequence[DiffusionRequest], on_step: OnStep) -> PendingImages:
         """Run one call for all requests, which are resolved and have equal batch keys; return their images.
 
         Exceptions of `on_step` and of the pipeline propagate, with the pipeline ready for its next call.
@@ -130,7 +130,7 @@ class PipelineRunner:
             marks.end = self._clock.mark()
             with mark("output copy"):
                 pixels = PixelsOnTheWay(self._output_copy.start(flat), tuple(images.shape))
-        return PicturesOnTheWay(pixels, requests, functools.partial(self._times, marks))
+        return PendingImages(pixels, requests, functools.partial(self._times, marks))
 
     def _arguments(self, requests: Sequence[DiffusionRequest]) -> dict[str, Any]:
         """Build exactly the arguments of the plain call. The noise comes from the CPU, the same on every device."""

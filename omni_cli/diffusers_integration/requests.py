@@ -1,4 +1,4 @@
-"""What goes into a diffusion stage and what comes out. Imports neither torch nor diffusers."""
+"""Inputs and outputs of a diffusion stage. Imports neither torch nor diffusers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ STANDARD_ARGUMENTS = ("negative_prompt", "height", "width", "num_inference_steps
 
 @dataclass(frozen=True)
 class DiffusionRequest:
-    """One picture.
+    """One image.
 
     `None` means the stage's value, else the pipeline's own default. `height` and `width` are pixels; `call`
-    holds further arguments of the pipeline call by diffusers' names; `deadline` is a time of
-    `time.monotonic()`, in seconds. `num_prompt_tokens` holds the token counts of prompt and negative prompt
-    for each of the pipeline's tokenizers; `DiffusersPipelineExecutor.resolve` fills it when it has checked
-    the request, so None means "not checked yet".
+    holds further arguments of the pipeline call by diffusers' names. `num_prompt_tokens` holds the token counts
+    of prompt and negative prompt for each of the pipeline's tokenizers; `DiffusersPipelineExecutor.resolve` fills
+    it when it has checked the request, so None means "not checked yet".
     """
 
     request_id: str
@@ -36,22 +35,14 @@ class DiffusionRequest:
     guidance_scale: float | None = None
     seed: int = 0
     call: Mapping[str, Any] = field(default_factory=dict)
-    deadline: float | None = None
     num_prompt_tokens: tuple[int, ...] | None = None
 
     @classmethod
-    def from_arguments(
-        cls,
-        request_id: str,
-        prompt: str,
-        seed: int,
-        arguments: Mapping[str, Any],
-        deadline: float | None = None,
-    ) -> DiffusionRequest:
+    def from_arguments(cls, request_id: str, prompt: str, seed: int, arguments: Mapping[str, Any]) -> DiffusionRequest:
         """A request from flat call arguments by diffusers' names, such as `GenerateRequest.diffusion`."""
         standard = {name: arguments[name] for name in STANDARD_ARGUMENTS if name in arguments}
         call = {name: value for name, value in arguments.items() if name not in standard}
-        return cls(request_id, prompt, seed=seed, call=call, deadline=deadline, **standard)
+        return cls(request_id, prompt, seed=seed, call=call, **standard)
 
 
 def batch_key(request: DiffusionRequest) -> Hashable:
@@ -92,7 +83,7 @@ class DiffusionTimes:
     `text_encode_s` is 0 or nearly so when the prompt cache had the embeddings. `denoise_step_s` has one entry
     a step; the first begins when the denoiser is first called, so the preparation of noise and timesteps is
     in `total_s` only. `vae_decode_s` includes the conversion to uint8; both it and `total_s` end with the
-    picture on the device, whose way to the host may run beside the next request. The few pipelines that report
+    image on the device, whose copy to the host may overlap with the next request. The few pipelines that report
     no steps leave `denoise_step_s` empty and `vae_decode_s` None. Requests that were stacked into one pipeline
     call share its times.
     """
@@ -105,7 +96,7 @@ class DiffusionTimes:
 
 @dataclass(frozen=True)
 class DiffusionOutput:
-    """How one request ended.
+    """The end of one request.
 
     `pixels` is uint8 RGB (height, width, 3), and set exactly when it stopped normally.
 

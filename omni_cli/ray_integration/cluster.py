@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
 import socket
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,6 +24,8 @@ _SOCKET_ROOM = 80
 # A worker's processes end by themselves when it is gone, one of them after it has tidied up.
 _SYSTEM_CONFIG = {"kill_child_processes_on_worker_exit": False, "process_group_cleanup_enabled": False}
 _TOKEN = "RAY_AUTH_TOKEN"
+_PREFIX = "omni-ray-"
+_OWNER = "owner"
 _CONNECT_S = 10.0
 _END_S = 10.0
 
@@ -33,6 +37,7 @@ class RayCluster:
         """`num_cpus` is how many processors a cluster has at least if it is started here."""
         self._num_cpus = num_cpus
         self._folder: str | None = None
+        self._owner: int | None = None
         self._has_begun = False
         self._address = os.environ.get("RAY_ADDRESS")
         self._quiet = QuietRay(verbose=verbose)
@@ -53,7 +58,7 @@ class RayCluster:
     def connect(self) -> None:
         """Takes seconds; call it in another thread, where Ray leaves signals alone. Raises `OmniError`.
 
-        `close` belongs into the same thread: in another one it takes a quarter of a minute.
+        `close` belongs in the same thread: in another one it takes a quarter of a minute.
         """
         import ray
 
@@ -65,7 +70,9 @@ class RayCluster:
                 _check_reachable(self._address)
                 ray.init(address=self._address, **settings)
             else:
-                self._folder = tempfile.mkdtemp(prefix="omni-ray-", dir=temporary_folder(_SOCKET_ROOM))
+                parent = temporary_folder(_SOCKET_ROOM)
+                remove_abandoned(parent)
+                self._folder, self._owner = make_owned(parent)
                 # What runs on a machine with fewer cores shares them, as any other processes would.
                 cpus = max(os.cpu_count() or 1, self._num_cpus)
                 settings |= {"_temp_dir": self._folder, "_system_config": _SYSTEM_CONFIG}
@@ -90,7 +97,31 @@ class RayCluster:
             _end_all(os.environ[_TOKEN])
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+        if self._owner is not None:
+            os.close(self._owner)
+            self._owner = None
         self._quiet.end()
+
+
+def make_owned(parent: str) -> tuple[str, int]:
+    """Make a folder for Ray in `parent`; the descriptor says that its owner lives for as long as it is open."""
+    folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+    owner = os.open(Path(folder, _OWNER), os.O_CREAT | os.O_RDONLY, 0o600)
+    fcntl.flock(owner, fcntl.LOCK_EX)
+    return folder, owner
+
+
+def remove_abandoned(parent: str) -> None:
+    """Remove the folders in `parent` whose owners were killed."""
+    for folder in Path(parent).glob(f"{_PREFIX}*"):
+        # Not there: being made. Locked: its owner lives. Not ours: another user's.
+        with contextlib.suppress(OSError):
+            owner = os.open(folder / _OWNER, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(owner)
 
 
 def _end_all(token: str) -> None:
@@ -105,7 +136,7 @@ def _end_all(token: str) -> None:
 
 
 def _has_token(process: psutil.Process, token: str) -> bool:
-    """Whether it was started, directly or not, by the Ray of this token."""
+    """True if it was started, directly or not, by the Ray of this token."""
     try:
         return process.pid != os.getpid() and bool(process.environ().get(_TOKEN) == token)
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""What the command's process and a stage's process say to each other: msgspec structs over a pipe, no pickle."""
+"""Messages between the command's process and a stage's process: msgspec structs over a pipe, no pickle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniErro
 from omni_cli.outputs import Message
 from omni_cli.stage.recording import RecordingCommand, RecordingReport
 
-_ITEMSIZES = {"uint8": 1, "int16": 2, "int32": 4, "int64": 8, "float32": 4, "float64": 8}
+_DTYPES = frozenset({"uint8", "int16", "int32", "int64", "float32", "float64"})
 
 
 class Array(msgspec.Struct, frozen=True):
@@ -24,11 +24,11 @@ class Array(msgspec.Struct, frozen=True):
     dtype: str
 
     def __post_init__(self) -> None:
-        itemsize = _ITEMSIZES.get(self.dtype)
-        if itemsize is None:
+        if self.dtype not in _DTYPES:
             raise ValueError(f"arrays of {self.dtype[:40]!r} are not sent")
-        if any(size < 0 for size in self.shape) or math.prod(self.shape) * itemsize != len(self.data):
-            raise ValueError(f"{len(self.data)} bytes are no array of shape {self.shape} of {self.dtype}")
+        num_bytes = math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        if any(size < 0 for size in self.shape) or num_bytes != len(self.data):
+            raise ValueError(f"{len(self.data)} bytes are not an array of shape {self.shape} of {self.dtype}")
         if any(size >= 2**31 for size in self.shape):
             raise ValueError(f"no array has the shape {self.shape}")  # an empty one, of which NumPy would make nothing
 
@@ -99,7 +99,7 @@ class MemoryReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngagementReport(msgspec.Struct, frozen=True, tag=True):
-    """What has really happened since the stage began to load, counted: graphs replayed, bytes copied."""
+    """Counts of what really happened since the stage began to load: graphs replayed, bytes copied."""
 
     counters: dict[str, float]
 
@@ -218,8 +218,8 @@ Report = (
     | RecordingReport
 )
 
-# What decoding raises for bytes that are no message.
-NoMessage = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+# Raised by decoding for bytes that are not a message.
+DecodeError = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

@@ -13,15 +13,47 @@ from omni_cli.stage.payloads import (
     PayloadLimits,
     decode_additional_information,
     decode_prompt_embeds,
+    encode_additional_information,
+    encode_prompt_embeds,
     integer_of,
     tensor_of,
 )
 
 WANTS_HIDDEN_STATES = "omni_wants_hidden_states"
+# A `DirectPayload`, in place of the two encoded parts.
+DIRECT_PAYLOAD = "omni_direct_payload"
 PROMPT_EMBEDS = "omni_prompt_embeds"
 ADDITIONAL_INFORMATION = "omni_additional_information"
 # In the information: `decode_conditions` is only a beginning (`arriving_conditions`).
 MORE_CONDITIONS_FOLLOW = "more_conditions_follow"
+
+
+@dataclass(frozen=True)
+class DirectPayload:
+    """The parts of a payload as they are, for a worker in the same process; no client can send one."""
+
+    prompt_embeds: torch.Tensor
+    information: dict[str, Any]
+
+
+def payload_arguments(
+    prompt_embeds: torch.Tensor, information: dict[str, Any], limits: PayloadLimits, *, same_process: bool
+) -> dict[str, Any]:
+    """vLLM's `extra_args` for a request: encoded, unless its worker is in the same process.
+
+    `prompt_embeds` (num_prompt_tokens, embedding_size). Raises `PayloadError` for what the worker would refuse: refused
+    here, a request fails alone.
+    """
+    if same_process:
+        for part in ({"prompt_embeds": prompt_embeds}, information):
+            limits.check_values(part)
+            size_bytes = sum(value.nbytes for value in part.values() if isinstance(value, torch.Tensor))
+            limits.check("max_payload_bytes", size_bytes, "bytes")
+        return {DIRECT_PAYLOAD: DirectPayload(prompt_embeds, information)}
+    return {
+        PROMPT_EMBEDS: encode_prompt_embeds(prompt_embeds, limits),
+        ADDITIONAL_INFORMATION: encode_additional_information(information, limits),
+    }
 
 
 @dataclass
@@ -64,7 +96,7 @@ class RequestPayload:
         self._is_whole = is_last
 
     def num_bare(self, start: int, length: int) -> int:
-        """How many of positions [start, start + length) are prompt tokens that go in without their own embedding."""
+        """Count those of positions [start, start + length) that are prompt tokens without their own embedding."""
         return max(0, min(length, self._num_bare_tokens - start))
 
     def conditions(
@@ -122,6 +154,9 @@ def read_request_payload(
 ) -> RequestPayload:
     """The payload of a new request; empty where the request carries none. Raises `PayloadError`."""
     extra = getattr(sampling_params, "extra_args", None) or getattr(pooling_params, "extra_kwargs", None) or {}
+    direct = extra.get(DIRECT_PAYLOAD)
+    if isinstance(direct, DirectPayload):
+        return RequestPayload(bool(extra.get(WANTS_HIDDEN_STATES)), direct.prompt_embeds, {**direct.information})
     embeds = extra.get(PROMPT_EMBEDS)
     information = extra.get(ADDITIONAL_INFORMATION)
     return RequestPayload(

@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from omni_cli.vllm_integration.arriving_conditions import Arrived, attach_arrived
-from omni_cli.vllm_integration.checked_scheduler import CheckedAsyncScheduler, CheckedScheduler, scheduler_maker
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
+    from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.request import Request
 else:
-    VllmScheduler = object  # which of vLLM's schedulers is behind the mixin is said where it is used
+    VllmScheduler = object  # the mixin is combined with one of vLLM's schedulers below
 
 
 @dataclass
@@ -50,7 +53,7 @@ class ConditionedSchedulerMixin(VllmScheduler):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether another step would do nothing: none is under way, and a try after the last one found nothing."""
+        """True if another step would do nothing: none is under way, and a try after the last one found nothing."""
         return not self._has_scheduled and self._num_steps_under_way == 0
 
     def expect_conditions(self, request_id: str, num_rows: int) -> None:
@@ -104,16 +107,25 @@ class ConditionedSchedulerMixin(VllmScheduler):
 
 
 def _lacks_rows(request: Request, supply: Supply) -> bool:
-    """Whether a position that the next step would compute has no row: all up to the newest token's."""
+    """True if a position that the next step would compute has no row: all up to the newest token's."""
     return not supply.is_whole and request.num_tokens_with_spec + request.num_output_placeholders > supply.num_rows
 
 
-class ConditionedScheduler(ConditionedSchedulerMixin, CheckedScheduler):
+class ConditionedScheduler(ConditionedSchedulerMixin, Scheduler):
     pass
 
 
-class ConditionedAsyncScheduler(ConditionedSchedulerMixin, CheckedAsyncScheduler):
+class ConditionedAsyncScheduler(ConditionedSchedulerMixin, AsyncScheduler):
     pass
 
 
-make_scheduler = scheduler_maker(ConditionedScheduler, ConditionedAsyncScheduler)
+def make_scheduler(*, vllm_config: VllmConfig, **kwargs: Any) -> ConditionedSchedulerMixin:
+    """For `scheduler_cls` of vLLM's engine arguments, which vLLM calls once it knows if it schedules asynchronously."""
+    is_async = vllm_config.scheduler_config.async_scheduling
+    return (ConditionedAsyncScheduler if is_async else ConditionedScheduler)(vllm_config=vllm_config, **kwargs)
+
+
+def scheduler_of(engine: LLMEngine) -> ConditionedSchedulerMixin:
+    """The scheduler of an engine whose core runs in this process and was given `make_scheduler`."""
+    scheduler: ConditionedSchedulerMixin = engine.engine_core.engine_core.scheduler
+    return scheduler

@@ -1,5 +1,6 @@
 """The CPU twins of `gpu.py`: the same mixins over vLLM's CPU runner and worker."""
 
+from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -21,7 +22,9 @@ class CPUDiffusionModelRunner(DiffusionRunnerMixin, OmniCPUModelRunner):
 
 class CPUARWorker(OmniWorkerMixin, CPUWorker):
     runner_cls = CPUARModelRunner
+    runner_home = cpu_worker
 
 
 class CPUDiffusionWorker(OmniWorkerMixin, CPUWorker):
     runner_cls = CPUDiffusionModelRunner
+    runner_home = cpu_worker

@@ -1,5 +1,6 @@
 """Runners and workers on CUDA. Naming one of the workers in vLLM's `worker_cls` is all that it takes."""
 
+from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
@@ -21,7 +22,9 @@ class GPUDiffusionModelRunner(DiffusionRunnerMixin, OmniGPUModelRunner):
 
 class GPUARWorker(OmniWorkerMixin, Worker):
     runner_cls = GPUARModelRunner
+    runner_home = gpu_model_runner
 
 
 class GPUDiffusionWorker(OmniWorkerMixin, Worker):
     runner_cls = GPUDiffusionModelRunner
+    runner_home = gpu_model_runner

@@ -1,10 +1,11 @@
-"""Keeps hidden states out of vLLM's output processor, and for whoever asks for them; notes logits that are NaN."""
+"""An engine whose output processor keeps hidden states for the stage, and notes NaN logits."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 
 
@@ -12,19 +13,13 @@ class OmniOutputProcessor(OutputProcessor):
     """vLLM's, with `pooling_output` of sampling requests taken off first.
 
     vLLM takes any output with a `pooling_output` for one of a pooling request: it would skip the detokenizer, and
-    the text would be lost. An engine's own processor becomes one of these by `adopt`.
+    the text would be lost.
     """
 
-    hidden_rows: dict[str, list[torch.Tensor]]
-    not_numbers: set[str]
-
-    @classmethod
-    def adopt(cls, processor: OutputProcessor) -> OmniOutputProcessor:
-        processor.__class__ = cls
-        adopted: OmniOutputProcessor = processor
-        adopted.hidden_rows = {}
-        adopted.not_numbers = set()
-        return adopted
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.hidden_rows: dict[str, list[torch.Tensor]] = {}
+        self.not_numbers: set[str] = set()
 
     def process_outputs(self, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> OutputProcessorOutput:
         for output in engine_core_outputs:
@@ -45,3 +40,18 @@ class OmniOutputProcessor(OutputProcessor):
         """All rows of a request so far, (num_rows, hidden_size), once; None where it asked for none."""
         rows = self.hidden_rows.pop(request_id, None)
         return None if rows is None else torch.cat(rows)
+
+
+class TextEngine(LLMEngine):
+    """vLLM's, with our output processor in place of the one that it has built and not used yet."""
+
+    output_processor: OmniOutputProcessor
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.output_processor = OmniOutputProcessor(
+            self.renderer.tokenizer,
+            log_stats=self.log_stats,
+            stream_interval=self.vllm_config.scheduler_config.stream_interval,
+            tracing_enabled=self.observability_config.otlp_traces_endpoint is not None,
+        )

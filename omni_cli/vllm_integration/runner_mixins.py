@@ -1,11 +1,10 @@
-"""What our model runners add to vLLM's, as mixins over the hooks that `GPUModelRunner` and `CPUModelRunner` share.
+"""Additions of our model runners to vLLM's, as mixins over the hooks that `GPUModelRunner` and `CPUModelRunner` share.
 
     OmniRunnerMixin            decodes request payloads, sets M-RoPE positions that came with a request
     ├── ARRunnerMixin          hidden states per request, beside tokens that stay as they are
     └── DiffusionRunnerMixin   one tensor per request, no logits and no sampling
 
-A worker makes its vLLM runner one of these by changing the runner's class after vLLM has built it (`workers.py`), so
-a mixin has no `__init__`; `init_omni` is called once, right after.
+`workers.py` has vLLM build one of these in place of its own.
 """
 
 from __future__ import annotations
@@ -44,22 +43,23 @@ else:
 
 
 class OmniRunnerMixin(VllmRunner):
-    """Request payloads and the way of outputs to the host, for every kind of stage."""
+    """Request payloads and the device-to-host output copy, for every kind of stage."""
 
     intermediate_tensors: IntermediateTensors | None
 
-    def init_omni(self) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.request_payloads: dict[str, RequestPayload] = {}
         self.payload_limits = DEFAULT_LIMITS
         self._step_spans: list[ComputedSpan] = []
         # vLLM's executor takes the outputs of one rank; the others copy nothing. With an external launcher every
         # rank has an executor of its own.
         is_alone = self.parallel_config.distributed_executor_backend == "external_launcher"
-        self.hands_out: bool = get_pp_group().is_last_rank and (is_alone or get_tp_group().is_first_rank)
+        self.returns_outputs: bool = get_pp_group().is_last_rank and (is_alone or get_tp_group().is_first_rank)
         self.use_output_copy("sync")
 
     def use_output_copy(self, mode: OutputCopy) -> OutputCopy:
-        """How outputs travel from the next step on; returns what really holds."""
+        """Set the copy mode from the next step on; returns the effective one."""
         self.output_copy = make_output_copy(mode, self.device)
         return self.output_copy.mode
 
@@ -117,7 +117,7 @@ class OmniRunnerMixin(VllmRunner):
         return True
 
     def _spans(self, scheduler_output: SchedulerOutput) -> list[ComputedSpan]:
-        """What this step computes, in the batch's own order, which vLLM may have changed while preparing it."""
+        """The spans of this step, in the batch's own order, which vLLM may have changed while preparing it."""
         spans = []
         row = 0
         for index, request_id in enumerate(self.input_batch.req_ids):
@@ -142,15 +142,15 @@ class ARRunnerMixin(OmniRunnerMixin):
     A model with `fill_conditions` gets, before each forward pass, the rows that each position is conditioned on.
     """
 
-    def init_omni(self) -> None:
-        super().init_omni()
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.row_ledger = RowLedger()
         self.graph_counters = GraphCounters()
         self._step_replays = False
 
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
-        if self.cache_config.enable_prefix_caching and self.hands_out:
+        if self.cache_config.enable_prefix_caching and self.returns_outputs:
             self.row_ledger.keep_cached_rows(
                 kv_cache_config.num_blocks,
                 kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
@@ -202,7 +202,7 @@ class ARRunnerMixin(OmniRunnerMixin):
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         state = self.execute_model_state
-        spans = self._wanted_spans() if state is not None and self.hands_out else []
+        spans = self._wanted_spans() if state is not None and self.returns_outputs else []
         # Before sampling, which may draft into the same buffers, and beside which the copy can run.
         pending = self._start_copy(state.hidden_states, spans) if spans else None
         with mark("sampling"):
@@ -272,15 +272,15 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
 
     broadcast_pp_output: bool
 
-    def init_omni(self) -> None:
-        super().init_omni()
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         # The config is the whole omni model's and has M-RoPE; a diffusion stage has no positions.
         self.uses_mrope = False
         # With an external launcher every pipeline rank has an engine of its own that waits for the outputs. vLLM hands
         # them round as logits, and a diffusion has none: what the last rank has made is handed round instead.
-        self._hands_round = self.broadcast_pp_output
+        self._broadcasts = self.broadcast_pp_output
         self.broadcast_pp_output = False
-        self.hands_out = self.hands_out or self._hands_round
+        self.returns_outputs = self.returns_outputs or self._broadcasts
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
@@ -311,27 +311,27 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         """As vLLM's; with an external launcher, a pipeline rank that is not the last returns the last one's outputs."""
         output = super().execute_model(*args, **kwargs)
-        if not self._hands_round or not isinstance(output, IntermediateTensors):
+        if not self._broadcasts or not isinstance(output, IntermediateTensors):
             return output
         pipeline = get_pp_group()
         pipeline.send_tensor_dict(output.tensors, all_gather_group=get_tp_group())
         received = pipeline.broadcast_tensor_dict(src=pipeline.world_size - 1)
         assert received is not None
-        return self._handed_out([received[str(index)] for index in range(len(received))])
+        return self._output_of([received[str(index)] for index in range(len(received))])
 
     def _pool(self, hidden_states: Any, *args: Any, **kwargs: Any) -> AsyncOmniModelRunnerOutput:
         """`hidden_states` is what the model returned: a tensor, a list or a dict with one entry a request."""
         tensors = list(one_tensor_per_request(hidden_states, list(self.input_batch.req_ids)).values())
-        if self._hands_round:
+        if self._broadcasts:
             pipeline = get_pp_group()
             named = {
                 str(index): made if isinstance(made, NoOutput) else made.contiguous()
                 for index, made in enumerate(tensors)
             }
             pipeline.broadcast_tensor_dict(named, src=pipeline.world_size - 1)
-        return self._handed_out(tensors)
+        return self._output_of(tensors)
 
-    def _handed_out(self, made: list[torch.Tensor | NoOutput]) -> AsyncOmniModelRunnerOutput:
+    def _output_of(self, made: list[torch.Tensor | NoOutput]) -> AsyncOmniModelRunnerOutput:
         """The step's output: one tensor on the device a request, in the order of the batch."""
         request_ids = list(self.input_batch.req_ids)
         outputs = dict(zip(request_ids, made, strict=True))
@@ -341,9 +341,9 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
         here = {name: tensor for name, tensor in tensors.items() if tensor.device.type != self.device.type}
         there = {name: tensor for name, tensor in tensors.items() if name not in here}
         with mark("output copy"):
-            arrived = start_together(there, self.output_copy) if self.hands_out else dict
+            arrived = start_together(there, self.output_copy) if self.returns_outputs else dict
         missing = {name: reason for name, reason in outputs.items() if isinstance(reason, NoOutput)}
         at_once = {**here, **missing}
-        return AsyncOmniModelRunnerOutput(
-            lambda: OmniModelRunnerOutput.with_payloads(output, {**arrived(), **at_once} if self.hands_out else {})
-        )
+        if not self.returns_outputs:
+            return AsyncOmniModelRunnerOutput(lambda: OmniModelRunnerOutput.with_payloads(output, {}))
+        return AsyncOmniModelRunnerOutput(lambda: OmniModelRunnerOutput.with_payloads(output, {**arrived(), **at_once}))

@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+import torch
+from vllm import PoolingParams, SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMClientError
+from vllm.outputs import PoolingRequestOutput, RequestOutput
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
 
-ensure_torchvision_importable()
-
-# Read by vLLM when a configuration is built. One process a stage is ours, so the engine core stays in it; and our
-# runners derive from the V1 model runner, which CUDA does not use by default.
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-# Logits that are no numbers would otherwise become tokens like any others. Counted on the device, read with the tokens.
-os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
-# Read by Ray when vLLM imports it: a Ray that a stage starts for its ranks asks for a token.
-if "RAY_ADDRESS" not in os.environ:
-    os.environ["RAY_AUTH_MODE"] = "token"
-
-import torch  # noqa: E402
-from vllm import PoolingParams as PoolingParams  # noqa: E402 - `as`: for other stages, after the lines above
-from vllm import SamplingParams as SamplingParams  # noqa: E402
-from vllm.engine.arg_utils import EngineArgs  # noqa: E402
-from vllm.exceptions import VLLMClientError  # noqa: E402
-from vllm.outputs import PoolingRequestOutput, RequestOutput  # noqa: E402
-from vllm.platforms import current_platform as current_platform  # noqa: E402
-from vllm.sampling_params import RequestOutputKind  # noqa: E402
-from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
-
-from omni_cli.config.schema import ARStageConfig  # noqa: E402
-from omni_cli.errors import InputError, StageError  # noqa: E402
-from omni_cli.execution.ranges import mark  # noqa: E402
-from omni_cli.outputs import Message, Part  # noqa: E402
-from omni_cli.stage.failures import request_failure  # noqa: E402
-from omni_cli.stage.messages import (  # noqa: E402
+from omni_cli.config.schema import ARStageConfig
+from omni_cli.errors import InputError, StageError
+from omni_cli.execution.ranges import mark
+from omni_cli.outputs import Message, Part
+from omni_cli.stage.failures import request_failure
+from omni_cli.stage.messages import (
     AppendInput,
-    Failure,
     HandoffChunk,
     Progress,
     Report,
@@ -48,14 +31,13 @@ from omni_cli.stage.messages import (  # noqa: E402
     Text,
     TextChunk,
 )
-from omni_cli.stage.payloads import PayloadLimits  # noqa: E402
-from omni_cli.stage.protocol import StageSpec  # noqa: E402
-from omni_cli.vllm_integration.checked_scheduler import CheckedSchedulerMixin, scheduler_of  # noqa: E402
-from omni_cli.vllm_integration.cudagraph_mode import ModeMessages, check_platform, check_settled  # noqa: E402
-from omni_cli.vllm_integration.device_settings import execution_args, use_whole_float32, with_given_cache  # noqa: E402
-from omni_cli.vllm_integration.output_processor import OmniOutputProcessor  # noqa: E402
-from omni_cli.vllm_integration.ranks import forget_shared_memory, prepare_ranks  # noqa: E402
-from omni_cli.vllm_integration.registry import prepare_models  # noqa: E402
+from omni_cli.stage.payloads import PayloadLimits
+from omni_cli.stage.protocol import StageSpec
+from omni_cli.vllm_integration.cudagraph_mode import check_platform, check_settled
+from omni_cli.vllm_integration.device_settings import execution_args, use_whole_float32, with_given_cache
+from omni_cli.vllm_integration.output_processor import TextEngine
+from omni_cli.vllm_integration.ranks import forget_shared_memory, prepare_ranks
+from omni_cli.vllm_integration.registry import prepare_models
 
 PROGRESS_INTERVAL_S = 0.05
 
@@ -73,7 +55,7 @@ _DIFFUSION_ARGS = {
 
 @dataclass
 class ActiveRequest:
-    """A request inside the engine, which has an id of its own for it; times are of `time.perf_counter`, in seconds."""
+    """A request in flight, for which the engine has an id of its own; times are of `time.perf_counter`, in seconds."""
 
     request: StageRequest
     added_s: float
@@ -87,7 +69,9 @@ class ActiveRequest:
 
 
 class VllmStage:
-    """The engine, its requests and its turn; subclasses say what goes in and what comes out."""
+    """The engine, its requests and its steps; subclasses define what goes in and what comes out."""
+
+    engine_cls: ClassVar[type[LLMEngine]] = LLMEngine
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         self.spec = spec
@@ -96,10 +80,9 @@ class VllmStage:
         if spec.stage.has_ranks_elsewhere:
             prepare_ranks(spec.stage.num_ranks, spec.stage.name)
         prepare_models(spec)
-        self.engine = LLMEngine.from_engine_args(EngineArgs(**with_given_cache(self.engine_args())))
+        self.engine = self.engine_cls.from_engine_args(EngineArgs(**with_given_cache(self.engine_args())))
         if spec.stage.has_ranks_elsewhere:
             forget_shared_memory(self.engine)
-        self.scheduler: CheckedSchedulerMixin = scheduler_of(self.engine)
         self.payload_limits = PayloadLimits.of(spec.stage)
         self.engine.collective_rpc("use_payload_limits", args=(self.payload_limits,))
         self._output_copy, *_ = self.engine.collective_rpc("use_output_copy", args=(spec.stage.output_copy,))
@@ -129,7 +112,6 @@ class VllmStage:
             "trust_remote_code": self.spec.trust_remote_code,
             "disable_log_stats": True,
             "worker_cls": self.worker_cls(stage.kind),
-            "scheduler_cls": "omni_cli.vllm_integration.checked_scheduler.make_scheduler",
             **execution_args(getattr(stage, "cudagraph_mode", "none")),
             **(_DIFFUSION_ARGS if stage.kind == "diffusion" else {}),
         }
@@ -188,7 +170,7 @@ class VllmStage:
         """Called with the tokenized, preprocessed prompt before it enters the engine."""
 
     def refused(self, error: Exception) -> InputError:
-        """What to tell the user about a prompt that vLLM refuses."""
+        """Describe to the user a prompt that vLLM refuses."""
         max_model_len = self.engine.vllm_config.model_config.max_model_len
         if getattr(error, "parameter", None) == "input_tokens" or "maximum model length" in str(error):
             return InputError(
@@ -227,16 +209,10 @@ class VllmStage:
                 self.abort(request_id)
             if output.finished:
                 self.active.pop(output.request_id, None)
-        for engine_id, reason in self.scheduler.take_refused().items():
-            active = self.by_engine_id(engine_id)
-            if active is not None:
-                request_id = self.request_id_of(active)
-                reports.append(Failure("stage", reason, request_id=request_id))
-                self.abort(request_id)
         return reports
 
     def by_engine_id(self, engine_id: str) -> ActiveRequest | None:
-        """The request that the engine calls so; None for one that has ended."""
+        """Look up a request by engine id; None for one that has ended."""
         state = self.engine.output_processor.request_states.get(engine_id)
         return None if state is None else self.active.get(state.external_req_id)
 
@@ -263,16 +239,17 @@ class VllmStage:
 class TextStage(VllmStage):
     """Any autoregressive model that vLLM knows, as the first stage of a chain: a prompt in, text out."""
 
+    engine_cls = TextEngine
+
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         assert isinstance(spec.stage, ARStageConfig)
         check_platform(spec.stage)
         if spec.dtype == "float32":
             use_whole_float32()
-        with ModeMessages() as messages:
-            super().__init__(spec, emit)
+        super().__init__(spec, emit)
         *_, self._cudagraph_mode = self.engine.collective_rpc("cudagraph_mode")
-        check_settled(spec.stage, self._cudagraph_mode, self.engagement, messages)
-        self.processor = OmniOutputProcessor.adopt(self.engine.output_processor)
+        check_settled(spec.stage, self._cudagraph_mode, self.engagement)
+        self.processor = self.engine.output_processor
 
     @property
     def effective(self) -> dict[str, Any]:
@@ -284,7 +261,7 @@ class TextStage(VllmStage):
         return {"prompt": self.prompt_text(request), **salt}, self.sampling_params(request)
 
     def prompt_text(self, request: StageRequest) -> str:
-        """The prompt as the tokenizer gets it: through the chat template, where the model has one."""
+        """The prompt as the tokenizer receives it: through the chat template, where the model has one."""
         if request.raw:
             return request.prompt
         messages = conversation_of(request)
@@ -354,11 +331,11 @@ class TextStage(VllmStage):
         return RequestDone(active.request.request_id, trace, text=text, handoff=handoff)
 
     def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
-        """What the next stage needs, as an encoded `AdditionalInformationPayload`."""
+        """The next stage's input, as an encoded `AdditionalInformationPayload`."""
         raise NotImplementedError
 
     def partial_handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
-        """What there is of it that has not been handed over, None for nothing yet; called after each new token."""
+        """The part of it that has not been sent yet, None for nothing; called after each new token."""
         raise NotImplementedError
 
     def abort(self, request_id: str) -> None:

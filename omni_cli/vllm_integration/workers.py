@@ -1,13 +1,15 @@
-"""How a vLLM worker gets our runner.
+"""Workers that run our model runner.
 
-`Worker.init_device` (CUDA) and `CPUWorker.init_device` build the runner inside a long body that is not ours to copy.
-So vLLM builds its own V1 runner, and its class is changed to ours right after: our runners derive from exactly that
-class, add hooks and no constructor, and so nothing is built twice and nothing of vLLM's is patched.
+`Worker.init_device` (CUDA) and `CPUWorker.init_device` build the runner inside a long body that is not ours to copy,
+and vLLM has no setting for its class. So the name that the body looks up leads to our runner while it runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from omni_cli.execution.ranges import mark
@@ -26,9 +28,10 @@ TRITON_CACHE = "TRITON_CACHE_DIR"
 
 
 class OmniWorkerMixin(VllmWorker):
-    """`runner_cls` derives from the V1 runner that the vLLM worker builds."""
+    """`runner_cls` derives from the V1 runner, which `init_device` finds in `runner_home` by its name."""
 
     runner_cls: ClassVar[type]
+    runner_home: ClassVar[ModuleType]
     _triton_cache: str | None
     distributed_init_method: str
 
@@ -36,19 +39,28 @@ class OmniWorkerMixin(VllmWorker):
         write_stacks_on_signal()
         self._triton_cache = os.environ.get(TRITON_CACHE)
         if self.distributed_init_method == "env://":
-            # An external launcher's. vLLM names the shared memory of CPU ranks by what stands behind the colon: without
+            # An external launcher's. vLLM names the shared memory of CPU ranks by what follows the colon: without
             # a launch's own name, two launches would share it, and one that was killed would block all after it.
             self.distributed_init_method = f"env://#{os.environ['MASTER_PORT']}"
-        super().init_device(*args, **kwargs)
+        with self._our_runner():
+            super().init_device(*args, **kwargs)
         forget_cpu_channels()
         built = type(self.model_runner)
-        if built not in self.runner_cls.__mro__:
+        if built is not self.runner_cls:
             raise RuntimeError(
-                f"vLLM built {built.__module__}.{built.__qualname__}, which {self.runner_cls.__name__} does not derive "
-                "from: omni needs the V1 model runner (VLLM_USE_V2_MODEL_RUNNER=0 before the configuration is built)"
+                f"vLLM built {built.__module__}.{built.__qualname__} and not our {self.runner_cls.__name__}: "
+                "omni needs the V1 model runner (VLLM_USE_V2_MODEL_RUNNER=0 before the configuration is built)"
             )
-        self.model_runner.__class__ = self.runner_cls
-        self.model_runner.init_omni()
+
+    @contextlib.contextmanager
+    def _our_runner(self) -> Iterator[None]:
+        name = next(cls.__name__ for cls in self.runner_cls.__mro__ if cls.__module__.startswith("vllm."))
+        plain = getattr(self.runner_home, name)
+        setattr(self.runner_home, name, self.runner_cls)
+        try:
+            yield
+        finally:
+            setattr(self.runner_home, name, plain)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         with mark("load weights"):
@@ -73,7 +85,7 @@ class OmniWorkerMixin(VllmWorker):
             return super().compile_or_warm_up_model()
 
     def use_output_copy(self, mode: OutputCopy) -> OutputCopy:
-        """Called on every rank by `collective_rpc`: how outputs travel from now on; returns what really holds."""
+        """Called on every rank by `collective_rpc`: the copy mode from now on; returns the effective one."""
         used: OutputCopy = self.model_runner.use_output_copy(mode)
         return used
 
@@ -86,8 +98,8 @@ class OmniWorkerMixin(VllmWorker):
         self.model_runner.payload_limits = limits
 
     def engagement(self) -> dict[str, float] | None:
-        """Called on every rank: counters of what has really happened; None on ranks that hand no outputs out."""
-        return self.model_runner.engagement() if self.model_runner.hands_out else None
+        """Called on every rank: counters of what has really happened; None on ranks that return no outputs."""
+        return self.model_runner.engagement() if self.model_runner.returns_outputs else None
 
     def cudagraph_mode(self) -> str:
         """Called on every rank: the mode by which vLLM runs this one's steps, by the profile's name for it."""

@@ -15,10 +15,10 @@ from omni_cli.stage.messages import (
     Array,
     Audio,
     AudioInput,
+    DecodeError,
     Failure,
     HandoffChunk,
     MemoryReport,
-    NoMessage,
     Progress,
     RequestDone,
     StageReady,
@@ -63,7 +63,7 @@ def check(case: tuple[bool, bytes]) -> str:
     to_stage, raw = case
     try:
         message = (decode_command if to_stage else decode_report)(raw)
-    except NoMessage:
+    except DecodeError:
         return "rejected"
     for array in _arrays(message):
         assert array.numpy().tobytes() == array.data and array.numpy().shape == array.shape

@@ -30,13 +30,12 @@ TIMEOUT_S = 100
 
 def main() -> None:
     task = json.loads(sys.stdin.read())
-    from omni_cli.compat.torchvision import ensure_torchvision_importable
+    from omni_cli.compat.libraries import prepare_libraries
 
-    ensure_torchvision_importable()
+    prepare_libraries()
     import rank_diffusion  # noqa: F401 - imported once, for all processes
     from vllm.v1.engine.llm_engine import LLMEngine  # noqa: F401
 
-    import omni_cli.vllm_integration.stage  # noqa: F401 - sets what vLLM reads
     from omni_cli.vllm_integration.device_settings import use_whole_float32
     from omni_cli.vllm_integration.ranks import prepare_ranks
 
@@ -83,15 +82,14 @@ def run_rank(pipe: Any, model: str, case: dict[str, Any], variables: dict[str, A
         os._exit(0)  # this process's copies of the parent's resources are not its own to clean up
 
 
-def make_engine(**arguments: Any) -> Any:
+def make_engine(engine_cls: Any, **arguments: Any) -> Any:
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
 
     from omni_cli.vllm_integration.device_settings import with_given_cache
 
     given = {"dtype": "float32", "enforce_eager": True, "disable_log_stats": True, "max_model_len": 256}
     given |= {"max_num_seqs": 8, "kv_cache_memory_bytes": 16 << 20}
-    return LLMEngine.from_engine_args(EngineArgs(**with_given_cache({**given, **arguments})))
+    return engine_cls.from_engine_args(EngineArgs(**with_given_cache({**given, **arguments})))
 
 
 def run_thinker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -99,12 +97,14 @@ def run_thinker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
     from vllm import SamplingParams
 
     from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
-    from omni_cli.vllm_integration.output_processor import OmniOutputProcessor
+    from omni_cli.vllm_integration.output_processor import TextEngine
     from omni_cli.vllm_integration.stage import VllmStage
 
     worker = VllmStage.worker_cls("ar")
-    engine = make_engine(model=model, worker_cls=worker, skip_mm_profiling=True, mm_processor_cache_gb=0, **arguments)
-    processor = OmniOutputProcessor.adopt(engine.output_processor)
+    engine = make_engine(
+        TextEngine, model=model, worker_cls=worker, skip_mm_profiling=True, mm_processor_cache_gb=0, **arguments
+    )
+    processor = engine.output_processor
     params = SamplingParams(
         temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, extra_args={WANTS_HIDDEN_STATES: True}
     )
@@ -143,11 +143,13 @@ def run_diffusion(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
     import torch
     from rank_diffusion import ARCHITECTURE, SIZE
     from vllm import PoolingParams
+    from vllm.v1.engine.llm_engine import LLMEngine
 
     from omni_cli.stage.payloads import encode_additional_information
     from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
 
     engine = make_engine(
+        LLMEngine,
         model=model, worker_cls="rank_diffusion.RankDiffusionWorker", hf_overrides={"architectures": [ARCHITECTURE]},
         runner="pooling", skip_tokenizer_init=True, enable_prefix_caching=False, enable_chunked_prefill=False,
         **arguments,

@@ -18,23 +18,21 @@ from typing import Any
 
 def main() -> None:
     task = json.loads(sys.stdin.read())
-    from omni_cli.compat.torchvision import ensure_torchvision_importable
+    from omni_cli.compat.libraries import prepare_libraries
 
-    ensure_torchvision_importable()
+    prepare_libraries()
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
 
-    import omni_cli.vllm_integration.stage  # noqa: F401 - sets what vLLM reads
     from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
-    from omni_cli.vllm_integration.output_processor import OmniOutputProcessor
+    from omni_cli.vllm_integration.output_processor import TextEngine
     from omni_cli.vllm_integration.registry import register_models, resolve_in_process
 
     ranks = _prepare_ranks(task["engine"])
     register_models()
     resolve_in_process("Qwen2_5OmniModel")
     worker = {} if task["stock"] else {"worker_cls": _worker()}
-    engine = LLMEngine.from_engine_args(
+    engine = TextEngine.from_engine_args(
         EngineArgs(
             model=task["model"],
             dtype="float32",
@@ -47,7 +45,7 @@ def main() -> None:
         )
     )
     drafts = _count_drafts(engine)
-    processor = OmniOutputProcessor.adopt(engine.output_processor)
+    processor = engine.output_processor
     if task["late"]:
         _be_late(_runner(engine))
     preemptions = _count_preemptions(engine)

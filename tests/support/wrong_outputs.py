@@ -26,9 +26,9 @@ WRONG: dict[str, Callable[[list[Any]], Any]] = {
 
 def main() -> None:
     task = json.loads(sys.stdin.read())
-    from omni_cli.compat.torchvision import ensure_torchvision_importable
+    from omni_cli.compat.libraries import prepare_libraries
 
-    ensure_torchvision_importable()
+    prepare_libraries()
     from stage_specs import spec_of
 
     from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig

@@ -1,7 +1,7 @@
 """Runs a thinker whose scheduler, vLLM's own, plans something wrong in the middle; a script.
 
-Reads a JSON task from stdin: `model`. Writes JSON to the path in argv: `alone`, the tokens of each request; `rounds`,
-by what was wrong, what became of each; `left`, what the stage still holds at the end.
+Reads a JSON task from stdin: `model`. Writes JSON to the path in argv: `alone`, the text of each request, and `rounds`,
+by what was wrong, the engine id of the second request and the error that the step raised.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ WRONG: dict[str, Callable[[Any, str], bool]] = {
 
 def main() -> None:
     task = json.loads(sys.stdin.read())
-    from omni_cli.compat.torchvision import ensure_torchvision_importable
+    from omni_cli.compat.libraries import prepare_libraries
 
-    ensure_torchvision_importable()
+    prepare_libraries()
     from stage_specs import spec_of
     from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -61,35 +61,36 @@ def main() -> None:
     stage = load_stage(spec_of(config, task["model"]), lambda report: None)
     answers: dict[str, Any] = {"alone": run(stage, "alone")}
     answers["rounds"] = {name: run_spoilt(stage, Scheduler, name, spoil) for name, spoil in WRONG.items()}
-    answers["after"] = run(stage, "after")
-    answers["left"] = [*stage.active, *stage.scheduler.requests]
     Path(sys.argv[1]).write_text(json.dumps(answers))
     stage.close()
 
 
 def run_spoilt(stage: Any, scheduler: Any, name: str, spoil: Callable[[Any, str], bool]) -> dict[str, Any]:
     """With the first plan that `spoil` can spoil for the second request."""
-    plain, spoilt = scheduler.schedule, []
+    plain, spoilt = scheduler.schedule, list[str]()
 
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
         plan = plain(self, *args, **kwargs)
         second = stage.active.get(f"{name} second")
         if not spoilt and second is not None and spoil(plan, second.engine_id):
-            spoilt.append(plan)
+            spoilt.append(second.engine_id)
         return plan
 
     scheduler.schedule = schedule
     try:
-        ends = run(stage, name)
+        run(stage, name)
+    except ValueError as error:  # in a stage's process this ends the stage
+        return {"second": spoilt[0], "error": str(error)}
     finally:
         scheduler.schedule = plain
-    assert spoilt, f"{name}: nothing was spoilt"
-    return ends
+        for request_id in list(stage.active):
+            stage.abort(request_id)
+    raise AssertionError(f"{name}: no error")
 
 
 def run(stage: Any, prefix: str) -> dict[str, Any]:
-    """By the last word of a request's name: its text, or what it failed with."""
-    from omni_cli.stage.messages import Failure, RequestDone, StageRequest
+    """By the last word of a request's name: its text."""
+    from omni_cli.stage.messages import RequestDone, StageRequest
 
     for name, prompt in PROMPTS.items():
         stage.add(StageRequest(f"{prefix} {name}", prompt=prompt))
@@ -97,9 +98,7 @@ def run(stage: Any, prefix: str) -> dict[str, Any]:
     while stage.has_work():
         for report in stage.step():
             name = report.request_id.split()[-1]
-            if isinstance(report, Failure):
-                ends[name] = {"failed": report.message}
-            elif isinstance(report, RequestDone):
+            if isinstance(report, RequestDone):
                 ends[name] = report.text.text
     return ends
 

@@ -6,7 +6,6 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from omni_cli.bench.benchmark import Benchmark, Plan
 from omni_cli.bench.harness import Limits
@@ -16,9 +15,9 @@ from omni_cli.cli.bench.report import failure_of, show_answer
 from omni_cli.cli.bench.settings import BenchSettings
 from omni_cli.cli.gate_options import DEFAULT_MARGIN, read_fraction
 from omni_cli.cli.terminal import console
-from omni_cli.cli.terminal.stop_signals import Interrupted, stop_signals
+from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.config.gate_file import GateLimits
-from omni_cli.errors import DeadlineError, ExitCode, OmniError
+from omni_cli.errors import ExitCode, OmniError
 from omni_cli.record import load_record
 from omni_cli.report.bench_notes import not_comparable
 from omni_cli.stats.verdicts import Question
@@ -64,18 +63,9 @@ def measure(plan: Plan, question: Question, settings: BenchSettings) -> ExitCode
 
 async def _run(benchmark: Benchmark, timeout_s: float | None) -> OmniError | None:
     """The reason for an early end, None if there was none."""
-    with stop_signals() as stop_requested:
-        work = asyncio.create_task(benchmark.run())
-        either: set[asyncio.Future[Any]] = {work, stop_requested}
-        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            stopped: OmniError = Interrupted("interrupted")
-            if not stop_requested.done():
-                message = f"the run was not done within {timeout_s:g} s"
-                stopped = DeadlineError(message, hint="give it more with `--timeout`")
-            work.cancel()
-            await asyncio.wait({work})
-            return stopped
+    work, stopped = await run_until_stopped(benchmark.run(), timeout_s)
+    if stopped is not None:
+        return stopped
     failure = work.exception()
     if failure is not None and not isinstance(failure, VariantError):
         raise failure

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from omni_cli.cli.artifacts import ArtifactWriter
 from omni_cli.cli.generate.printers import Printer
 from omni_cli.cli.terminal.progress import Progress
-from omni_cli.cli.terminal.stop_signals import Interrupted, stop_signals
-from omni_cli.errors import DeadlineError, ExitCode, OmniError, OutputError, UsageError
+from omni_cli.cli.terminal.stop_signals import run_until_stopped
+from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
 from omni_cli.inputs.request_spec import BadRequest
 from omni_cli.outputs import AudioOutput, Modality, Output, StageInfo, TextOutput
 from omni_cli.report.records import RequestRecord, WrittenOutput
 
 
-class Runner(Protocol):
-    """What does the work, as far as every run needs it."""
+class RequestWorker(Protocol):
+    """The part of an engine that every run needs."""
 
     @property
     def stages(self) -> tuple[StageInfo, ...]: ...
@@ -29,7 +28,7 @@ class Runner(Protocol):
     async def close(self) -> None: ...
 
 
-class Request(Protocol):
+class RequestEntry(Protocol):
     """A request that is to be run, or why it cannot be."""
 
     @property
@@ -39,8 +38,8 @@ class Request(Protocol):
     def place(self) -> str | None: ...
 
 
-RunnerT = TypeVar("RunnerT", bound=Runner)
-RequestT = TypeVar("RequestT", bound=Request)
+WorkerT = TypeVar("WorkerT", bound=RequestWorker)
+RequestT = TypeVar("RequestT", bound=RequestEntry)
 
 
 @dataclass(frozen=True)
@@ -62,19 +61,19 @@ class Outcome:
         return ExitCode.USAGE if all(isinstance(error, UsageError) for error in errors) else ExitCode.RUN_FAILED
 
 
-class BaseRun(ABC, Generic[RunnerT, RequestT]):
-    """Runs requests, writes what comes out and closes the runner; use it once."""
+class BaseRun(ABC, Generic[WorkerT, RequestT]):
+    """Runs requests, writes what comes out and closes the worker; use it once."""
 
     def __init__(
         self,
-        runner: RunnerT,
+        worker: WorkerT,
         requests: Sequence[RequestT],
         *,
         writer: ArtifactWriter,
         printer: Printer,
         progress: Progress,
     ) -> None:
-        self._runner = runner
+        self._worker = worker
         self._requests = requests
         self._writer = writer
         self._printer = printer
@@ -90,15 +89,7 @@ class BaseRun(ABC, Generic[RunnerT, RequestT]):
         Raises `OmniError` only where the engine could not be started, for then there is nothing to keep.
         """
         began = time.monotonic()
-        with stop_signals() as stop_requested:
-            work = asyncio.create_task(self._work())
-            try:
-                self._progress.show()
-                either: set[asyncio.Future[Any]] = {work, stop_requested}
-                await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-                stopped = None if work.done() else _why_stopped(stop_requested, timeout_s)
-            finally:
-                await self._end_run(work)
+        work, stopped = await run_until_stopped(self._work_and_close(), timeout_s)
         failure = None if work.cancelled() else work.exception()
         if isinstance(failure, OutputError) and self._started:
             stopped = failure
@@ -106,14 +97,17 @@ class BaseRun(ABC, Generic[RunnerT, RequestT]):
             raise failure
         return Outcome(self._all_records(stopped), self._stages, time.monotonic() - began, stopped)
 
-    async def _end_run(self, work: asyncio.Task[None]) -> None:
-        await cancel_all({work})
+    async def _work_and_close(self) -> None:
         try:
-            self._printer.close()  # may fail: the terminal or the pipe can be gone
-            # Read late: by now the peaks of memory are those of the whole run.
-            self._stages = self._runner.stages if self._started else ()
+            self._progress.show()
+            await self._work()
         finally:
-            await self._runner.close()
+            try:
+                self._printer.close()  # may fail: the terminal or the pipe can be gone
+                # Read late: by now the peaks of memory are those of the whole run.
+                self._stages = self._worker.stages if self._started else ()
+            finally:
+                await self._worker.close()
 
     @abstractmethod
     async def _work(self) -> None:
@@ -152,12 +146,6 @@ class BaseRun(ABC, Generic[RunnerT, RequestT]):
             )
             for index, request in enumerate(self._requests)
         )
-
-
-def _why_stopped(stop_requested: asyncio.Future[signal.Signals], timeout_s: float | None) -> OmniError:
-    if stop_requested.done():
-        return Interrupted("interrupted")
-    return DeadlineError(f"the run was not done within {timeout_s:g} s", hint="give it more time with `--timeout`")
 
 
 def _modality(output: Output) -> Modality:

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How a run is limited and shown; says nothing of the model."""
+    """Limits and display of a run; nothing about the model."""
 
     output_dir: Path
     timeout_s: float | None

@@ -1,4 +1,4 @@
-"""What a run writes to the terminal while it runs: one object for each way of showing results."""
+"""Terminal output of a run while it runs: one object for each way of showing results."""
 
 from __future__ import annotations
 

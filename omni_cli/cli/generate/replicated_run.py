@@ -54,9 +54,9 @@ class ReplicatedRun(BaseRun[BatchJob, RequestSpec | BadRequest]):
             self._tell(f"{done} of {len(specs)} done before: {self._finished.path}")
         if not open_specs:
             return
-        for stage in self._runner.config.stages:
+        for stage in self._worker.config.stages:
             self._progress.handle(StageLoading(stage.name, stage.kind))
-        async with aclosing(self._runner.answers(open_specs)) as answers:
+        async with aclosing(self._worker.answers(open_specs)) as answers:
             async for index, answer in answers:
                 self._take(index, open_specs[index], answer)
                 if self._records[index].error is None:

@@ -28,7 +28,7 @@ MAX_REQUESTS_IN_FLIGHT = 64
 
 
 class Engine(Protocol):
-    """What a run needs of `omni_cli.engine.omni_llm.OmniLLM`."""
+    """The part of `omni_cli.engine.omni_llm.OmniLLM` that a run needs."""
 
     async def start(self, on_event: Callable[[Event], None] | None = None) -> None: ...
 
@@ -56,9 +56,9 @@ class GenerateRun(BaseRun[Engine, PendingRequest | BadRequest]):
     async def _work(self) -> None:
         if not self._end_bad_requests():
             return
-        await self._runner.start(self._progress.handle)
+        await self._worker.start(self._progress.handle)
         self._started = True
-        self._printer.loaded(self._runner.stages)
+        self._printer.loaded(self._worker.stages)
         in_flight = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
         tasks = [
             asyncio.create_task(self._run_request(index, request, in_flight))
@@ -98,7 +98,7 @@ class GenerateRun(BaseRun[Engine, PendingRequest | BadRequest]):
     async def _follow(self, index: int, request: GenerateRequest) -> RequestResult:
         """Show and write what a request gives until it ends; text on the way to speech only if it is wanted."""
         wanted = request.modalities
-        async with aclosing(self._runner.generate(request)) as events:
+        async with aclosing(self._worker.generate(request)) as events:
             async for event in events:
                 self._progress.handle(event)
                 if isinstance(event, TextDelta):

@@ -45,7 +45,7 @@ NumItersWarmupOption = Annotated[
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run is limited and shown."""
+    """Limits and display of a run."""
 
     num_iters: int
     num_iters_warmup: int
@@ -76,9 +76,9 @@ def profile(
 ) -> ExitCode:
     """Record where time and memory go in a model or a stage.
 
-    Writes a trace that opens in Perfetto and a record, and says what stands out: how busy the device was, the slowest
+    Writes a trace that opens in Perfetto and a record, and reports findings: how busy the device was, the slowest
     operators, copies, steps unlike the others, memory by phase, and how near the machine's limits each stage comes.
-    Profiled and unprofiled iterations take turns, so that it can also say how much slower profiling makes them.
+    Profiled and unprofiled iterations alternate, so that it also reports how much slower profiling makes them.
     """
     from omni_cli.bench.workload import Workload, lengths_given_by
     from omni_cli.config.bundled import find_profile

@@ -1,4 +1,4 @@
-"""One run of `omni profile`: records, writes the files, and says what was found, or why there is nothing."""
+"""One run of `omni profile`: records, writes the files and prints the findings."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from omni_cli.bench.environment import read_environment
-from omni_cli.cli.artifacts import ArtifactWriter, write_whole
+from omni_cli.cli.artifacts import ArtifactWriter
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_line import LiveLine
-from omni_cli.cli.terminal.stop_signals import Interrupted, stop_signals
-from omni_cli.errors import DeadlineError, ExitCode, OmniError, OutputError
+from omni_cli.cli.terminal.stop_signals import run_until_stopped
+from omni_cli.errors import ExitCode, OutputError
 from omni_cli.outputs import Event, StageLoading
 from omni_cli.profile_record import Profile, profile_document, save_profile
 from omni_cli.profiling.build import About, build_profile, read_traces
@@ -25,6 +25,7 @@ from omni_cli.profiling.chrome_trace import merged_trace
 from omni_cli.profiling.session import ProfilingRun, Session
 from omni_cli.report.profile_text import profile_text, saved_text
 from omni_cli.report.units import seconds
+from omni_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from omni_cli.bench.workload import Workload
@@ -82,23 +83,10 @@ def _profiling_run(
 
 async def _record(run: ProfilingRun, timeout_s: float | None) -> Session:
     """Raises what it fails with, is interrupted by, or has no time left for; the stages have ended by then."""
-    with stop_signals() as stop_requested:
-        work = asyncio.create_task(run.run())
-        either: set[asyncio.Future[Any]] = {work, stop_requested}
-        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return work.result()
-        stopped: OmniError = (
-            Interrupted("interrupted; nothing was written")
-            if stop_requested.done()
-            else DeadlineError(
-                f"the run was not done within {timeout_s:g} s",
-                hint="give it more with `--timeout`, or fewer iterations",
-            )
-        )
-        work.cancel()
-        await asyncio.wait({work})
+    work, stopped = await run_until_stopped(run.run(), timeout_s)
+    if stopped is not None:
         raise stopped
+    return work.result()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from omni_cli.cli.terminal import interrupts
 from omni_cli.errors import ExitCode, OmniError, OutputError
 
 ERROR_SCHEMA = "omni.error/1"
@@ -42,12 +43,13 @@ def reset() -> None:
 
 
 def use_colour(stream: TextIO) -> bool:
-    """Whether escape codes may be written to `stream`: a terminal that knows them, and no `NO_COLOR`."""
+    """True if escape codes may be written to `stream`: a terminal that supports them, and no `NO_COLOR`."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def print_text(text: str) -> None:
     """Write data to stdout, one newline at its end."""
+    interrupts.check()
     _write(text if text.endswith("\n") else text + "\n")
 
 
@@ -62,6 +64,11 @@ def print_json(document: Mapping[str, Any], *, one_line: bool = False) -> None:
 
     Raises `ValueError` for NaN and infinity, which JSON lacks, and before anything is written.
     """
+    interrupts.check()
+    _write_json(document, one_line=one_line)
+
+
+def _write_json(document: Mapping[str, Any], *, one_line: bool = False) -> None:
     global _json_wanted
     # backslashreplace would turn a character into something that is not JSON's escape for it.
     ascii_only = (sys.stdout.encoding or "ascii").lower().replace("-", "") != "utf8"
@@ -76,7 +83,7 @@ def flush() -> None:
 
 
 def is_stdout_closed() -> bool:
-    """Whether stdout is a pipe that nobody reads any more."""
+    """True if stdout is a pipe without a reader."""
     try:
         descriptor = sys.stdout.fileno()
     except io.UnsupportedOperation:  # not a file: a test, or a program that runs commands itself
@@ -142,7 +149,7 @@ def print_error(error: OmniError, *, verbose: bool = False) -> None:
 
 
 def error_document(error: OmniError) -> dict[str, Any]:
-    """What a failed `--json` command prints instead of its result.
+    """The document that a failed `--json` command prints instead of its result.
 
     `kind` names the class (`profile`, `input`, `checkpoint`, `output`, `stage`, `deadline`, `usage`, ...);
     a profile's diagnostics are listed one by one.
@@ -171,7 +178,7 @@ def report_failure(error: OmniError, *, as_json: bool, verbose: bool) -> ExitCod
     """Show a failure everywhere it belongs and return the process's exit code for it."""
     print_error(error, verbose=verbose)
     if as_json and _json_wanted:
-        print_json(error_document(error))
+        _write_json(error_document(error))
     return error.exit_code
 
 

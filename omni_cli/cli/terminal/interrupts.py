@@ -28,12 +28,15 @@ def ignore() -> None:
 
 
 def was_interrupted() -> bool:
-    """Whether a signal has come. Libraries may have turned the exception into one of their own."""
+    """True once a signal has come. Libraries may have turned the exception into one of their own."""
     return _seen
 
 
 def check() -> None:
-    """Raise the interrupt once more where a library, in the middle of an import, say, has swallowed it."""
+    """Raise again an interrupt that a library has swallowed, for instance while it was imported.
+
+    Checked before an engine starts, before data go to stdout and at the end of every command.
+    """
     if was_interrupted():
         raise KeyboardInterrupt
 

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from omni_cli.cli.terminal import console
+from omni_cli.cli.terminal.live_display import LiveDisplay, ProgressMode, progress_mode
 
-_CLEAR = "\r\x1b[K"
+if TYPE_CHECKING:
+    from rich.text import Text
 
 
 class LiveLine:
+    """Shows the latest of what `say` is called with."""
+
     def __init__(self, stream: TextIO, *, quiet: bool, verbose: bool) -> None:
-        self._stream = stream
-        # With the libraries' logs on the same terminal, a line that is written over would be torn apart.
-        self._is_live = not quiet and not verbose and stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._is_plain = not quiet and verbose
+        self._mode = progress_mode(stream, quiet=quiet, verbose=verbose)
+        # Redrawn when there is something new only: a thread that redraws would disturb what is measured.
+        self._display = LiveDisplay(stream, self._line, refreshes=False)
+        self._text = ""
 
     @property
     def is_shown(self) -> bool:
-        """Whether anything that is said can be seen."""
-        return self._is_live or self._is_plain
+        """True if `say` has any effect."""
+        return self._mode is not ProgressMode.NONE
 
     def say(self, text: str) -> None:
-        if self._is_live:
-            width = shutil.get_terminal_size().columns - 1
-            self._stream.write(_CLEAR + text[:width])
-            self._stream.flush()
-        elif self._is_plain:
-            console.print_note(text)
+        self._text = text
+        match self._mode:
+            case ProgressMode.LIVE:
+                self._display.show()
+            case ProgressMode.LINES:
+                console.print_note(text)
 
     def hide(self) -> None:
-        """Take the live line away, so that others can be written."""
-        if self._is_live:
-            self._stream.write(_CLEAR)
-            self._stream.flush()
+        """Clear the live line, so that other lines can be written."""
+        self._display.hide()
+
+    def _line(self) -> Text:
+        from rich.text import Text
+
+        return Text(self._text, no_wrap=True, overflow="crop")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from omni_cli.cli.terminal.live_display import LiveDisplay, ProgressMode, progress_mode
 from omni_cli.outputs import Event, RequestResult, StageLoading, StageProgress
 from omni_cli.report.units import count, seconds
 
 if TYPE_CHECKING:
-    from rich.live import Live
     from rich.table import Table
-
-_REFRESH_PER_SECOND = 8
 
 
 class Progress(Protocol):
@@ -42,17 +39,14 @@ class NoProgress:
 def choose_progress(
     stages: Sequence[tuple[str, str]], num_requests: int, stream: TextIO, *, quiet: bool, verbose: bool
 ) -> Progress:
-    """The display that suits `stream`; `stages` are (name, kind) in order.
-
-    With `verbose` the libraries' logs share the terminal, where a live table would be torn apart.
-    """
-    if quiet:
-        return NoProgress()
-    if verbose:
-        return LineProgress(stream)
-    if stream.isatty() and os.environ.get("TERM") != "dumb":
-        return LiveProgress(StageBoard(stages, num_requests), stream)
-    return NoProgress()
+    """The display that suits `stream`; `stages` are (name, kind) in order."""
+    match progress_mode(stream, quiet=quiet, verbose=verbose):
+        case ProgressMode.LIVE:
+            return LiveProgress(StageBoard(stages, num_requests), stream)
+        case ProgressMode.LINES:
+            return LineProgress(stream)
+        case ProgressMode.NONE:
+            return NoProgress()
 
 
 class LineProgress:
@@ -81,7 +75,7 @@ class LineProgress:
 
 @dataclass
 class StageRow:
-    """What is known of one stage. `done` and `totals` are by request id, in units of `unit`."""
+    """State of one stage. `done` and `totals` are by request id, in units of `unit`."""
 
     name: str
     kind: str
@@ -165,33 +159,16 @@ class LiveProgress:
 
     def __init__(self, board: StageBoard, stream: TextIO) -> None:
         self._board = board
-        self._stream = stream
-        self._live: Live | None = None
+        self._display = LiveDisplay(stream, self._table, refreshes=True)
 
     def handle(self, event: Event) -> None:
         self._board.handle(event)
 
     def show(self) -> None:
-        if self._live is not None:
-            return
-        from rich.console import Console
-        from rich.live import Live
-
-        # The streams stay as they are: what goes to stdout is data, which rich must not touch.
-        self._live = Live(
-            get_renderable=self._table,
-            console=Console(file=self._stream, highlight=False),
-            refresh_per_second=_REFRESH_PER_SECOND,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._live.start()
+        self._display.show()
 
     def hide(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._display.hide()
 
     def _table(self) -> Table:
         from rich.table import Table

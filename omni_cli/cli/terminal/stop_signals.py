@@ -7,14 +7,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, TypeVar
 
 import psutil
 
-from omni_cli.cli.terminal.interrupts import STOP_SIGNALS
-from omni_cli.errors import ExitCode, OmniError
+from omni_cli.cli.terminal import interrupts
+from omni_cli.errors import DeadlineError, ExitCode, OmniError
+
+T = TypeVar("T")
 
 # `timeout` and some shells send one signal both to the process and to its group: that is not a second wish.
 _SAME_SIGNAL_S = 0.5
@@ -27,6 +30,34 @@ class Interrupted(OmniError):
     exit_code = ExitCode.INTERRUPTED
 
 
+async def run_until_stopped(
+    work: Coroutine[Any, Any, T], timeout_s: float | None
+) -> tuple[asyncio.Task[T], OmniError | None]:
+    """Run `work` to its end, or cancel it at the first signal or after `timeout_s`; the second value is the reason.
+
+    The task is done either way: what `work` cleans up when it is cancelled is cleaned up, and may be killed by a second
+    signal.
+    """
+    with stop_signals() as requested:
+        task = asyncio.ensure_future(work)
+        either: set[asyncio.Future[Any]] = {task, requested}
+        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task, None
+        stopped: OmniError = (
+            Interrupted("interrupted")
+            if requested.done()
+            else DeadlineError(
+                f"the run was not done within {timeout_s:g} s", hint="give it more time with `--timeout`"
+            )
+        )
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()  # or asyncio would report a failure while cleaning up as forgotten
+    return task, stopped
+
+
 @contextmanager
 def stop_signals() -> Iterator[asyncio.Future[signal.Signals]]:
     """Within a running event loop's main thread: a future that the first signal fulfils.
@@ -34,6 +65,7 @@ def stop_signals() -> Iterator[asyncio.Future[signal.Signals]]:
     A second signal kills every child process and this one, without any clean-up. A signal that was ignored
     before (`nohup`, a background job) stays ignored.
     """
+    interrupts.check()  # one that a library swallowed while it was imported
     loop = asyncio.get_running_loop()
     requested: asyncio.Future[signal.Signals] = loop.create_future()
     first_at: float | None = None
@@ -47,7 +79,7 @@ def stop_signals() -> Iterator[asyncio.Future[signal.Signals]]:
         elif now - first_at > _SAME_SIGNAL_S:
             kill_now()
 
-    previous = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    previous = {number: signal.getsignal(number) for number in interrupts.STOP_SIGNALS}
     for number, handler in previous.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, on_signal)

@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
 from typing import Any, ClassVar
@@ -75,9 +76,13 @@ class ForkServer:
         `verbose` lets what the imports print reach stderr.
         """
         parts = ["verbose" if verbose else "quiet", *sorted(config.backends, reverse=True)]
+        ours = [f"omni_cli.engine.process.preload_{part}" for part in parts]
+        for module in ours:
+            if find_spec(module) is None:  # the fork server would ignore it, and be slow
+                raise ValueError(f"there is no module {module} to preload")
         family = family_of_stages(config.model, config.stages)
         modules = () if family is None else family.modules
-        self._preload = [*(f"omni_cli.engine.process.preload_{part}" for part in parts), *modules]
+        self._preload = [*ours, *modules]
 
     def start(self) -> ForkServerContext:
         """The context to start processes with; the imports begin now, if they have not begun before."""

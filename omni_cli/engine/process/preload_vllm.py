@@ -8,15 +8,6 @@ from omni_cli.engine.process.slow_imports import slow_imports
 with slow_imports():
     import importlib
 
-    from omni_cli.compat.torchvision import ensure_torchvision_importable
-    from omni_cli.engine.process.host_allocator import keep_freed_memory
+    from omni_cli.vllm_integration.stage import VllmStage
 
-    keep_freed_memory()
-    ensure_torchvision_importable()
-    try:
-        from omni_cli.vllm_integration.stage import VllmStage
-
-        importlib.import_module(VllmStage.worker_cls("ar").rpartition(".")[0])
-    except ImportError:
-        # A stage that needs vLLM says itself what is missing.
-        pass
+    importlib.import_module(VllmStage.worker_cls("ar").rpartition(".")[0])

@@ -25,8 +25,8 @@ from omni_cli.stage.messages import (
     AbortRequest,
     AppendInput,
     Command,
+    DecodeError,
     Failure,
-    NoMessage,
     Report,
     RequestDone,
     StageReady,
@@ -225,7 +225,7 @@ class StageClient:
                 self._deliver(decode_report(self._connection.recv_bytes()))
         except (EOFError, OSError):
             pass  # the usual end
-        except NoMessage as error:
+        except DecodeError as error:
             # A library has written into the pipe: later data cannot be trusted.
             self._deliver(Failure("stage", f"received an invalid message from the stage process: {error}"))
             self.kill()

@@ -56,7 +56,7 @@ from omni_cli.stage.recording import (
 )
 from omni_cli.vllm_integration.load_messages import translate
 
-# A stage whose steps make nothing to report, such as parts of a long prompt, says now and then that it makes steps.
+# A stage whose steps have nothing to report, such as parts of a long prompt, reports now and then that it is alive.
 _BEAT_S = 1.0
 # A library may write a file while its folder is being removed.
 _REMOVALS = 3
@@ -74,11 +74,10 @@ def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: P
     """
     become_group_leader()
     _redirect_output(log)
-    _use_scratch(scratch)
+    scratch.mkdir(mode=0o700)
+    _set_environment(spec, scratch)
+    tempfile.tempdir = str(scratch)
     write_stacks_on_signal(str(stacks_in(scratch)))
-    # A diffusers pipeline is put on its device by name, which counts among all that can be seen.
-    if spec.stage.devices is not None and spec.stage.backend == "vllm":
-        os.environ["CUDA_VISIBLE_DEVICES"] = spec.stage.devices
     inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
     loaded: list[Stage] = []
     emit = _Emitter(connection)
@@ -139,15 +138,15 @@ def _serve(stage: Stage, inbox: queue.SimpleQueue[Command], emit: _Emitter, reco
                 ranges.request_ended(report.request_id)
         if recorder is not None:
             recorder.stepped()
-        _hand_over(stage, reports, emit)
+        _send_reports(stage, reports, emit)
 
 
-def _hand_over(stage: Stage, reports: list[Report], emit: _Emitter) -> None:
+def _send_reports(stage: Stage, reports: list[Report], emit: _Emitter) -> None:
     if any(isinstance(report, RequestDone) for report in reports):
         # Before the requests' ends, so that whoever waits for them sees what they took.
         emit(memory_report())
         emit(EngagementReport(stage.engagement))
-    with ranges.mark("hand over"):
+    with ranges.mark("send reports"):
         for report in reports:
             emit(report)
         if emit.silent_s > _BEAT_S:
@@ -179,11 +178,11 @@ def _record(recorder: Recorder | None, command: RecordingCommand, emit: _Emitter
 
 
 def load_failure(error: Exception, spec: StageSpec) -> Failure:
-    """What to tell the user about an exception out of loading."""
+    """Describe to the user an exception raised while loading."""
     if isinstance(error, OmniError):
         return Failure.of(error, details=traceback.format_exc())
     missing = isinstance(error, (FileNotFoundError, OSError)) and not isinstance(error, MemoryError)
-    hint = f"is {spec.model} a whole checkpoint? `-v` shows more" if missing else "`-v` shows the whole story"
+    hint = f"is {spec.model} a whole checkpoint? `-v` shows more" if missing else "`-v` shows the traceback"
     message, better = translate(summary(error), spec.stage)
     failure = StageError(f"could not load {spec.model}: {message}", stage=spec.stage.name, hint=better or hint)
     return Failure.of(failure, details=traceback.format_exc())
@@ -249,10 +248,10 @@ def _read_commands(
             if isinstance(command, AbortRequest) and loaded:
                 # The loop reads its inbox between steps, and a step of a diffusion is a whole batch.
                 loaded[0].interrupt(command.request_id)
-        except Exception as error:  # noqa: BLE001 - without this thread the stage would hang, and never say why
-            # Nothing that comes after it can be trusted.
+        except Exception as error:  # noqa: BLE001 - without this thread the stage would hang without a reason
+            # Nothing after it can be trusted.
             with contextlib.suppress(OSError):
-                message = f"its process was told something that it cannot follow: {summary(error)}"
+                message = f"could not decode a command: {summary(error)}"
                 emit(Failure("stage", message, details=traceback.format_exc()))
             _end_now(scratch)
             return
@@ -266,10 +265,11 @@ def _end_now(scratch: Path) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _use_scratch(scratch: Path) -> None:
-    """Libraries' temporary files go to `scratch`: what a killed process leaves there (vLLM's rendezvous file) goes too.
+def _set_environment(spec: StageSpec, scratch: Path) -> None:
+    """Set this stage's variables; those that all stages share come from the fork server (`prepare_libraries`).
 
-    torch's cache of compiled kernels stays where it is, for the next run.
+    Libraries' temporary files go to `scratch`, so that what a killed process leaves there (vLLM's rendezvous file) is
+    removed with it. torch's cache of compiled kernels stays where it is, for the next run.
     """
     try:
         user = getpass.getuser()
@@ -278,8 +278,9 @@ def _use_scratch(scratch: Path) -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{user}"))
     # vLLM's workers are processes of their own, and would put their sockets where the system says.
     os.environ.setdefault("VLLM_RPC_BASE_PATH", str(scratch))
-    scratch.mkdir(mode=0o700)
-    tempfile.tempdir = str(scratch)
+    # A diffusers pipeline is put on its device by name, which counts among all that can be seen.
+    if spec.stage.devices is not None and spec.stage.backend == "vllm":
+        os.environ["CUDA_VISIBLE_DEVICES"] = spec.stage.devices
 
 
 def _redirect_output(log: StageLog) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import soxr
 import torch
+from vllm import SamplingParams
 
 from omni_cli.errors import InputError
 from omni_cli.models.qwen2_5_omni.architectures import talker_config
@@ -33,23 +34,15 @@ from omni_cli.stage.payloads import (
     PayloadError,
     decode_additional_information,
     encode_additional_information,
-    encode_prompt_embeds,
 )
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import (
-    ADDITIONAL_INFORMATION,
     MORE_CONDITIONS_FOLLOW,
-    PROMPT_EMBEDS,
     WANTS_HIDDEN_STATES,
+    payload_arguments,
 )
-from omni_cli.vllm_integration.conditioned_scheduler import ConditionedSchedulerMixin
-from omni_cli.vllm_integration.stage import (
-    ActiveRequest,
-    SamplingParams,
-    TextStage,
-    apply_chat_template,
-    conversation_of,
-)
+from omni_cli.vllm_integration.conditioned_scheduler import scheduler_of
+from omni_cli.vllm_integration.stage import ActiveRequest, TextStage, apply_chat_template, conversation_of
 
 # Blocks filled by a request without hidden states hold no rows, so the two kinds must not share a prefix. Both have a
 # salt before the client's own, which clients could otherwise forge.
@@ -168,12 +161,12 @@ class TalkerStage(TextStage):
     """Codec tokens from the thinker's output."""
 
     makes_text = False
-    scheduler: ConditionedSchedulerMixin
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         super().__init__(spec, emit)
         assert isinstance(spec.stage, TalkerConfig)
         self._talker_prompt = spec.stage.talker_prompt
+        self.scheduler = scheduler_of(self.engine)
         self.config = self.engine.vllm_config.model_config.hf_config
         # The checkpoint's generation_config.json is the thinker's; its end tokens mean nothing among codec ids.
         self.engine.input_processor.generation_config_fields = {}
@@ -216,12 +209,14 @@ class TalkerStage(TextStage):
             request,
             detokenize=False,
             stop_token_ids=[self.config.tts_codec_end_token_id, self.config.tts_codec_pad_token_id],
-            # Refused here, a request fails alone; an error in the worker would end the engine.
-            extra_args={
-                PROMPT_EMBEDS: encode_prompt_embeds(given.prompt_embeds, self.payload_limits),
-                ADDITIONAL_INFORMATION: encode_additional_information(information, self.payload_limits),
-            },
+            extra_args=payload_arguments(
+                given.prompt_embeds,
+                information,
+                self.payload_limits,
+                same_process=not self.spec.stage.has_ranks_elsewhere,
+            ),
         )
+        params.skip_clone = True  # these are this request's alone, and a deep copy would copy its tensors
         active.context["num_conditions"] = len(given.prompt_embeds) + len(given.decode_conditions)
         return {"prompt_token_ids": given.prompt_token_ids}, params
 

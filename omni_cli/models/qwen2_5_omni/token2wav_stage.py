@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import torch
 from transformers import AutoConfig
+from vllm import PoolingParams
+from vllm.platforms import current_platform
 
 from omni_cli.errors import InputError, StageError
 from omni_cli.execution.denoiser import require_cuda
@@ -36,12 +38,7 @@ from omni_cli.stage.payloads import decode_additional_information, encode_additi
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
 from omni_cli.vllm_integration.diffusion_entry import NoOutput
-from omni_cli.vllm_integration.stage import (
-    ActiveRequest,
-    PoolingParams,
-    VllmStage,
-    current_platform,
-)
+from omni_cli.vllm_integration.stage import ActiveRequest, VllmStage
 
 SAMPLE_RATE = 24_000
 SAID_NOTHING = "the talker said nothing: it ended at once"

@@ -207,7 +207,7 @@ import os, signal, sys, time
 
 class Swallows:
     def find_spec(self, name, path=None, target=None):
-        if name == "tokenizers":
+        if name == "LIBRARY":
             sys.meta_path.remove(self)
             try:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -219,11 +219,22 @@ sys.meta_path.insert(0, Swallows())
 """
 
 
-def test_an_interrupt_that_a_library_swallows_is_not_lost(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("library", "arguments"),
+    [
+        ("tokenizers", ("models", "build", "tiny-omni", "--output-dir", "out/model")),
+        ("psutil", ("generate", "hi", "--profile", "tiny-image")),
+        ("numpy", ("bench", "--profile", "tiny-image", "--output-json", "out/record.json")),
+        ("yaml", ("profiles", "list", "--json")),
+    ],
+)
+def test_an_interrupt_that_a_library_swallows_is_not_lost(
+    folder: Path, tmp_path: Path, library: str, arguments: tuple[str, ...]
+) -> None:
     """While it is imported, for instance."""
-    (tmp_path / "sitecustomize.py").write_text(_SWALLOWS)
+    (tmp_path / "sitecustomize.py").write_text(_SWALLOWS.replace("LIBRARY", library))
     environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    ended = run_omni(folder, "models", "build", "tiny-omni", "--output-dir", "out/model", environment=environment)
+    ended = run_omni(folder, *arguments, environment=environment)
     ended.check_clean()
     ended.check_error(INTERRUPTED, "error: interrupted")
     assert ended.output_files == ()

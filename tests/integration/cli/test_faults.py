@@ -40,7 +40,7 @@ IMAGE_POINTS = [
     "denoising step 2",
     "vae decode",
     "output copy",
-    "hand over",
+    "send reports",
 ]
 CHAIN_POINTS = [
     ("thinker", "take input"),
@@ -50,7 +50,7 @@ CHAIN_POINTS = [
     ("talker", "take input"),
     ("talker", "sampling"),
     ("token2wav", "model forward"),
-    ("token2wav", "hand over"),
+    ("token2wav", "send reports"),
 ]
 
 
@@ -107,7 +107,7 @@ def test_while_loading(folder: Path, point: tuple[str, str], kind: str) -> None:
             ("text encode", "memory"),
             ("denoising step 2", "hang"),
             ("vae decode", "kill"),
-            ("hand over", "full"),
+            ("send reports", "full"),
         ],
     ),
 )

@@ -28,7 +28,7 @@ from omni_cli.diffusers_integration.loading import check_text_to_image
 from omni_cli.diffusers_integration.pixels import from_bytes, to_bytes
 from omni_cli.diffusers_integration.prompt_cache import PromptCache
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniError, StageError, UsageError
+from omni_cli.errors import CheckpointError, InputError, OmniError, StageError, UsageError
 from omni_cli.models.diffusers_pipeline.builder import tiny_image
 
 MODELS = ("qwen_image", "stable_diffusion")
@@ -224,29 +224,6 @@ def test_an_aborted_request_ends_at_its_next_step_and_leaves_no_trace(executors,
     for seed in (0, 1):
         made = make_image(executor, DiffusionRequest(str(seed), "a cat", seed=seed))
         np.testing.assert_array_equal(made, plain_image(plain["stable_diffusion"], "a cat", seed))
-
-
-def test_a_deadline_ends_one_request_and_not_the_others(executors, plain):
-    executor, seen = executors["qwen_image"], []
-
-    def on_step(name, done, total):
-        seen.append(name)
-        if name == "slow":
-            time.sleep(max(0.0, slow - time.monotonic()) + 0.01)
-
-    late, slow = time.monotonic() - 1, time.monotonic() + 2
-    outputs = run(
-        executor,
-        DiffusionRequest("late", "a cat", deadline=late),
-        DiffusionRequest("slow", "a cat", deadline=slow),
-        DiffusionRequest("fine", "a cat", seed=4, deadline=time.monotonic() + 600),
-        on_step=on_step,
-    )
-    assert [output.finish_reason for output in outputs] == ["error", "error", "stop"]
-    assert all(isinstance(output.error, DeadlineError) for output in outputs[:2])
-    assert "request slow" in outputs[1].error.message
-    assert seen.count("late") == 0 and 1 <= seen.count("slow") < STEPS
-    np.testing.assert_array_equal(outputs[2].pixels, plain_image(plain["qwen_image"], "a cat", 4))
 
 
 def test_an_interrupt_comes_through_and_the_executor_goes_on(executors, plain):

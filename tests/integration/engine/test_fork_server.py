@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from multiprocessing import forkserver
+from types import SimpleNamespace
+
+import pytest
 
 from omni_cli.config.loader import load_profile
 from omni_cli.engine.process.fork_server import ForkServer
+from omni_cli.engine.process.slow_imports import slow_imports
 
 
 def answer(connection) -> None:
@@ -48,3 +53,15 @@ def test_a_stopped_server_is_replaced_at_once():
     replaced = parent_of_a_new_process(third.start())
     assert (replaced == pid) == bool(others)
     third.stop()
+
+
+def test_a_module_that_is_not_there_is_not_ignored():
+    with pytest.raises(ValueError, match=r"no module omni_cli\.engine\.process\.preload_diffuser "):
+        ForkServer(SimpleNamespace(backends=["diffuser"]))
+    with pytest.raises(RuntimeError, match=r"preload: No module named 'omni_cli\.engine\.misspelt'"), slow_imports():
+        importlib.import_module("omni_cli.engine.misspelt")
+
+
+def test_a_package_that_is_not_installed_is_left_to_the_stage():
+    with slow_imports():
+        importlib.import_module("vllm_that_is_not_installed")

@@ -30,7 +30,7 @@ def test_a_garbled_command_ends_the_stage_with_an_error(engine: Any, garbled: by
     result = engine.run(GenerateRequest(f"after {garbled!r}", "a cat"))
     assert time.monotonic() - began_s < SECONDS
     assert isinstance(result.error, StageError)
-    assert result.error.message.startswith("stage `image`: its process was told something that it cannot follow: ")
+    assert result.error.message.startswith("stage `image`: could not decode a command: ")
     assert "Traceback" not in result.error.message and "Traceback" in (result.error.details or "")
     assert list(engine.llm.failed_stages) == ["image"]
     client._process.join(SECONDS)
@@ -50,4 +50,4 @@ def test_in_the_middle_of_a_step(engine: Any) -> None:
     began_s = time.monotonic()
     result = engine._call(run())
     assert time.monotonic() - began_s < SECONDS
-    assert isinstance(result.error, StageError) and "cannot follow" in result.error.message
+    assert isinstance(result.error, StageError) and "could not decode a command" in result.error.message

@@ -118,7 +118,7 @@ def test_a_stage_that_hangs_while_it_is_loaded_again(start_server: Any, tmp_path
     when.touch()
     stage_process(server, 0).kill()
     server.wait_until(lambda: server.log("stage_not_started"))
-    assert "it was not loaded after 2" in server.log("stage_not_started")[0]["reason"]
+    assert "not loaded after 2" in server.log("stage_not_started")[0]["reason"]
     when.unlink()
     server.wait_until(lambda: is_ready(server))
     assert server.request("POST", IMAGES, {"prompt": "x"}).status == 200

@@ -1,4 +1,4 @@
-"""A model's wrong answer to one request, and a scheduler's wrong plan: named, and the others go on.
+"""A model's wrong answer to one request fails that request; a scheduler's wrong plan ends the step and is named.
 
 Real parts of vLLM and the real token2wav; what its model returns is spoilt on the way to the runner.
 """
@@ -56,17 +56,15 @@ def planned(tiny_omni_path: Path, tmp_path_factory: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("zero tokens", "a step was planned for it with none of its tokens"),
-        ("never begun", "a step was planned for it that no worker knows the beginning of"),
+        ("zero tokens", "request {second}: a step is planned for it with none of its tokens"),
+        ("never begun", "request {second}: a step is planned for it, and this worker does not know it"),
+        ("nobody's", "request ghost: a step is planned for it, and this worker does not know it"),
     ],
 )
-def test_one_wrong_part_of_a_plan_fails_its_request_alone(planned, wrong, message):
-    assert planned["rounds"][wrong] == {**planned["alone"], "second": {"failed": message}}
-
-
-def test_a_part_of_a_plan_that_is_nobodys_disturbs_nobody(planned):
-    assert planned["rounds"]["nobody's"] == planned["alone"] == planned["after"]
-    assert len(set(planned["alone"].values())) == 3 and planned["left"] == []
+def test_a_wrong_plan_ends_the_step_and_names_the_request(planned, wrong, message):
+    made = planned["rounds"][wrong]
+    assert made["error"] == message.format(second=made["second"])
+    assert len(set(planned["alone"].values())) == 3
 
 
 def test_a_wrong_plan_at_a_worker_names_the_request_and_changes_nothing(answers):

@@ -11,11 +11,11 @@ import pytest
 import soundfile
 from PIL import Image
 
-from omni_cli.cli import artifacts
-from omni_cli.cli.artifacts import ArtifactWriter, file_stems, write_whole
+from omni_cli.cli.artifacts import ArtifactWriter, file_stems
 from omni_cli.encoding import encode_wav
 from omni_cli.errors import OmniError, OutputError
 from omni_cli.outputs import AudioOutput, ImageOutput
+from omni_cli.whole_file import write_whole
 
 needs_permissions = pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 
@@ -138,7 +138,7 @@ def test_a_full_disk_is_an_output_error_and_keeps_the_old_file(tmp_path: Path, m
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(artifacts.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OutputError, match="No space left on device"):
         ArtifactWriter(tmp_path, ["0"]).write("0", ImageOutput(np.ones((9, 9, 3), np.uint8)))
     assert [path.name for path in tmp_path.iterdir()] == ["0.png"]
@@ -149,7 +149,7 @@ def test_an_interrupt_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: 
     def interrupted(descriptor: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(artifacts.os, "fsync", interrupted)
+    monkeypatch.setattr(os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_whole(tmp_path / "file", b"x")
     assert list(tmp_path.iterdir()) == []

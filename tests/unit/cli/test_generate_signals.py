@@ -67,7 +67,7 @@ def test_a_signal_keeps_what_is_finished(tmp_path: Path, number: signal.Signals)
 
 
 def test_a_signal_while_loading(tmp_path: Path) -> None:
-    process = Process(tmp_path, "hello", "--model", "stall_start")
+    process = Process(tmp_path, "hello", "--profile", "tiny-omni", "--model", "stall_start")
     process.wait_for("loading")
     process.popen.send_signal(signal.SIGINT)
     assert process.end() == (130, "", "error: interrupted\n")
@@ -75,7 +75,7 @@ def test_a_signal_while_loading(tmp_path: Path) -> None:
 
 
 def test_a_second_signal_kills_even_what_does_not_close(tmp_path: Path) -> None:
-    process = Process(tmp_path, "hello stall", "--model", "stall_close")
+    process = Process(tmp_path, "hello stall", "--profile", "tiny-omni", "--model", "stall_close")
     process.wait_for("stalled")
     process.popen.send_signal(signal.SIGINT)
     process.wait_for("closing")

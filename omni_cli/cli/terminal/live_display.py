@@ -1,0 +1,67 @@
+"""The one live display on stderr: something that Rich redraws in place and that leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+REFRESH_PER_SECOND = 8
+
+
+class ProgressMode(Enum):
+    """The form in which progress is shown."""
+
+    LIVE = "live"
+    LINES = "lines"
+    NONE = "none"
+
+
+def progress_mode(stream: TextIO, *, quiet: bool, verbose: bool) -> ProgressMode:
+    """The form that suits `stream`. With `verbose`, libraries log to the same terminal: a live display would break."""
+    if quiet:
+        return ProgressMode.NONE
+    if verbose:
+        return ProgressMode.LINES
+    return ProgressMode.LIVE if stream.isatty() and os.environ.get("TERM") != "dumb" else ProgressMode.NONE
+
+
+class LiveDisplay:
+    """Draws what `render` returns: several times per second with `refreshes`, else at each `show`."""
+
+    def __init__(self, stream: TextIO, render: Callable[[], RenderableType], *, refreshes: bool) -> None:
+        self._stream = stream
+        self._render = render
+        self._refreshes = refreshes
+        self._live: Live | None = None
+
+    def show(self) -> None:
+        """Draw, also where it has been drawn already."""
+        if self._live is None:
+            from rich.console import Console
+            from rich.live import Live
+
+            # The streams stay as they are: what goes to stdout is data, which Rich must not touch.
+            self._live = Live(
+                get_renderable=self._render,
+                console=Console(file=self._stream, highlight=False),
+                auto_refresh=self._refreshes,
+                refresh_per_second=REFRESH_PER_SECOND,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
+        if not self._refreshes:
+            self._live.refresh()
+
+    def hide(self) -> None:
+        """Clear it, so that other lines can be written."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None

@@ -1,0 +1,25 @@
+"""Settings that libraries read when they are imported, in one place for every process that imports them."""
+
+from __future__ import annotations
+
+import os
+
+from omni_cli.compat.torchvision import ensure_torchvision_importable
+
+
+def prepare_libraries() -> None:
+    """Set the environment variables of vLLM and Ray, and make torchvision importable.
+
+    Call it once per process, before anything imports vLLM, diffusers or transformers. Processes that are forked or
+    spawned afterwards inherit the variables.
+    """
+    # Each stage has a process of its own, so the engine core stays in it.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    # Our runners derive from the V1 model runner, which is not the default on CUDA.
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    # NaN logits would otherwise become tokens like any others. Counted on the device, read with the tokens.
+    os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
+    # Read by Ray when vLLM imports it: a Ray that a stage starts for its ranks asks for a token.
+    if "RAY_ADDRESS" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+    ensure_torchvision_importable()
