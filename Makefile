@@ -10,7 +10,7 @@ VENV ?= .venv
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 OUT ?= out/demo
 # A test mostly imports and loads in one process: two in parallel keep two cores busy.
-PARALLEL ?= -n 2 --dist loadgroup --no-loadscope-reorder
+PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
 PYTEST = $(BIN)/python -m pytest -q --durations=20
 INTEGRATION = $(PARALLEL) tests/integration tests/gpu
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import reaper
@@ -15,16 +16,30 @@ from support import reaper
 # in models that a test runs itself as in the engine (`engine/process/fork_server.py`). Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# Files that use one of these run on one worker, so that each server and engine is started once; so does each file.
-SHARED = ("start_session_engine", "start_session_server")
+# Files that share a server or an engine, by the end of their names; each group runs on one worker.
+TOGETHER = (
+    ("/test_chain.py", "/test_conversations.py", "/test_not_numbers.py", "/test_streaming.py"),
+    tuple(
+        f"/serve/test_{name}.py"
+        for name in ("openai_client", "openapi", "refusals", "fuzz", "limits", "disconnect", "vllm_bench", "loadtest")
+    ),
+)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    groups = {item.path: item.nodeid.partition("::")[0] for item in items}
-    for shared in SHARED:
-        groups |= {item.path: shared for item in items if shared in getattr(item, "fixturenames", ())}
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(groups[item.path]))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run a group of files like one file of xdist's `loadfile`.
+
+    Its `loadgroup` has no effect with this pytest, in which a test's id cannot be changed.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class SharedFiles(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return next((group[0] for group in TOGETHER if file.endswith(group)), file)
+
+    return SharedFiles(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,1 +1,1 @@
-"""`omni serve`: the chain over OpenAI-compatible HTTP. No torch, no vLLM; nothing here computes."""
+"""`omni serve`: the chain over OpenAI-compatible HTTP. No torch, no vLLM; no models run in this package."""

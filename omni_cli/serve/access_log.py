@@ -8,7 +8,7 @@ import json
 import logging
 import sys
 import traceback
-from typing import Any, TextIO
+from typing import TextIO
 
 from omni_cli.serve.exchange import Exchange
 
@@ -38,7 +38,7 @@ class AccessLog:
             **exchange.notes,
         )
 
-    def event(self, event: str, **fields: Any) -> None:
+    def event(self, event: str, **fields: object) -> None:
         """Log an event: the engine's start, loss and restart, the server's end."""
         self._write(event, **fields)
 
@@ -47,7 +47,7 @@ class AccessLog:
         trace = "".join(traceback.format_exception(error))
         self._write("failure", request_id=exchange.request_id, traceback=trace, details=details)
 
-    def _write(self, event: str, **fields: Any) -> None:
+    def _write(self, event: str, **fields: object) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         stream = self._stream or sys.stderr
         # If nobody reads the log any more, or its disk is full, the server continues.

@@ -33,7 +33,7 @@ class Metrics:
     def __init__(self, max_requests: int) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.inside = self._gauge("omni_requests_inside", "Requests in flight, running or waiting.")
+        self.in_flight = self._gauge("omni_requests_inside", "Requests in flight, running or waiting.")
         self._gauge("omni_requests_inside_limit", "Limit of requests in flight; more get status 429.").set(max_requests)
         self.ready = self._gauge("omni_engine_ready", "1 while all stages are loaded.")
         self.restarts = self._counter("omni_stage_restarts", "Restarts of a stage.", "stage")

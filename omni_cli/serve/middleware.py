@@ -39,7 +39,7 @@ class RequestMiddleware:
         self._metrics = service.metrics
         self._log = service.log
         self._key = None if api_key is None else api_key.encode()
-        self._inside = 0
+        self._in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,14 +81,14 @@ class RequestMiddleware:
             await self._routes(scope, receive, send)
             return
         exchange.shorten(headers.get(REQUEST_TIMEOUT))
-        self._inside += 1
-        self._metrics.inside.set(self._inside)
+        self._in_flight += 1
+        self._metrics.in_flight.set(self._in_flight)
         try:
             body = await read_body(receive, headers, self._limits)
             await self._run(scope, body, receive, send, exchange)
         finally:
-            self._inside -= 1
-            self._metrics.inside.set(self._inside)
+            self._in_flight -= 1
+            self._metrics.in_flight.set(self._in_flight)
 
     def _refusal(self, scope: Scope, headers: Headers) -> APIError | None:
         """Return the error of a request whose body is not even read."""
@@ -107,10 +107,10 @@ class RequestMiddleware:
             return None
         if self._service.is_draining:
             return _shutting_down()
-        if self._inside >= self._limits.max_requests:
+        if self._in_flight >= self._limits.max_requests:
             return APIError(
                 429,
-                f"{self._inside} requests are running or waiting, the maximum of this server; try again",
+                f"{self._in_flight} requests are running or waiting, the maximum of this server; try again",
                 code="queue_full",
                 retry_after_s=RETRY_AFTER_S,
             )

@@ -22,7 +22,7 @@ from omni_cli.serve.app import create_app
 from omni_cli.serve.limits import Limits
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.service import Service
-from omni_cli.serve.supervisor import Engine, State, Supervisor
+from omni_cli.serve.supervisor import Engine, EngineState, Supervisor
 
 _BACKLOG = 512
 # Longer than clients keep an idle connection: closing one under an arriving request is an error to the client.
@@ -31,7 +31,7 @@ _LOGGERS = ("uvicorn.error", "asyncio")
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """Server settings.
 
     `local_only` is as in `RequestMiddleware`. `drain_timeout_s` is the time for requests to end after a stop signal.
@@ -85,12 +85,12 @@ def is_loopback(listener: socket.socket) -> bool:
 class Server:
     """Serves one profile; single use."""
 
-    def __init__(self, engine: Engine, config: EngineConfig, settings: Settings, log: AccessLog) -> None:
+    def __init__(self, engine: Engine, config: EngineConfig, settings: ServerSettings, log: AccessLog) -> None:
         """`engine`, which runs `config`, is not yet started."""
         self._settings = settings
         self._log = log
         metrics = Metrics(settings.limits.max_requests)
-        self.supervisor = Supervisor(engine, tell=log.event, metrics=metrics)
+        self.supervisor = Supervisor(engine, on_log_event=log.event, metrics=metrics)
         self.service = Service(config, self.supervisor, settings.limits, metrics, log)
         metrics.watch_stages(lambda: self.supervisor.stages)
         self._uvicorn = _Uvicorn(
@@ -138,7 +138,7 @@ class Server:
             await self._end(serving, loading)
 
     async def _end(self, serving: asyncio.Task[None], loading: asyncio.Task[None]) -> None:
-        was_serving = self.supervisor.state is not State.STARTING
+        was_serving = self.supervisor.state is not EngineState.STARTING
         if was_serving:
             self._log.event("draining", timeout_s=self._settings.drain_timeout_s)
         self.service.is_draining = True

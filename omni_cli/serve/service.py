@@ -18,7 +18,7 @@ from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.limits import Limits
 from omni_cli.serve.metrics import Metrics
-from omni_cli.serve.supervisor import State, Supervisor
+from omni_cli.serve.supervisor import EngineState, Supervisor
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Service:
     @property
     def is_ready(self) -> bool:
         """True if a request arriving now would be run."""
-        return self.supervisor.state is State.READY and not self.is_draining
+        return self.supervisor.state is EngineState.READY and not self.is_draining
 
     @property
     def modalities(self) -> tuple[Modality, ...]:

@@ -36,7 +36,7 @@ class Engine(Protocol):
     def failed_stages(self) -> Mapping[str, StageError]: ...
 
 
-class State(Enum):
+class EngineState(Enum):
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
@@ -44,20 +44,20 @@ class State(Enum):
 
 
 class Supervisor:
-    """Owns an engine. `tell(event, **fields)` receives its events, for the log.
+    """Owns an engine. `on_log_event(event, **fields)` receives its events, for the log.
 
     A failed stage loses only the requests in it; those in other stages continue, and fail only if they reach it before
     it is restarted.
     """
 
-    def __init__(self, engine: Engine, *, tell: Callable[..., None], metrics: Metrics) -> None:
+    def __init__(self, engine: Engine, *, on_log_event: Callable[..., None], metrics: Metrics) -> None:
         self._engine = engine
-        self._tell = tell
+        self._log = on_log_event
         self._metrics = metrics
-        self._state = State.STARTING
+        self._state = EngineState.STARTING
         self._tasks: dict[str, asyncio.Task[None]] = {}
         # One at a time: stages that share a device check for free memory while they load.
-        self._turn = asyncio.Lock()
+        self._restarting = asyncio.Lock()
         self._restarted_at: dict[str, float] = {}
         self._backoff_s: dict[str, float] = {}
 
@@ -68,28 +68,28 @@ class Supervisor:
 
     @property
     def failed_stages(self) -> tuple[str, ...]:
-        return tuple(self._engine.failed_stages) if self._state is State.READY else ()
+        return tuple(self._engine.failed_stages) if self._state is EngineState.READY else ()
 
     @property
-    def state(self) -> State:
-        return State.RESTARTING if self.failed_stages else self._state
+    def state(self) -> EngineState:
+        return EngineState.RESTARTING if self.failed_stages else self._state
 
     async def start(self, on_event: Callable[[Event], None]) -> None:
         """Load all stages; raises `OmniError` if that fails, since another attempt would fail as well."""
 
         def handle(event: Event) -> None:
             on_event(event)
-            if isinstance(event, StageFailed) and self._state is State.READY:
+            if isinstance(event, StageFailed) and self._state is EngineState.READY:
                 self._lost(event)
 
         await self._engine.start(handle)
-        self._state = State.READY
-        self._metrics.ready.set_function(lambda: self.state is State.READY)
-        self._tell("engine_ready", stages={stage.name: round(stage.load_s, 3) for stage in self.stages})
+        self._state = EngineState.READY
+        self._metrics.ready.set_function(lambda: self.state is EngineState.READY)
+        self._log("engine_ready", stages={stage.name: round(stage.load_s, 3) for stage in self.stages})
 
     async def close(self) -> None:
         """Stop the engine and all its processes."""
-        self._state = State.STOPPED
+        self._state = EngineState.STOPPED
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -98,14 +98,14 @@ class Supervisor:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """Run `OmniLLM.generate`; raises `APIError` (503) while there is no engine."""
-        if self._state is not State.READY:
+        if self._state is not EngineState.READY:
             raise unavailable(f"the engine is {self._state.value}")
         async with aclosing(self._engine.generate(request)) as events:
             async for event in events:
                 yield event
 
     def _lost(self, event: StageFailed) -> None:
-        self._tell("stage_lost", stage=event.name, reason=event.error.message, details=event.error.details)
+        self._log("stage_lost", stage=event.name, reason=event.error.message, details=event.error.details)
         if event.name not in self._tasks:
             self._tasks[event.name] = asyncio.create_task(self._bring_back(event.name))
 
@@ -116,11 +116,11 @@ class Supervisor:
                 await asyncio.sleep(self._next_backoff_s(name, loop.time()))
                 self._metrics.restarts.labels(name).inc()
                 try:
-                    async with self._turn:
+                    async with self._restarting:
                         await self._engine.restart(name)
-                    self._tell("stage_ready", stage=name)
+                    self._log("stage_ready", stage=name)
                 except OmniError as error:
-                    self._tell("stage_not_started", stage=name, reason=error.message)
+                    self._log("stage_not_started", stage=name, reason=error.message)
                 self._restarted_at[name] = loop.time()
         finally:
             del self._tasks[name]

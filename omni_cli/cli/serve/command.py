@@ -37,7 +37,7 @@ from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, UsageError
 from omni_cli.serve.limits import Limits
 
-# What follows is loaded when the server begins, so that `--help` and a wrong option are answered at once.
+# Imported when the server starts, so that `--help` and usage errors are fast.
 if TYPE_CHECKING:
     import socket
 
@@ -75,9 +75,9 @@ def serve(
 ) -> int:
     """Serve a model over OpenAI-compatible HTTP until a signal comes.
 
-    Chat, speech and pictures, as far as the profile makes them; `/health`, `/ready` and `/metrics` say how the
-    server is. The log on stderr has one JSON line for each request. SIGTERM and Ctrl-C let running requests end,
-    a second one stops at once.
+    Chat, speech and images, depending on the profile; `/health`, `/ready` and `/metrics` report the server's state. The
+    log on stderr has one JSON line per request. After SIGTERM or Ctrl-C, running requests finish; a second signal stops
+    at once.
     """
     from omni_cli.config.loader import load_profile
 
@@ -89,7 +89,7 @@ def serve(
         timeouts = {"step_timeout_s": hang_timeout}
         config = config.with_stages(stage.model_copy(update=timeouts) for stage in config.stages)
     from omni_cli.serve.access_log import AccessLog
-    from omni_cli.serve.server import Server, Settings, bind, is_loopback
+    from omni_cli.serve.server import Server, ServerSettings, bind, is_loopback
 
     limits = Limits(
         max_requests=max_requests,
@@ -103,8 +103,8 @@ def serve(
     listener = bind(host, port)
     is_local = is_loopback(listener)
     if not is_local and api_key is None:
-        console.print_warning(f"anybody who can reach {host} may use this server", hint="set a key: `--api-key`")
-    settings = Settings(api_key, is_local and api_key is None, drain_timeout, limits)
+        console.print_warning(f"anyone who can reach {host} can use this server", hint="set a key: `--api-key`")
+    settings = ServerSettings(api_key, is_local and api_key is None, drain_timeout, limits)
     log = AccessLog(only_failures=quiet)
     engine = _make_engine(config, replicas, limits, log, verbose=verbose)
     server = Server(engine, config, settings, log)
@@ -115,7 +115,7 @@ def serve(
 def _make_engine(
     config: EngineConfig, replicas: int | None, limits: Limits, log: AccessLog, *, verbose: bool
 ) -> Engine:
-    """The engine of this process, or the replicas' on Ray; not yet started."""
+    """Create an engine in this process, or replicas on Ray; not started yet."""
     if replicas is None:
         from omni_cli.engine.omni_llm import OmniLLM
 

@@ -99,7 +99,7 @@ def test_end_to_end_has_the_metrics_of_all_stages_and_they_add_up(tmp_path: Path
 
 def test_a_varied_number_of_steps_is_compared_and_so_are_its_outputs(tmp_path: Path) -> None:
     path, markdown = tmp_path / "record.json", tmp_path / "report.md"
-    limits = ("--time-budget", "12", "--output-json", str(path), "--markdown", str(markdown))
+    limits = ("--time-budget", "30", "--output-json", str(path), "--markdown", str(markdown))
     ended = run_omni(tmp_path, *IMAGE, "--vary", "num_inference_steps=4,16", "--max-regression", "5%", *limits)
     assert ended.code == 1, ended.err
     ended.check_clean()
@@ -127,7 +127,7 @@ def test_a_against_a_is_no_change_and_has_equal_outputs(tmp_path: Path) -> None:
 def test_a_regression_fails_the_gate(tmp_path: Path) -> None:
     junit = tmp_path / "junit.xml"
     work = ("--stage", "thinker", "--batch-size", "8", "--output-len", "16")
-    gate = ("--vary", "max_num_seqs=8,1", "--max-regression", "10%", "--time-budget", "12", "--junit", str(junit))
+    gate = ("--vary", "max_num_seqs=8,1", "--max-regression", "10%", "--time-budget", "30", "--junit", str(junit))
     ended = run_omni(tmp_path, "bench", *work, *gate)
     assert ended.code == 1, ended.err
     assert "error: gate failed: `e2e_s` is worse by" in ended.err

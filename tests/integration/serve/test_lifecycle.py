@@ -94,7 +94,7 @@ def test_what_takes_longer_than_the_drain_timeout_gets_an_error(folder: Path) ->
     caller.join()
     assert caller.result.status == 503 and caller.result.error["code"] == "shutting_down"
     assert (ended.code, ended.leftovers) == (0, ())
-    assert server.raw_log.startswith("warning: anybody who can reach 0.0.0.0 may use this server\n\nhint: set a key")
+    assert server.raw_log.startswith("warning: anyone who can reach 0.0.0.0 can use this server\n\nhint: set a key")
 
 
 def test_a_second_signal_stops_at_once(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""When a failed stage is started again, on a clock of the test's own."""
+"""Restarts of a failed stage, on a clock of the test's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omni_cli.outputs import Event, GenerateRequest, RequestResult, StageFailed,
 from omni_cli.serve import supervisor as module
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.metrics import Metrics
-from omni_cli.serve.supervisor import State, Supervisor
+from omni_cli.serve.supervisor import EngineState, Supervisor
 
 
 class ScriptedEngine:
@@ -65,13 +65,13 @@ def told() -> list[str]:
 def run(test: Callable[[ScriptedEngine, Supervisor], Any], told: list[str]) -> None:
     async def with_supervisor() -> None:
         engine = ScriptedEngine()
-        supervisor = Supervisor(engine, tell=lambda event, **fields: told.append(event), metrics=Metrics(1))
+        supervisor = Supervisor(engine, on_log_event=lambda event, **fields: told.append(event), metrics=Metrics(1))
         await supervisor.start(lambda event: None)
         try:
             await test(engine, supervisor)
         finally:
             await supervisor.close()
-            assert engine.closed and supervisor.state is State.STOPPED
+            assert engine.closed and supervisor.state is EngineState.STOPPED
 
     asyncio.run(with_supervisor())
 
@@ -88,12 +88,12 @@ async def collect(supervisor: Supervisor) -> list[Event]:
 
 def test_a_lost_stage_comes_back_at_once(told: list[str]) -> None:
     async def test(engine: ScriptedEngine, supervisor: Supervisor) -> None:
-        assert supervisor.state is State.READY
+        assert supervisor.state is EngineState.READY
         engine.fail("b")
-        assert (supervisor.state, supervisor.failed_stages) == (State.RESTARTING, ("b",))
+        assert (supervisor.state, supervisor.failed_stages) == (EngineState.RESTARTING, ("b",))
         # What does not need it is still run.
         assert len(await collect(supervisor)) == 1
-        await until(lambda: supervisor.state is State.READY)
+        await until(lambda: supervisor.state is EngineState.READY)
         assert [name for name, _ in engine.restarted] == ["b"]
 
     run(test, told)
@@ -112,7 +112,7 @@ def test_each_further_try_waits_longer(told: list[str], monkeypatch: pytest.Monk
         engine.fails_to_start = 9
         monkeypatch.setattr(module.asyncio, "sleep", sleep)
         engine.fail("a")
-        await until(lambda: supervisor.state is State.READY)
+        await until(lambda: supervisor.state is EngineState.READY)
 
     run(test, told)
     tries = [seconds for seconds in waits if seconds not in (0.001,)]
@@ -133,7 +133,7 @@ def test_a_stage_that_dies_as_soon_as_it_is_back_is_not_forgotten(told: list[str
         engine.restart = restart  # type: ignore[method-assign]
         engine.fail("a")
         await until(lambda: len(engine.restarted) == 2)
-        await until(lambda: supervisor.state is State.READY)
+        await until(lambda: supervisor.state is EngineState.READY)
         assert [name for name, _ in engine.restarted] == ["a", "a"]
 
     run(test, told)
@@ -144,7 +144,7 @@ def test_two_stages_are_restarted_one_after_another(told: list[str]) -> None:
     async def test(engine: ScriptedEngine, supervisor: Supervisor) -> None:
         engine.fail("a")
         engine.fail("b")
-        await until(lambda: supervisor.state is State.READY)
+        await until(lambda: supervisor.state is EngineState.READY)
         assert sorted(name for name, _ in engine.restarted) == ["a", "b"]
 
     run(test, told)
@@ -152,7 +152,7 @@ def test_two_stages_are_restarted_one_after_another(told: list[str]) -> None:
 
 def test_nothing_is_run_before_the_start_and_after_the_end() -> None:
     async def test() -> None:
-        supervisor = Supervisor(ScriptedEngine(), tell=lambda *_, **__: None, metrics=Metrics(1))
+        supervisor = Supervisor(ScriptedEngine(), on_log_event=lambda *_, **__: None, metrics=Metrics(1))
         for state in ("starting", "stopped"):
             with pytest.raises(APIError, match=f"the engine is {state}") as caught:
                 await collect(supervisor)
