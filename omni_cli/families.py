@@ -7,7 +7,7 @@ and are imported where they are needed, so that listing the families imports non
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
@@ -65,6 +65,14 @@ class StageRole:
 
 
 @dataclass(frozen=True)
+class CheckpointNeeds:
+    """Needs of a published checkpoint: the size of its weight files, and of one device that all its stages fit on."""
+
+    download_bytes: int
+    gpu_bytes: int
+
+
+@dataclass(frozen=True)
 class Machine:
     """A machine to derive a profile for; `memory_bytes` is that of one device, or of the host on a CPU."""
 
@@ -81,6 +89,7 @@ class Family:
     of a built-in checkpoint to a function of an output folder and a seed; a built one is kept until a file in the
     function's folder changes. `profile` is a function of a checkpoint folder and a `Machine`; it returns the stages of
     a profile, as YAML would hold them. `preload` names modules that the stages import late, such as vLLM's own models.
+    `published` maps repo ids of the Hugging Face hub to their needs, for `omni doctor`.
     """
 
     name: str
@@ -92,6 +101,7 @@ class Family:
     builtins: Mapping[str, Reference] = field(default_factory=dict)
     profile: Reference | None = None
     preload: tuple[str, ...] = ()
+    published: Mapping[str, CheckpointNeeds] = field(default_factory=dict)
 
     def role(self, name: str) -> StageRole | None:
         """The role of a stage of that name; None if the chain has none. An only stage may be called anything."""
@@ -117,6 +127,8 @@ def families() -> Mapping[str, Family]:
     found: dict[str, Family] = {}
     claimed: dict[str, str] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        if _is_of_another_commit(point):
+            continue
         family = _loaded(point)
         for claim in _claims(family):
             if claim in claimed:
@@ -133,6 +145,12 @@ def _claims(family: Family) -> list[str]:
     """Names that only one family can have."""
     architectures = family.architectures or (f"any architecture in {family.entry_file}",)
     return [*architectures, *(BUILTIN_PREFIX + name for name in family.builtins), f"the name `{family.name}`"]
+
+
+def _is_of_another_commit(point: EntryPoint) -> bool:
+    """Tell whether a family of ours is not in the code that runs: `omni bench --against` runs an older one."""
+    package = point.module.rpartition(".")[0]
+    return package.startswith("omni_cli.models.") and importlib.util.find_spec(package) is None
 
 
 def _loaded(point: EntryPoint) -> Family:

@@ -22,11 +22,11 @@ from omni_cli.doctor.packages import (
 )
 from omni_cli.doctor.requirements import (
     CACHE_BYTES,
-    CHECKPOINTS,
     TINY_MEMORY_BYTES,
     TORCH_CPU_INDEX,
     VERIFIED,
 )
+from omni_cli.families import families
 
 BACKENDS = frozenset({"vllm", "diffusers"})
 NOTHING: frozenset[str] = frozenset()
@@ -116,7 +116,8 @@ def judge(profile: EngineConfig, facts: Facts, problems: Iterable[Problem]) -> P
     missing = [f"{'vLLM' if backend == 'vllm' else backend}, see below" for backend in sorted(blocked)]
     if profile.model.startswith("builtin:"):
         return ProfileVerdict(profile.name, tuple(missing))
-    needs = CHECKPOINTS.get(profile.model)
+    published = (family.published.get(profile.model) for family in families().values())
+    needs = next(filter(None, published), None)
     if needs is None:
         return ProfileVerdict(profile.name, tuple(missing))
     largest = max((gpu.total_bytes for gpu in facts.gpus.devices), default=0)

@@ -1,8 +1,6 @@
-"""Verified versions, and the needs of the bundled profiles' checkpoints."""
+"""Verified versions, and the memory and disk that the built-in checkpoints need."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 # Distribution -> version; the same as the pins of pyproject.toml (a unit test compares them).
 VERIFIED = {
@@ -35,22 +33,3 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TINY_MEMORY_BYTES = 4 << 30
 # The built checkpoints of all `builtin:` models and the files that vLLM and torch keep next to them.
 CACHE_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class CheckpointNeeds:
-    """Needs of a checkpoint on the Hugging Face hub.
-
-    `download_bytes` is the approximate size of its weight files; `gpu_bytes` the device memory that its bundled profile
-    is written for (all stages on one device, with room for KV caches).
-    """
-
-    download_bytes: int
-    gpu_bytes: int
-
-
-CHECKPOINTS = {
-    "Qwen/Qwen2.5-Omni-3B": CheckpointNeeds(download_bytes=12 * 10**9, gpu_bytes=40 * 10**9),
-    "Qwen/Qwen2.5-Omni-7B": CheckpointNeeds(download_bytes=22 * 10**9, gpu_bytes=80 * 10**9),
-    "Qwen/Qwen-Image": CheckpointNeeds(download_bytes=58 * 10**9, gpu_bytes=80 * 10**9),
-}

@@ -112,3 +112,11 @@ def test_a_family_that_cannot_be_imported(install: Callable[..., None], monkeypa
     monkeypatch.setattr(registry, "entry_points", lambda **only: broken)
     with pytest.raises(OmniError, match=r"cannot import the model family `broken` .*No module named 'no_such_package'"):
         families()
+
+
+def test_a_family_that_only_a_newer_commit_has(monkeypatch: pytest.MonkeyPatch, install: Callable[..., None]) -> None:
+    """`omni bench --against` runs older code in an environment whose entry points are of today."""
+    real = registry.entry_points
+    newer = EntryPoint("newer", "omni_cli.models.newer.family:FAMILY", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda **only: EntryPoints([*real(**only), newer]))
+    assert "qwen2_5_omni" in families() and "newer" not in families()

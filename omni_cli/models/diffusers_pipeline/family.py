@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_cli.families import Family, StageRole
+from omni_cli.families import CheckpointNeeds, Family, StageRole
 
 _HERE = "omni_cli.models.diffusers_pipeline"
 
@@ -21,4 +21,5 @@ FAMILY = Family(
     ),
     builtins={"tiny-image": f"{_HERE}.builder:tiny_image"},
     profile=f"{_HERE}.profile:stages_of",
+    published={"Qwen/Qwen-Image": CheckpointNeeds(download_bytes=58 * 10**9, gpu_bytes=80 * 10**9)},
 )

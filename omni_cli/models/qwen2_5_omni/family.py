@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_cli.families import Family, StageRole
+from omni_cli.families import CheckpointNeeds, Family, StageRole
 from omni_cli.models.qwen2_5_omni.architectures import OMNI, TALKER, TOKEN2WAV
 
 _HERE = "omni_cli.models.qwen2_5_omni"
@@ -52,4 +52,8 @@ FAMILY = Family(
     },
     preload=("vllm.model_executor.models.qwen2_5_omni_thinker",),
     profile=f"{_HERE}.profile:stages_of",
+    published={
+        "Qwen/Qwen2.5-Omni-3B": CheckpointNeeds(download_bytes=12 * 10**9, gpu_bytes=40 * 10**9),
+        "Qwen/Qwen2.5-Omni-7B": CheckpointNeeds(download_bytes=22 * 10**9, gpu_bytes=80 * 10**9),
+    },
 )
