@@ -19,7 +19,7 @@ from omni_cli.profiling.operators import Operators, read_operators
 from omni_cli.profiling.overhead import latency_metric, overhead_of
 from omni_cli.profiling.ranges import ENGINE_STEP, range_times, step_times
 from omni_cli.profiling.roofline import roofline_of
-from omni_cli.profiling.session import Profiled, Session
+from omni_cli.profiling.session import Profiled, RecordedSession
 from omni_cli.profiling.trace_file import TraceFile, read_trace
 from omni_cli.profiling.waterfall import stage_seconds, waterfall
 
@@ -35,7 +35,7 @@ class About:
     trace: str
 
 
-def read_traces(session: Session) -> dict[int, dict[str, TraceFile]]:
+def read_traces(session: RecordedSession) -> dict[int, dict[str, TraceFile]]:
     """Read the kept traces, by iteration and stage. Raises `OutputError`."""
     return {
         number: {stage: read_trace(path, stage) for stage, path in one.traces.items()}
@@ -45,7 +45,7 @@ def read_traces(session: Session) -> dict[int, dict[str, TraceFile]]:
 
 
 def build_profile(
-    session: Session,
+    session: RecordedSession,
     traces: Mapping[int, Mapping[str, TraceFile]],
     config: EngineConfig,
     about: About,
@@ -76,7 +76,7 @@ def build_profile(
 
 def _stage_profile(
     info: StageInfo,
-    session: Session,
+    session: RecordedSession,
     traces: Mapping[int, Mapping[str, TraceFile]],
     config: EngineConfig,
     overhead: Sequence[Overhead],
@@ -123,7 +123,7 @@ def _typical(profiled: Sequence[Profiled]) -> Profiled:
     return sorted(profiled, key=lambda one: one.iteration.e2e_s)[len(profiled) // 2]
 
 
-def _notes(info: StageInfo, session: Session, traced: Sequence[Operators]) -> list[str]:
+def _notes(info: StageInfo, session: RecordedSession, traced: Sequence[Operators]) -> list[str]:
     description = session.descriptions[info.name]
     found = []
     ranks = description.ranks_elsewhere

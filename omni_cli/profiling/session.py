@@ -51,7 +51,7 @@ class Profiled:
 
 
 @dataclass
-class Session:
+class RecordedSession:
     """Results of a run; `plain` and `profiled` are interleaved, one of each per round."""
 
     stages: tuple[StageInfo, ...] = ()
@@ -87,13 +87,13 @@ class ProfilingRun:
         self._on_event = on_event
         self._on_progress = on_progress
         self._number = 0
-        self.session = Session()
+        self.session = RecordedSession()
 
     @property
     def num_iters_warmup(self) -> int:
         return self._num_iters_warmup
 
-    async def run(self) -> Session:
+    async def run(self) -> RecordedSession:
         """Run the session; raises the error of a stage or file. The stages have ended in any case."""
         session = self.session
         try:

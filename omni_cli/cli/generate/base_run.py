@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from omni_cli.cli.artifacts import ArtifactWriter
 from omni_cli.cli.generate.printers import Printer
-from omni_cli.cli.terminal.progress import Progress
+from omni_cli.cli.terminal.progress import ProgressDisplay
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
 from omni_cli.inputs.request_spec import BadRequest
@@ -43,7 +43,7 @@ RequestT = TypeVar("RequestT", bound=RequestEntry)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """`records` are in the order of the requests; `stopped` is why the run ended early, if it did."""
 
     records: tuple[RequestRecord, ...]
@@ -71,7 +71,7 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
         *,
         writer: ArtifactWriter,
         printer: Printer,
-        progress: Progress,
+        progress: ProgressDisplay,
     ) -> None:
         self._worker = worker
         self._requests = requests
@@ -83,7 +83,7 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
         self._started = False
         self._stages: tuple[StageInfo, ...] = ()
 
-    async def run(self, *, timeout_s: float | None) -> Outcome:
+    async def run(self, *, timeout_s: float | None) -> RunOutcome:
         """Run everything; what is finished is kept when a signal, the deadline or a full disk ends it early.
 
         Raises `OmniError` only where the engine could not be started, for then there is nothing to keep.
@@ -95,7 +95,7 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
             stopped = failure
         elif failure is not None:
             raise failure
-        return Outcome(self._all_records(stopped), self._stages, time.monotonic() - began, stopped)
+        return RunOutcome(self._all_records(stopped), self._stages, time.monotonic() - began, stopped)
 
     async def _work_and_close(self) -> None:
         try:

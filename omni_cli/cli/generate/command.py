@@ -45,10 +45,10 @@ from omni_cli.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from omni_cli.cli.generate.base_run import Outcome
+    from omni_cli.cli.generate.base_run import RunOutcome
     from omni_cli.cli.generate.printers import Printer
-    from omni_cli.cli.generate.run import Engine, PendingRequest
-    from omni_cli.cli.terminal.progress import Progress
+    from omni_cli.cli.generate.run import GenerateEngine, PendingRequest
+    from omni_cli.cli.terminal.progress import ProgressDisplay
     from omni_cli.config.schema import EngineConfig
     from omni_cli.inputs.request_spec import BadRequest, RequestSpec
 
@@ -125,7 +125,7 @@ def generate(
     return run(decode_specs(specs, config), config, settings)
 
 
-def make_engine(config: EngineConfig, *, verbose: bool) -> Engine:
+def make_engine(config: EngineConfig, *, verbose: bool) -> GenerateEngine:
     """The engine of a profile, not yet started."""
     from omni_cli.engine.omni_llm import OmniLLM
 
@@ -145,7 +145,7 @@ def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, s
     progress = _choose_progress(config, sum(isinstance(request, PendingRequest) for request in requests), settings)
     printer = _choose_printer(requests, progress, settings)
 
-    async def run_on_engine() -> Outcome:
+    async def run_on_engine() -> RunOutcome:
         engine = make_engine(config, verbose=settings.verbose)
         session = GenerateRun(engine, requests, writer=writer, printer=printer, progress=progress)
         return await session.run(timeout_s=settings.timeout_s)
@@ -177,7 +177,7 @@ def run_on_replicas(
     progress = _choose_progress(config, len(good), settings)
     printer = _choose_printer(specs, progress, settings)
 
-    async def run_job() -> Outcome:
+    async def run_job() -> RunOutcome:
         session = ReplicatedRun(job, specs, finished, writer=writer, printer=printer, progress=progress)
         return await session.run(timeout_s=settings.timeout_s)
 
@@ -191,7 +191,7 @@ def _text_only(config: EngineConfig) -> EngineConfig:
     return config.with_stages(config.stages[:1])
 
 
-def _choose_progress(config: EngineConfig, num_requests: int, settings: RunSettings) -> Progress:
+def _choose_progress(config: EngineConfig, num_requests: int, settings: RunSettings) -> ProgressDisplay:
     from omni_cli.cli.terminal.progress import choose_progress
 
     stages = [(stage.name, stage.kind) for stage in config.stages]
@@ -199,7 +199,7 @@ def _choose_progress(config: EngineConfig, num_requests: int, settings: RunSetti
 
 
 def _choose_printer(
-    requests: Sequence[PendingRequest | RequestSpec | BadRequest], progress: Progress, settings: RunSettings
+    requests: Sequence[PendingRequest | RequestSpec | BadRequest], progress: ProgressDisplay, settings: RunSettings
 ) -> Printer:
     from omni_cli.cli.generate.printers import BlockPrinter, DocumentPrinter, StreamPrinter
 
@@ -210,7 +210,7 @@ def _choose_printer(
     return printer(progress, verbose=settings.verbose, quiet=settings.quiet)
 
 
-def _show_end(outcome: Outcome, config: EngineConfig, settings: RunSettings) -> None:
+def _show_end(outcome: RunOutcome, config: EngineConfig, settings: RunSettings) -> None:
     """The document, or the times, and why the run ended early."""
     from omni_cli.report.generate_json import generate_document
     from omni_cli.report.generate_text import summary_line

@@ -8,7 +8,7 @@ from typing import Protocol
 from unicodedata import category
 
 from omni_cli.cli.terminal import console
-from omni_cli.cli.terminal.progress import Progress
+from omni_cli.cli.terminal.progress import ProgressDisplay
 from omni_cli.errors import OmniError
 from omni_cli.outputs import StageInfo, TextOutput
 from omni_cli.report.generate_text import file_line, loaded_lines
@@ -36,7 +36,7 @@ class Printer(Protocol):
 class DocumentPrinter:
     """For `--json`: nothing until the document, but warnings and failures on stderr at once."""
 
-    def __init__(self, progress: Progress, *, verbose: bool) -> None:
+    def __init__(self, progress: ProgressDisplay, *, verbose: bool) -> None:
         self._progress = progress
         self._verbose = verbose
 
@@ -67,7 +67,7 @@ class DocumentPrinter:
 class BlockPrinter(DocumentPrinter):
     """For several requests: each whole, under its name, when it ends."""
 
-    def __init__(self, progress: Progress, *, verbose: bool, quiet: bool) -> None:
+    def __init__(self, progress: ProgressDisplay, *, verbose: bool, quiet: bool) -> None:
         super().__init__(progress, verbose=verbose)
         self._quiet = quiet
         self._blocks = 0
@@ -92,7 +92,7 @@ class BlockPrinter(DocumentPrinter):
 class StreamPrinter(BlockPrinter):
     """For a single request: its text as it is made, then each file as it is written."""
 
-    def __init__(self, progress: Progress, *, verbose: bool, quiet: bool) -> None:
+    def __init__(self, progress: ProgressDisplay, *, verbose: bool, quiet: bool) -> None:
         super().__init__(progress, verbose=verbose, quiet=quiet)
         self._streamed = ""
         self._line_open = False

@@ -9,7 +9,7 @@ from omni_cli.cli.artifacts import ArtifactWriter
 from omni_cli.cli.generate.base_run import BaseRun
 from omni_cli.cli.generate.printers import Printer
 from omni_cli.cli.terminal import console
-from omni_cli.cli.terminal.progress import Progress
+from omni_cli.cli.terminal.progress import ProgressDisplay
 from omni_cli.inputs.request_spec import BadRequest, RequestSpec
 from omni_cli.outputs import RequestResult, StageLoading
 from omni_cli.replicas.batch_job import BatchJob
@@ -30,7 +30,7 @@ class ReplicatedRun(BaseRun[BatchJob, RequestSpec | BadRequest]):
         *,
         writer: ArtifactWriter,
         printer: Printer,
-        progress: Progress,
+        progress: ProgressDisplay,
     ) -> None:
         super().__init__(job, specs, writer=writer, printer=printer, progress=progress)
         self._finished = finished

@@ -27,7 +27,7 @@ from omni_cli.report.records import RequestRecord
 MAX_REQUESTS_IN_FLIGHT = 64
 
 
-class Engine(Protocol):
+class GenerateEngine(Protocol):
     """The part of `omni_cli.engine.omni_llm.OmniLLM` that a run needs."""
 
     async def start(self, on_event: Callable[[Event], None] | None = None) -> None: ...
@@ -50,7 +50,7 @@ class PendingRequest:
     place: str | None = None
 
 
-class GenerateRun(BaseRun[Engine, PendingRequest | BadRequest]):
+class GenerateRun(BaseRun[GenerateEngine, PendingRequest | BadRequest]):
     """Starts the engine and sends all requests."""
 
     async def _work(self) -> None:

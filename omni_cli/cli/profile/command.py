@@ -44,7 +44,7 @@ NumItersWarmupOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Settings:
+class ProfileSettings:
     """Limits and display of a run."""
 
     num_iters: int
@@ -94,5 +94,5 @@ def profile(
     need_numpy("profiling")
     from omni_cli.cli.profile.run import run_profile
 
-    settings = Settings(num_iters, num_iters_warmup, output_dir, timeout, as_json, verbose, quiet)
+    settings = ProfileSettings(num_iters, num_iters_warmup, output_dir, timeout, as_json, verbose, quiet)
     return run_profile(config, workload, settings, command=("omni", *sys.argv[1:]))

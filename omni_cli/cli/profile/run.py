@@ -22,21 +22,23 @@ from omni_cli.outputs import Event, StageLoading
 from omni_cli.profile_record import Profile, profile_document, save_profile
 from omni_cli.profiling.build import About, build_profile, read_traces
 from omni_cli.profiling.chrome_trace import merged_trace
-from omni_cli.profiling.session import ProfilingRun, Session
+from omni_cli.profiling.session import ProfilingRun, RecordedSession
 from omni_cli.report.profile_text import profile_text, saved_text
 from omni_cli.report.units import seconds
 from omni_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from omni_cli.bench.workload import Workload
-    from omni_cli.cli.profile.command import Settings
+    from omni_cli.cli.profile.command import ProfileSettings
     from omni_cli.config.schema import EngineConfig
 
 TRACE_NAME = "trace.json.gz"
 RECORD_NAME = "profile.json"
 
 
-def run_profile(config: EngineConfig, workload: Workload, settings: Settings, *, command: tuple[str, ...]) -> ExitCode:
+def run_profile(
+    config: EngineConfig, workload: Workload, settings: ProfileSettings, *, command: tuple[str, ...]
+) -> ExitCode:
     """Raises `OmniError` where the run ends early: then there are no files of it."""
     began_s = time.monotonic()
     ArtifactWriter(settings.output_dir, ()).prepare()
@@ -62,7 +64,7 @@ def run_profile(config: EngineConfig, workload: Workload, settings: Settings, *,
 
 
 def _profiling_run(
-    config: EngineConfig, workload: Workload, settings: Settings, folder: Path, line: LiveLine
+    config: EngineConfig, workload: Workload, settings: ProfileSettings, folder: Path, line: LiveLine
 ) -> ProfilingRun:
     def on_event(event: Event) -> None:
         if isinstance(event, StageLoading):
@@ -81,7 +83,7 @@ def _profiling_run(
     )
 
 
-async def _record(run: ProfilingRun, timeout_s: float | None) -> Session:
+async def _record(run: ProfilingRun, timeout_s: float | None) -> RecordedSession:
     """Raises what it fails with, is interrupted by, or has no time left for; the stages have ended by then."""
     work, stopped = await run_until_stopped(run.run(), timeout_s)
     if stopped is not None:
@@ -104,7 +106,7 @@ def _working_folder(output_dir: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(session: Session, config: EngineConfig, about: About, output_dir: Path) -> Profile:
+def _write(session: RecordedSession, config: EngineConfig, about: About, output_dir: Path) -> Profile:
     """The trace, snapshots of memory, and last the record, which names them. Raises `OutputError` or `OSError`."""
     traces = read_traces(session)
     snapshots = {stage: f"memory-{stage}.pickle" for stage in session.snapshots}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-class Progress(Protocol):
+class ProgressDisplay(Protocol):
     """Shows events as they come. Between `hide` and `show` other lines may be written to the terminal."""
 
     def handle(self, event: Event) -> None: ...
@@ -38,7 +38,7 @@ class NoProgress:
 
 def choose_progress(
     stages: Sequence[tuple[str, str]], num_requests: int, stream: TextIO, *, quiet: bool, verbose: bool
-) -> Progress:
+) -> ProgressDisplay:
     """The display that suits `stream`; `stages` are (name, kind) in order."""
     match progress_mode(stream, quiet=quiet, verbose=verbose):
         case ProgressMode.LIVE:

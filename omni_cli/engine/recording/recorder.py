@@ -26,7 +26,7 @@ from omni_cli.stage.recording import (
 )
 
 if TYPE_CHECKING:
-    from omni_cli.engine.recording.target import Target
+    from omni_cli.engine.recording.target import RecordingTarget
     from omni_cli.engine.recording.tracer import Tracer
     from omni_cli.engine.recording.work import WorkCounter
     from omni_cli.stage.protocol import Stage
@@ -45,7 +45,7 @@ class Recorder:
         self._eager: contextlib.ExitStack = contextlib.ExitStack()
         self._kv_cache_usage: float | None = None
         self._stage: Stage
-        self._target: Target
+        self._target: RecordingTarget
         self._load: Recording
         self._start_log()
 

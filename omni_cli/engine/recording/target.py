@@ -14,7 +14,7 @@ from omni_cli.stage.protocol import Stage
 from omni_cli.stage.recording import Attention, Linear, MemoryBudget, Resident, module_kind
 
 
-class Target(Protocol):
+class RecordingTarget(Protocol):
     device: torch.device
     dtype: torch.dtype
     ranks_elsewhere: int
@@ -38,7 +38,7 @@ class Target(Protocol):
     def kv_cache_usage(self) -> float | None: ...
 
 
-def target_of(stage: Stage) -> Target:
+def target_of(stage: Stage) -> RecordingTarget:
     return DiffusersTarget(stage) if isinstance(stage, DiffusersStage) else VllmTarget(stage)
 
 
@@ -159,7 +159,7 @@ def _language_models(roots: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.M
                 yield f"{root}.{path}", module
 
 
-def residents_of(target: Target) -> Iterator[Resident]:
+def residents_of(target: RecordingTarget) -> Iterator[Resident]:
     """Yield every tensor that the stage holds permanently: weights, buffers and caches."""
     seen: set[int] = set()
     for root, model in target.modules().items():
