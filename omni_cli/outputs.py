@@ -136,6 +136,15 @@ class StageInfo:
     settings: Mapping[str, Any] = field(default_factory=dict)
     engagement: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences about what the stage does otherwise than its profile says."""
+        dropped = ", ".join(f"`{name}`" for name in self.effective.get("dropped_arguments", ()))
+        message = (
+            f"stage `{self.name}`: this checkpoint's pipeline takes no {dropped}; dropped from the profile's `call`"
+        )
+        return (message,) if dropped else ()
+
 
 @dataclass(frozen=True)
 class StageLoading:

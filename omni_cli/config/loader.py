@@ -11,7 +11,7 @@ from yaml.reader import Reader
 from omni_cli.config.bundled import find_profile, shown_path
 from omni_cli.config.diagnostics import Diagnostic, InvalidProfileError, Place, Source, in_source_order
 from omni_cli.config.overrides import apply_overrides
-from omni_cli.config.schema import EngineConfig
+from omni_cli.config.schema import DiffusionStageConfig, EngineConfig
 from omni_cli.config.validation import validate
 from omni_cli.config.yaml_tree import MAX_BYTES, Tree, parse_yaml
 from omni_cli.errors import ProfileError
@@ -47,11 +47,23 @@ def read_profile(
     """Return the profile in a file with the overrides applied, or None and every mistake; exactly one of the two."""
     tree = _read_tree(path)
     order: dict[str, int] = {}
+    own_model = (tree.data or {}).get("model")
     if tree.data is not None:
         order = apply_overrides(tree, overrides, model=model, seed=seed)
     profile = validate(tree)
+    if profile is not None and profile.model != own_model:
+        _mark_droppable(profile, tree)
     found = (dataclasses.replace(item, order=order.get(item.place.source.label, 0)) for item in tree.diagnostics)
     return profile, in_source_order(found)
+
+
+def _mark_droppable(config: EngineConfig, tree: Tree) -> None:
+    """Let the file's pipeline arguments, which are for its own checkpoint, be dropped; not those of an option."""
+    for stage in config.stages:
+        if isinstance(stage, DiffusionStageConfig):
+            places = {name: tree.keys.get(("stages", stage.name, "call", name)) for name in stage.call}
+            in_file = [name for name, place in places.items() if place is not None and place.source.lines]
+            stage._droppable_arguments = frozenset(in_file)
 
 
 def _read_tree(path: Path) -> Tree:

@@ -253,6 +253,12 @@ class DiffusionStageConfig(_Stage):
         default_factory=dict,
         description="Further arguments of the pipeline call by diffusers' names, such as true_cfg_scale.",
     )
+    _droppable_arguments: frozenset[str] = PrivateAttr(frozenset())
+
+    @property
+    def droppable_arguments(self) -> frozenset[str]:
+        """Names in `call` that were written for another checkpoint, and need not fit this one."""
+        return self._droppable_arguments
 
 
 StageConfig = ARStageConfig | DiffusionStageConfig

@@ -101,6 +101,11 @@ def resolve_request(
     return replace(resolved, num_prompt_tokens=tokens)
 
 
+def foreign_arguments(config: DiffusionStageConfig, call: PipelineCall) -> tuple[str, ...]:
+    """The stage's arguments for another checkpoint's pipeline that this one's call does not take."""
+    return tuple(name for name in config.call if name in config.droppable_arguments and name not in call.defaults)
+
+
 def check_stage(config: DiffusionStageConfig, call: PipelineCall) -> None:
     """Reject stage settings that the pipeline's call does not accept; raises `InputError` with the stage's name."""
     settings = {name: getattr(config, name) for name in STANDARD_ARGUMENTS}

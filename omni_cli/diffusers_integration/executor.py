@@ -9,7 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.arguments import MAX_PIXELS, PipelineCall, check_stage, resolve_request
+from omni_cli.diffusers_integration.arguments import (
+    MAX_PIXELS,
+    PipelineCall,
+    check_stage,
+    foreign_arguments,
+    resolve_request,
+)
 from omni_cli.diffusers_integration.batch_run import BatchRun, OnOutput, OnStep
 from omni_cli.diffusers_integration.execution import check_device, check_supported, prepare_execution
 from omni_cli.diffusers_integration.loading import load_pipeline
@@ -72,6 +78,7 @@ class DiffusersPipelineExecutor:
         """
         check_supported(config)
         self.config = config
+        self.dropped_arguments: tuple[str, ...] = ()
         self.model = model
         self.dtype = dtype
         self.max_pixels = max_pixels
@@ -109,6 +116,9 @@ class DiffusersPipelineExecutor:
         with mark("load weights"):
             pipeline = self._load_pipeline() if self._make_pipeline is None else self._make_pipeline()
         self.call = PipelineCall.inspect(pipeline)
+        self.dropped_arguments += foreign_arguments(self.config, self.call)
+        kept = {name: value for name, value in self.config.call.items() if name not in self.dropped_arguments}
+        self.config = self.config.model_copy(update={"call": kept})
         check_stage(self.config, self.call)
         self._denoiser = prepare_execution(pipeline, self.config, self.device)
         self._runner = PipelineRunner(
@@ -132,6 +142,8 @@ class DiffusersPipelineExecutor:
             "output_type": runner.output_type,
             "step_callback": runner.step_callback,
         }
+        if self.dropped_arguments:
+            values["dropped_arguments"] = list(self.dropped_arguments)
         cache = runner.prompt_cache
         if cache is not None:
             values |= {"prompt_cache_hits": cache.hits, "prompt_cache_misses": cache.misses}

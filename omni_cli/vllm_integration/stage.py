@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import torch
@@ -90,20 +90,9 @@ class VllmStage:
     def engine_args(self) -> dict[str, Any]:
         """vLLM `EngineArgs` from the stage's configuration; `None` leaves vLLM's default."""
         stage = self.spec.stage
-        names = (
-            "max_model_len",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "gpu_memory_utilization",
-            "kv_cache_memory_bytes",
-            "block_size",
-            "enable_prefix_caching",
-            "enable_chunked_prefill",
-            "tensor_parallel_size",
-            "pipeline_parallel_size",
-            "distributed_executor_backend",
-        )
-        given = {name: getattr(stage, name, None) for name in names}
+        # Keys have vLLM's names, so those that are arguments of its engine need no list here.
+        names = type(stage).model_fields.keys() & {item.name for item in fields(EngineArgs)}
+        given = {name: getattr(stage, name) for name in sorted(names)}
         return {
             **{name: value for name, value in given.items() if value is not None},
             "model": self.spec.model,

@@ -109,7 +109,7 @@ def test_bad_requests_fail_alone(tiny_omni):
 def test_image_equals_plain_diffusers_bit_for_bit(tiny_image):
     from diffusers import DiffusionPipeline
 
-    pipeline = DiffusionPipeline.from_pretrained(resolve_model("builtin:tiny-image"), torch_dtype=torch.float32)
+    pipeline = DiffusionPipeline.from_pretrained(resolve_model("builtin:tiny-image"), dtype=torch.float32)
     pipeline.to("cuda" if torch.cuda.is_available() else "cpu")
     pipeline.set_progress_bar_config(disable=True)
     (stage,) = tiny_image.config.stages

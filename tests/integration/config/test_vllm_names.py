@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from omni_cli.config.schema import ARStageConfig, CudagraphMode, Sampling
+from omni_cli.config.schema import ARStageConfig, CudagraphMode, DiffusionStageConfig, Sampling
 
 vllm = pytest.importorskip("vllm")
 
@@ -21,7 +21,6 @@ OURS = {
     "sampling",
     "cudagraph_mode",
     "system_prompt",
-    "talker_prompt",
     "load_timeout_s",
     "step_timeout_s",
     "max_payload_bytes",
@@ -34,7 +33,13 @@ OURS = {
 def test_keys_of_an_ar_stage_are_engine_arguments() -> None:
     from vllm.engine.arg_utils import EngineArgs
 
-    assert ARStageConfig.model_fields.keys() - OURS <= {item.name for item in fields(EngineArgs)}
+    arguments = {item.name for item in fields(EngineArgs)}
+    assert ARStageConfig.model_fields.keys() - OURS <= arguments
+    # The stage passes on whatever both have.
+    assert not OURS & arguments
+    assert DiffusionStageConfig.model_fields.keys() & arguments == {
+        "gpu_memory_utilization", "max_model_len", "max_num_seqs", "pipeline_parallel_size", "tensor_parallel_size"
+    }  # fmt: skip
 
 
 def test_cudagraph_modes() -> None:

@@ -22,6 +22,7 @@ from diffusers.image_processor import VaeImageProcessor
 from safetensors.torch import load_file, save_file
 from support.stable_diffusion import build_stable_diffusion
 
+from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.loading import check_text_to_image
@@ -338,6 +339,21 @@ def test_the_limit_of_a_templated_prompt_is_where_the_embeddings_are_cut(executo
     assert "shorten it by 1 tokens or raise `max_sequence_length`" in caught.value.hint
 
 
+def test_arguments_for_the_profiles_own_checkpoint_are_dropped_for_another(folders):
+    """`tiny-image` has Qwen-Image's `true_cfg_scale`; a user who names another checkpoint did not write it."""
+    config = load_profile("tiny-image", model=str(folders["stable_diffusion"]))
+    executor = start(folders["stable_diffusion"], config.stage("image"))
+    assert executor.effective["dropped_arguments"] == ["true_cfg_scale"]
+    assert executor.config.call == {}
+    assert picture(executor, DiffusionRequest("0", "a cat")).shape == (64, 64, 3)
+    own = start(folders["qwen_image"], config.stage("image"))
+    assert "dropped_arguments" not in own.effective
+    assert own.config.call == {"true_cfg_scale": 1.0}
+    given = load_profile("tiny-image", ["image.call.true_cfg_scale=2.0"], model=str(folders["stable_diffusion"]))
+    with pytest.raises(UsageError, match="the pipeline's call has no argument `true_cfg_scale`"):
+        start(folders["stable_diffusion"], given.stage("image"))
+
+
 def test_values_come_from_the_request_then_the_stage_then_the_pipeline(folders):
     stage = DiffusionStageConfig.named(
         name="image", height=32, negative_prompt="blurry", call={"eta": 0.5, "clip_skip": 1}
@@ -449,8 +465,8 @@ def test_pipelines_for_other_tasks_are_refused(name):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"tensor_parallel_size": 2}, StageError, "`tensor_parallel_size` cannot be 2"),
-        ({"pipeline_parallel_size": 2}, StageError, "`pipeline_parallel_size` cannot be 2"),
+        ({"tensor_parallel_size": 2}, StageError, "`tensor_parallel_size` has no effect on a diffusers pipeline: a pipeline runs on one device"),
+        ({"pipeline_parallel_size": 2}, StageError, "`pipeline_parallel_size` has no effect"),
         ({"max_payload_items": 8}, StageError, "`max_payload_items` has no effect"),
         ({"call": {"true_cfg_scal": 1.0}}, UsageError, "stage `image`: the pipeline's call has no argument"),
         ({"guidance_scale": 3.0}, UsageError, "stage `image`: `guidance_scale` has no effect"),

@@ -107,3 +107,16 @@ def test_several_wrong_ones_keep_their_order() -> None:
         load_profile("tiny-omni", ["token2wav.execution=x", "dtype=y", "thinkr.z=1"])
     labels = [item.place.label for item in caught.value.diagnostics]
     assert labels == ["--set token2wav.execution=x", "--set dtype=y", "--set thinkr.z=1"]
+
+
+def test_only_arguments_that_the_profile_has_for_its_own_checkpoint_may_be_dropped() -> None:
+    def droppable(*overrides: str, model: str | None = "dir") -> set[str]:
+        return set(load_profile("tiny-image", overrides, model=model).stage("image").droppable_arguments)
+
+    assert droppable() == {"true_cfg_scale"}
+    assert droppable("image.call.eta=0.5") == {"true_cfg_scale"}
+    assert droppable("image.call.true_cfg_scale=2.0") == set()
+    assert droppable("image.call={true_cfg_scale: 2.0}") == set()
+    assert droppable("model=dir", model=None) == {"true_cfg_scale"}
+    assert droppable(model=None) == set()
+    assert droppable(model="builtin:tiny-image") == set()
