@@ -82,10 +82,7 @@ def _bytes_per_token(decoder: Mapping[str, Any], dtype: str) -> int | None:
 
 
 def weights_bytes(folder: Path) -> int:
-    """The size of the files with weights; of a repo without them here, what its index says, 0 where it has none."""
-    found = sum(file.stat().st_size for pattern in _WEIGHTS for file in folder.glob(pattern))
+    """The size of the files with weights; what their index says of one that is not downloaded yet."""
     index = folder / "model.safetensors.index.json"
-    if found or not index.is_file():
-        return found
-    total = read_object(index).get("metadata", {}).get("total_size", 0)
-    return int(total)
+    named = read_object(index).get("metadata", {}).get("total_size", 0) if index.is_file() else 0
+    return max(int(named), sum(file.stat().st_size for pattern in _WEIGHTS for file in folder.glob(pattern)))

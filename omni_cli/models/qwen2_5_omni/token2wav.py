@@ -31,14 +31,15 @@ EVALUATIONS_PER_STEP = 4
 WARM_UP_CODES = 100
 
 
-class Unwanted(Exception):
+class RequestCancelled(Exception):
     """Raised by a listener to drop the rest of a request."""
 
 
 class WaveformListener(Protocol):
     """Receives the progress of each request; `on_end` gets None if it failed or was dropped.
 
-    `on_begin` and `on_step` may raise `Unwanted`: the request is dropped there, and the others of its batch continue.
+    `on_begin` and `on_step` may raise `RequestCancelled`: the request is dropped there, and the others of its batch
+    continue.
     """
 
     def on_begin(self, request_id: str) -> None: ...
@@ -132,7 +133,7 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         try:
             listener.on_begin(request.request_id)
             waveform = self._waveform(request)
-        except Unwanted:
+        except RequestCancelled:
             return NoOutput("it was aborted")
         finally:
             handle.remove()

@@ -23,7 +23,7 @@ from omni_cli.models.qwen2_5_omni.chunks import Chunk, Chunker, ChunkSizes
 from omni_cli.models.qwen2_5_omni.connectors import spoken_codes
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
-from omni_cli.models.qwen2_5_omni.token2wav import Unwanted
+from omni_cli.models.qwen2_5_omni.token2wav import RequestCancelled
 from omni_cli.stage.messages import (
     AppendInput,
     Array,
@@ -85,7 +85,7 @@ class Token2WavStage(VllmStage):
         self._marks_of: dict[str, list[Any]] = {}
         self._streams: dict[str, SpeechStream] = {}
         # Filled by the thread that reads commands; `abort`, which always follows, removes them.
-        self._unwanted: set[str] = set()
+        self._cancelled: set[str] = set()
         (model,) = self.engine.collective_rpc("get_model")
         self._chunk_sizes = chunk_sizes(spec.stage, model.codes_per_block)
         self.denoiser = model.prepare(execution, stage=spec.stage.name)
@@ -185,12 +185,12 @@ class Token2WavStage(VllmStage):
 
     def on_begin(self, engine_id: str) -> None:
         self._marks = [self._clock.mark()]
-        self._leave_unwanted(engine_id)
+        self._drop_cancelled(engine_id)
         self._ranges.next("denoising step", 1)
 
     def on_step(self, engine_id: str, done: int, total: int) -> None:
         self._marks.append(self._clock.mark())
-        self._leave_unwanted(engine_id)
+        self._drop_cancelled(engine_id)
         if done < total:
             self._ranges.next("denoising step", done + 1)
         else:
@@ -199,10 +199,10 @@ class Token2WavStage(VllmStage):
         if active is not None and "stream" not in active.context:
             self.emit(Progress(active.request.request_id, done, total, "step"))
 
-    def _leave_unwanted(self, engine_id: str) -> None:
+    def _drop_cancelled(self, engine_id: str) -> None:
         active = self.by_engine_id(engine_id)
-        if active is not None and self.request_id_of(active) in self._unwanted:
-            raise Unwanted
+        if active is not None and self.request_id_of(active) in self._cancelled:
+            raise RequestCancelled
 
     def on_end(self, engine_id: str, waveform: torch.Tensor | None) -> None:
         self._marks.append(self._clock.mark())
@@ -230,10 +230,10 @@ class Token2WavStage(VllmStage):
         return steps, vocoder_s
 
     def interrupt(self, request_id: str) -> None:
-        self._unwanted.add(request_id)
+        self._cancelled.add(request_id)
 
     def abort(self, request_id: str) -> None:
-        self._unwanted.discard(request_id)
+        self._cancelled.discard(request_id)
         stream = self._streams.pop(request_id, None)
         running_ids = [request_id]
         if stream is not None:
@@ -253,7 +253,7 @@ class Token2WavStage(VllmStage):
 
     def output(self, active: ActiveRequest, output: Any) -> list[Report]:
         request_id = active.request.request_id
-        if self.request_id_of(active) in self._unwanted:
+        if self.request_id_of(active) in self._cancelled:
             self._marks_of.pop(request_id, None)
             return []
         self._check_waveform(output.outputs.data)

@@ -185,7 +185,7 @@ def test_an_interrupt_leaves_a_running_request_at_the_next_step_and_the_others_f
         # Of a stream the first sign is its first chunk, after which its others are in the same batch.
         (sign,) = [report for report in emitted if report.request_id == "gone"]
         assert isinstance(sign, WaveformChunk if streams else Progress)
-        assert not stage.has_work() and not stage.active and not stage._marks_of and not stage._unwanted
+        assert not stage.has_work() and not stage.active and not stage._marks_of and not stage._cancelled
         np.testing.assert_array_equal(waveform(stage, "gone again", 33), alone)
     finally:
         stage.close()

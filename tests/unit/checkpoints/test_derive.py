@@ -1,0 +1,80 @@
+"""Default profiles: every family's is valid on every machine, and fits into it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from omni_cli.checkpoints.derive import derive_profile, kv_cache, weights_bytes
+from omni_cli.config.loader import check_profile
+from omni_cli.errors import CheckpointError
+from omni_cli.families import Machine
+
+GIB = 1 << 30
+DECODER = {
+    "hidden_size": 576,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+}
+# Of keys and values, per token, in bfloat16.
+TOKEN_BYTES = 2 * 30 * 3 * 64 * 2
+CONFIGS = {
+    "config.json": [
+        {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", **DECODER},
+        {"architectures": ["MambaForCausalLM"], "dtype": "float16"},
+        {
+            "architectures": ["Qwen2_5OmniModel"],
+            "thinker_config": {"torch_dtype": "bfloat16", "text_config": DECODER},
+            "talker_config": DECODER,
+        },
+    ],
+    "model_index.json": [{"_class_name": "StableDiffusionPipeline"}],
+}
+CASES = [(file, config) for file, configs in CONFIGS.items() for config in configs]
+
+
+@pytest.mark.parametrize("machine", [Machine("cpu", 24 * GIB), Machine("cuda", 80 * GIB), Machine("cpu", GIB)], ids=str)
+@pytest.mark.parametrize(("file", "config"), CASES, ids=lambda value: str(value)[:60])
+def test_a_derived_profile_is_valid(tmp_path: Path, file: str, config: dict, machine: Machine) -> None:
+    (tmp_path / file).write_text(json.dumps(config))
+    data = derive_profile(tmp_path, machine, "some/model of mine")
+    path = tmp_path / "derived.yaml"
+    path.write_text(yaml.safe_dump(data, sort_keys=False))
+    assert [diagnostic.message for diagnostic in check_profile(path)] == []
+    assert data["name"] == "model-of-mine"
+    modes = [stage.get("cudagraph_mode", stage.get("execution")) for stage in data["stages"].values()]
+    assert machine.device == "cuda" or set(modes) <= {"none", "eager"}
+
+
+@pytest.mark.parametrize(
+    ("room_bytes", "length", "num_full"),
+    [
+        (24 * GIB, 8192, 8),  # more than enough
+        (TOKEN_BYTES * (3 * 8192 + 1024), 8192, 3),
+        (TOKEN_BYTES * (4000 + 1024), 3840, 1),  # not even one of full length: shorter ones
+        (-GIB, 256, 1),  # the weights alone do not fit: the least, and the engine says so
+    ],
+)
+def test_a_kv_cache_fits_into_its_room(room_bytes: int, length: int, num_full: int) -> None:
+    sizes = kv_cache(DECODER, "bfloat16", max_model_len=32768, max_num_seqs=8, room_bytes=room_bytes)
+    assert sizes["max_model_len"] == length
+    assert sizes["kv_cache_memory_bytes"] == TOKEN_BYTES * (length * num_full + 1024)
+    assert room_bytes < 0 or sizes["kv_cache_memory_bytes"] <= room_bytes
+
+
+def test_weights_that_are_not_downloaded_count(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(10))
+    assert weights_bytes(tmp_path) == 10
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 5000}}))
+    assert weights_bytes(tmp_path) == 5000
+
+
+def test_a_checkpoint_that_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="does not name a model class"):
+        derive_profile(tmp_path, Machine("cpu", GIB), "x")
