@@ -45,7 +45,7 @@ from pathlib import Path
 import numpy as np
 from common import machine, machine_line
 
-from omni_cli.config.gate_file import GateLimits
+from omni_cli.config.gate_limits import GateLimits
 from omni_cli.record import Record, Sample, Sampling, Variant, load_record, save_record, workload_fingerprint
 from omni_cli.stats.compare import estimate_variants
 from omni_cli.stats.gate import judge

@@ -28,7 +28,7 @@ from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, InputError, OmniError, UsageError
 
 if TYPE_CHECKING:
-    from omni_cli.config.gate_file import GateLimits
+    from omni_cli.config.gate_limits import GateLimits
     from omni_cli.report.bench_notes import Note
     from omni_cli.report.bench_text import Labels
     from omni_cli.results import RecordOrigin

@@ -11,7 +11,7 @@ from omni_cli.errors import OmniError, OutputError, UsageError
 from omni_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from omni_cli.config.gate_file import GateLimits
+    from omni_cli.config.gate_limits import GateLimits
 
 DEFAULT_MARGIN = "2%"
 
@@ -55,7 +55,7 @@ def read_limits(
     identical_outputs: bool,
 ) -> GateLimits | None:
     """Build the gate from its options; None if there are none. Raises `OmniError`."""
-    from omni_cli.config.gate_file import load_gate_file, merge_limits
+    from omni_cli.config.gate_limits import merge_limits
 
     time = None if max_regression is None else read_fraction("--max-regression", max_regression)
     if time == 0:
@@ -64,8 +64,13 @@ def read_limits(
     memory = None
     if max_memory_regression is not None:
         memory = read_fraction("--max-memory-regression", max_memory_regression)
+    limits = None
+    if file is not None:
+        from omni_cli.config.gate_file import load_gate_file
+
+        limits = load_gate_file(file)
     return merge_limits(
-        None if file is None else load_gate_file(file),
+        limits,
         max_regression=time,
         max_memory_regression=memory,
         metrics=tuple(metrics or ()),
@@ -75,7 +80,7 @@ def read_limits(
 
 def read_fraction(option: str, text: str) -> float:
     """Parse `5%` as 0.05. Raises `UsageError`."""
-    from omni_cli.config.gate_file import parse_fraction
+    from omni_cli.config.gate_limits import parse_fraction
 
     try:
         return parse_fraction(text)
@@ -94,6 +99,8 @@ def need_numpy(what: str) -> None:
 
 def write_report(path: Path, text: str) -> None:
     """Write a report whole or not at all. Raises `OutputError`."""
+    from omni_cli.cli.artifacts import write_whole
+
     try:
         write_whole(path, text.encode("utf-8", errors="replace"))
     except (OSError, ValueError) as error:

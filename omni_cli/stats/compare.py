@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -160,4 +161,5 @@ def _ratios(interval: tuple[float, float]) -> tuple[float, float] | None:
 
 def _median(variant: Variant, metric: str) -> float | None:
     values = [value for _, value in values_of(variant, metric)]
-    return float(np.median(values)) if values else None
+    # Not NumPy's, which imports its masked arrays for it.
+    return statistics.median(values) if values else None

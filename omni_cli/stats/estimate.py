@@ -99,8 +99,9 @@ class _Resampled:
         count = len(values)
         draws = _draws(count)
         # Around the median, so that squares lose no digits to a large common part.
-        middle = float(np.median(values))
-        ranked = np.sort(values) - middle
+        ranked = np.sort(values)
+        middle = float(ranked[(count - 1) // 2] + ranked[count // 2]) / 2
+        ranked = ranked - middle
         cut, kept = draws.cut, count - 2 * draws.cut
         inner = ranked[cut : count - cut]
         centre = float(inner.sum()) / kept

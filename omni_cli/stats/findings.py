@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import UNSET
 
-from omni_cli.config.gate_file import GateLimits
+from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, InputError, UsageError
 from omni_cli.record import E2E, Record, Variant, metric_names
 from omni_cli.results import (

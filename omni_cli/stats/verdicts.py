@@ -7,7 +7,7 @@ from functools import cached_property
 
 import msgspec
 
-from omni_cli.config.gate_file import GateLimits
+from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode
 from omni_cli.record import E2E, Record
 from omni_cli.results import Difference, Summary

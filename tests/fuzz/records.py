@@ -21,7 +21,7 @@ from fuzz.profiles import scratch
 from omni_cli.cli.compare import compare
 from omni_cli.cli.report import report
 from omni_cli.cli.report_documents import load_document
-from omni_cli.config.gate_file import GateLimits
+from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import OmniError
 from omni_cli.profile_record import load_profile_record, profile_document
 from omni_cli.record import Failures, Record, load_record, to_document

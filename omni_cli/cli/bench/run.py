@@ -16,7 +16,7 @@ from omni_cli.cli.bench.settings import BenchSettings
 from omni_cli.cli.gate_options import DEFAULT_MARGIN, read_fraction
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
-from omni_cli.config.gate_file import GateLimits
+from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, OmniError
 from omni_cli.record import load_record
 from omni_cli.report.bench_notes import not_comparable

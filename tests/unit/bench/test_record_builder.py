@@ -13,7 +13,7 @@ from omni_cli.bench.protocol import LoadedStage, Ran, StageMemory
 from omni_cli.bench.record_builder import MAX_OUTPUT_FILES, RecordBuilder
 from omni_cli.bench.treatments import Treatment
 from omni_cli.bench.workload import Workload
-from omni_cli.config.gate_file import GateLimits
+from omni_cli.config.gate_limits import GateLimits
 from omni_cli.config.loader import load_profile
 from omni_cli.errors import ExitCode
 from omni_cli.record import load_record, save_record

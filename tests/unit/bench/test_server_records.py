@@ -14,7 +14,7 @@ from omni_cli.bench.checks import failed_requests
 from omni_cli.bench.protocol import Ran
 from omni_cli.bench.record_builder import RecordBuilder
 from omni_cli.bench.treatments import Treatment
-from omni_cli.config.gate_file import GateLimits
+from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, InputError
 from omni_cli.loadtest.endpoints import chat
 from omni_cli.loadtest.slo import SLO

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.bench_records import ABBA, pair, record, variant
 
-from omni_cli.config.gate_file import GateLimits
+from omni_cli.config.gate_limits import GateLimits
 from omni_cli.record import Memory
 from omni_cli.report import bench_units as units
 from omni_cli.report.bench_json import smaller_is_better_json

@@ -12,7 +12,7 @@ from support.html_pages import Element, figure, parse, table
 from support.profile_records import PEAK_STEP, small_profile
 
 from omni_cli.cli.report_documents import load_document
-from omni_cli.config.gate_file import GateLimits
+from omni_cli.config.gate_limits import GateLimits
 from omni_cli.profile_record import save_profile
 from omni_cli.record import save_record
 from omni_cli.report.bench_units import ratio

@@ -18,7 +18,7 @@ from support.html_pages import every, parse
 from support.profile_records import small_profile
 
 from omni_cli.cli.report_documents import load_document
-from omni_cli.config.gate_file import GateLimits
+from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import OmniError
 from omni_cli.profile_record import profile_document
 from omni_cli.record import to_document

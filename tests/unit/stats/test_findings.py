@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.bench_records import ENVIRONMENT, pair, record, variant
 
-from omni_cli.config.gate_file import GateLimits
+from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import InputError, UsageError
 from omni_cli.record import Record, Variant
 from omni_cli.results import Comparison, Difference, Outputs

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bench_records import ABBA, correlated, pair, record, variant
 
-from omni_cli.config.gate_file import GateLimits
+from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode
 from omni_cli.record import Memory, Variant
 from omni_cli.results import EXIT_CODES, Difference, GateResult, Outputs

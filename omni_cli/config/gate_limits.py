@@ -1,0 +1,87 @@
+"""The limits of a gate, from a file or from options."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from omni_cli.text import visible
+
+DEFAULT_METRIC = "e2e_s"
+MEMORY = "max_memory_regression"
+
+_PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)\s*")
+_MAX_LIMIT = 10.0
+
+
+@dataclass(frozen=True)
+class GateLimits:
+    """By how much each metric may be worse: 0.05 is 5 %. `places` says where a limit was written (FILE:LINE:COLUMN).
+
+    `max_abs_diff` is None where outputs need not agree, 0 where they must be identical. `memory` is the limit on
+    whatever memory there is to gate: allocated on a device, else resident on the host.
+    """
+
+    metrics: Mapping[str, float]
+    max_abs_diff: float | None = None
+    places: Mapping[str, str] = field(default_factory=dict)
+    memory: float | None = None
+
+    @property
+    def max_regression(self) -> float | None:
+        """The widest limit on a time, for the report; None where only memory is gated."""
+        return max((limit for name, limit in self.metrics.items() if not name.endswith("_bytes")), default=None)
+
+    def with_memory(self, metric: str) -> GateLimits:
+        """The limits with that on memory as one on `metric`, which may have a limit of its own."""
+        if self.memory is None or metric in self.metrics:
+            return self
+        places = {metric if name == MEMORY else name: place for name, place in self.places.items()}
+        return dataclasses.replace(self, metrics={**self.metrics, metric: self.memory}, places=places, memory=None)
+
+
+def parse_fraction(text: str) -> float:
+    """`5%` or `0.05` as 0.05. Raises `ValueError`, with a sentence, for anything else."""
+    match = _PERCENT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"expected a percentage such as 5%, not `{visible(text, 40)}`")
+    value = float(match[1]) / (100 if match[2] else 1)
+    if not match[2] and value >= 1:
+        raise ValueError(f"`{visible(text, 40)}` would be {value:.0%}: write `{text.strip()}%` if percent is meant")
+    if not math.isfinite(value) or value > _MAX_LIMIT:
+        raise ValueError(f"`{visible(text, 40)}` is no limit: expected at most {_MAX_LIMIT:.0%}")
+    return value
+
+
+def merge_limits(
+    limits: GateLimits | None,
+    *,
+    max_regression: float | None = None,
+    max_memory_regression: float | None = None,
+    metrics: tuple[str, ...] = (),
+    identical_outputs: bool = False,
+) -> GateLimits | None:
+    """Limits of a file with those of the options put over them; None where neither gates anything.
+
+    `max_regression` holds for `metrics`, or for `e2e_s` where none is named.
+    """
+    merged = dict(limits.metrics) if limits else {}
+    places = dict(limits.places) if limits else {}
+    if max_regression is not None:
+        for name in metrics or (DEFAULT_METRIC,):
+            merged[name] = max_regression
+            places.pop(name, None)
+    memory = limits.memory if limits else None
+    if max_memory_regression is not None:
+        memory = max_memory_regression
+        # The option is put over what the file says of memory, in whichever way.
+        for name in [MEMORY, *(name for name in merged if name.endswith("_bytes"))]:
+            merged.pop(name, None)
+            places.pop(name, None)
+    difference = 0.0 if identical_outputs else limits.max_abs_diff if limits else None
+    if not merged and difference is None and memory is None:
+        return None
+    return GateLimits(merged, difference, places, memory)
