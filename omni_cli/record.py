@@ -33,7 +33,7 @@ _TOLERANCE = 1e-9  # relative; what printing a float and reading it back can nev
 
 
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
-    """How many requests failed in the same way, and what the first of them said."""
+    """The number of requests that failed in the same way, and the message of the first."""
 
     count: int
     first: str
@@ -43,12 +43,12 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One iteration of the workload.
 
     `position` counts the iterations of all variants within the block, in the order in which they ran: two
-    variants that took turns never share one. `work` is what was done (tokens, steps, pixels, seconds of audio).
+    interleaved variants never share one. `work` is what was done (tokens, steps, pixels, seconds of audio).
     `number` is the iteration's: equal ones mean equal prompts and seeds. `engagement` counts, by stage, what ran how:
     graphs replayed, calls made eagerly, bytes copied, seconds hidden.
 
     Of a window of requests to a server, `e2e_s` and the times among the metrics are medians over the requests that were
-    answered. `requests` has all of them, a column a value (`start_s`, `e2e_s`, `ttft_s`, ...), null where a request
+    answered. `requests` has all of them, a column per value (`start_s`, `e2e_s`, `ttft_s`, ...), null where a request
     lacks it; one without an `e2e_s` failed. `failures` counts those by kind.
     """
 
@@ -86,7 +86,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How it was decided when to stop: `looks` are the numbers of blocks after which the interval was looked at."""
+    """The plan of stopping: `looks` are the numbers of blocks after which the interval was looked at."""
 
     looks: tuple[int, ...] = ()
     alpha: float = 0.05
@@ -105,7 +105,7 @@ class GpuUtilisation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
-    """How busy the machine was while the runs were made: means between looks, about `interval_s` apart.
+    """The machine's load during the runs: means between looks, about `interval_s` apart.
 
     A look ends `end_s` after the first block began, block i at `block_end_s[i]`. `busy_cores` is what all programs used
     of `usable_cores`, `own_cores` what the measurement used, `stolen_cores` what a virtual machine's host kept for
@@ -255,7 +255,7 @@ _KIND = Kind("bench record", SCHEMA, "omni bench --output-json FILE", _AGAIN)
 
 
 def _first_problem(record: Record) -> str | None:
-    """What no run of `omni bench` writes, in one sentence."""
+    """The first value that no run of `omni bench` writes, in one sentence."""
     names = [variant.name for variant in record.variants]
     if not names:
         return "the record has no variants"
@@ -326,7 +326,7 @@ def _utilisation_problem(found: Utilisation) -> str | None:
 
 
 def _first_edit(record: Record, document: dict[str, Any]) -> str | None:
-    """Where the record contradicts itself: it was changed after it was written."""
+    """The first contradiction within the record: it was changed after it was written."""
     problem = digest_problem(document)
     if problem is not None:
         return problem

@@ -66,7 +66,7 @@ def read_document(path: Path, struct: type[Struct], kind: Kind) -> tuple[dict[st
 
 
 def read_json(path: Path, kind: Kind) -> Any:
-    """What a file holds, whatever that is. Raises `InputError`: unreadable, truncated or no JSON."""
+    """The content of a file, whatever it is. Raises `InputError`: unreadable, truncated or no JSON."""
     label = visible(str(path))
     return _read_json(label, _read_bytes(label, path, kind), kind)
 

@@ -28,7 +28,7 @@ class Commit:
 
 
 def find_commit(ref: str, repository: Path | None = None) -> Commit:
-    """What `ref` means in the clone that omni runs from.
+    """Resolve `ref` in the clone that omni runs from.
 
     Raises `UsageError` where omni does not run from a clone, or there is no such commit, or it is too old to be
     measured.

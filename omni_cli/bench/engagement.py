@@ -1,4 +1,4 @@
-"""Whether what a stage was asked for is what ran: its counters against its mode."""
+"""The check that a stage ran in its mode: its counters against it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LEVELS = frozenset({"graph_pool_bytes", "compiled_regions"})
 
 
 def since(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """What happened in between; levels as they are afterwards."""
+    """Counts in between; levels as they are afterwards."""
     return {name: value if name in LEVELS else value - before.get(name, 0.0) for name, value in after.items()}
 
 
 def unengaged(
     stage: LoadedStage, ran: Mapping[str, float], total: Mapping[str, float], varied: Collection[str]
 ) -> str | None:
-    """Why an iteration of the stage is not what its mode says, as a sentence; None where it is.
+    """The reason why an iteration of the stage did not run in its mode, as a sentence; None if it did.
 
     `ran` counts what happened in the iteration, `total` since the stage began to load; both are empty where the code
     that runs does not count yet. `varied` are the keys of this stage that the comparison is about.

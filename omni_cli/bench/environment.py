@@ -1,4 +1,4 @@
-"""What a measurement was taken on: machine, versions, variables, code. Imports neither torch nor vLLM."""
+"""The environment of a measurement: machine, versions, variables, code. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def code_version(root: Path) -> dict[str, Any]:
 
 
 def read_conditions() -> dict[str, Any]:
-    """What nobody chose: how busy the machine is and how fast its processor runs now."""
+    """Conditions that nobody chose: the machine's load and its processor's clock."""
     conditions: dict[str, Any] = {"load_average": list(os.getloadavg()), "python": sys.executable}
     mhz = [
         float(line.partition(":")[2])

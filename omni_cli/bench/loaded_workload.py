@@ -124,7 +124,7 @@ async def run_all(llm: OmniLLM, requests: list[GenerateRequest]) -> Iteration:
 
 
 async def _follow(llm: OmniLLM, request: GenerateRequest) -> tuple[float, float, RequestResult]:
-    """When it was sent and when its result was there, by `time.perf_counter`, and the result."""
+    """Return the times of sending and of the result, by `time.perf_counter`, and the result."""
     started_s = time.perf_counter()
     async for event in llm.generate(request):
         if isinstance(event, RequestResult):

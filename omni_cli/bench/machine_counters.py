@@ -1,4 +1,4 @@
-"""What the system counts: processor time of the machine and of our processes, and the state of NVIDIA's devices."""
+"""Counters of the system: processor time of the machine and of our processes, and the state of NVIDIA's devices."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def read_free() -> Free:
 
 
 def private_bytes(pid: int) -> int:
-    """What a process and its descendants hold that would not be shared with a copy of them."""
+    """Bytes of a process and its descendants that would not be shared with a copy of them."""
     processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     total = 0
     for process in processes:
@@ -70,7 +70,7 @@ def private_bytes(pid: int) -> int:
 
 
 def lacking(used: Free, free: Free, copies: int) -> str | None:
-    """Why `copies` more of what uses `used` do not fit into `free`, in a few words; None if they do."""
+    """The reason why `copies` more of a process that uses `used` do not fit into `free`; None if they do."""
     needed = used.host * copies
     if needed > free.host * HEADROOM:
         return f"{_gib(needed)} of memory for {copies} more, {_gib(free.host)} free"

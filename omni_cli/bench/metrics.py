@@ -53,7 +53,7 @@ def metrics_of(iteration: Iteration) -> dict[str, float]:
 
 
 def work_of(iteration: Iteration) -> dict[str, float]:
-    """How much was done: tokens, steps, pixels, seconds of audio. Two runs that differ in it cannot be compared."""
+    """The amount of work: tokens, steps, pixels, seconds of audio."""
     work: dict[str, float] = {"requests": float(len(iteration.requests))}
     for name, kind in iteration.stages:
         traces = iteration.traces(name)
@@ -133,7 +133,7 @@ def _total(values: Iterable[float | None]) -> float:
 
 
 def accounted_of(iteration: Iteration) -> Mapping[str, float]:
-    """Which share of each time its parts make up, the median over requests; 1 is all of it.
+    """The share of each time that its parts make up, the median over requests; 1 is all of it.
 
     `stages`: the stages' latencies within the request's time. `steps`: the parts of a diffusion stage within its
     latency. `tokens`: the last token's time within an AR stage's latency. The first two only where a request is alone

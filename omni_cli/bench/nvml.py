@@ -48,7 +48,7 @@ class Nvml:
 
 
 def _tells(nvml: Any, handle: Any) -> bool:
-    """Whether a device answers all questions; a part of one (MIG) does not."""
+    """Return True for a device that answers all queries; a part of one (MIG) does not."""
     try:
         _state(nvml, handle)
     except nvml.NVMLError:
@@ -78,7 +78,7 @@ _THROTTLE_BITS = {
 
 
 def throttle_names(bits: int) -> tuple[str, ...]:
-    """What NVML's mask of reasons says about throttling."""
+    """The causes of throttling in NVML's mask of reasons."""
     return tuple(dict.fromkeys(name for bit, name in _THROTTLE_BITS.items() if bits & bit))
 
 

@@ -1,4 +1,4 @@
-"""What came out of an iteration: a hash to compare all of it, files to say how far apart two are."""
+"""Outputs of an iteration: a hash to compare all of them, files to measure their difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command and a variant's process say to each other: JSON, one message a line, over the child's stdio."""
+"""Messages between the command and a variant's process: JSON, one per line, over the child's stdio."""
 
 from __future__ import annotations
 

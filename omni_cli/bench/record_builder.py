@@ -19,7 +19,7 @@ from omni_cli.record import E2E, Memory, Record, Sample, Sampling, Utilisation, 
 from omni_cli.results import Comparison, Outputs
 
 MAX_OUTPUT_FILES = 4
-"""Of this many first iterations the outputs themselves are compared, of all others their hashes."""
+"""The outputs of this many first iterations are compared themselves, those of all others by their hashes."""
 
 
 @dataclass

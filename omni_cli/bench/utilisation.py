@@ -1,4 +1,4 @@
-"""How busy the machine is while runs are made: a thread of the command's process looks about twice a second."""
+"""The machine's load during a measurement: a thread of the command's process looks about twice per second."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from omni_cli.record import GpuUtilisation, Utilisation
 
 INTERVAL_S = 0.5
 MAX_SHARE = 0.01
-"""Of one core: where looks cost more than this share of the time between them, they are made less often."""
+"""A share of one core: looks that cost more of the time between them are made less often."""
 
 MAX_SAMPLES = 1200
 """With more, neighbours are merged, so that the record of a run of hours stays small."""
 
 
 class Source(Protocol):
-    """Where readings come from; made and read in the sampler's thread."""
+    """The source of readings; made and read in the sampler's thread."""
 
     usable_cores: int
     gpu_names: tuple[tuple[int, str], ...]
@@ -32,7 +32,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Stretch:
-    """What happened between two looks: means over `seconds`, which end `end_s` after the beginning."""
+    """The interval between two looks: means over `seconds`, which end `end_s` after the beginning."""
 
     end_s: float
     seconds: float

@@ -61,7 +61,7 @@ class VariantError(OmniError):
 
 @dataclass(frozen=True)
 class Launch:
-    """How a variant's Python is started: `code` is the folder that holds its `omni_cli`, None for this one's.
+    """The start of a variant's Python: `code` is the folder that holds its `omni_cli`, None for this one's.
 
     `environment` maps names to values; an empty value unsets.
     """
@@ -177,7 +177,7 @@ class VariantProcess:
         except TimeoutError:
             self.kill()
             raise VariantError(
-                f"variant `{self.name}` hangs ({when}): no answer within {timeout_s:.0f} s",
+                f"variant `{self.name}` is considered hung ({when}): no answer within {timeout_s:.0f} s",
                 hint="`-v` shows what its stages print",
             ) from None
         if not line.endswith(b"\n"):

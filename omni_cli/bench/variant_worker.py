@@ -51,7 +51,7 @@ class VariantWorker:
 
     @property
     def _workload(self) -> LoadedWorkload:
-        """What the first request, a `Load`, has asked for."""
+        """The workload of the first request, a `Load`."""
         assert self._loaded is not None, "nothing has been loaded"
         return self._loaded
 

@@ -1,4 +1,4 @@
-"""What one iteration is: which stages run, on what, and how much of it; the same work for every variant."""
+"""The work of one iteration: its stages, inputs and amounts; the same for every variant."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def stages_before(config: EngineConfig, measured: Collection[StageConfig]) -> tu
 
 
 def has_successor(config: EngineConfig, measured: Collection[StageConfig]) -> bool:
-    """Whether the last measured stage hands something on to another stage."""
+    """The last measured stage passes its output to another stage."""
     return config.stages[-1].name not in {stage.name for stage in measured}
 
 

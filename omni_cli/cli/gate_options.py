@@ -99,8 +99,6 @@ def need_numpy(what: str) -> None:
 
 def write_report(path: Path, text: str) -> None:
     """Write a report whole or not at all. Raises `OutputError`."""
-    from omni_cli.cli.artifacts import write_whole
-
     try:
         write_whole(path, text.encode("utf-8", errors="replace"))
     except (OSError, ValueError) as error:

@@ -36,7 +36,7 @@ def load_document(name: str, path: Path) -> Document:
     if show is None:
         what = f"has the schema `{visible(schema, 80)}`" if isinstance(schema, str) else "has no `schema`"
         hint = f"a report shows what is written by {_SOURCES}"
-        raise InputError(f"`{visible(str(path))}` is no record that a report can show: it {what}", hint=hint)
+        raise InputError(f"`{visible(str(path))}` is not a record that a report can show: it {what}", hint=hint)
     problem = _unreasonable(document)
     if problem is not None:
         raise InputError(f"`{visible(str(path))}`: {problem}, which no record of omni is")
@@ -44,7 +44,7 @@ def load_document(name: str, path: Path) -> Document:
 
 
 def _unreasonable(value: Any, depth: int = 0) -> str | None:
-    """What arithmetic or a page cannot take."""
+    """The first thing that arithmetic or a page cannot handle, as a sentence."""
     if depth > _MAX_DEPTH:
         return f"it is nested more than {_MAX_DEPTH} times"
     if isinstance(value, int | float):

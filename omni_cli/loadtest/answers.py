@@ -1,4 +1,4 @@
-"""What a server's answer says, and when: one reader an endpoint, fed with bytes as they come."""
+"""Readers of a server's answers, one per endpoint, fed with bytes as they arrive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from omni_cli.loadtest.sse import EventParser
 
 SAMPLE_RATE = 24_000
-"""Of raw PCM, 16 bit and mono: OpenAI's, which says it nowhere in the answer."""
+"""The rate of raw PCM, 16 bit and mono: OpenAI's, which is nowhere in the answer."""
 
 _DONE = b"[DONE]"
 
@@ -118,7 +118,7 @@ class SpeechReader:
 
 
 class ImagesReader:
-    """One JSON document with all pictures."""
+    """One JSON document with all images."""
 
     def __init__(self) -> None:
         self.answer = Answer()
@@ -132,9 +132,9 @@ class ImagesReader:
         try:
             self.answer.images = [base64.b64decode(item.b64_json, validate=True) for item in document.data]
         except binascii.Error as error:
-            raise AnswerError("invalid answer", f"a picture is not base64: {error}") from error
+            raise AnswerError("invalid answer", f"an image is not base64: {error}") from error
         if not self.answer.images:
-            raise AnswerError("incomplete answer", "there is no picture in it")
+            raise AnswerError("incomplete answer", "it has no image")
 
 
 def error_message(error: Any) -> str:

@@ -1,4 +1,4 @@
-"""When the requests of a window are sent: drawn before the window begins, and not changed by what the server does."""
+"""The send times of a window's requests: drawn before it begins, and independent of the server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 
 
 def arrival_times(rate: float, count: int, *, seed: int, number: int) -> list[float]:
-    """`count` times in seconds from the window's beginning, ascending; all 0 where `rate` (a second) is infinite.
+    """`count` times in seconds from the window's beginning, ascending; all 0 where `rate` (per second) is infinite.
 
     A Poisson process of that rate, given that `count` requests come within `count / rate` seconds: its times are as
     many independent uniform ones, sorted. Every window thus offers exactly `rate`. `number` is the iteration's: equal

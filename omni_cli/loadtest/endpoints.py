@@ -1,4 +1,4 @@
-"""The endpoints that can be measured: where they are, what is sent, who reads the answer, what it can tell."""
+"""The endpoints that can be measured: path, request, reader of the answer, metrics."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def speech() -> Endpoint:
 
 
 def images() -> Endpoint:
-    """One picture a request."""
+    """One image per request."""
 
     def body(model: str, prompt: str, seed: int) -> dict[str, Any]:
         return {"model": model, "prompt": prompt, "n": 1, "seed": seed, "response_format": "b64_json"}

@@ -1,4 +1,4 @@
-"""What the answers of a window say, as arrays: to compare two servers' by hash, and to say how far they are apart."""
+"""The answers of a window as arrays: compared between servers by hash and by their largest difference."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def answer_arrays(answers: Sequence[Answer]) -> dict[str, np.ndarray]:
         if answer.pcm:
             whole = len(answer.pcm) // 2 * 2
             arrays[f"{number}.audio.0"] = np.frombuffer(bytes(answer.pcm[:whole]), "<i2").astype(np.float32) / 2**15
-        for position, picture in enumerate(answer.images):
-            arrays[f"{number}.image.{position}"] = _pixels(picture)
+        for position, image in enumerate(answer.images):
+            arrays[f"{number}.image.{position}"] = _pixels(image)
     return arrays
 
 
-def _pixels(picture: bytes) -> np.ndarray:
-    """uint8 (height, width, channels); the bytes as they are where that is not a picture."""
+def _pixels(image: bytes) -> np.ndarray:
+    """uint8 (height, width, channels); the bytes as they are where that is not an image."""
     import numpy as np
     from PIL import Image, UnidentifiedImageError
 
     try:
-        return np.asarray(Image.open(io.BytesIO(picture)))
+        return np.asarray(Image.open(io.BytesIO(image)))
     except (UnidentifiedImageError, OSError):
-        return np.frombuffer(picture, np.uint8)
+        return np.frombuffer(image, np.uint8)

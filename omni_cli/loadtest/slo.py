@@ -1,4 +1,4 @@
-"""`--slo ttft:200ms`: what a request has to keep to count as good."""
+"""`--slo ttft:200ms`: the limits that a good request meets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parse_slos(texts: Sequence[str], metrics: Sequence[str]) -> tuple[SLO, ...]:
     for text in texts:
         slo = _parse(text, metrics)
         if slo.metric in found:
-            raise UsageError(f"`--slo {slo.metric}:...` is given twice", hint="write one limit a metric")
+            raise UsageError(f"`--slo {slo.metric}:...` is given twice", hint="write one limit per metric")
         found[slo.metric] = slo
     return tuple(found.values())
 
@@ -61,5 +61,5 @@ def _parse(text: str, metrics: Sequence[str]) -> SLO:
         raise UsageError(f"`--slo {shown}`: the limit is not {wanted}", hint=f"for example `--slo {example}`")
     value = float(read[1]) * _SCALES[read[2]]
     if not (math.isfinite(value) and value > 0):
-        raise UsageError(f"`--slo {shown}`: nothing can keep a limit of {limit}")
+        raise UsageError(f"`--slo {shown}`: no request can meet a limit of {limit}")
     return SLO(metric, value)

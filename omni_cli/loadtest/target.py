@@ -27,7 +27,7 @@ class Target:
 
     @property
     def salts_caches(self) -> bool:
-        """Whether it runs on vLLM, finds prompts that it has had before in a prefix cache, and knows the field."""
+        """It runs on vLLM, which has a prefix cache and knows `cache_salt`."""
         return self.said.get("owned_by") in ("vllm", "omni-cli")
 
 

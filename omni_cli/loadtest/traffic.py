@@ -56,7 +56,7 @@ class ClosedLoop:
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Requests come as a Poisson process of `rate` a second, or all at once where it is infinite."""
+    """Requests come as a Poisson process of `rate` per second, or all at once where it is infinite."""
 
     rate: float
     seed: int
@@ -68,7 +68,7 @@ class OpenLoop:
 
     @property
     def text(self) -> str:
-        return "all at once" if math.isinf(self.rate) else f"{self.rate:g} requests a second"
+        return "all at once" if math.isinf(self.rate) else f"{self.rate:g} requests per second"
 
     @property
     def default_requests(self) -> int:

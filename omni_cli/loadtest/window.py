@@ -1,4 +1,4 @@
-"""From the outcomes of a window's requests to its metrics, to the work that was done, and to a row a request."""
+"""From the outcomes of a window's requests to its metrics, to its work, and to a row per request."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from omni_cli.record import E2E, Failures
 from omni_cli.stats.metrics import PERCENTILES, samples_for
 
 Row = dict[str, float | None]
-"""What is known of one request. Times in seconds, from when it was due; None where there is nothing to know."""
+"""The values of one request. Times in seconds, from when it was due; None where there is nothing to know."""
 
 TIMES = (E2E, "ttft_s", "tpot_s", "ttfp_s", "rtf")
 """Values of a request whose median over the window is the metric of the same name."""
 
 TAILS = (E2E, "ttft_s", "itl_s", "ttfp_s")
-"""Of which high percentiles of a window are metrics, too, where it has enough requests."""
+"""Values whose high percentiles in a window are metrics, too, where it has enough requests."""
 
 _DIGITS = 7
 
@@ -63,7 +63,7 @@ def columns(rows: Sequence[Row]) -> dict[str, tuple[float | None, ...]]:
 
 
 def metrics_of(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
-    """Medians over the requests that were answered, and what the whole window did a second."""
+    """Medians over the requests that were answered, and rates of the whole window."""
     rows = window.rows()
     values = {name: [value for row in rows if (value := row.get(name)) is not None] for name in TIMES}
     values["itl_s"] = [gap for answer in window.answers for gap in _gaps(answer)]
@@ -77,12 +77,12 @@ def metrics_of(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
 
 
 def median_e2e_s(window: Window) -> float:
-    """Of the requests that were answered; there has to be one."""
+    """The median over the requests that were answered; there has to be one."""
     return statistics.median(o.done_s - o.due_s for o in window.outcomes if o.answer is not None)
 
 
 def work_of(window: Window) -> dict[str, float]:
-    """What was done, as far as the server says it of every answer."""
+    """The work of a window, as far as the server reports it with every answer."""
     answers = window.answers
     work = {"requests": float(len(answers))}
     for name in ("input_tokens", "output_tokens"):
@@ -92,9 +92,9 @@ def work_of(window: Window) -> dict[str, float]:
     audio_s = sum(answer.audio_s or 0.0 for answer in answers)
     if audio_s:
         work["audio_s"] = audio_s
-    pictures = [picture for answer in answers for picture in answer.images]
-    if pictures:
-        work["pixels"] = float(sum(map(num_pixels, pictures)))
+    images = [image for answer in answers for image in answer.images]
+    if images:
+        work["pixels"] = float(sum(map(num_pixels, images)))
     return work
 
 
@@ -107,7 +107,7 @@ def num_pixels(png: bytes) -> int:
 
 
 def good_requests(rows: Sequence[Mapping[str, float | None]], slos: Sequence[SLO]) -> int:
-    """How many were answered within all limits."""
+    """Count the requests that were answered within all limits."""
     return sum(row.get(E2E) is not None and all(slo.is_met(row) for slo in slos) for row in rows)
 
 
@@ -155,9 +155,9 @@ def _rates(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
     found = {"requests_per_second": work["requests"] / window.lasted_s}
     if work.get("output_tokens"):
         found["output_tokens_per_second"] = work["output_tokens"] / window.lasted_s
-    pictures = sum(len(answer.images) for answer in window.answers)
-    if pictures:
-        found["images_per_second"] = pictures / window.lasted_s
+    images = sum(len(answer.images) for answer in window.answers)
+    if images:
+        found["images_per_second"] = images / window.lasted_s
     if slos:
         good = good_requests(window.rows(), slos)
         found["goodput_per_second"] = good / window.lasted_s

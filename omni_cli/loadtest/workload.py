@@ -1,4 +1,4 @@
-"""What a window of requests is: the endpoint, the prompts, the load; the same for every server that is compared."""
+"""A window of requests: the endpoint, the prompts, the load; the same for every server that is compared."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MAX_SEED = 2**32
 
 @dataclass(frozen=True)
 class ServerWorkload:
-    """`num_requests` requests a window. A prompt has `input_len` tokens of the tokenizer in the folder `tokenizer`, or
-    as many words where that is None. `load` is how they are sent, empty where the variants differ in that.
-    `extra_body` is put over every request.
+    """`num_requests` requests per window. A prompt has `input_len` tokens of the tokenizer in the folder `tokenizer`,
+    or as many words where that is None. `load` is how they are sent, empty where the variants differ in that.
+    `extra_body` sets fields in every request.
     """
 
     endpoint: Endpoint
@@ -39,7 +39,7 @@ class ServerWorkload:
         described: dict[str, Any] = {
             "kind": "server",
             "endpoint": self.endpoint.name,
-            # What a request looks like, whatever its words.
+            # The request without its words.
             "request": {**self.endpoint.body("", "", 0), **self.extra_body},
             "num_requests": self.num_requests,
             "input_len": self.input_len,

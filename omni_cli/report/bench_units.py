@@ -32,7 +32,7 @@ def quantity(metric: str, value: float | None, like: float | None = None) -> str
 
 
 def scale_of(metric: str, like: float) -> tuple[float, str]:
-    """What to divide values by and the unit that is left, as `quantity` does for `like`."""
+    """The divisor of values and the unit that is left, as `quantity` chooses them for `like`."""
     if metric.endswith("_bytes"):
         return (2.0**30, "GiB") if like >= 2**30 else (2.0**20, "MiB")
     if metric.endswith("_per_second"):

@@ -74,7 +74,7 @@ def _ends_whole(file: BinaryIO) -> bool:
 
 
 def _entry(line: str) -> dict[str, Any] | None:
-    """What a line says; None for one that was cut short or is not ours."""
+    """The entry of a line; None for one that was cut short or is not ours."""
     try:
         entry = json.loads(line)
     except ValueError:

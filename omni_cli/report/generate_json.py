@@ -39,7 +39,7 @@ def generate_document(
 
 
 def result_document(record: RequestRecord) -> dict[str, Any]:
-    """One entry of `results`; of a request that an earlier run has finished, what that has written."""
+    """One entry of `results`; of a request that an earlier run has finished, the entry of that run."""
     if record.earlier is not None:
         return dict(record.earlier)
     result: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What `omni generate` says in plain text about stages, files and times."""
+"""The plain text of `omni generate` on stages, files and times."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def loaded_lines(stages: Sequence[StageInfo]) -> list[str]:
 
 
 def summary_line(records: Sequence[RequestRecord], stages: Iterable[StageInfo], total_s: float) -> str:
-    """Where the time went: each stage of a single request, or how many of several came through."""
+    """The time of each stage of a single request, or the number of several that succeeded."""
     peak = f"peak {memory(sum(_peak_bytes(stage) for stage in stages))}"
     if len(records) == 1:
         record = records[0]

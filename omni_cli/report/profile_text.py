@@ -35,7 +35,7 @@ def _run(profile: Profile) -> Iterator[str]:
         f"{workload['profile']}: {' + '.join(workload['stages'])}",
         f"batch {workload['batch_size']}",
         *([cpu] if cpu else []),
-        f"{profile.num_iters_warmup} warm-up, then {profile.num_iters} profiled and as many unprofiled in turns",
+        f"{profile.num_iters_warmup} warm-up, then {profile.num_iters} profiled and as many unprofiled, interleaved",
     ]
     yield ", ".join(heading)
     yield ""

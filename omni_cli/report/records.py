@@ -1,4 +1,4 @@
-"""What became of one request of `omni generate`: what every rendering of a run works from."""
+"""The results of one request of `omni generate`, which every rendering of a run is made from."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def record_mismatches(a: Record, b: Record) -> tuple[Difference, ...]:
 
 
 def code_differences(a: Record, b: Record) -> tuple[Difference, ...]:
-    """What differs on purpose: version and commit of the code that was measured."""
+    """Differences on purpose: version and commit of the code that was measured."""
     return tuple(_differences("code", a.environment.get("code", {}), b.environment.get("code", {})))
 
 

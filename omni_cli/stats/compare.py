@@ -83,7 +83,7 @@ def shared_metrics(a: Variant, b: Variant) -> tuple[str, ...]:
 
 
 def reversed_verdict(verdict: Verdict) -> Verdict:
-    """What holds of a against b where `verdict` holds of b against a."""
+    """The verdict on a against b where `verdict` is the one on b against a."""
     return _REVERSED.get(verdict, verdict)
 
 

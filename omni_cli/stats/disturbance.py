@@ -24,7 +24,7 @@ SLOW_CLOCK = 0.85
 """A clock below this share of its own fast ones is a slow one."""
 
 MIN_SHARE = 0.1
-"""Of the time: shorter disturbances are not reported."""
+"""A share of the time: shorter disturbances are not reported."""
 
 MIN_LOOKS = 3
 _FAST = 0.9  # the quantile of a clock that counts as its usual speed under load

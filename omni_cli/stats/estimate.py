@@ -38,7 +38,7 @@ class Estimate:
     deviations: np.ndarray = field(repr=False, compare=False)
 
     def quantile(self, level: float) -> float:
-        """How many standard errors the interval of coverage 1 - `level` reaches to either side; may be infinite."""
+        """Standard errors that the interval of coverage 1 - `level` reaches to either side; may be infinite."""
         index = math.ceil((1 - level) * len(self.deviations)) - 1
         return float(self.deviations[min(max(index, 0), len(self.deviations) - 1)])
 

@@ -1,4 +1,4 @@
-"""How much can be seen: blocks that would decide, and the smallest regression that a number of blocks shows."""
+"""The power of a measurement: blocks that would decide, and the smallest regression that some blocks show."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_BLOCKS = 100_000
 
 
 class NoiseError(OmniError):
-    """The machine is too noisy for what was asked of it."""
+    """The machine is too noisy for the limit."""
 
     exit_code = ExitCode.INCONCLUSIVE
 

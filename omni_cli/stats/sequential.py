@@ -51,7 +51,7 @@ def level_at(looks: Sequence[int], blocks: int, alpha: float = ALPHA) -> float:
 
 
 def spent(share: float, alpha: float = ALPHA) -> float:
-    """How much of `alpha` may be spent after this share (0 to 1) of the planned blocks."""
+    """The part of `alpha` that may be spent after this share (0 to 1) of the planned blocks."""
     return alpha * math.log(1 + (math.e - 1) * min(share, 1.0))
 
 

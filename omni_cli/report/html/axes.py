@@ -24,7 +24,7 @@ WIDE_RANGE = 8
 
 
 def shorten(text: str, width: float) -> str:
-    """What fits into `width` pixels, without what no file of drawings may hold."""
+    """The part of a text that fits into `width` pixels, without characters that a drawing must not hold."""
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     fitting = max(int(width / LETTER), 4)
     return text if len(text) <= fitting else text[: fitting - 1].rstrip() + "…"

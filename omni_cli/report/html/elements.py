@@ -1,4 +1,4 @@
-"""What a page is made of: plain text in a few shapes, and drawings. Templates turn them into HTML."""
+"""The elements of a page: plain text in a few shapes, and drawings. Templates turn them into HTML."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A word, and the sentences that it stands for."""
+    """A word, and the sentences behind it."""
 
     word: str
     tone: Tone

@@ -13,7 +13,7 @@ from omni_cli.report.html.axes import row_label, rows_only, scale_numbers, scale
 from omni_cli.report.html.svg import ACCENT, BAD, INK, LINE, MUTED, PAPER, SOFT, Drawing, Sheet, draw
 
 MAX_DOTS = 800
-"""Of more values of a variant than this, only every second, third, ... is drawn."""
+"""If a variant has more values than this, only every second, third, ... is drawn."""
 
 _MARGIN = 4
 _GUTTER = 48
@@ -183,7 +183,7 @@ def thinned(values: Sequence[Any]) -> Sequence[Any]:
 
 
 def _places(headings: Sequence[str]) -> tuple[list[float], float]:
-    """Where rows begin when each heading takes a part of a row, and how many rows that makes in total."""
+    """The starts of rows when each heading takes a part of a row, and the number of rows in total."""
     places, place = [], 0.0
     for heading in headings:
         place += 0.62 if heading else 0.0

@@ -1,4 +1,4 @@
-"""What any record says about where it was taken, and how to take it again."""
+"""The environment of any record, and the commands that repeat it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def _moment(text: str) -> str:
 
 
 def _code(text: str) -> Markup:
-    """What stands between backticks as code; all of it escaped."""
+    """Text between backticks as code; all of it escaped."""
     parts = str(_printable(text)).split("`")
     whole = [
         Markup("<code>{}</code>").format(part) if number % 2 else escape(part) for number, part in enumerate(parts)

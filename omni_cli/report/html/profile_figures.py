@@ -17,7 +17,7 @@ from omni_cli.report.html.timelines import Band, Bar, Panel, drawn_panels, drawn
 from omni_cli.report.units import count, memory
 
 MAX_PARTS = 400
-"""Of one row of the waterfall: shorter ones are left out before longer ones."""
+"""The most bars of one row of the waterfall: shorter ones are left out before longer ones."""
 
 _MAX_DEPTH = 3
 
@@ -81,7 +81,7 @@ def activity_figure(name: str, stages: Sequence[StageProfile]) -> Figure | None:
         "Busy and idle time, an iteration", ("Stage", "What", "Time", "Share"), tuple(rows), frozenset({2, 3})
     )
     text = (
-        "Of the time in which a stage had a request, times its threads where the device is the processor. "
+        "Shares of the time in which a stage had a request, times its threads where the device is the processor. "
         "Idle time is split by its cause."
     )
     return Figure("Busy and idle", text, drawn_amounts(f"{name}-activity", bars, unit), table)

@@ -98,7 +98,7 @@ def memory_tables(stage: StageProfile) -> list[Part]:
 
 
 def limits_tables(stages: Sequence[StageProfile]) -> list[Part]:
-    """What the machine could do at best, and how near each stage comes."""
+    """The limits of the machine, and how near each stage comes."""
     found = [(shown(stage.name), stage.roofline) for stage in stages if stage.roofline is not None]
     rows = tuple(
         (

@@ -1,4 +1,4 @@
-"""Drawings over time: what a request waits for, how busy the machine is."""
+"""Drawings over time: the parts of a request, the load of the machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Bar:
 
 
 def drawn_waterfall(name: str, bars: Sequence[Bar], unit: str) -> Drawing:
-    """One row a bar, each where it begins on the way of a request."""
+    """One row per bar, each at its start within a request."""
     end = max(bar.start + bar.duration for bar in bars)
     places, place = [], 0.0
     for bar in bars:

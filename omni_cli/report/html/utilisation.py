@@ -1,4 +1,4 @@
-"""How busy the machine was while a benchmark measured, as a figure."""
+"""The machine's load during a benchmark, as a figure."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_a_process_that_hangs_is_named(tmp_path: Path) -> None:
         os.kill(process.pid, signal.SIGSTOP)
         await process.run(0, when="block 3", timeout_s=1)
 
-    with pytest.raises(VariantError, match=r"variant `slow` hangs \(block 3\): no answer within 1 s"):
+    with pytest.raises(VariantError, match=r"variant `slow` is considered hung \(block 3\): no answer within 1 s"):
         with_process(Launch("slow"), use)
 
 
