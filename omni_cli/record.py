@@ -239,7 +239,7 @@ def load_record(path: Path) -> Record:
 def read_record(path: Path) -> tuple[Record, str | None]:
     """A whole record, and a sentence on how it contradicts itself if it was changed after it was written.
 
-    Raises `InputError` for everything that is no whole record.
+    Raises `InputError` for everything but a whole record.
     """
     document, record = read_document(path, Record, _KIND)
     label = visible(str(path))
@@ -270,7 +270,7 @@ def _first_problem(record: Record) -> str | None:
                 return f"sample {number} of variant `{visible(variant.name, 80)}`: {problem}"
         for name in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes"):
             if not 0 <= (getattr(variant.memory, name) or 0) < _MAX_BYTES_MEASURED:
-                return f"variant `{visible(variant.name, 80)}`: `{name}` is no number of bytes"
+                return f"variant `{visible(variant.name, 80)}`: `{name}` is not a number of bytes"
     if record.utilisation is not None and (problem := _utilisation_problem(record.utilisation)):
         return f"its `utilisation`: {problem}"
     looks = record.sampling.looks
@@ -284,10 +284,10 @@ def _sample_problem(sample: Sample) -> str | None:
     if not (0 <= sample.block < _MAX_COUNT and 0 <= sample.position < _MAX_COUNT):
         return "`block` and `position` count from 0"
     if not _MIN_SECONDS <= sample.e2e_s <= _MAX_SECONDS:
-        return f"`e2e_s` is {sample.e2e_s}, which is no duration"
+        return f"`e2e_s` is {sample.e2e_s}, not a duration"
     for name, value in (*sample.metrics.items(), *sample.work.items()):
         if value != 0 and not _MIN_VALUE <= value <= _MAX_VALUE:
-            return f"`{visible(name, 80)}` is {value}, which is no amount"
+            return f"`{visible(name, 80)}` is {value}, not an amount"
     return _requests_problem(sample)
 
 
@@ -296,7 +296,7 @@ def _requests_problem(sample: Sample) -> str | None:
         return "the columns of its `requests` are of different lengths"
     for name, column in sample.requests.items():
         if not all(value is None or 0 <= value <= _MAX_VALUE for value in column):
-            return f"`{visible(name, 80)}` of its `requests` has a value that is no amount"
+            return f"`{visible(name, 80)}` of its `requests` has an invalid value"
     failed = sum(value is None for value in sample.requests.get(E2E, ()))
     counts = [found.count for found in sample.failures.values()]
     if failed != sum(counts) or any(count < 1 for count in counts):
@@ -319,7 +319,7 @@ def _utilisation_problem(found: Utilisation) -> str | None:
     series = (*required, found.held_back, found.cpu_mhz, *of_gpus, found.end_s, found.block_end_s)
     values = [found.interval_s, found.cost_s, found.usable_cores, *(value for part in series for value in part)]
     if not all(0 <= value <= _MAX_SECONDS for value in values):
-        return "a value is no amount"
+        return "a value is out of range"
     if any(later <= earlier for earlier, later in itertools.pairwise(found.end_s)):
         return "its times do not grow"
     return None

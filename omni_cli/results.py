@@ -133,8 +133,8 @@ class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True):
 class GateMetric(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One limit. `change` and `ci95` say how much worse b is (0.05 is 5 %; below 0 it is better).
 
-    `detectable` is the smallest regression that this many blocks show in 80 % of the cases. `place` says where the
-    limit was written.
+    `detectable` is the smallest regression that this many blocks show in 80 % of the cases. `place` is that of the
+    limit in a file.
     """
 
     metric: str

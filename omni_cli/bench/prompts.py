@@ -23,8 +23,8 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer/tokenizer.json")
 class Prompts:
     """Draws prompts for the tokenizer of the checkpoint in the folder `model`; `input_len` is in tokens.
 
-    A checkpoint without a `tokenizer.json`, or None for it, gets as many words instead; the record says how many tokens
-    these were. Other seeds mean other prompts.
+    A checkpoint without a `tokenizer.json`, or None for it, gets as many words instead; the record has the number of
+    tokens that these were. Other seeds mean other prompts.
     """
 
     def __init__(self, model: str | None, input_len: int, *, seed: int | None = None) -> None:

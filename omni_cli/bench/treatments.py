@@ -108,7 +108,7 @@ def _full_keys(key: str, config: EngineConfig, stage: str) -> list[str]:
     holders = [item.name for item in measured_stages(config, stage) if first in type(item).model_fields]
     if not holders and "." in key:
         return [key]  # the profile's own check says that there is no such stage
-    # Where no stage has it, the profile's own check says what is wrong, with a suggestion.
+    # Where no stage has it, the profile's own check reports it, with a suggestion.
     return [f"{name}.{key}" for name in holders] or [f"{measured_stages(config, stage)[0].name}.{key}"]
 
 

@@ -44,7 +44,7 @@ _LOG_LINES = 15
 
 
 class VariantError(OmniError):
-    """A variant broke off; the message says which, and when."""
+    """A variant broke off; the message names it, and the time."""
 
     def __init__(
         self,

@@ -143,7 +143,7 @@ def _read_requests(
 
 async def _serve(stdin: int, stdout: Any) -> None:
     def send(reply: Reply) -> None:
-        # The command may be gone; the end of stdin says so as well.
+        # The command may be gone; the end of stdin shows that as well.
         with suppress(BrokenPipeError):
             stdout.write(encode(reply) + b"\n")
             stdout.flush()

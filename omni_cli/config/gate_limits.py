@@ -19,7 +19,7 @@ _MAX_LIMIT = 10.0
 
 @dataclass(frozen=True)
 class GateLimits:
-    """By how much each metric may be worse: 0.05 is 5 %. `places` says where a limit was written (FILE:LINE:COLUMN).
+    """The allowed worsening of each metric: 0.05 is 5 %. `places` are those of limits in a file (FILE:LINE:COLUMN).
 
     `max_abs_diff` is None where outputs need not agree, 0 where they must be identical. `memory` is the limit on
     whatever memory there is to gate: allocated on a device, else resident on the host.

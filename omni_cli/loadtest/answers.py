@@ -18,7 +18,7 @@ _DONE = b"[DONE]"
 
 
 class AnswerError(Exception):
-    """An answer that is none; `kind` is the word under which it is counted."""
+    """An invalid answer; `kind` is the word under which it is counted."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class AnswerError(Exception):
 
 @dataclass
 class Answer:
-    """Times are of `time.perf_counter`. Token counts are the server's own, None where it says nothing.
+    """Times are of `time.perf_counter`. Token counts are the server's own, None where it reports none.
 
     `output_tokens` counts all that the model made, `audio_tokens` those of them that became sound.
     """

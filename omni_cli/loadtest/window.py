@@ -99,7 +99,7 @@ def work_of(window: Window) -> dict[str, float]:
 
 
 def num_pixels(png: bytes) -> int:
-    """By its header; 0 for what is no PNG."""
+    """By its header; 0 for anything but a PNG."""
     if png[:8] != b"\x89PNG\r\n\x1a\n" or len(png) < 24:
         return 0
     width, height = struct.unpack(">II", png[16:24])

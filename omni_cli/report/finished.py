@@ -22,7 +22,7 @@ FILE_NAME = "results.jsonl"
 class FinishedRequests:
     """One line a finished request in `FOLDER/results.jsonl`: `{"key": ..., "result": ...}`.
 
-    `result` is as in the document of `--json`. `key` stands for everything that the result depends on: what the
+    `result` is as in the document of `--json`. `key` identifies everything that the result depends on: what the
     request asks for, its files, and the profile; a request whose key or files are others is run again.
     """
 

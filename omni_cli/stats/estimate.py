@@ -148,7 +148,7 @@ def _variance(inner_sum: Any, inner_squares: Any, low: Any, high: Any, *, count:
 
 
 def _studentised(errors: np.ndarray, variances: np.ndarray) -> np.ndarray:
-    """Errors in standard errors; a resample without spread says nothing and counts as infinitely far off."""
+    """Errors in standard errors; a resample without spread counts as infinitely far off."""
     scale = np.sqrt(variances)
     studentised: np.ndarray = np.divide(errors, scale, out=np.full_like(errors, np.inf), where=scale > 0)
     return studentised

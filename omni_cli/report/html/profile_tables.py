@@ -151,7 +151,7 @@ def overhead_table(profile: Profile) -> Table | None:
         for item in profile.overhead
     )
     columns = ("Time", "Unprofiled", "Profiled", "Ratio [95% CI]")
-    return _table("Unprofiled and profiled iterations took turns", columns, rows, (1, 2, 3), folded=False)
+    return _table("Unprofiled and profiled iterations, interleaved", columns, rows, (1, 2, 3), folded=False)
 
 
 def _table(

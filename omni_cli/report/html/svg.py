@@ -22,7 +22,7 @@ from matplotlib.figure import Figure as Canvas
 WIDE, NARROW = 880, 358
 """Widths in pixels: a desktop's column, and what 390 pixels leave between the margins."""
 
-# Stand-ins that no drawing contains otherwise; the page's style sheet says what they look like, by light and by dark.
+# Stand-ins that no drawing contains otherwise; the page's style sheet defines their colours, by light and by dark.
 INK, MUTED, LINE, ACCENT, SOFT, PAPER, BAD = (f"#0{digit}0{digit}0{digit}" for digit in "1234567")
 _VARIABLES = {
     INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)", ACCENT: "var(--accent)", SOFT: "var(--soft)",

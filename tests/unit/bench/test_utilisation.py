@@ -216,9 +216,9 @@ def test_a_record_of_before_loads(tmp_path: Path) -> None:
     [
         ({"busy_cores": (1.0,)}, "different lengths"),
         ({"held_back": (0.1,)}, "different lengths"),
-        ({"own_cores": (1.0, -1.0)}, "no amount"),
+        ({"own_cores": (1.0, -1.0)}, "out of range"),
         ({"end_s": (1.0, 1.0)}, "do not grow"),
-        ({"block_end_s": (1e12,)}, "no amount"),
+        ({"block_end_s": (1e12,)}, "out of range"),
     ],
 )
 def test_what_no_sampler_writes(change: dict, said: str, tmp_path: Path) -> None:

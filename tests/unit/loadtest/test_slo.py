@@ -42,7 +42,7 @@ def test_numbers(text: str, limit: float) -> None:
         (["ttft:nans"], "not a number with", "ttft:200ms"),
         (["ttft:1e3ms"], "not a number with", "ttft:200ms"),
         (["rtf:1s"], "not a number without a unit", "rtf:0.9"),
-        (["ttft:0ms"], "nothing can keep", None),
+        (["ttft:0ms"], "no request can meet a limit of", None),
         (["ttft:1s", "ttft:2s"], "given twice", "one limit"),
         (["ttft:\x1b[31m"], "`--slo ttft:\\x1b[31m`", "ttft:200ms"),
     ],
