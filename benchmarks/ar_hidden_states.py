@@ -49,6 +49,7 @@ prepare_libraries()
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.engine.output_processor import OutputProcessor
 
 from omni_cli.checkpoints.files import read_model_kind
 from omni_cli.checkpoints.resolve import resolve_model
@@ -56,7 +57,7 @@ from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
 from omni_cli.stats.blocks import independent_units
 from omni_cli.stats.estimate import centre_of
 from omni_cli.vllm_integration.device_settings import execution_args
-from omni_cli.vllm_integration.output_processor import OmniOutputProcessor
+from omni_cli.vllm_integration.output_processor import OmniOutputProcessor, TextEngine
 from omni_cli.vllm_integration.registry import register_models, resolve_in_process
 from omni_cli.vllm_integration.stage import VllmStage
 
@@ -72,7 +73,7 @@ class Engine:
     def __init__(self, llm: LLMEngine, clock: Callable[[], float]) -> None:
         self._llm = llm
         self._clock = clock
-        self._processors = (type(llm.output_processor), OmniOutputProcessor)
+        self._processors = (OutputProcessor, OmniOutputProcessor)
 
     def engagement(self) -> dict[str, float]:
         self._llm.collective_rpc(_be_ours)
@@ -145,7 +146,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _start(arguments: argparse.Namespace, model: str) -> Engine:
-    llm = LLMEngine.from_engine_args(
+    llm = TextEngine.from_engine_args(
         EngineArgs(
             model=model,
             dtype=arguments.dtype,
