@@ -38,6 +38,7 @@ test-all: lint unit ## run those and the nightly tests: every fault at every poi
 lint: dev ## check style, prose, types and import rules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python scripts/prose_check.py
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 

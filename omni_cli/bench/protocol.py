@@ -16,7 +16,7 @@ MAX_LINE_BYTES = 64 * 2**20
 class Load(msgspec.Struct, frozen=True, tag=True):
     """Load the stages that are measured, fix their work, and get their input.
 
-    `inputs` is a file of hand-offs, needed where the first measured stage is not the chain's first. `records_inputs`
+    `inputs` is a file of handoffs, needed where the first measured stage is not the chain's first. `records_inputs`
     says that it is to be made, by running the stages before once.
     """
 

@@ -8,7 +8,7 @@ from typing import Any
 from omni_cli.checkpoints.files import check_checkpoint
 from omni_cli.errors import CheckpointError, OmniError
 
-# What says what a checkpoint is: everything but weights.
+# Files that identify a checkpoint: everything but weights.
 _SETTINGS = ("*.json",)
 
 

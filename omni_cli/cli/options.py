@@ -1,6 +1,6 @@
 """Options shared by all commands, as types for Typer's signatures.
 
-A command declares `profile: ProfileOption = None` and so on; `choose_profile` says which one is meant then.
+A command declares `profile: ProfileOption = None` and so on; `choose_profile` then returns the one to use.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from omni_cli.diffusers_integration.arguments import PipelineCall
 from omni_cli.diffusers_integration.pixels import (
     BadPixelsError,
     OutputType,
+    PendingPixels,
     Pixels,
     PixelsHere,
-    PixelsOnTheWay,
     output_type_for,
     pil_to_uint8,
     to_bytes,
@@ -129,7 +129,7 @@ class PipelineRunner:
             flat = to_bytes(images)
             marks.end = self._clock.mark()
             with mark("output copy"):
-                pixels = PixelsOnTheWay(self._output_copy.start(flat), tuple(images.shape))
+                pixels = PendingPixels(self._output_copy.start(flat), tuple(images.shape))
         return PendingImages(pixels, requests, functools.partial(self._times, marks))
 
     def _arguments(self, requests: Sequence[DiffusionRequest]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def pil_to_uint8(images: list[Any]) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class PixelsOnTheWay:
+class PendingPixels:
     """Images on the device whose bytes are being copied to the host."""
 
     copy: PendingCopy
@@ -92,4 +92,4 @@ class PixelsHere:
         return self.pixels
 
 
-Pixels = PixelsOnTheWay | PixelsHere
+Pixels = PendingPixels | PixelsHere

@@ -50,7 +50,7 @@ class StageRequest(msgspec.Struct, frozen=True, tag=True):
 
     `handoff` is an encoded `AdditionalInformationPayload`, and with `more_follows` only the beginning of what
     `AppendInput` goes on with. `wants_handoff` asks for one in return. With `streams`, whatever the stage makes for
-    others leaves it as it is made: its hand-off as `HandoffChunk`, its audio as `WaveformChunk`.
+    others leaves it as it is made: its handoff as `HandoffChunk`, its audio as `WaveformChunk`.
     """
 
     request_id: str
@@ -72,7 +72,7 @@ class StageRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class AppendInput(msgspec.Struct, frozen=True, tag=True):
-    """More of a request's hand-off from the stage before; nothing comes after the last one."""
+    """More of a request's handoff from the stage before; nothing comes after the last one."""
 
     request_id: str
     handoff: bytes

@@ -315,7 +315,7 @@ class TextStage(VllmStage):
         }
         text = Text("".join(active.text), tuple(active.token_ids), finish_reason) if self.makes_text else None
         wants_whole = active.request.wants_handoff and not active.request.streams
-        with mark("make hand-off"):
+        with mark("make handoff"):
             handoff = self.handoff(active, output) if wants_whole else None
         return RequestDone(active.request.request_id, trace, text=text, handoff=handoff)
 

@@ -46,7 +46,7 @@ CHAIN_POINTS = [
     ("thinker", "take input"),
     ("thinker", "engine step"),
     ("thinker", "model forward"),
-    ("thinker", "make hand-off"),
+    ("thinker", "make handoff"),
     ("talker", "take input"),
     ("talker", "sampling"),
     ("token2wav", "model forward"),

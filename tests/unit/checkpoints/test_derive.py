@@ -57,7 +57,7 @@ def test_a_derived_profile_is_valid(tmp_path: Path, file: str, config: dict, mac
         (24 * GIB, 8192, 8),  # more than enough
         (TOKEN_BYTES * (3 * 8192 + 1024), 8192, 3),
         (TOKEN_BYTES * (4000 + 1024), 3840, 1),  # not even one of full length: shorter ones
-        (-GIB, 256, 1),  # the weights alone do not fit: the least, and the engine says so
+        (-GIB, 256, 1),  # the weights alone do not fit: the least, and the engine reports it
     ],
 )
 def test_a_kv_cache_fits_into_its_room(room_bytes: int, length: int, num_full: int) -> None:
@@ -74,7 +74,7 @@ def test_weights_that_are_not_downloaded_count(tmp_path: Path) -> None:
     assert weights_bytes(tmp_path) == 5000
 
 
-def test_a_checkpoint_that_says_nothing(tmp_path: Path) -> None:
+def test_a_checkpoint_that_has_no_data(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="does not name a model class"):
         derive_profile(tmp_path, Machine("cpu", GIB), "x")
