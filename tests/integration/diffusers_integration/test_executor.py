@@ -334,7 +334,7 @@ def test_the_limit_of_a_templated_prompt_is_where_the_embeddings_are_cut(executo
     length = whole.shape[1]
     fitting = DiffusionRequest("0", prompt, call={"max_sequence_length": length})
     assert executor.resolve(fitting).num_prompt_tokens == (length,)
-    with pytest.raises(InputError, match=f"`prompt` has {length} tokens .* takes {length - 1}") as caught:
+    with pytest.raises(InputError, match=f"`prompt` has {length} tokens; the maximum .* is {length - 1}") as caught:
         executor.resolve(DiffusionRequest("0", prompt, call={"max_sequence_length": length - 1}))
     assert "shorten it by 1 tokens or raise `max_sequence_length`" in caught.value.hint
 
@@ -645,6 +645,9 @@ class Blocker:
             raise ImportError(f"{name} is blocked")
 
 sys.meta_path.insert(0, Blocker())
+from omni_cli.compat.libraries import prepare_libraries
+
+prepare_libraries()
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
