@@ -179,10 +179,13 @@ def test_failed_request(omni: Omni, word: str, code: int) -> None:
 
 
 def test_failure_to_load(omni: Omni) -> None:
-    result = omni("hello", "--model", "fail_start")
+    result = omni("hello", "-p", "tiny-omni", "--model", "fail_start")
     assert result.code == 2
     assert result.err == "error: the checkpoint is broken\n\nhint: build it again\n"
-    assert json.loads(omni("hello", "--model", "fail_start", "--json").out)["error"]["kind"] == "checkpoint"
+    assert (
+        json.loads(omni("hello", "-p", "tiny-omni", "--model", "fail_start", "--json").out)["error"]["kind"]
+        == "checkpoint"
+    )
 
 
 def test_a_fault_of_the_engine_is_no_traceback(omni: Omni) -> None:
@@ -352,7 +355,7 @@ def test_deadline(omni: Omni) -> None:
 
 
 def test_deadline_while_loading(omni: Omni) -> None:
-    result = omni("hello", "--model", "stall_start", "--timeout", "0.2")
+    result = omni("hello", "-p", "tiny-omni", "--model", "stall_start", "--timeout", "0.2")
     assert result.code == ExitCode.RUN_FAILED
     assert "error: the run was not done within 0.2 s" in result.err
 
