@@ -43,8 +43,6 @@ Models = Mapping[str, type[StageConfig]]
 
 def to_path(location: tuple[str | int, ...], data: Any) -> Path:
     """Strip pydantic's location of parts that are not in the data: the names of union members and `[key]`."""
-    if location[:1] == ("stages",) and len(location) > 2:
-        location = (*location[:2], *location[3:]) if location[2] in STAGE_MODELS else location
     limit = 4 if location[2:3] == ("call",) else len(location)  # every value of `call` is one union
     path: list[str | int] = []
     for part in location[:limit]:

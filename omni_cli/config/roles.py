@@ -35,11 +35,11 @@ def stage_model(family: Family | None, name: str, stage: Mapping[str, Any]) -> t
     If the family is unknown, the stage's name and kind decide; among several families, the one with most of its keys.
     """
     kind = stage["kind"]
-    candidates = [
-        settings_of(role)
-        for one in ([family] if family else families().values())
-        if (role := one.role(name)) and role.kind == kind and role.settings
-    ]
+    if family is not None:
+        roles = [family.role(name)]
+    else:
+        roles = [role for one in families().values() for role in one.roles if role.name == name]
+    candidates = [settings_of(role) for role in roles if role and role.kind == kind and role.settings]
     return max(candidates, key=lambda model: len(model.model_fields.keys() & stage.keys()), default=STAGE_MODELS[kind])
 
 

@@ -117,13 +117,13 @@ class _Checker:
             return model.model_validate(data)
         except ValidationError as error:
             for detail in error.errors(include_url=False, include_input=False):
-                self._report({**detail, "loc": (*path, *detail["loc"])})
+                # A stage has been checked by its own class: what the generic one says of its keys is no news.
+                if path or detail["loc"][0] != "stages" or len(detail["loc"]) < 3 or detail["loc"][2] == "[key]":
+                    self._report({**detail, "loc": (*path, *detail["loc"])})
             return None
 
     def _report(self, detail: Mapping[str, Any]) -> None:
         path = to_path(detail["loc"], self.data)
-        if detail["loc"][2:3] in (("ar",), ("diffusion",)) and path[1:2] and str(path[1]) in self.models:
-            return  # the generic class's view of a stage that its own class has checked
         if detail["loc"][-1] == "constrained-str" and isinstance(value_at(self.data, path), list):
             return  # `stop` is a list: only mistakes inside it count
         if any(path[:end] in self.tree.faulty for end in range(1, len(path) + 1)):

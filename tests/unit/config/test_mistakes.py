@@ -161,6 +161,10 @@ SINGLE = {
         ("backend: vllm\n", "backend: diffusers\n    max_payload_items: 1\n"),
         "12:5 'max_payload_items': `max_payload_items` has no effect with `backend: diffusers`",
     ),
+    "key with the name of a kind": (
+        ("backend: vllm\n", "backend: vllm\n    ar: 64\n"),
+        "12:5 'ar': unknown key `ar` in stage `vocoder` (further arguments of a diffusers pipeline belong in `call`)",
+    ),
     "key of the other backend": (
         ("backend: vllm\n", "backend: vllm\n    batching: stacked\n"),
         "12:5 'batching': `batching` has no effect with `backend: vllm`",
