@@ -42,7 +42,7 @@ WITHOUT_ENGINE = {
     "--set without a value": (["hi", "--set", "thinker"], "KEY=VALUE"),
     "missing checkpoint": (["hi", "--model", "/no/such/folder"], "no such model folder"),
     "checkpoint that is a file": (["hi", "--model", "text.txt"], "is a file"),
-    "unknown built-in model": (["hi", "--model", "builtin:tiny"], "unknown builtin model `tiny`"),
+    "unknown built-in model": (["hi", "--model", "builtin:tiny"], "no such built-in model: `tiny`"),
     "checkpoint that is an empty folder": (["hi", "--model", "."], "is not a checkpoint"),
     "empty prompt": ([""], "the prompt is empty"),
     "blank prompt": (["  \n "], "the prompt is empty"),
