@@ -151,7 +151,7 @@ def test_overload_is_counted_and_no_success(guarded: OmniServer, bench: Any, tmp
     words = (guarded.url, "--api-key", KEY, "--endpoint", "images", *FEW)
     ended = bench(*words, "--request-rate", "inf", "--num-requests", "12")
     assert ended.code == 6
-    assert "x HTTP 429 queue_full" in ended.err and "hint: send less at once" in ended.err
+    assert "x HTTP 429 queue_full" in ended.err and "hint: send fewer requests at once" in ended.err
     for sample in samples_of(tmp_path):
         (failed,) = sample.failures.values()
         assert sample.work["requests"] + failed.count == 12 and failed.count > 0
