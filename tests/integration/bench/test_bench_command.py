@@ -100,16 +100,16 @@ def test_end_to_end_has_the_metrics_of_all_stages_and_they_add_up(tmp_path: Path
 def test_a_varied_number_of_steps_is_compared_and_so_are_its_outputs(tmp_path: Path) -> None:
     path, markdown = tmp_path / "record.json", tmp_path / "report.md"
     limits = ("--time-budget", "30", "--output-json", str(path), "--markdown", str(markdown))
-    ended = run_omni(tmp_path, *IMAGE, "--vary", "num_inference_steps=4,16", "--max-regression", "5%", *limits)
+    ended = run_omni(tmp_path, *IMAGE, "--vary", "num_inference_steps=4,80", "--max-regression", "5%", *limits)
     assert ended.code == 1, ended.err
     ended.check_clean()
     record = load_record(path)
     comparison = next(entry for entry in record.comparisons if entry.metric == "e2e_s")
     assert comparison.verdict == "slower" and comparison.interleaved
     assert comparison.outputs.identical is False and comparison.outputs.max_abs_diff > 0
-    assert "num_inference_steps=16 ran" in ended.out and "times slower than" in markdown.read_text()
-    assert "Does other work per run: denoise steps 4 -> 16" in ended.out
-    assert comparison.work == (Difference("work.denoise_steps", "4", "16"),)
+    assert "num_inference_steps=80 ran" in ended.out and "times slower than" in markdown.read_text()
+    assert "Does other work per run: denoise steps 4 -> 80" in ended.out
+    assert comparison.work == (Difference("work.denoise_steps", "4", "80"),)
     rounds = record.environment["conditions"]["rounds_per_block"]
     assert order_of(record, 0) == ("ABBA" * rounds)[: 2 * rounds]
     assert order_of(record, 1) == ("BAAB" * rounds)[: 2 * rounds]
