@@ -140,10 +140,7 @@ def test_a_file_that_cannot_be_written_whole(tmp_path: Path) -> None:
     code = """
 import resource, sys
 from pathlib import Path
-from omni_cli.checkpoints.sizes import DecoderSizes
 from omni_cli.errors import OutputError
-from omni_cli.models.qwen2_5_omni.checkpoint.builder import write_omni
-from omni_cli.models.qwen2_5_omni.checkpoint.sizes import SMALL, OmniSizes, VocoderSizes
 from omni_cli.checkpoints.build import build_folder
 
 for limit in (4_000, 1_000_000):
