@@ -32,14 +32,16 @@ def family_of_model(model: Any) -> Family | None:
 def stage_model(family: Family | None, name: str, stage: Mapping[str, Any]) -> type[StageConfig]:
     """Return the class for a stage with a usable `kind`.
 
-    If the family is unknown, the stage's name and kind decide; among several families, the one with most of its keys.
+    If the family is unknown or has no such stage, which is reported when the checkpoint is looked at, the stage's name
+    and kind decide; among several families, the one with most of its keys.
     """
     kind = stage["kind"]
-    if family is not None:
-        roles = [family.role(name)]
+    role = family.role(name) if family is not None else None
+    if role is not None and (role.kind, role.input) == (kind, stage.get("input")):
+        roles = [role]
     else:
         roles = [role for one in families().values() for role in one.roles if role.name == name]
-    candidates = [settings_of(role) for role in roles if role and role.kind == kind and role.settings]
+    candidates = [settings_of(role) for role in roles if role.kind == kind and role.settings]
     return max(candidates, key=lambda model: len(model.model_fields.keys() & stage.keys()), default=STAGE_MODELS[kind])
 
 

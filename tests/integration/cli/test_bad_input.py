@@ -219,7 +219,7 @@ def test_repo_in_the_cache_of_the_hub(folder: Path, copy_of: Callable[[str], Pat
 def test_speakers_that_only_loading_shows_to_be_broken(folder: Path, copy_of: Callable[[str], Path]) -> None:
     model = copy_of("tiny-omni")
     garble(model / "spk_dict.pt")
-    ended = run_omni(folder, "generate", "hi", "--model", str(model), "--json")
+    ended = run_omni(folder, "generate", "hi", "-p", "tiny-omni", "--model", str(model), "--json")
     check_refused(ended, USAGE, "spk_dict.pt", as_json=True)
 
 
