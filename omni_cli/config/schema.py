@@ -23,6 +23,7 @@ CudagraphMode = Literal["none", "piecewise", "full", "full_decode_only", "full_a
 Execution = Literal["eager", "compile", "cudagraph"]
 OutputCopy = Literal["async", "sync"]
 Batching = Literal["exact", "stacked"]
+Precision = Literal["float32", "tf32", "bfloat16"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Backend = Literal["vllm", "diffusers"]
 

@@ -36,6 +36,13 @@ def main() -> None:
 
     config = Token2WavConfig.named("token2wav", backend="vllm", input="talker", max_num_seqs=4, num_inference_steps=2)
     stage = load_stage(spec_of(config, task["model"]), lambda report: None)
+
+    def only_noted(engine_id: str, waveform: Any) -> None:
+        """Not sent yet: what the runner gets afterwards is what counts here."""
+        active = stage.by_engine_id(engine_id)
+        stage._marks_of[active.request.request_id] = [*stage._marks.pop(engine_id), stage._clock.mark()]
+
+    stage.on_end = only_noted
     runner = stage.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     sample = runner._diffuse
     answers: dict[str, Any] = {"alone": run(stage, "alone"), "rounds": {}}

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from omni_cli.config.schema import MAX_TOKENS, VLLM_ONLY, ARStageConfig, Codes, DiffusionStageConfig
+from omni_cli.config.schema import MAX_TOKENS, VLLM_ONLY, ARStageConfig, Codes, DiffusionStageConfig, Precision
 
 TalkerPrompt = Literal["full", "plain"]
 
@@ -24,6 +24,14 @@ class TalkerConfig(ARStageConfig):
 class Token2WavConfig(DiffusionStageConfig):
     """Keys of token2wav."""
 
+    speech_batching: Annotated[Literal["exact", "padded"], VLLM_ONLY] = Field(
+        "exact",
+        description="Requests of one batch run one after another, each with the audio it has alone (`exact`), or "
+        "together in blocks padded to a common size, which is faster and changes samples by rounding (`padded`).",
+    )
+    precision: Annotated[Precision, VLLM_ONLY] = Field(
+        "float32", description="Arithmetic of all matrix products and convolutions; `tf32` needs a CUDA device."
+    )
     sway_coefficient: Annotated[float | None, VLLM_ONLY] = Field(
         None, ge=-1, le=1, description="Bends the time steps towards the start (below 0); vLLM's token2wav."
     )

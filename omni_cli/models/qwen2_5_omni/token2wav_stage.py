@@ -79,8 +79,8 @@ class Token2WavStage(VllmStage):
         self.speakers = load_speakers(spec.model)
         self.num_codes = self.engine.vllm_config.model_config.hf_config.token2wav_config.dit_config.num_embeds
         self._clock = clock_for(current_platform.device_type)
-        # The start, each step's end and the end of the running request and of finished ones.
-        self._marks: list[Any] = []
+        # By engine id of a running request and by id of one that has run: its beginning, each step's end, its end.
+        self._marks: dict[str, list[Any]] = {}
         self._ranges = Consecutive()
         self._marks_of: dict[str, list[Any]] = {}
         self._streams: dict[str, SpeechStream] = {}
@@ -88,7 +88,8 @@ class Token2WavStage(VllmStage):
         self._cancelled: set[str] = set()
         (model,) = self.engine.collective_rpc("get_model")
         self._chunk_sizes = chunk_sizes(spec.stage, model.codes_per_block)
-        self.denoiser = model.prepare(execution, stage=spec.stage.name)
+        self.denoiser = model.prepare(spec.stage)
+        self._synthesizer = model.synthesizer
         if execution != "eager":
             model.warm_up()
         model.listener = self
@@ -105,14 +106,19 @@ class Token2WavStage(VllmStage):
     def effective(self) -> dict[str, Any]:
         stage = self.spec.stage
         assert isinstance(stage, Token2WavConfig)
-        modes = {"execution": self.denoiser.execution, "stream": stage.streams}
+        modes = {"execution": self.denoiser.execution, "stream": stage.streams, **self._arithmetic}
         # transformers' vocoder copies its waveform to the host itself, and waits for it.
         return {**super().effective, **modes, "output_copy": "sync"}
+
+    @property
+    def _arithmetic(self) -> dict[str, str]:
+        return {"speech_batching": self._synthesizer.speech_batching, "precision": self._synthesizer.precision}
 
     @property
     def settings(self) -> dict[str, Any]:
         return {
             **super().settings,
+            **self._arithmetic,
             "execution": self.denoiser.execution,
             "stream_first_chunk_codes": self._chunk_sizes.first,
             "stream_chunk_codes": self._chunk_sizes.chunk,
@@ -178,18 +184,19 @@ class Token2WavStage(VllmStage):
         codes: Sequence[int] = self._codes(request.handoff) if chunk is None else chunk.codes
         if not codes:
             raise InputError(SAID_NOTHING)
+        active.context["num_codes"] = len(codes)
         if chunk is not None:
             settings["chunk"] = [chunk.codes_start, chunk.start, chunk.end]
         extra = {ADDITIONAL_INFORMATION: encode_additional_information(settings, self.payload_limits)}
         return {"prompt_token_ids": list(codes)}, PoolingParams(task="plugin", extra_kwargs=extra)
 
     def on_begin(self, engine_id: str) -> None:
-        self._marks = [self._clock.mark()]
+        self._marks[engine_id] = [self._clock.mark()]
         self._drop_cancelled(engine_id)
         self._ranges.next("denoising step", 1)
 
     def on_step(self, engine_id: str, done: int, total: int) -> None:
-        self._marks.append(self._clock.mark())
+        self._marks[engine_id].append(self._clock.mark())
         self._drop_cancelled(engine_id)
         if done < total:
             self._ranges.next("denoising step", done + 1)
@@ -205,19 +212,21 @@ class Token2WavStage(VllmStage):
             raise RequestCancelled
 
     def on_end(self, engine_id: str, waveform: torch.Tensor | None) -> None:
-        self._marks.append(self._clock.mark())
+        marks = self._marks.pop(engine_id, [])
         self._ranges.close()
         active = self.by_engine_id(engine_id)
         if active is None or waveform is None:
             return
-        self._marks_of[active.request.request_id] = self._marks
-        stream: SpeechStream | None = active.context.get("stream")
-        if stream is None:
+        self._marks_of[active.request.request_id] = [*marks, self._clock.mark()]
+        # At once: in the engine's batch there may be others after it. What is no waveform is for `output` to refuse.
+        if not torch.isfinite(waveform).all() or self.request_id_of(active) in self._cancelled:
             return
-        samples = waveform.cpu()
-        if torch.isfinite(samples).all():
-            # Immediately: others may follow in the engine's batch.
-            self.emit(WaveformChunk(stream.request.request_id, _audio(samples)))
+        stream: SpeechStream | None = active.context.get("stream")
+        if stream is not None:
+            self.emit(WaveformChunk(stream.request.request_id, _audio(waveform)))
+            return
+        active.context["is_reported"] = True
+        self.emit(self._done(active, waveform))
 
     def request_id_of(self, active: ActiveRequest) -> str:
         stream: SpeechStream | None = active.context.get("stream")
@@ -256,12 +265,13 @@ class Token2WavStage(VllmStage):
         if self.request_id_of(active) in self._cancelled:
             self._marks_of.pop(request_id, None)
             return []
+        if "is_reported" in active.context:
+            return []
         self._check_waveform(output.outputs.data)
-        steps, vocoder_s = self._parts(request_id)
         stream: SpeechStream | None = active.context.get("stream")
         if stream is None:
-            trace = self._trace(active, active.added_s, len(output.prompt_token_ids), steps, vocoder_s)
-            return [RequestDone(request_id, trace, audio=_audio(output.outputs.data))]
+            return [self._done(active, output.outputs.data)]
+        steps, vocoder_s = self._parts(request_id)
         stream.num_made += 1
         stream.denoise_step_s += steps
         stream.vocoder_s += vocoder_s
@@ -271,6 +281,11 @@ class Token2WavStage(VllmStage):
         num_codes = len(stream.chunker.codes)
         trace = self._trace(active, stream.added_s, num_codes, stream.denoise_step_s, stream.vocoder_s)
         return [RequestDone(stream.request.request_id, {**trace, "num_chunks": stream.num_chunks})]
+
+    def _done(self, active: ActiveRequest, waveform: torch.Tensor) -> RequestDone:
+        steps, vocoder_s = self._parts(active.request.request_id)
+        trace = self._trace(active, active.added_s, active.context["num_codes"], steps, vocoder_s)
+        return RequestDone(active.request.request_id, trace, audio=_audio(waveform))
 
     def _trace(
         self, active: ActiveRequest, added_s: float, num_codes: int, steps: list[float], vocoder_s: float

@@ -13,8 +13,12 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.models.qwen2_5_omni.checkpoint.builder import write_omni
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import OmniSizes, VocoderSizes
-from omni_cli.models.qwen2_5_omni.chunk_waveform import chunk_waveform, codes_per_block, denoise
 from omni_cli.models.qwen2_5_omni.chunks import Chunker, ChunkSizes
+from omni_cli.models.qwen2_5_omni.denoising import SingleDenoising
+from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, Sampling, SpeechRequest
+from omni_cli.models.qwen2_5_omni.synthesizer import codes_per_block
+from omni_cli.models.qwen2_5_omni.velocity import Velocity
+from omni_cli.models.qwen2_5_omni.vocoder import Heard, Vocoder
 
 SEED = 3
 # What `ChunkSizes` promises, of samples in [-1, 1].
@@ -71,22 +75,29 @@ def whole(model, speaker, codes: torch.Tensor, **sampling: float) -> torch.Tenso
 @torch.inference_mode()
 def joined(model, speaker, codes: torch.Tensor, sizes: ChunkSizes, **sampling: float) -> torch.Tensor:
     chunks = Chunker(sizes).add(codes[0].tolist(), is_last=True)
-    return torch.cat(
-        [
-            chunk_waveform(
-                model,
-                torch.tensor([chunk.codes]),
-                codes_start=chunk.codes_start,
-                start=chunk.start,
-                end=chunk.end,
-                seed=SEED,
-                speaker=speaker["cond"].float(),
-                reference_mel=speaker["ref_mel"].float(),
-                **{**SAMPLING, **sampling},
-            )
-            for chunk in chunks
-        ]
-    )
+    given, velocity = Sampling(**{**SAMPLING, **sampling}), Velocity(model.code2wav_dit_model)
+    made = []
+    for index, chunk in enumerate(chunks):
+        request = SpeechRequest(
+            str(index), torch.tensor(chunk.codes), chunk.codes_start, chunk.start, chunk.end, SEED, "one", given
+        )
+        made.append(waveform(model, velocity, speaker, request))
+    return torch.cat(made)
+
+
+def mel_of(velocity: Velocity, speaker, request: SpeechRequest) -> torch.Tensor:
+    denoising = SingleDenoising(velocity, Conditioner(velocity.dit, {"one": speaker}), request)
+    for _ in range(request.sampling.num_steps - 1):
+        denoising.step()
+    return denoising.mels()[request.request_id]
+
+
+def waveform(model, velocity: Velocity, speaker, request: SpeechRequest) -> torch.Tensor:
+    vocoder = Vocoder(model.code2wav_bigvgan_model)
+    mel = mel_of(velocity, speaker, request)
+    heard = Heard.of(request, mel, repeats=velocity.dit.repeats, samples_per_frame=vocoder.samples_per_frame)
+    ((_, samples),) = vocoder.waveforms([heard])
+    return samples
 
 
 @pytest.mark.parametrize("guidance_scale", [0.5, 0.0])
@@ -97,9 +108,12 @@ def test_denoising_is_that_of_the_model_bit_for_bit(tiny, guidance_scale):
     voice, reference = speaker["cond"].float(), speaker["ref_mel"].float()
     torch.manual_seed(SEED)
     own = dit.sample(voice, reference, codes, num_steps=4, guidance_scale=guidance_scale, sway_coefficient=-1.0)
-    noise = torch.randn((1, 60, dit.mel_dim), generator=torch.Generator().manual_seed(SEED))
-    ours = denoise(dit, noise, codes, voice, reference, 4, guidance_scale, -1.0)
+    request = SpeechRequest("0", codes[0], 0, 0, 30, SEED, "one", Sampling(4, guidance_scale, -1.0))
+    ours = mel_of(Velocity(dit), speaker, request)
     assert torch.equal(ours.permute(0, 2, 1), own)
+    torch.manual_seed(SEED)
+    again = dit.sample(voice, reference, codes, num_steps=4, guidance_scale=guidance_scale, sway_coefficient=-1.0)
+    assert torch.equal(again, own), "the model itself stays as it is"
 
 
 @pytest.mark.parametrize(("name", "num_codes"), [("tiny", 170), ("deep", 97)])

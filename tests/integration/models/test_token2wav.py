@@ -1,32 +1,29 @@
-"""token2wav's DiT in each mode: the speaker's embedding is an input, whatever its forward is made to be."""
+"""token2wav's DiT alone and packed, in each mode, and its vocoder, against transformers' own."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from support.fake_graphs import FakeBackend
-from support.stage_specs import spec_of
 
-from omni_cli.compat.torchvision import ensure_torchvision_importable
+from omni_cli.compat.libraries import prepare_libraries
 
-ensure_torchvision_importable()
+prepare_libraries()
 
 from transformers import AutoConfig  # noqa: E402
-from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel  # noqa: E402
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (  # noqa: E402
+    Qwen2_5OmniSnakeBeta,
+    Qwen2_5OmniToken2WavModel,
+)
 
 from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
-from omni_cli.config.schema import Execution  # noqa: E402
-from omni_cli.errors import StageError  # noqa: E402
 from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser  # noqa: E402
-from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
-from omni_cli.models.qwen2_5_omni.speaker_embeddings import SpeakerEmbeddings  # noqa: E402
-from omni_cli.models.registry import load_stage  # noqa: E402
-from omni_cli.stage.messages import Progress, RequestDone, StageRequest, WaveformChunk  # noqa: E402
-from omni_cli.stage.payloads import encode_additional_information  # noqa: E402
-from omni_cli.stage.protocol import StageSpec  # noqa: E402
-
-SPEAKERS = {"Chelsie": 1, "Ethan": 2}
+from omni_cli.models.qwen2_5_omni.denoising import PackedDenoising, SingleDenoising  # noqa: E402
+from omni_cli.models.qwen2_5_omni.packing import use_block_attention  # noqa: E402
+from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, Sampling, SpeechRequest  # noqa: E402
+from omni_cli.models.qwen2_5_omni.synthesizer import bucket, buckets  # noqa: E402
+from omni_cli.models.qwen2_5_omni.velocity import Velocity  # noqa: E402
+from omni_cli.models.qwen2_5_omni.vocoder import Heard, PackedVocoder, Vocoder, plain_activation  # noqa: E402
 
 
 def token2wav() -> Qwen2_5OmniToken2WavModel:
@@ -35,157 +32,208 @@ def token2wav() -> Qwen2_5OmniToken2WavModel:
     return Qwen2_5OmniToken2WavModel(config).eval()
 
 
-def speak(
-    model, name: str, num_codes: int, guidance_scale: float, embeddings=None, num_frames: int | None = None
-) -> torch.Tensor:
-    """A mel spectrogram of the speaker, whose reference has `num_frames`; `embeddings` get the speaker."""
-    dit = model.code2wav_dit_model
-    draw = torch.Generator().manual_seed(SPEAKERS[name])
-    voice = torch.randn(1, dit.config.enc_emb_dim, generator=draw)
-    reference = torch.randn(1, num_frames or 30 * SPEAKERS[name], dit.config.mel_dim, generator=draw)
-    codes = torch.arange(num_codes)[None] % dit.config.num_embeds
-    if embeddings is not None:
-        embeddings.speaker = name
-    torch.manual_seed(5)
-    return dit.sample(voice, reference, codes, num_steps=3, guidance_scale=guidance_scale)
+def speakers(num_frames: dict[str, int]) -> dict[str, dict[str, torch.Tensor]]:
+    """Voices with references of so many frames."""
+    draw = torch.Generator().manual_seed(1)
+    return {
+        name: {"cond": torch.randn(1, 32, generator=draw), "ref_mel": torch.randn(1, frames, 80, generator=draw)}
+        for name, frames in num_frames.items()
+    }
+
+
+VOICES = speakers({"Chelsie": 30, "Ethan": 60})
+
+
+def request_for(name: str, num_codes: int, guidance_scale: float, request_id: str = "0") -> SpeechRequest:
+    codes = torch.arange(num_codes) % 300
+    return SpeechRequest(request_id, codes, 0, 0, num_codes, 5, name, Sampling(3, guidance_scale, -1.0))
+
+
+def plain_mel(model, request: SpeechRequest) -> torch.Tensor:
+    """The mel spectrogram by transformers' own sampler."""
+    voice = VOICES[request.speaker]
+    torch.manual_seed(request.seed)
+    made = model.code2wav_dit_model.sample(
+        voice["cond"],
+        voice["ref_mel"],
+        request.codes[None],
+        num_steps=3,
+        guidance_scale=request.sampling.guidance_scale,
+    )
+    return made.permute(0, 2, 1)
+
+
+@torch.inference_mode()
+def denoised(denoising) -> dict[str, torch.Tensor]:
+    denoising.step()
+    denoising.step()
+    return denoising.mels()
+
+
+def single_mel(velocity: Velocity, conditioner: Conditioner, request: SpeechRequest) -> torch.Tensor:
+    (made,) = denoised(SingleDenoising(velocity, conditioner, request)).values()
+    return made
 
 
 REQUESTS = [("Chelsie", 12, 0.5), ("Ethan", 12, 0.5), ("Chelsie", 12, 0.5), ("Ethan", 7, 0.0), ("Chelsie", 12, 0.0)]
 
 
-def test_alternating_speakers_sound_as_in_transformers_and_are_encoded_once_each():
+def test_speakers_that_alternate_sound_as_in_transformers_and_are_encoded_once_each():
     plain, model = token2wav(), token2wav()
-    encoder, runs = model.code2wav_dit_model.input_embed.spk_encoder, []
-    encoder.blocks[0].register_forward_hook(lambda *_: runs.append(1))
-    embeddings = SpeakerEmbeddings(model.code2wav_dit_model)
-    for request in REQUESTS:
-        assert torch.equal(speak(model, *request, embeddings), speak(plain, *request))
+    velocity = Velocity(model.code2wav_dit_model)
+    conditioner, runs = Conditioner(velocity.dit, VOICES), []
+    velocity.dit.input_embed.spk_encoder.blocks[0].register_forward_hook(lambda *_: runs.append(1))
+    for each in REQUESTS:
+        request = request_for(*each)
+        assert torch.equal(single_mel(velocity, conditioner, request), plain_mel(plain, request))
     assert len(runs) == 4, "two speakers, each with guidance and without"
 
 
-def test_one_graph_serves_every_speaker_with_a_reference_of_its_length():
+def test_one_graph_serves_every_speaker():
     plain, model = token2wav(), token2wav()
-    dit = model.code2wav_dit_model
-    embeddings = SpeakerEmbeddings(dit)
-    denoiser = GraphDenoiser(dit, FakeBackend(), stage="token2wav", device=torch.device("cpu"), max_graphs=8)
-    for name in SPEAKERS:
-        made = speak(model, name, 12, 0.5, embeddings, num_frames=30)
-        assert torch.equal(made, speak(plain, name, 12, 0.5, num_frames=30)), name
+    velocity = Velocity(model.code2wav_dit_model)
+    conditioner = Conditioner(velocity.dit, VOICES)
+    denoiser = GraphDenoiser(velocity, FakeBackend(), stage="token2wav", device=torch.device("cpu"), max_graphs=8)
+    for name in VOICES:
+        request = request_for(name, 12, 0.5)
+        assert torch.equal(single_mel(velocity, conditioner, request), plain_mel(plain, request)), name
     assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (1, 16)
 
 
 def test_a_graph_for_each_number_of_codes_and_kind_of_guidance():
     plain, model = token2wav(), token2wav()
-    embeddings = SpeakerEmbeddings(model.code2wav_dit_model)
-    denoiser = GraphDenoiser(
-        model.code2wav_dit_model, FakeBackend(), stage="token2wav", device=torch.device("cpu"), max_graphs=2
-    )
-    for request in REQUESTS:
-        assert torch.equal(speak(model, *request, embeddings), speak(plain, *request))
+    velocity = Velocity(model.code2wav_dit_model)
+    conditioner = Conditioner(velocity.dit, VOICES)
+    denoiser = GraphDenoiser(velocity, FakeBackend(), stage="token2wav", device=torch.device("cpu"), max_graphs=2)
+    for each in REQUESTS:
+        request = request_for(*each)
+        assert torch.equal(single_mel(velocity, conditioner, request), plain_mel(plain, request))
     counters = denoiser.counters
-    # The speakers' references differ in length, so the third request has its graph from the first.
-    assert (counters.graphs_captured, counters.graphs_evicted) == (4, 2)
+    assert (counters.graphs_captured, counters.graphs_evicted) == (3, 1)
     assert (counters.graph_replays, counters.eager_calls) == (40, 0)
 
 
 @pytest.mark.slow
 def test_compiled_blocks_serve_every_number_of_codes():
     plain, model = token2wav(), token2wav()
-    embeddings = SpeakerEmbeddings(model.code2wav_dit_model)
-    denoiser = prepare_denoiser(model.code2wav_dit_model, "compile", stage="token2wav", device="cpu", dynamic=True)
-    assert denoiser.counters.compiled_regions == len(model.code2wav_dit_model.transformer_blocks)
-    speak(model, "Chelsie", 20, 0.5, embeddings)
+    velocity = Velocity(model.code2wav_dit_model)
+    conditioner = Conditioner(velocity.dit, VOICES)
+    denoiser = prepare_denoiser(velocity, "compile", stage="token2wav", device="cpu", dynamic=True)
+    assert denoiser.counters.compiled_regions == len(velocity.dit.transformer_blocks)
+    single_mel(velocity, conditioner, request_for("Chelsie", 20, 0.5))
     compiled = denoiser.counters.as_dict()
-    for num_codes in (12, 31):
-        request = ("Ethan", num_codes, 0.5)
-        torch.testing.assert_close(speak(model, *request, embeddings), speak(plain, *request), rtol=0, atol=1e-5)
+    for num_codes in (13, 31):
+        request = request_for("Ethan", num_codes, 0.5)
+        made = single_mel(velocity, conditioner, request)
+        torch.testing.assert_close(made, plain_mel(plain, request), rtol=0, atol=1e-5)
     assert denoiser.counters.as_dict() == compiled, "no length compiles anew"
     denoiser.close()
 
 
-# --- The stage ---
+# --- Packed ---
+
+# What `speech_batching: padded` may differ by: float32's rounding, in a mel spectrogram of about 4.
+MEL_BOUND = 1e-5
+# Of samples in [-1, 1], in float64: a deep random vocoder makes much of float32's last bit.
+SAMPLE_BOUND = 1e-6
 
 
-def spec(execution: Execution) -> StageSpec:
-    stage = Token2WavConfig.named(
-        name="token2wav", backend="vllm", input="talker", num_inference_steps=4, execution=execution
-    )
-    return spec_of(stage, resolve_model("builtin:tiny-omni"))
+def mixed(guidance_scale: float) -> list[SpeechRequest]:
+    lengths = [("Chelsie", 50), ("Ethan", 33), ("Chelsie", 7), ("Ethan", 12)]
+    return [request_for(name, length, guidance_scale, str(index)) for index, (name, length) in enumerate(lengths)]
 
 
-def codes(request_id: str, num_codes: int, **fields) -> StageRequest:
-    handoff = encode_additional_information({"codec_token_ids": list(range(num_codes))})
-    return StageRequest(request_id, seed=3, handoff=handoff, **fields)
+def packed_velocity() -> tuple[Velocity, Conditioner]:
+    velocity = Velocity(token2wav().code2wav_dit_model)
+    use_block_attention(velocity.dit)
+    return velocity, Conditioner(velocity.dit, VOICES)
 
 
-def waveform(stage, request_id: str, num_codes: int) -> np.ndarray:
-    stage.add(codes(request_id, num_codes))
-    reports = []
-    while stage.has_work():
-        reports += stage.step()
-    (done,) = reports
-    assert isinstance(done, RequestDone)
-    return done.audio.samples.numpy()
+@pytest.mark.parametrize("guidance_scale", [0.5, 0.0])
+@pytest.mark.parametrize("num_fillers", [0, 5])
+def test_requests_of_different_lengths_are_denoised_together_as_they_are_alone(guidance_scale, num_fillers):
+    plain, requests = token2wav(), mixed(guidance_scale)
+    made = denoised(PackedDenoising(*packed_velocity(), requests, lambda used: used + num_fillers))
+    assert list(made) == [each.request_id for each in requests]
+    for each in requests:
+        torch.testing.assert_close(made[each.request_id], plain_mel(plain, each), rtol=0, atol=MEL_BOUND)
 
 
-@pytest.mark.slow
-def test_the_stage_compiles_while_it_loads_and_sounds_nearly_as_it_did():
-    made = {}
-    for execution in ("eager", "compile"):
-        stage = load_stage(spec(execution), lambda report: None)
-        assert stage.effective["execution"] == stage.settings["execution"] == execution
-        loaded = stage.engagement
-        made[execution] = waveform(stage, "0", 33)
-        ran = {name: value - loaded[name] for name, value in stage.engagement.items()}
-        if execution == "eager":
-            assert ran["eager_calls"] == 12 and loaded["compiled_graphs"] == 0
-        else:
-            assert loaded["compiled_graphs"] >= 1 and loaded["compile_s"] > 0
-            assert ran["compiled_graphs"] == ran["compile_s"] == ran["eager_calls"] == 0
-        stage.close()
-    assert made["eager"].std() > 0.01
-    np.testing.assert_allclose(made["compile"], made["eager"], rtol=0, atol=1e-5)
+def test_a_neighbour_that_is_not_a_number_disturbs_nobody():
+    velocity, conditioner = packed_velocity()
+    requests = mixed(0.5)
+    expected = denoised(PackedDenoising(velocity, conditioner, requests, lambda used: used))
+    denoising = PackedDenoising(velocity, conditioner, requests, lambda used: used)
+    denoising._frames[100:166] = torch.nan
+    made = denoised(denoising)
+    assert made["1"].isnan().all()
+    for name in ("0", "2", "3"):
+        assert torch.equal(made[name], expected[name]), name
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test says that it lacks")
-def test_cudagraph_without_cuda_is_refused_before_the_engine_is_made():
-    with pytest.raises(StageError, match="needs a CUDA device, and this machine has none") as caught:
-        load_stage(spec("cudagraph"), lambda report: None)
-    assert caught.value.hint == "--set token2wav.execution=eager"
+@torch.inference_mode()
+def test_a_request_that_leaves_changes_the_others_by_rounding():
+    velocity, conditioner = packed_velocity()
+    expected = denoised(PackedDenoising(velocity, conditioner, mixed(0.5), lambda used: used))
+    denoising = PackedDenoising(velocity, conditioner, mixed(0.5), lambda used: used)
+    denoising.step()
+    denoising.drop({"1"})
+    denoising.step()
+    assert list(denoising.mels()) == ["0", "2", "3"]
+    for name, made in denoising.mels().items():
+        torch.testing.assert_close(made, expected[name], rtol=0, atol=MEL_BOUND)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("streams", [False, True])
-def test_an_interrupt_leaves_a_running_request_at_the_next_step_and_the_others_finish(streams):
-    emitted, unwanted = [], set()
+def test_one_graph_per_bucket_serves_batches_of_different_requests():
+    velocity, conditioner = packed_velocity()
+    denoiser = GraphDenoiser(velocity, FakeBackend(), stage="token2wav", device=torch.device("cpu"), max_graphs=8)
+    for requests in (mixed(0.5), mixed(0.5)[1:], mixed(0.0)):
+        denoised(PackedDenoising(velocity, conditioner, requests, bucket))
+    assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (1, 24)
 
-    def emit(report) -> None:
-        emitted.append(report)
-        if report.request_id in unwanted:
-            # What the reader of commands does, from its thread, when an abort arrives.
-            stage.interrupt(report.request_id)
 
-    stage = load_stage(spec("eager"), emit)
-    try:
-        alone = waveform(stage, "alone", 33)
-        emitted.clear()
-        unwanted.add("gone")
-        for request in (codes("first", 33), codes("gone", 120, streams=streams), codes("third", 33)):
-            stage.add(request)
-        done = []
-        while len(done) < 2:
-            done += stage.step()
-        stage.abort("gone")
-        assert [(type(report), report.request_id) for report in done] == [
-            (RequestDone, "first"),
-            (RequestDone, "third"),
-        ]
-        for report in done:
-            np.testing.assert_array_equal(report.audio.samples.numpy(), alone)
-        # Of a stream the first sign is its first chunk, after which its others are in the same batch.
-        (sign,) = [report for report in emitted if report.request_id == "gone"]
-        assert isinstance(sign, WaveformChunk if streams else Progress)
-        assert not stage.has_work() and not stage.active and not stage._marks_of and not stage._cancelled
-        np.testing.assert_array_equal(waveform(stage, "gone again", 33), alone)
-    finally:
-        stage.close()
+def test_buckets_grow_by_less_than_a_quarter():
+    for used in range(1, 5000):
+        assert used <= bucket(used) and (bucket(used) == 32 or bucket(used) < used * 1.25)
+        assert bucket(bucket(used)) == bucket(used)
+    assert list(buckets(272)) == [32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256]
+
+
+@torch.inference_mode()
+def test_spectrograms_of_different_lengths_are_vocoded_together_as_they_are_alone():
+    vocoder = loud_vocoder().double()
+    draw = torch.Generator().manual_seed(0)
+    mels = [torch.randn(1, frames, 80, generator=draw, dtype=torch.float64) for frames in (100, 66, 7, 1)]
+    heard = [Heard(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
+    alone = dict(Vocoder(vocoder).waveforms(heard))
+    together = dict(PackedVocoder(vocoder, plain_activation).waveforms(heard))
+    for name, samples in alone.items():
+        assert samples.std() > 0.05, "silence would be within any bound"
+        torch.testing.assert_close(together[name], samples, rtol=0, atol=SAMPLE_BOUND)
+
+
+@torch.inference_mode()
+def test_a_spectrogram_that_is_not_a_number_spoils_no_other_waveform():
+    vocoder = PackedVocoder(loud_vocoder(), plain_activation)
+    mels = [torch.randn(1, frames, 80) for frames in (20, 30, 20)]
+    heard = [Heard(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
+    expected = dict(vocoder.waveforms(heard))
+    mels[1].fill_(torch.nan)
+    made = dict(vocoder.waveforms(heard))
+    assert made["1"].isnan().any()
+    assert torch.equal(made["0"], expected["0"]) and torch.equal(made["2"], expected["2"])
+
+
+def loud_vocoder() -> torch.nn.Module:
+    """With weights that keep a signal's size, unlike those that transformers draws."""
+    vocoder = token2wav().code2wav_bigvgan_model
+    for module in vocoder.modules():
+        if isinstance(module, torch.nn.Conv1d):
+            module.weight.data.normal_(0, module.weight[0].numel() ** -0.5)
+        elif isinstance(module, torch.nn.ConvTranspose1d):
+            inputs = module.weight.shape[0] * module.weight.shape[2] / module.stride[0]
+            module.weight.data.normal_(0, inputs**-0.5)
+        elif isinstance(module, Qwen2_5OmniSnakeBeta):
+            module.alpha.data.normal_(0, 0.3)
+            module.beta.data.normal_(0, 0.3)
+    return vocoder

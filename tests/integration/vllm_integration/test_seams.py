@@ -240,9 +240,11 @@ OVERRIDES = [
     ("omni_cli.vllm_integration.output_processor", "vllm.v1.engine.output_processor"),
     ("omni_cli.vllm_integration.conditioned_scheduler", "vllm.v1.core.sched.scheduler"),
     (
-        "omni_cli.models.qwen2_5_omni.chunk_waveform",
+        "omni_cli.models.qwen2_5_omni.velocity",
         "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
     ),
+    ("omni_cli.models.qwen2_5_omni.packing", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
+    ("omni_cli.models.qwen2_5_omni.vocoder", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
     ("omni_cli.models.qwen2_5_omni.talker", "vllm.model_executor.models.qwen2"),
     ("omni_cli.models.qwen2_5_omni.token2wav", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
 ]

@@ -1,0 +1,62 @@
+"""The arithmetic of a stage's matrix products and convolutions: set for all of them at once, and read back."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+
+from omni_cli.config.schema import Precision
+from omni_cli.errors import StageError
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.ConvTranspose1d)
+
+
+def use_precision(precision: Precision, *, stage: str, device: str) -> None:
+    """Set float32's arithmetic for this process, which is the stage's own; raises `StageError` where there is no TF32.
+
+    torch's default is mixed: whole float32 for products, TF32 for convolutions.
+    """
+    if precision == "tf32" and torch.device(device).type != "cuda":
+        raise StageError(
+            f"stage `{stage}`: `precision: tf32` needs a CUDA device, and the stage runs on `{device}`",
+            stage=stage,
+            hint=f"--set {stage}.precision=float32",
+        )
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def reduce_weights(module: nn.Module) -> None:
+    """Keep the weights of `module`'s linear layers and convolutions in bfloat16, for `arithmetic("bfloat16")`."""
+    for layer in module.modules():
+        if isinstance(layer, _LAYERS):
+            layer.weight = nn.Parameter(layer.weight.to(torch.bfloat16), requires_grad=False)
+            if layer.bias is not None:
+                layer.bias = nn.Parameter(layer.bias.to(torch.bfloat16), requires_grad=False)
+
+
+def arithmetic(precision: Precision, device: str) -> AbstractContextManager[object]:
+    """Within it, layers compute in `precision`; sums, norms and what is not a layer stay in float32."""
+    if precision != "bfloat16":
+        return nullcontext()
+    # Its cache of converted weights must not outlive a CUDA graph's capture, and the weights are converted anyway.
+    autocast: AbstractContextManager[object] = torch.autocast(
+        torch.device(device).type, torch.bfloat16, cache_enabled=False
+    )
+    return autocast
+
+
+def precision_of(modules: list[nn.Module]) -> str:
+    """Arithmetic of the layers of `modules` as `precision` names it, read back; several are joined by `+`."""
+    layers = [layer for module in modules for layer in module.modules() if isinstance(layer, _LAYERS)]
+    return "+".join(sorted({_of(layer) for layer in layers}))
+
+
+def _of(layer: nn.Module) -> str:
+    weight = layer.weight
+    assert isinstance(weight, torch.Tensor)
+    if weight.dtype != torch.float32:
+        return str(weight.dtype).removeprefix("torch.")
+    products = torch.backends.cuda.matmul if isinstance(layer, nn.Linear) else torch.backends.cudnn
+    return "tf32" if weight.device.type == "cuda" and products.allow_tf32 else "float32"

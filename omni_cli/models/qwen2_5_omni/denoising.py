@@ -1,0 +1,121 @@
+"""Requests on their way from noise to mel spectrograms, a step at a time: one alone, or several in packed blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from omni_cli.models.qwen2_5_omni.packing import Layout
+from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, SpeechRequest
+from omni_cli.models.qwen2_5_omni.velocity import EVALUATIONS_PER_STEP, Velocity, stepped
+
+
+class Denoising(Protocol):
+    """Requests with the same `Sampling`, all at the same step."""
+
+    def step(self) -> None:
+        """Denoise all of them by one step."""
+
+    def drop(self, request_ids: set[str]) -> None:
+        """Leave these out from now on."""
+
+    def mels(self) -> dict[str, torch.Tensor]:
+        """The frames so far, (1, num_frames, mel_dim) by request id."""
+
+
+class SingleDenoising:
+    """A request alone, bit for bit as transformers denoises it."""
+
+    def __init__(self, velocity: Velocity, conditioner: Conditioner, request: SpeechRequest) -> None:
+        dit = velocity.dit
+        self._request, self._velocity = request, velocity
+        self._frames = request.noise(dit.repeats, dit.mel_dim)
+        self._num_done = 0
+        self._evaluations = velocity.evaluations(request.sampling.schedule, num_rows=request.sampling.num_rows)
+        self._conditions = conditioner.conditions(request)
+        positions = torch.arange(self._frames.shape[1], device=self._frames.device)
+        self._rotary = dit.rotary_embed(self._frames, positions.expand(request.sampling.num_rows, -1))
+        # One for all rows and heads, which attention broadcasts.
+        self._block_diff = dit._create_block_diff(self._frames)[:1, :1].to(torch.int16)
+
+    def step(self) -> None:
+        sampling, first = self._request.sampling, self._num_done * EVALUATIONS_PER_STEP
+        modulations = iter(self._evaluations.modulations[first : first + EVALUATIONS_PER_STEP])
+
+        def velocity(_: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
+            rows = frames.expand(sampling.num_rows, -1, -1)
+            predicted = self._velocity(rows, next(modulations), self._conditions, *self._rotary, self._block_diff)
+            return sampling.guided(*predicted.chunk(2)) if sampling.is_guided else predicted
+
+        self._frames = stepped(self._evaluations.times, self._num_done, self._frames, velocity)
+        self._num_done += 1
+
+    def drop(self, request_ids: set[str]) -> None:
+        """Nothing: without it nobody is left."""
+
+    def mels(self) -> dict[str, torch.Tensor]:
+        return {self._request.request_id: self._frames}
+
+
+class PackedDenoising:
+    """Several requests in one call of the DiT; `num_blocks_for` rounds the number of blocks up to one that is ready.
+
+    `velocity` must have block attention. The frames of all requests are (num_frames, mel_dim), one after another.
+    """
+
+    def __init__(
+        self,
+        velocity: Velocity,
+        conditioner: Conditioner,
+        requests: Sequence[SpeechRequest],
+        num_blocks_for: Callable[[int], int],
+    ) -> None:
+        dit = velocity.dit
+        self._velocity, self._conditioner, self._num_blocks_for = velocity, conditioner, num_blocks_for
+        self._num_done = 0
+        self._sampling = requests[0].sampling
+        self._evaluations = velocity.evaluations(self._sampling.schedule, num_rows=1)
+        self._set(list(requests), torch.cat([each.noise(dit.repeats, dit.mel_dim)[0] for each in requests]))
+
+    def _set(self, requests: list[SpeechRequest], frames: torch.Tensor) -> None:
+        dit, device = self._velocity.dit, frames.device
+        num_rows = self._sampling.num_rows
+        self._requests, self._frames = requests, frames
+        self._lengths = [len(each.codes) * dit.repeats for each in requests]
+        layout = Layout.of(self._lengths * num_rows, dit.block_size, num_blocks_for=self._num_blocks_for)
+        conditions = [self._conditioner.conditions(each) for each in requests]
+        self._conditions = layout.pack([rows[row] for row in range(num_rows) for rows in conditions])
+        tables = dit.rotary_embed(self._frames, layout.positions().to(device)[None])
+        self._rotary = [table.view(layout.num_blocks, dit.block_size, 1, -1) for table in tables]
+        self._block_diff = layout.block_diff().to(device)
+        # Of each packed frame the row of `frames`, or the row of zeros after them; and of each row its packed frames.
+        places = [torch.arange(start, start + length) for start, length in layout.spans]
+        self._places = torch.cat(places).view(num_rows, -1).to(device)
+        rows = torch.full((layout.num_frames,), len(frames))
+        rows[torch.cat(places)] = torch.arange(len(frames)).repeat(num_rows)
+        self._rows = rows.to(device)
+
+    def step(self) -> None:
+        sampling, first = self._sampling, self._num_done * EVALUATIONS_PER_STEP
+        modulations = iter(self._evaluations.modulations[first : first + EVALUATIONS_PER_STEP])
+
+        def velocity(_: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
+            packed = torch.cat((frames, frames.new_zeros(1, frames.shape[1])))[self._rows][None]
+            predicted = self._velocity(packed, next(modulations), self._conditions, *self._rotary, self._block_diff)
+            rows = predicted[0, self._places]
+            return sampling.guided(*rows) if sampling.is_guided else rows[0]
+
+        self._frames = stepped(self._evaluations.times, self._num_done, self._frames, velocity)
+        self._num_done += 1
+
+    def drop(self, request_ids: set[str]) -> None:
+        parts = zip(self._requests, self._frames.split(self._lengths), strict=True)
+        kept = [(each, frames) for each, frames in parts if each.request_id not in request_ids]
+        if kept:
+            self._set([each for each, _ in kept], torch.cat([frames for _, frames in kept]))
+
+    def mels(self) -> dict[str, torch.Tensor]:
+        parts = zip(self._requests, self._frames.split(self._lengths), strict=True)
+        return {each.request_id: frames[None] for each, frames in parts}

@@ -1,0 +1,121 @@
+"""One request for speech as token2wav computes it, and its inputs that stay the same while it is denoised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from omni_cli.models.qwen2_5_omni.velocity import Schedule
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Settings by which a request is denoised."""
+
+    num_steps: int
+    guidance_scale: float
+    sway_coefficient: float
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.num_steps, self.sway_coefficient)
+
+    @property
+    def is_guided(self) -> bool:
+        return self.guidance_scale >= 1e-5
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the DiT's batch per request: with guidance, a second one without conditions."""
+        return 2 if self.is_guided else 1
+
+    def guided(self, predicted: torch.Tensor, unguided: torch.Tensor) -> torch.Tensor:
+        return predicted + (predicted - unguided) * self.guidance_scale
+
+
+@dataclass(frozen=True)
+class SpeechRequest:
+    """Audio of codes [start, end) of a request; `codes` (num_codes,) int64 on the device begin at `codes_start`."""
+
+    request_id: str
+    codes: torch.Tensor
+    codes_start: int
+    start: int
+    end: int
+    seed: int
+    speaker: str
+    sampling: Sampling
+
+    @classmethod
+    def of(cls, request_id: str, token_ids: torch.Tensor, information: Mapping[str, Any]) -> SpeechRequest:
+        """A request of the engine; all of its codes unless its `information` has a chunk."""
+        codes_start, start, end = information.get("chunk", (0, 0, len(token_ids)))
+        return cls(
+            request_id,
+            token_ids.long(),
+            codes_start=codes_start,
+            start=start,
+            end=end,
+            seed=int(information["seed"][0]),
+            speaker=information["speaker"][0],
+            sampling=Sampling(
+                int(information["num_inference_steps"][0]),
+                float(information["guidance_scale"][0]),
+                float(information["sway_coefficient"][0]),
+            ),
+        )
+
+    def noise(self, repeats: int, mel_dim: int) -> torch.Tensor:
+        """(1, num_frames, mel_dim) on the device of the codes.
+
+        Drawn on the host, so that a seed gives the same audio on every device, streamed or whole. The first rows do
+        not depend on how many are drawn: those of a chunk are rows of the whole's.
+        """
+        first, num_frames = self.codes_start * repeats, len(self.codes) * repeats
+        generator = torch.Generator().manual_seed(self.seed)
+        noise = torch.randn((1, first + num_frames, mel_dim), generator=generator)[:, first:]
+        return noise.to(self.codes.device)
+
+
+class Conditioner:
+    """Makes the conditions of requests; the speaker encoder, which sees the reference alone, runs once per speaker."""
+
+    def __init__(self, dit: nn.Module, speakers: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        self._dit = dit
+        self._speakers = speakers
+        self._encodings: dict[tuple[str, int], torch.Tensor] = {}
+        self._vectors: dict[str, torch.Tensor] = {}
+
+    def conditions(self, request: SpeechRequest) -> torch.Tensor:
+        """(rows, num_frames, condition_dim), in the order in which the DiT's input projection takes them."""
+        dit, codes, num_rows = self._dit, request.codes[None], request.sampling.num_rows
+        embedded = [dit.text_embed(codes), dit.text_embed(codes, drop_code=True)][:num_rows]
+        num_frames = embedded[0].shape[1]
+        vector = self._vector(request.speaker)
+        vectors = torch.cat([vector, torch.zeros_like(vector)][:num_rows])
+        encoding = self._encoding(request.speaker, num_rows)
+        return torch.cat(
+            (
+                encoding[:, None].expand(-1, num_frames, -1),
+                torch.cat(embedded),
+                vectors[:, None].expand(-1, num_frames, -1),
+            ),
+            dim=-1,
+        )
+
+    def _vector(self, speaker: str) -> torch.Tensor:
+        if speaker not in self._vectors:
+            self._vectors[speaker] = self._speakers[speaker]["cond"].to(self._dit.device).float()
+        return self._vectors[speaker]
+
+    def _encoding(self, speaker: str, num_rows: int) -> torch.Tensor:
+        """(num_rows, enc_dim)."""
+        key = (speaker, num_rows)
+        if key not in self._encodings:
+            mel = self._speakers[speaker]["ref_mel"].to(self._dit.device).float()
+            self._encodings[key] = self._dit.input_embed.spk_encoder(torch.cat([mel, torch.zeros_like(mel)][:num_rows]))
+        return self._encodings[key]

@@ -1,0 +1,147 @@
+"""token2wav's modules as a stage's keys want them: alone or packed, in one of the modes, in one precision."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
+
+from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser
+from omni_cli.execution.graphs import MAX_GRAPHS
+from omni_cli.execution.precision import arithmetic, precision_of, reduce_weights, use_precision
+from omni_cli.models.qwen2_5_omni.denoising import Denoising, PackedDenoising, SingleDenoising
+from omni_cli.models.qwen2_5_omni.packing import BlockAttention, use_block_attention
+from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
+from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, Sampling, SpeechRequest
+from omni_cli.models.qwen2_5_omni.velocity import Velocity
+from omni_cli.models.qwen2_5_omni.vocoder import Heard, PackedVocoder, Vocoder
+
+SMALLEST_BUCKET = 32
+# Buckets from one power of two to the next: a batch is padded by less than a quarter.
+BUCKETS_PER_OCTAVE = 4
+MAX_BUCKETS = 64
+# Four seconds of guided speech; graphs are captured ahead for batches of so much for each of `max_num_seqs`.
+TYPICAL_BLOCKS = 34
+
+
+class Synthesizer:
+    """Denoises requests and makes their waveforms; `denoiser` counts the DiT's calls by mode."""
+
+    def __init__(
+        self,
+        token2wav: Qwen2_5OmniToken2WavModel,
+        speakers: Mapping[str, Mapping[str, torch.Tensor]],
+        stage: Token2WavConfig,
+    ) -> None:
+        dit, vocoder = token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model
+        self._stage, self.device = stage, str(dit.device)
+        use_precision(stage.precision, stage=stage.name, device=self.device)
+        self.velocity = Velocity(dit)
+        self._conditioner = Conditioner(dit, speakers)
+        self._is_packed = stage.speech_batching == "padded"
+        if self._is_packed:
+            use_block_attention(self.velocity.dit)
+        if stage.precision == "bfloat16":
+            for module in (*self._evaluated, vocoder):
+                reduce_weights(module)
+        self.vocoder = Vocoder(vocoder)
+        if self._is_packed and dit.device.type == "cuda":
+            from omni_cli.models.qwen2_5_omni.fused_activation import fused_activation
+
+            self.vocoder = PackedVocoder(vocoder, fused_activation)
+        # Alone, shapes follow the number of codes, so what is compiled is compiled for all of them, and there is a
+        # graph for each number of codes, which pays within its first request. Packed, there is one for each bucket.
+        self.denoiser = prepare_denoiser(
+            self.velocity,
+            stage.execution,
+            stage=stage.name,
+            device=self.device,
+            dynamic=True,
+            max_graphs=MAX_BUCKETS if self._is_packed else MAX_GRAPHS,
+        )
+
+    @property
+    def _evaluated(self) -> list[nn.Module]:
+        """Modules of each evaluation; embeddings of times and speakers, which run once, stay in float32."""
+        dit = self.velocity.dit
+        blocks = [part for block in dit.transformer_blocks for part in (block.attn, block.ff)]
+        return [dit.input_embed.proj, *blocks, dit.proj_out]
+
+    @property
+    def precision(self) -> str:
+        """Arithmetic of all layers of an evaluation and of the vocoder, read back from them."""
+        return precision_of([*self._evaluated, self.vocoder.module])
+
+    @property
+    def speech_batching(self) -> str:
+        """Read back from the modules."""
+        blocks = self.velocity.dit.transformer_blocks
+        return "padded" if all(isinstance(block.attn, BlockAttention) for block in blocks) else "exact"
+
+    def arithmetic(self) -> AbstractContextManager[object]:
+        return arithmetic(self._stage.precision, self.device)
+
+    def groups(self, requests: Sequence[SpeechRequest]) -> Iterator[list[SpeechRequest]]:
+        """Requests that run together: each alone, or those that are denoised alike."""
+        if not self._is_packed:
+            yield from ([each] for each in requests)
+            return
+        alike: dict[Sampling, list[SpeechRequest]] = {}
+        for each in requests:
+            alike.setdefault(each.sampling, []).append(each)
+        yield from alike.values()
+
+    def begin(self, requests: Sequence[SpeechRequest]) -> Denoising:
+        """`requests` of one group as noise."""
+        if self._is_packed:
+            return PackedDenoising(self.velocity, self._conditioner, requests, self._num_blocks_for)
+        (request,) = requests
+        return SingleDenoising(self.velocity, self._conditioner, request)
+
+    def _num_blocks_for(self, used: int) -> int:
+        return bucket(used) if isinstance(self.denoiser, GraphDenoiser) else used
+
+    def waveforms(
+        self, requests: Sequence[SpeechRequest], mels: Mapping[str, torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Samples (num_samples,) float32 in [-1, 1] on the host by request id, each as soon as it is there."""
+        repeats, samples_per_frame = self.velocity.dit.repeats, self.vocoder.samples_per_frame
+        return self.vocoder.waveforms(
+            [
+                Heard.of(each, mels[each.request_id], repeats=repeats, samples_per_frame=samples_per_frame)
+                for each in requests
+            ]
+        )
+
+    def capture_ahead(self, request: SpeechRequest) -> None:
+        """Capture the graphs of all buckets up to that of a full batch, as `request` is denoised."""
+        if not self._is_packed or not isinstance(self.denoiser, GraphDenoiser):
+            return
+        largest = bucket((self._stage.max_num_seqs or 1) * TYPICAL_BLOCKS)
+        with self.arithmetic():
+            for size in buckets(largest):
+                PackedDenoising(self.velocity, self._conditioner, [request], functools.partial(max, size)).step()
+
+
+def bucket(num_blocks: int) -> int:
+    """The smallest bucket that `num_blocks` fit in."""
+    power = 1 << max(0, (num_blocks - 1).bit_length() - 1)
+    step = max(SMALLEST_BUCKET, power) // BUCKETS_PER_OCTAVE
+    return max(SMALLEST_BUCKET, -(-num_blocks // step) * step)
+
+
+def buckets(largest: int) -> Iterator[int]:
+    size = SMALLEST_BUCKET
+    while size <= largest:
+        yield size
+        size = bucket(size + 1)
+
+
+def codes_per_block(token2wav: Qwen2_5OmniToken2WavModel) -> int:
+    """Codes in one block of the DiT's attention; context that begins with a block is computed as in the whole."""
+    dit = token2wav.code2wav_dit_model
+    return max(1, int(dit.block_size) // int(dit.repeats))

@@ -1,0 +1,114 @@
+"""token2wav on the device: graphs and kernels against transformers' own modules."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    Qwen2_5OmniAntiAliasedActivation1d,
+    Qwen2_5OmniSnakeBeta,
+    Qwen2_5OmniToken2WavDiTModel,
+)
+
+from omni_cli.execution.denoiser import prepare_denoiser
+from omni_cli.models.qwen2_5_omni.denoising import PackedDenoising, SingleDenoising
+from omni_cli.models.qwen2_5_omni.packing import use_block_attention
+from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, Sampling, SpeechRequest
+from omni_cli.models.qwen2_5_omni.synthesizer import bucket
+from omni_cli.models.qwen2_5_omni.velocity import Velocity
+from omni_cli.models.qwen2_5_omni.vocoder import plain_activation
+
+if torch.cuda.is_available():
+    from omni_cli.models.qwen2_5_omni.fused_activation import fused_activation
+
+
+def speech_parts() -> tuple[torch.nn.Module, dict[str, dict[str, torch.Tensor]], list[Any]]:
+    """A DiT on the device, two voices, and requests of both."""
+    torch.manual_seed(0)
+    dit = Qwen2_5OmniToken2WavDiTModel(Qwen2_5OmniDiTConfig(num_hidden_layers=4)).eval().to("cuda")
+    voices = {
+        name: {"cond": torch.randn(1, dit.config.enc_emb_dim), "ref_mel": torch.randn(1, 300, dit.config.mel_dim)}
+        for name in ("a", "b")
+    }
+    requests = [
+        SpeechRequest(str(index), torch.arange(length, device="cuda"), 0, 0, length, 5, name, Sampling(4, 0.5, -1.0))
+        for index, (name, length) in enumerate([("a", 50), ("b", 50), ("a", 50), ("b", 20)])
+    ]
+    return dit, voices, requests
+
+
+@torch.inference_mode()
+def denoised(denoising) -> dict[str, torch.Tensor]:
+    for _ in range(3):
+        denoising.step()
+    return denoising.mels()
+
+
+def plain_mel(dit: torch.nn.Module, voice: dict[str, torch.Tensor], request) -> torch.Tensor:
+    """The mel spectrogram by transformers' solver from the noise of `request`, which it draws on the host."""
+    noise = request.noise(dit.repeats, dit.mel_dim)
+    with patch("torch.randn", lambda *_, **__: noise):
+        made = dit.sample(voice["cond"].cuda(), voice["ref_mel"].cuda(), request.codes[None], num_steps=4)
+    return made.permute(0, 2, 1)
+
+
+def test_token2wav_replays_what_transformers_computes_for_every_speaker():
+    dit, voices, requests = speech_parts()
+    velocity = Velocity(dit)
+    conditioner = Conditioner(velocity.dit, voices)
+    denoiser = prepare_denoiser(velocity, "cudagraph", stage="token2wav", device="cuda")
+    for request in requests:
+        (made,) = denoised(SingleDenoising(velocity, conditioner, request)).values()
+        assert torch.equal(made, plain_mel(dit, voices[request.speaker], request)), request.request_id
+    assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (2, 48)
+    denoiser.close()
+
+
+def test_packed_token2wav_replays_one_graph_for_all_lengths_within_its_bound():
+    dit, voices, requests = speech_parts()
+    velocity = Velocity(dit)
+    use_block_attention(velocity.dit)
+    conditioner = Conditioner(velocity.dit, voices)
+    denoiser = prepare_denoiser(velocity, "cudagraph", stage="token2wav", device="cuda")
+    for batch in (requests, requests[1:]):
+        made = denoised(PackedDenoising(velocity, conditioner, batch, lambda used: max(bucket(used), 48)))
+        for request in batch:
+            expected = plain_mel(dit, voices[request.speaker], request)
+            torch.testing.assert_close(made[request.request_id], expected, rtol=0, atol=1e-4)
+    assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (1, 24)
+    denoiser.close()
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-5), (torch.bfloat16, 5e-2)])
+@pytest.mark.parametrize("rate", [1, 5, 240])
+@torch.inference_mode()
+def test_the_fused_activation_is_that_of_the_vocoder_for_each_sequence(dtype, bound, rate):
+    torch.manual_seed(0)
+    module = Qwen2_5OmniAntiAliasedActivation1d(activation=Qwen2_5OmniSnakeBeta(6)).cuda()
+    module.act.alpha.data.normal_(0, 0.5)
+    module.act.beta.data.normal_(0, 0.5)
+    bounds = torch.zeros(2, 90, dtype=torch.int32, device="cuda")
+    for start, end in ((0, 40), (45, 46), (51, 80)):
+        bounds[0, start:end], bounds[1, start:end] = start, end
+    x = torch.randn(1, 6, 90 * rate, device="cuda")
+    expected = plain_activation(module, x.to(dtype).float(), bounds, rate)
+    made = fused_activation(module, x.to(dtype), bounds, rate)
+    assert made.dtype == dtype
+    torch.testing.assert_close(made.float(), expected, rtol=0, atol=bound)
+
+
+def test_packed_neighbours_that_are_not_numbers_disturb_nobody():
+    dit, voices, requests = speech_parts()
+    velocity = Velocity(dit)
+    use_block_attention(velocity.dit)
+    conditioner = Conditioner(velocity.dit, voices)
+    expected = denoised(PackedDenoising(velocity, conditioner, requests, bucket))
+    denoising = PackedDenoising(velocity, conditioner, requests, bucket)
+    denoising._frames[100:200] = torch.nan
+    made = denoised(denoising)
+    assert made["1"].isnan().all()
+    assert all(torch.equal(made[name], expected[name]) for name in ("0", "2", "3"))

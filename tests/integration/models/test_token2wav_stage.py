@@ -1,0 +1,194 @@
+"""token2wav's stage on vLLM: its keys, its batches, and requests that are cancelled."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from support.stage_specs import spec_of
+
+from omni_cli.compat.libraries import prepare_libraries
+
+prepare_libraries()
+
+from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
+from omni_cli.config.schema import Execution  # noqa: E402
+from omni_cli.errors import StageError  # noqa: E402
+from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
+from omni_cli.models.registry import load_stage  # noqa: E402
+from omni_cli.stage.messages import Progress, RequestDone, StageRequest, WaveformChunk  # noqa: E402
+from omni_cli.stage.payloads import encode_additional_information  # noqa: E402
+from omni_cli.stage.protocol import StageSpec  # noqa: E402
+
+
+def spec(execution: Execution = "eager", **keys) -> StageSpec:
+    stage = Token2WavConfig.named(
+        name="token2wav", backend="vllm", input="talker", num_inference_steps=4, execution=execution, **keys
+    )
+    return spec_of(stage, resolve_model("builtin:tiny-omni"))
+
+
+def codes(request_id: str, num_codes: int, **fields) -> StageRequest:
+    handoff = encode_additional_information({"codec_token_ids": list(range(num_codes))})
+    return StageRequest(request_id, seed=3, handoff=handoff, **fields)
+
+
+def waveform(stage, emitted: list, request_id: str, num_codes: int) -> np.ndarray:
+    stage.add(codes(request_id, num_codes))
+    while stage.has_work():
+        assert stage.step() == []
+    (done,) = waveforms(emitted, request_id).values()
+    return done
+
+
+def waveforms(emitted: list, *request_ids: str) -> dict[str, np.ndarray]:
+    """By request id, in the order in which they were finished."""
+    done = [report for report in emitted if isinstance(report, RequestDone) and report.request_id in request_ids]
+    assert len(done) == len(request_ids)
+    return {report.request_id: report.audio.samples.numpy() for report in done}
+
+
+@pytest.mark.slow
+def test_the_stage_compiles_while_it_loads_and_sounds_nearly_as_it_did():
+    made = {}
+    for execution in ("eager", "compile"):
+        emitted: list = []
+        stage = load_stage(spec(execution), emitted.append)
+        assert stage.effective["execution"] == stage.settings["execution"] == execution
+        loaded = stage.engagement
+        made[execution] = waveform(stage, emitted, "0", 33)
+        ran = {name: value - loaded[name] for name, value in stage.engagement.items()}
+        if execution == "eager":
+            assert ran["eager_calls"] == 12 and loaded["compiled_graphs"] == 0
+        else:
+            assert loaded["compiled_graphs"] >= 1 and loaded["compile_s"] > 0
+            assert ran["compiled_graphs"] == ran["compile_s"] == ran["eager_calls"] == 0
+        stage.close()
+    assert made["eager"].std() > 0.01
+    np.testing.assert_allclose(made["compile"], made["eager"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test says that it lacks")
+def test_cudagraph_without_cuda_is_refused_before_the_engine_is_made():
+    with pytest.raises(StageError, match="needs a CUDA device, and this machine has none") as caught:
+        load_stage(spec("cudagraph"), lambda report: None)
+    assert caught.value.hint == "--set token2wav.execution=eager"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_interrupt_leaves_a_running_request_at_the_next_step_and_the_others_finish(streams):
+    emitted, unwanted = [], set()
+
+    def emit(report) -> None:
+        emitted.append(report)
+        if report.request_id in unwanted:
+            # What the reader of commands does, from its thread, when an abort arrives.
+            stage.interrupt(report.request_id)
+
+    stage = load_stage(spec("eager"), emit)
+    try:
+        alone = waveform(stage, emitted, "alone", 33)
+        emitted.clear()
+        unwanted.add("gone")
+        for request in (codes("first", 33), codes("gone", 120, streams=streams), codes("third", 33)):
+            stage.add(request)
+        while len([report for report in emitted if isinstance(report, RequestDone)]) < 2:
+            assert stage.step() == []
+        stage.abort("gone")
+        made = waveforms(emitted, "first", "third")
+        assert list(made) == ["first", "third"]
+        for samples in made.values():
+            np.testing.assert_array_equal(samples, alone)
+        # Of a stream the first sign is its first chunk, after which its others are in the same batch.
+        (sign,) = [report for report in emitted if report.request_id == "gone"]
+        assert isinstance(sign, WaveformChunk if streams else Progress)
+        assert not stage.has_work() and not stage.active and not stage._marks_of and not stage._cancelled
+        np.testing.assert_array_equal(waveform(stage, emitted, "gone again", 33), alone)
+    finally:
+        stage.close()
+
+
+@pytest.mark.slow
+def test_a_waveform_is_sent_while_the_next_request_of_its_batch_still_runs():
+    emitted: list = []
+    stage = load_stage(spec(max_num_seqs=4), emitted.append)
+    try:
+        for name in ("first", "second"):
+            stage.add(codes(name, 33))
+        while stage.has_work():
+            stage.step()
+    finally:
+        stage.close()
+    order = [(type(report), report.request_id) for report in emitted]
+    assert order.index((RequestDone, "first")) < order.index((Progress, "second"))
+
+
+@pytest.mark.slow
+def test_padded_sounds_as_exact_does_within_its_bound_and_both_say_what_they_are():
+    lengths = {"a": 50, "b": 33, "c": 7}
+    made = {}
+    for batching in ("exact", "padded"):
+        emitted: list = []
+        stage = load_stage(spec(max_num_seqs=4, speech_batching=batching), emitted.append)
+        try:
+            assert (stage.effective["speech_batching"], stage.effective["precision"]) == (batching, "float32")
+            for name, num_codes in lengths.items():
+                stage.add(codes(name, num_codes))
+            before = stage.engagement["eager_calls"]
+            while stage.has_work():
+                stage.step()
+            calls = stage.engagement["eager_calls"] - before
+            assert calls == (36 if batching == "exact" else 12)
+            made[batching] = waveforms(emitted, *lengths)
+            again = waveform(stage, emitted, "again", 33)
+            if batching == "exact":
+                np.testing.assert_array_equal(again, made["exact"]["b"])
+        finally:
+            stage.close()
+    for name, exact in made["exact"].items():
+        assert exact.std() > 0.01
+        np.testing.assert_allclose(made["padded"][name], exact, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_padded_requests_that_are_cancelled_leave_the_batch():
+    emitted, unwanted = [], {"gone"}
+
+    def emit(report) -> None:
+        emitted.append(report)
+        if report.request_id in unwanted:
+            stage.interrupt(report.request_id)
+
+    stage = load_stage(spec(max_num_seqs=4, speech_batching="padded"), emit)
+    try:
+        for name, num_codes in (("first", 33), ("gone", 120), ("third", 33)):
+            stage.add(codes(name, num_codes))
+        while len([report for report in emitted if isinstance(report, RequestDone)]) < 2:
+            stage.step()
+        stage.abort("gone")
+        made = waveforms(emitted, "first", "third")
+        assert [type(report) for report in emitted if report.request_id == "gone"] == [Progress]
+        np.testing.assert_allclose(made["first"], made["third"], rtol=0, atol=1e-5)
+        assert not stage.has_work() and not stage.active and not stage._marks and not stage._marks_of
+    finally:
+        stage.close()
+
+
+@pytest.mark.slow
+def test_bfloat16_is_what_every_layer_runs_in_and_is_heard():
+    emitted: list = []
+    stage = load_stage(spec(precision="bfloat16"), emitted.append)
+    try:
+        assert stage.effective["precision"] == stage.settings["precision"] == "bfloat16"
+        assert np.isfinite(waveform(stage, emitted, "0", 33)).all()
+    finally:
+        stage.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test says that it lacks")
+def test_tf32_without_cuda_is_refused():
+    with pytest.raises(StageError, match="`precision: tf32` needs a CUDA device") as caught:
+        load_stage(spec(precision="tf32"), lambda report: None)
+    assert caught.value.hint == "--set token2wav.precision=float32"
