@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -43,19 +43,6 @@ NumItersWarmupOption = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class ProfileSettings:
-    """Limits and display of a run."""
-
-    num_iters: int
-    num_iters_warmup: int
-    output_dir: Path
-    timeout_s: float | None
-    as_json: bool
-    verbose: bool
-    quiet: bool
-
-
 def profile(
     stage: StageOption = "all",
     num_iters: NumItersOption = DEFAULT_NUM_ITERS,
@@ -92,7 +79,7 @@ def profile(
     workload = replace(workload, given_lengths=lengths_given_by(source.overrides))
     check_devices(config)
     need_numpy("profiling")
-    from omni_cli.cli.profile.run import run_profile
+    from omni_cli.cli.profile.run import ProfileSettings, run_profile
 
     settings = ProfileSettings(num_iters, num_iters_warmup, output_dir, timeout, as_json, verbose, quiet)
     return run_profile(config, workload, settings, command=("omni", *sys.argv[1:]))

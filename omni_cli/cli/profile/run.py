@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,11 +30,23 @@ from omni_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from omni_cli.bench.workload import Workload
-    from omni_cli.cli.profile.command import ProfileSettings
     from omni_cli.config.schema import EngineConfig
 
 TRACE_NAME = "trace.json.gz"
 RECORD_NAME = "profile.json"
+
+
+@dataclass(frozen=True)
+class ProfileSettings:
+    """Limits and display of a run."""
+
+    num_iters: int
+    num_iters_warmup: int
+    output_dir: Path
+    timeout_s: float | None
+    as_json: bool
+    verbose: bool
+    quiet: bool
 
 
 def run_profile(
