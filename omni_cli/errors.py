@@ -15,7 +15,6 @@ Only `omni_cli.cli` prints these or turns them into exit codes.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -41,12 +40,12 @@ class OmniError(Exception):
         self.message = message
         self.hint = hint
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # Unpickling recreates exceptions from positional arguments only; most of these have more.
         return _rebuilt, (type(self), self.args, self.__dict__)
 
 
-def _rebuilt(kind: type[OmniError], arguments: tuple[Any, ...], fields: dict[str, Any]) -> OmniError:
+def _rebuilt(kind: type[OmniError], arguments: tuple[object, ...], fields: dict[str, object]) -> OmniError:
     error = kind.__new__(kind, *arguments)
     error.args = arguments
     error.__dict__.update(fields)

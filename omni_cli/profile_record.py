@@ -276,7 +276,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None = None
 
 
-def profile_document(profile: Profile) -> dict[str, Any]:
+def profile_document(profile: Profile) -> dict[str, object]:
     """Convert the profile to plain JSON types, with a digest of everything else in it."""
     return with_digest(profile)
 

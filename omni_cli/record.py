@@ -155,7 +155,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return {variant.name: variant for variant in self.variants}[name]
 
 
-def workload_fingerprint(workload: dict[str, Any]) -> str:
+def workload_fingerprint(workload: dict[str, object]) -> str:
     """`sha256:...` of everything in `workload` but the fingerprint itself."""
     return digest_of({key: value for key, value in workload.items() if key != "fingerprint"})
 
@@ -215,7 +215,7 @@ def failures_of(samples: Iterable[Sample]) -> dict[str, Failures]:
     return dict(sorted(total.items(), key=lambda item: -item[1].count))
 
 
-def to_document(record: Record) -> dict[str, Any]:
+def to_document(record: Record) -> dict[str, object]:
     """The record as plain JSON types, with the digest of everything else in it."""
     return with_digest(record)
 
@@ -325,7 +325,7 @@ def _utilisation_problem(found: Utilisation) -> str | None:
     return None
 
 
-def _first_edit(record: Record, document: dict[str, Any]) -> str | None:
+def _first_edit(record: Record, document: dict[str, object]) -> str | None:
     """The first contradiction within the record: it was changed after it was written."""
     problem = digest_problem(document)
     if problem is not None:

@@ -30,20 +30,20 @@ class Kind:
     again: str
 
 
-def digest_of(value: Any) -> str:
+def digest_of(value: object) -> str:
     """`sha256:...` of plain JSON types, whatever the order of their keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def with_digest(record: msgspec.Struct) -> dict[str, Any]:
+def with_digest(record: msgspec.Struct) -> dict[str, object]:
     """A record that has a `digest` as plain JSON types, with the digest of everything else in it."""
     document = msgspec.to_builtins(record)
     document.pop("digest")
     return {**document, "digest": digest_of(document)}
 
 
-def write_document(document: dict[str, Any], path: Path) -> None:
+def write_document(document: dict[str, object], path: Path) -> None:
     """Write a record whole or not at all. Raises `OutputError`."""
     content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
     try:
@@ -71,7 +71,7 @@ def read_json(path: Path, kind: Kind) -> Any:
     return _read_json(label, _read_bytes(label, path, kind), kind)
 
 
-def digest_problem(document: dict[str, Any]) -> str | None:
+def digest_problem(document: dict[str, object]) -> str | None:
     """A sentence for a document that was changed after it was written; one without a digest is believed."""
     content = {key: value for key, value in document.items() if key != "digest"}
     if document.get("digest") is not None and document["digest"] != digest_of(content):
@@ -109,7 +109,7 @@ def _read_json(label: str, content: bytes, kind: Kind) -> Any:
         raise InputError(f"`{label}` is nested too deeply to be a {kind.name}") from error
 
 
-def _check_schema(label: str, document: Any, kind: Kind) -> None:
+def _check_schema(label: str, document: object, kind: Kind) -> None:
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema == kind.schema:
         return

@@ -64,9 +64,9 @@ def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def code_version(root: Path) -> dict[str, Any]:
+def code_version(root: Path) -> dict[str, object]:
     """Version of omni and, from a clone, its commit; `dirty` says that files of the package differ from that."""
-    version: dict[str, Any] = {"omni": omni_cli.__version__}
+    version: dict[str, object] = {"omni": omni_cli.__version__}
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     if commit is not None:
         changes = _git(root, "status", "--porcelain", "--", "omni_cli", "profiles")
@@ -74,9 +74,9 @@ def code_version(root: Path) -> dict[str, Any]:
     return version
 
 
-def read_conditions() -> dict[str, Any]:
+def read_conditions() -> dict[str, object]:
     """Conditions that nobody chose: the machine's load and its processor's clock."""
-    conditions: dict[str, Any] = {"load_average": list(os.getloadavg()), "python": sys.executable}
+    conditions: dict[str, object] = {"load_average": list(os.getloadavg()), "python": sys.executable}
     mhz = [
         float(line.partition(":")[2])
         for line in _lines(Path("/proc/cpuinfo"))

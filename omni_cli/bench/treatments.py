@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from omni_cli.bench.workload import measured_stages
 from omni_cli.config.schema import PROFILE_KEYS, EngineConfig
@@ -33,7 +32,7 @@ class Treatment:
     overrides: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     code: Path | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
 
     def varied_keys(self, stage: str) -> frozenset[str]:
         """The keys of a stage that this variant sets."""

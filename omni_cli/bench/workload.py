@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig, StageConfig, profile_data
 from omni_cli.errors import UsageError
@@ -34,7 +33,7 @@ class Workload:
         """The stages to measure, in order. Raises `UsageError` where there are none, or gaps between them."""
         return measured_stages(config, self.stage)
 
-    def describe(self, config: EngineConfig) -> dict[str, Any]:
+    def describe(self, config: EngineConfig) -> dict[str, object]:
         """The record's `workload`: everything that has to be equal for two measurements to be comparable."""
         settings = {key: value for key, value in profile_data(config).items() if key not in _DESCRIPTIVE}
         described = {

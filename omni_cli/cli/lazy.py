@@ -27,7 +27,7 @@ class LazyGroup(TyperGroup):
 
     lazy_commands: ClassVar[dict[str, LazyCommand]] = {}
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: object) -> list[str]:
         return list(self.lazy_commands)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

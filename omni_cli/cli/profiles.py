@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -161,14 +161,14 @@ def schema(as_json: JsonOption = False) -> None:
     console.print_json(json_schema())
 
 
-def _check(name_or_path: str) -> dict[str, Any]:
+def _check(name_or_path: str) -> dict[str, object]:
     """Check one profile, show its mistakes on stderr, and return its entry for `--json`."""
     from omni_cli.config.bundled import find_profile
     from omni_cli.config.diagnostics import InvalidProfileError
     from omni_cli.config.loader import check_profile
     from omni_cli.errors import ProfileError
 
-    entry: dict[str, Any] = {"path": name_or_path, "valid": True, "diagnostics": []}
+    entry: dict[str, object] = {"path": name_or_path, "valid": True, "diagnostics": []}
     try:
         diagnostics = check_profile(find_profile(name_or_path))
         if diagnostics:
@@ -190,7 +190,7 @@ def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _to_yaml(data: dict[str, Any]) -> str:
+def _to_yaml(data: dict[str, object]) -> str:
     """Dump YAML that `omni` reads back to the same data, without YAML 1.1's guessed types."""
     from omni_cli.config.yaml_writer import to_yaml
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from omni_cli.errors import InputError
 from omni_cli.profile_record import SCHEMA as PROFILE_SCHEMA
@@ -43,7 +42,7 @@ def load_document(name: str, path: Path) -> Document:
     return show(name, path)
 
 
-def _unreasonable(value: Any, depth: int = 0) -> str | None:
+def _unreasonable(value: object, depth: int = 0) -> str | None:
     """The first thing that arithmetic or a page cannot handle, as a sentence."""
     if depth > _MAX_DEPTH:
         return f"it is nested more than {_MAX_DEPTH} times"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from omni_cli.config.diagnostics import Diagnostic
 from omni_cli.config.yaml_tree import Path, Tree
 from omni_cli.text import suggest, visible
 
 
-def check_inputs(tree: Tree, stages: Mapping[str, Any]) -> None:
+def check_inputs(tree: Tree, stages: Mapping[str, object]) -> None:
     """Add a diagnostic for each input that names no stage, the stage itself, a cycle, or a later stage."""
     order = {name: position for position, name in enumerate(stages)}
     inputs = {name: _input(stage) for name, stage in stages.items()}
@@ -37,7 +36,7 @@ def check_inputs(tree: Tree, stages: Mapping[str, Any]) -> None:
             _add(tree, path, f"stage `{name}` takes its input from a later stage, `{source}`", hint)
 
 
-def _check_first(tree: Tree, name: str, stages: Mapping[str, Any]) -> None:
+def _check_first(tree: Tree, name: str, stages: Mapping[str, object]) -> None:
     """Require an input of every stage but the first, which takes the request itself."""
     first = next(iter(stages))
     stage = stages[name]
@@ -52,7 +51,7 @@ def _check_first(tree: Tree, name: str, stages: Mapping[str, Any]) -> None:
     )
 
 
-def _input(stage: Any) -> str | None:
+def _input(stage: object) -> str | None:
     source = stage.get("input") if isinstance(stage, dict) else None
     return source if isinstance(source, str) else None
 

@@ -13,7 +13,6 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from omni_cli.errors import ProfileError
 from omni_cli.text import visible, visible_character
@@ -68,7 +67,7 @@ class Diagnostic:
             parts.append(f"hint: {self.hint}")
         return "\n".join(parts)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Convert for JSON; `line` and `column` count from 1 and are None for a command-line option."""
         in_file = bool(self.place.source.lines)
         return {

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 from omni_cli.config.diagnostics import Diagnostic, Place, Source, in_source_order, render_all
 from omni_cli.config.gate_limits import DEFAULT_METRIC, MEMORY, GateLimits, parse_fraction
@@ -58,7 +57,7 @@ def _reworded(item: Diagnostic) -> Diagnostic:
 class _Reader:
     """Collects limits and mistakes from the data of one file."""
 
-    def __init__(self, tree: Tree, data: dict[str, Any]) -> None:
+    def __init__(self, tree: Tree, data: dict[str, object]) -> None:
         self.tree = tree
         self.data = data
         self.diagnostics: list[Diagnostic] = []
@@ -108,7 +107,7 @@ class _Reader:
             places[DEFAULT_METRIC] = self._label(("max_regression",))
         return limits, places
 
-    def _limit(self, path: tuple[str, ...], value: Any) -> float | None:
+    def _limit(self, path: tuple[str, ...], value: object) -> float | None:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, str | int | float):

@@ -104,7 +104,7 @@ def describe(error: Mapping[str, Any], path: Path, tree: Tree, models: Models) -
     return f"invalid value for {name}: {error['msg']}", None
 
 
-def unknown_key(path: Path, data: Any, models: Models) -> tuple[str, str | None]:
+def unknown_key(path: Path, data: object, models: Models) -> tuple[str, str | None]:
     """Message and hint for a key that is not in the schema."""
     key = str(path[-1])
     if key == "trust_remote_code":
@@ -117,7 +117,7 @@ def unknown_key(path: Path, data: Any, models: Models) -> tuple[str, str | None]
     return f"unknown key `{visible(key, 80)}`{_where(path[:-1])}", hint
 
 
-def is_misspelt(key: str, mapping: Mapping[str, Any]) -> bool:
+def is_misspelt(key: str, mapping: Mapping[str, object]) -> bool:
     """Tell whether a required key is present under a similar name, which is reported as an unknown key."""
     known = PROFILE_KEYS
     return any(suggest(other, known) == f"did you mean `{key}`?" for other in mapping if other not in known)
@@ -168,7 +168,7 @@ def _other_home(key: str, path: Path, data: Any, models: Models) -> str | None:
     return None
 
 
-def _stages_with(key: str, data: Any, models: Models) -> list[str]:
+def _stages_with(key: str, data: object, models: Models) -> list[str]:
     """`STAGE.KEY` of all stages that can have the key, however wrong the rest of the profile is."""
     stages = data.get("stages") if isinstance(data, Mapping) else None
     found = []
@@ -204,7 +204,7 @@ def _union_expected(path: Path) -> str:
     return "a text or a list of texts" if path[-1] == "stop" else "a number, a text, true or false"
 
 
-def _describe_type(value: Any) -> str:
+def _describe_type(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -230,7 +230,7 @@ def _type_hint(kind: str, value: Any, quoted: bool) -> str | None:
     return f"write `{int(value)}`" if kind.startswith("int_") and is_whole else None
 
 
-def _plain_numbers(limits: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_numbers(limits: Mapping[str, object]) -> dict[str, object]:
     """Format limits as people write them: `0`, not `0.0`."""
     return {
         key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in limits.items()
@@ -242,8 +242,8 @@ def _key_at(path: Path, models: Models) -> FieldInfo:
     return PROFILE_KEYS[str(path[0])] if len(path) == 1 else models[str(path[1])].model_fields[str(path[-1])]
 
 
-def _literal_values(annotation: Any) -> list[Any]:
-    values: list[Any] = []
+def _literal_values(annotation: object) -> list[object]:
+    values: list[object] = []
     for argument in get_args(annotation):
         if isinstance(argument, str | int):
             values.append(argument)

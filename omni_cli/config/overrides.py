@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from omni_cli.config.diagnostics import Diagnostic, Place, Source
 from omni_cli.config.yaml_tree import Path, Tree, has_characters_only, parse_scalar, parse_yaml
@@ -77,7 +76,7 @@ def _path(tree: Tree, parts: list[str], place: Place) -> Path | None:
 _REFUSED = object()
 
 
-def _value(tree: Tree, raw: str, place: Place) -> Any:
+def _value(tree: Tree, raw: str, place: Place) -> object:
     """Parse a YAML scalar; text that starts with a bracket or a quotation mark is read as YAML."""
     raw = raw.strip()
     if raw[:1] not in ("[", "{", '"', "'"):
@@ -91,8 +90,8 @@ def _value(tree: Tree, raw: str, place: Place) -> Any:
     return wrapped.data["value"]
 
 
-def _assign(tree: Tree, path: Path, value: Any, place: Place) -> None:
-    node: Any = tree.data
+def _assign(tree: Tree, path: Path, value: object, place: Place) -> None:
+    node: object = tree.data
     for end, part in enumerate(path[:-1], start=1):
         if not isinstance(node, dict):
             _refuse(tree, place, f"`{visible(str(path[end - 2]), 80)}` has no keys of its own")
@@ -110,7 +109,7 @@ def _assign(tree: Tree, path: Path, value: Any, place: Place) -> None:
 
 
 def _remove(tree: Tree, path: Path) -> None:
-    node: Any = tree.data
+    node: object = tree.data
     for part in path[:-1]:
         node = node.get(part) if isinstance(node, dict) else None
     if isinstance(node, dict):

@@ -15,7 +15,7 @@ from omni_cli.families import BUILTIN_PREFIX, Family, StageRole, builtins, famil
 from omni_cli.text import suggest
 
 
-def family_of_model(model: Any) -> Family | None:
+def family_of_model(model: object) -> Family | None:
     """The family of a profile's `model`, as far as known without a download; otherwise None."""
     if not isinstance(model, str):
         return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints
 from pydantic.fields import FieldInfo
@@ -118,7 +118,7 @@ class Sampling(_Strict):
         None, ge=-1, le=MAX_TOKENS, description="Log probabilities of this many most likely tokens; -1: all."
     )
 
-    def given(self) -> dict[str, Any]:
+    def given(self) -> dict[str, object]:
         """The parameters that the profile sets."""
         return self.model_dump(exclude_none=True)
 
@@ -166,7 +166,7 @@ class _Stage(_Strict):
     _name: str = PrivateAttr("")
 
     @classmethod
-    def named(cls, name: str, **values: Any) -> Self:
+    def named(cls, name: str, **values: object) -> Self:
         """Create a stage outside a profile, of the class's kind; `values` are checked as a profile's keys are."""
         (kind,) = get_args(cls.model_fields["kind"].annotation)
         stage = cls.model_validate({"kind": kind, **values})
@@ -296,7 +296,7 @@ class EngineConfig(_Strict):
     ] = Field(alias="stages", description="The stages in order, by name; each but the first names its input.")
     _trust_remote_code: bool = PrivateAttr(False)
 
-    def model_post_init(self, context: Any, /) -> None:
+    def model_post_init(self, context: object, /) -> None:
         """Set each stage's name."""
         for name, stage in self.stages_by_name.items():
             stage._name = name
@@ -333,7 +333,7 @@ class EngineConfig(_Strict):
 PROFILE_KEYS: dict[str, FieldInfo] = {key.alias or name: key for name, key in EngineConfig.model_fields.items()}
 
 
-def profile_data(config: EngineConfig) -> dict[str, Any]:
+def profile_data(config: EngineConfig) -> dict[str, object]:
     """The profile that resolves to `config`: every key that has a value, defaults included, in reading order.
 
     `trust_remote_code` is omitted, because it cannot be set in a profile.
@@ -342,7 +342,7 @@ def profile_data(config: EngineConfig) -> dict[str, Any]:
     return {**top_level, "stages": {stage.name: _stage_data(stage) for stage in config.stages}}
 
 
-def _stage_data(stage: StageConfig) -> dict[str, Any]:
+def _stage_data(stage: StageConfig) -> dict[str, object]:
     """Keys that have a value and an effect; those of the kind and the family precede those of all stages."""
     values = stage.model_dump(exclude_none=True)
     keys = type(stage).model_fields

@@ -45,7 +45,7 @@ def validate(tree: Tree) -> EngineConfig | None:
 class _Checker:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
-        self.data: dict[str, Any] = tree.data or {}
+        self.data: dict[str, object] = tree.data or {}
         self.config: EngineConfig | None = None
         self.models: dict[str, type[StageConfig]] = {}
 
@@ -76,7 +76,7 @@ class _Checker:
         place = self.tree.key_place(("stages", name))
         self.tree.diagnostics.append(Diagnostic(place, message, hint))
 
-    def _refuse_nulls(self, path: Path, node: Any) -> None:
+    def _refuse_nulls(self, path: Path, node: object) -> None:
         if node is None:
             hint = "give it a value, or omit the key for the default"
             self._add(path, f"`{visible(str(path[-1]), 80)}` has no value", hint, at_key=True)
@@ -112,7 +112,7 @@ class _Checker:
             data = {**data, "stages": {name: stages.get(name) or stage for name, stage in self.stages.items()}}
         self.config = self._checked(EngineConfig, data)
 
-    def _checked(self, model: type[Checked], data: Any, *path: str) -> Checked | None:
+    def _checked(self, model: type[Checked], data: object, *path: str) -> Checked | None:
         try:
             return model.model_validate(data)
         except ValidationError as error:

@@ -46,7 +46,7 @@ _SPECIAL = {
 class Tree:
     """`data` is None unless the text held a mapping; `faulty` are paths whose value was already rejected."""
 
-    data: dict[str, Any] | None
+    data: dict[str, object] | None
     keys: dict[Path, Place] = field(default_factory=dict)
     values: dict[Path, Place] = field(default_factory=dict)
     diagnostics: list[Diagnostic] = field(default_factory=list)
@@ -71,7 +71,7 @@ def has_characters_only(text: str) -> bool:
     return text.isascii() or _SURROGATE.search(text) is None
 
 
-def parse_scalar(text: str) -> Any:
+def parse_scalar(text: str) -> object:
     """The value of a plain (unquoted) scalar: None, bool, int, float or str."""
     if text in _SPECIAL:
         return _SPECIAL[text]
@@ -164,7 +164,7 @@ class _Reader:
         assert isinstance(event, MappingStartEvent)
         return self._mapping(path, depth)
 
-    def _scalar(self, path: Path | None, event: ScalarEvent) -> Any:
+    def _scalar(self, path: Path | None, event: ScalarEvent) -> object:
         is_plain = event.style is None
         if not has_characters_only(event.value):
             self._refuse_value(path, event, "half of a character", "write the character itself")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import yaml
 
 from omni_cli.config.yaml_tree import parse_scalar
@@ -15,7 +13,7 @@ _FOLDED = "\x85\u2028\u2029"
 class _Dumper(yaml.SafeDumper):
     """Quotes a text exactly where YAML 1.1 or 1.2 would read something else; never writes anchors."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         return True
 
 
@@ -38,6 +36,6 @@ _Dumper.add_representer(str, _represent_text)
 _Dumper.add_representer(float, _represent_float)
 
 
-def to_yaml(data: Any) -> str:
+def to_yaml(data: object) -> str:
     """Dump `data` of mappings, lists and scalars as block-style YAML in its own order."""
     return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))

@@ -46,7 +46,7 @@ class PipelineCall:
     `size_multiple`; `default_height` and `default_width` are pixels, None if the pipeline does not define them.
     """
 
-    defaults: Mapping[str, Any]
+    defaults: Mapping[str, object]
     size_multiple: int
     default_height: int | None
     default_width: int | None
@@ -70,7 +70,7 @@ class PipelineCall:
             ignores_guidance_scale=embeds_guidance is False and "true_cfg_scale" in defaults,
         )
 
-    def arguments(self, request: DiffusionRequest) -> dict[str, Any]:
+    def arguments(self, request: DiffusionRequest) -> dict[str, object]:
         """The arguments of the call that a resolved request sets, its prompts included."""
         standard = {name: getattr(request, name) for name in STANDARD_ARGUMENTS}
         chosen = {name: value for name, value in standard.items() if value is not None and name in self.defaults}
@@ -80,7 +80,7 @@ class PipelineCall:
 def resolve_request(
     request: DiffusionRequest,
     config: DiffusionStageConfig,
-    pipeline: Any,
+    pipeline: object,
     call: PipelineCall,
     max_pixels: int,
 ) -> DiffusionRequest:
@@ -235,7 +235,7 @@ def _check_size(request: DiffusionRequest, call: PipelineCall, max_pixels: int) 
         )
 
 
-def _ask_pipeline(pipeline: Any, call: PipelineCall, request: DiffusionRequest) -> None:
+def _ask_pipeline(pipeline: object, call: PipelineCall, request: DiffusionRequest) -> None:
     """Run the pipeline's own `check_inputs`, if it has one, so that it rejects a request before anything runs."""
     check = getattr(pipeline, "check_inputs", None)
     if check is None:
@@ -253,7 +253,7 @@ def _ask_pipeline(pipeline: Any, call: PipelineCall, request: DiffusionRequest) 
         raise InputError(f"{type(pipeline).__name__} rejects the request: {error}") from error
 
 
-def _size_multiple(pipeline: Any) -> int:
+def _size_multiple(pipeline: object) -> int:
     """The image processor's factor (it may include patches) and that of VAE times patches."""
     processor_config = getattr(getattr(pipeline, "image_processor", None), "config", None)
     factor = getattr(processor_config, "vae_scale_factor", None) or 1
@@ -263,7 +263,7 @@ def _size_multiple(pipeline: Any) -> int:
     return factor
 
 
-def _default_size(pipeline: Any) -> tuple[int | None, int | None]:
+def _default_size(pipeline: object) -> tuple[int | None, int | None]:
     """The pipeline's default height and width in pixels, by either convention of diffusers."""
     factor = getattr(pipeline, "vae_scale_factor", None)
     size = getattr(pipeline, "default_sample_size", None)
@@ -276,9 +276,9 @@ def _default_size(pipeline: Any) -> tuple[int | None, int | None]:
     return height * factor, width * factor
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

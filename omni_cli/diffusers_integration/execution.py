@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from omni_cli.config.schema import DiffusionStageConfig, notes_on
 from omni_cli.diffusers_integration.pipeline_run import find_denoiser
@@ -33,7 +33,7 @@ def check_device(config: DiffusionStageConfig, device: str) -> None:
         require_cuda(stage=config.name, device=device)
 
 
-def prepare_execution(pipeline: Any, config: DiffusionStageConfig, device: str) -> Denoiser | None:
+def prepare_execution(pipeline: object, config: DiffusionStageConfig, device: str) -> Denoiser | None:
     """Make the pipeline's denoiser run in mode `config.execution`; None for an eager pipeline without a known one.
 
     Compilation and capture happen in later calls.

@@ -128,12 +128,12 @@ class DiffusersPipelineExecutor:
         self.load_s = time.perf_counter() - start
 
     @property
-    def effective(self) -> Mapping[str, Any]:
+    def effective(self) -> Mapping[str, object]:
         """The effective settings and how often each was used so far; empty after `shutdown`."""
         runner = self._runner
         if runner is None:
             return {}
-        values: dict[str, Any] = {
+        values: dict[str, object] = {
             "execution": "eager" if self._denoiser is None else self._denoiser.execution,
             "device": self.device,
             "dtype": self.dtype,
@@ -229,7 +229,7 @@ class DiffusersPipelineExecutor:
 
     def _groups(self, requests: Sequence[DiffusionRequest], finish: OnOutput) -> Iterable[Sequence[DiffusionRequest]]:
         """Requests that share a pipeline call; those that cannot run are finished instead."""
-        groups: dict[Any, list[DiffusionRequest]] = {}
+        groups: dict[object, list[DiffusionRequest]] = {}
         for request in requests:
             try:
                 resolved = request if request.num_prompt_tokens is not None else self.resolve(request)

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from omni_cli.errors import CheckpointError, OmniError, StageError
 
@@ -24,7 +23,7 @@ _OTHER_TASKS = {
 }
 
 
-def load_pipeline(model: str, dtype: str, device: str, *, stage: str, trust_remote_code: bool) -> Any:
+def load_pipeline(model: str, dtype: str, device: str, *, stage: str, trust_remote_code: bool) -> object:
     """The text-to-image pipeline at `model` (folder or Hugging Face repo id), on `device`, weights in
     `dtype`.
 
@@ -66,7 +65,7 @@ def load_pipeline(model: str, dtype: str, device: str, *, stage: str, trust_remo
     return pipeline
 
 
-def _load_models(folder: Path, parts: Mapping[str, tuple[str, str]], dtype: Any) -> dict[str, Any]:
+def _load_models(folder: Path, parts: Mapping[str, tuple[str, str]], dtype: object) -> dict[str, object]:
     """The pipeline's models, each checked to have all its weights.
 
     Both libraries fill what a checkpoint lacks with random numbers and a log line, and so would the pipeline.

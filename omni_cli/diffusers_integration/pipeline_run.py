@@ -39,11 +39,11 @@ OnStep = Callable[[int, int], None]
 class _Marks:
     """Marks of one call, on the runner's clock."""
 
-    start: Any
-    encoding: list[tuple[Any, Any]] = field(default_factory=list)
-    denoising: Any = None
-    steps: list[Any] = field(default_factory=list)
-    end: Any = None
+    start: object
+    encoding: list[tuple[object, object]] = field(default_factory=list)
+    denoising: object = None
+    steps: list[object] = field(default_factory=list)
+    end: object = None
     # The denoising steps and what follows the last, for a listener.
     ranges: Consecutive = field(default_factory=Consecutive)
 
@@ -132,7 +132,7 @@ class PipelineRunner:
                 pixels = PendingPixels(self._output_copy.start(flat), tuple(images.shape))
         return PendingImages(pixels, requests, functools.partial(self._times, marks))
 
-    def _arguments(self, requests: Sequence[DiffusionRequest]) -> dict[str, Any]:
+    def _arguments(self, requests: Sequence[DiffusionRequest]) -> dict[str, object]:
         """Build exactly the arguments of the plain call. The noise comes from the CPU, the same on every device."""
         import torch
 
@@ -147,7 +147,7 @@ class PipelineRunner:
                 arguments["negative_prompt"] = [request.negative_prompt for request in requests]
         return {**arguments, "output_type": self.output_type}
 
-    def _callback(self, marks: _Marks, request: DiffusionRequest, on_step: OnStep) -> dict[str, Any]:
+    def _callback(self, marks: _Marks, request: DiffusionRequest, on_step: OnStep) -> dict[str, object]:
         def note_step() -> None:
             marks.steps.append(self._clock.mark())
             done = len(marks.steps)
@@ -159,21 +159,23 @@ class PipelineRunner:
                 marks.ranges.next("vae decode")
             on_step(done, total)
 
-        def on_step_end(_pipeline: Any, _step: int, _timestep: Any, _tensors: dict[str, Any]) -> dict[str, Any]:
+        def on_step_end(
+            _pipeline: object, _step: int, _timestep: object, _tensors: dict[str, object]
+        ) -> dict[str, object]:
             note_step()
             return {}
 
-        def legacy(_step: int, _timestep: Any, _latents: Any) -> None:
+        def legacy(_step: int, _timestep: object, _latents: object) -> None:
             note_step()
 
         if self.step_callback == "callback_on_step_end":
-            arguments: dict[str, Any] = {"callback_on_step_end": on_step_end}
+            arguments: dict[str, object] = {"callback_on_step_end": on_step_end}
             if "callback_on_step_end_tensor_inputs" in self._call.defaults:
                 arguments["callback_on_step_end_tensor_inputs"] = []
             return arguments
         return {"callback": legacy, "callback_steps": 1} if self.step_callback == "callback" else {}
 
-    def _encode_prompt(self, *args: Any, **kwargs: Any) -> Any:
+    def _encode_prompt(self, *args: object, **kwargs: object) -> object:
         assert self.prompt_cache is not None
         start = self._clock.mark()
         with mark("text encode"):
@@ -182,7 +184,7 @@ class PipelineRunner:
             self._marks.encoding.append((start, self._clock.mark()))
         return result
 
-    def _note_denoiser(self, _module: Any, _args: Any) -> None:
+    def _note_denoiser(self, _module: object, _args: object) -> None:
         if self._marks is not None and self._marks.denoising is None:
             self._marks.denoising = self._clock.mark()
             self._marks.ranges.next("denoising step", 1)

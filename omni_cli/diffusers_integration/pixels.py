@@ -19,7 +19,7 @@ class BadPixelsError(ValueError):
     """Invalid images: values that are not numbers, or a wrong size."""
 
 
-def output_type_for(pipeline: Any) -> OutputType:
+def output_type_for(pipeline: object) -> OutputType:
     """ "pt" if images come from diffusers' `VaeImageProcessor`, for which the bytes are known to be equal.
 
     Pipelines with an image processor that converts in its own way, or without one, keep their own conversion to PIL.

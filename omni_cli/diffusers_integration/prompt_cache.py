@@ -15,7 +15,7 @@ from omni_cli.diffusers_integration.requests import freeze
 class CachedPrompt:
     """Result of a call of `encode_prompt`; `versions` are its tensors' in-place counters at that time."""
 
-    result: Any
+    result: object
     versions: tuple[int, ...]
     nbytes: int
 
@@ -33,7 +33,9 @@ class PromptCache:
     `encode_prompt`.
     """
 
-    def __init__(self, encode_prompt: Callable[..., Any], *, max_entries: int = 64, max_bytes: int = 256 << 20) -> None:
+    def __init__(
+        self, encode_prompt: Callable[..., object], *, max_entries: int = 64, max_bytes: int = 256 << 20
+    ) -> None:
         self._encode_prompt = encode_prompt
         self._signature = inspect.signature(encode_prompt)
         self._max_entries = max_entries
@@ -44,7 +46,7 @@ class PromptCache:
         self.misses = 0
         self.bypassed = 0
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         key = self._key(args, kwargs) if self._max_entries else None
         if key is None:
             self.bypassed += 1
@@ -68,7 +70,7 @@ class PromptCache:
         self._entries.clear()
         self._nbytes = 0
 
-    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
+    def _key(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable | None:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         # torch's devices and dtypes are not plain values, but their names describe them completely.

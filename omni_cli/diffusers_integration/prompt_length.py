@@ -43,7 +43,7 @@ def _tokenizers(pipeline: Any) -> list[Any]:
     return [found[name] for name in sorted(found) if hasattr(found[name], "model_max_length")]
 
 
-def _is_clip(tokenizer: Any) -> bool:
+def _is_clip(tokenizer: object) -> bool:
     return type(tokenizer).__name__.startswith("CLIP")
 
 

@@ -61,7 +61,7 @@ def batch_key(request: DiffusionRequest) -> Hashable:
     )
 
 
-def freeze(value: Any) -> Hashable:
+def freeze(value: object) -> Hashable:
     """A hashable twin of a plain value (numbers, strings, lists, mappings); values of unlike types stay
     apart.
 

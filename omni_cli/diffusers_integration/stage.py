@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
@@ -33,11 +32,11 @@ class DiffusersStage:
         self.unwanted: set[str] = set()
 
     @property
-    def effective(self) -> dict[str, Any]:
+    def effective(self) -> dict[str, object]:
         return dict(self.executor.effective)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         effective = self.executor.effective
         return {
             "batching": effective["batching"],

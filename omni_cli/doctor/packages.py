@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from omni_cli.doctor.requirements import VERIFIED
 
@@ -49,7 +49,7 @@ class Package:
 class TorchProbe:
     """Result of importing torch in another process; `error` is set if that failed."""
 
-    facts: dict[str, Any]
+    facts: dict[str, object]
     error: str | None = None
 
     @property

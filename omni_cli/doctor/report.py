@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from omni_cli.doctor.checkup import Facts, Problem, ProfileVerdict
 
 SCHEMA = "omni.doctor/1"
 
 
-def document(facts: Facts, problems: Sequence[Problem], profiles: Sequence[ProfileVerdict]) -> dict[str, Any]:
+def document(facts: Facts, problems: Sequence[Problem], profiles: Sequence[ProfileVerdict]) -> dict[str, object]:
     """Sizes are in bytes. A profile's `status` is `ready`, `download` (runs after fetching) or `missing`."""
     cpu, memory, gpus = facts.cpu, facts.memory, facts.gpus
     return {

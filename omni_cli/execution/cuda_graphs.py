@@ -6,7 +6,6 @@ import contextlib
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -51,12 +50,12 @@ class CudaGraphBackend:
         finally:
             current.wait_stream(self._stream)
 
-    def warm_up(self, run: Callable[[], Any]) -> None:
+    def warm_up(self, run: Callable[[], object]) -> None:
         with self._on_own_stream():
             run()
         self._stream.synchronize()
 
-    def capture(self, run: Callable[[], Any]) -> tuple[CudaGraph, Any]:
+    def capture(self, run: Callable[[], object]) -> tuple[CudaGraph, object]:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         pool = self._pool

@@ -60,13 +60,13 @@ class EagerDenoiser(Denoiser):
 class _ReplacedForward(Denoiser):
     """A module whose `forward` is replaced by another callable."""
 
-    def _replace(self, forward: Callable[..., Any]) -> None:
+    def _replace(self, forward: Callable[..., object]) -> None:
         # diffusers' hooks also put a forward on the instance; else it is the class's.
         self._own_forward = vars(self._module).get("forward")
         original = self._module.forward
 
         @functools.wraps(original)
-        def replaced(*args: Any, **kwargs: Any) -> Any:
+        def replaced(*args: object, **kwargs: object) -> object:
             return forward(*args, **kwargs)
 
         self._module.forward = replaced
@@ -133,7 +133,7 @@ class CompiledDenoiser(_ReplacedForward):
         _callbacks().register_start_callback(self._on_compile_start)
         _callbacks().register_end_callback(self._on_compile_end)
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, *args: object, **kwargs: object) -> object:
         self._running = True
         try:
             return self._call(*args, **kwargs)
@@ -142,7 +142,7 @@ class CompiledDenoiser(_ReplacedForward):
         finally:
             self._running = False
 
-    def _on_compile_start(self, _: Any) -> None:
+    def _on_compile_start(self, _: object) -> None:
         if self._running:
             self._compile_start_s = time.perf_counter()
 

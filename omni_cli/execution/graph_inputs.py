@@ -15,7 +15,7 @@ class UnsupportedError(TypeError):
     """A value that can neither be copied into or out of a graph nor be part of its key."""
 
 
-def graph_key(value: Any, tensors: list[torch.Tensor]) -> Hashable:
+def graph_key(value: object, tensors: list[torch.Tensor]) -> Hashable:
     """Key that two calls must share to share a graph; appends the tensors in `value` to `tensors`.
 
     Tensors count by shape, strides, dtype and device, everything else by its value. Raises `UnsupportedError`, without
@@ -50,7 +50,7 @@ def with_tensors(value: Any, replacement: Iterator[torch.Tensor]) -> Any:
     return value
 
 
-def named_leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def named_leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
     """Yield every leaf of an argument with its name, such as `img_shapes[0][1]`."""
     if isinstance(value, dict):
         for key, item in value.items():
@@ -63,8 +63,8 @@ def named_leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def argument_leaves(
-    parameters: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[tuple[str, Any]]:
+    parameters: tuple[str, ...], args: tuple[object, ...], kwargs: dict[str, object]
+) -> Iterator[tuple[str, object]]:
     """Yield every leaf of a call's arguments by name; `parameters` are the names of positional ones."""
     for index, value in enumerate(args):
         yield from named_leaves(value, parameters[index] if index < len(parameters) else f"argument {index + 1}")
@@ -72,7 +72,7 @@ def argument_leaves(
         yield from named_leaves(value, name)
 
 
-def describe(leaf: Any) -> str:
+def describe(leaf: object) -> str:
     """Describe a leaf's part of the key for people."""
     if isinstance(leaf, torch.Tensor):
         return f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)} on {leaf.device}"
@@ -86,12 +86,12 @@ def changed_arguments(before: dict[str, str], now: dict[str, str], limit: int = 
     return ", ".join(shown) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
-def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: object) -> object:
     """Apply `function` to each tensor of a model's output, including output classes of diffusers and transformers."""
     return _pytree.tree_map_only(torch.Tensor, function, value)
 
 
-def check_outputs(value: Any) -> None:
+def check_outputs(value: object) -> None:
     """Raise `UnsupportedError` if `map_tensors` would miss tensors in a model's output."""
     for leaf in _pytree.tree_leaves(value):
         if not isinstance(leaf, (torch.Tensor, float, *_BAKED)):

@@ -43,10 +43,10 @@ class Graph(Protocol):
 class GraphBackend(Protocol):
     """Device operations. They happen in call order; none waits unless documented."""
 
-    def warm_up(self, run: Callable[[], Any]) -> None:
+    def warm_up(self, run: Callable[[], object]) -> None:
         """Call `run` where captures happen, and wait for it."""
 
-    def capture(self, run: Callable[[], Any]) -> tuple[Graph, Any]:
+    def capture(self, run: Callable[[], object]) -> tuple[Graph, object]:
         """Record `run` into the shared pool; return its result, tensors that each replay overwrites.
 
         Exceptions of `run` or of the recording propagate, and the device remains usable.
@@ -68,7 +68,7 @@ class GraphBackend(Protocol):
 class _Captured:
     graph: Graph
     inputs: list[torch.Tensor]
-    outputs: Any
+    outputs: object
     # The model's tensors that the graph reads at their captured addresses.
     external: list[torch.UntypedStorage]
 
@@ -102,7 +102,7 @@ class GraphManager:
         clone_outputs: bool = True,
     ) -> None:
         self._module = module
-        self._forward: Callable[..., Any] = module.forward
+        self._forward: Callable[..., object] = module.forward
         self._parameters = tuple(inspect.signature(self._forward).parameters)
         self._backend = backend
         self._stage = stage
@@ -119,7 +119,7 @@ class GraphManager:
         """The number of graphs."""
         return len(self._graphs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         given: list[torch.Tensor] = []
         try:
             key = (graph_key((args, kwargs), given), _autocast(self._device.type))
@@ -193,7 +193,7 @@ class GraphManager:
         return inputs
 
     def _rehearse(
-        self, run: Callable[[], Any], watch: OperationWatch, inputs: list[torch.Tensor], args: Any, kwargs: Any
+        self, run: Callable[[], object], watch: OperationWatch, inputs: list[torch.Tensor], args: object, kwargs: object
     ) -> None:
         """Run once more and look for what a graph cannot hold: found here, it costs no failed capture."""
         versions = [tensor._version for tensor in inputs]
@@ -211,7 +211,7 @@ class GraphManager:
     def _leaves(self, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
         return list(argument_leaves(self._parameters, args, kwargs))
 
-    def _check_runaway(self, args: Any, kwargs: Any) -> None:
+    def _check_runaway(self, args: object, kwargs: object) -> None:
         leaves = {name: describe(leaf) for name, leaf in self._leaves(args, kwargs)}
         if self._captures_in_a_row >= self._max_graphs:
             changed = changed_arguments(self._last_captured, leaves)
@@ -223,7 +223,7 @@ class GraphManager:
         self._last_captured = leaves
         self._captures_in_a_row += 1
 
-    def _unsupported(self, args: Any, kwargs: Any) -> StageError:
+    def _unsupported(self, args: object, kwargs: object) -> StageError:
         for name, leaf in self._leaves(args, kwargs):
             try:
                 graph_key(leaf, [])

@@ -17,7 +17,7 @@ MAX_REQUEST_ID_LENGTH = 200
 MODALITIES = ("text", "audio", "image")
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"must be text, not {_kind(value)}")
     try:
@@ -27,14 +27,14 @@ def _text(value: Any) -> str:
     return value
 
 
-def _prompt(value: Any) -> str:
+def _prompt(value: object) -> str:
     text = _text(value)
     if not text.strip():
         raise ValueError("is empty")
     return text
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     name = _text(value)
     if not name.strip():
         raise ValueError("is empty")
@@ -45,14 +45,14 @@ def _name(value: Any) -> str:
     return name
 
 
-def _flag(value: Any) -> bool:
+def _flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"must be true or false, not {_kind(value)}")
     return value
 
 
-def _whole_number(low: int, high: int) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
+def _whole_number(low: int, high: int) -> Callable[[object], int]:
+    def check(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError(f"must be a whole number, not {_kind(value)}")
         if not low <= value <= high:
@@ -62,8 +62,8 @@ def _whole_number(low: int, high: int) -> Callable[[Any], int]:
     return check
 
 
-def _number(high: float) -> Callable[[Any], float]:
-    def check(value: Any) -> float:
+def _number(high: float) -> Callable[[object], float]:
+    def check(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"must be a number, not {_kind(value)}")
         if not 0 <= value <= high:  # false for NaN, too
@@ -73,14 +73,14 @@ def _number(high: float) -> Callable[[Any], float]:
     return check
 
 
-def _paths(value: Any) -> tuple[Path, ...]:
+def _paths(value: object) -> tuple[Path, ...]:
     paths = [value] if isinstance(value, str) else value
     if not isinstance(paths, list | tuple) or not all(isinstance(path, str) and path for path in paths):
         raise ValueError("must be a file name or a list of file names")
     return tuple(Path(path) for path in paths)
 
 
-def _modalities(value: Any) -> frozenset[str]:
+def _modalities(value: object) -> frozenset[str]:
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError("must be a list of modalities")
@@ -91,7 +91,7 @@ def _modalities(value: Any) -> frozenset[str]:
     return frozenset(names)
 
 
-def _sampling(value: Any) -> Mapping[str, Any]:
+def _sampling(value: object) -> Mapping[str, object]:
     if not isinstance(value, dict):
         raise ValueError(f"must be an object of sampling parameters, not {_kind(value)}")
     from pydantic import ValidationError
@@ -112,7 +112,7 @@ def _sampling(value: Any) -> Mapping[str, Any]:
     return value
 
 
-CHECKERS: Mapping[str, Callable[[Any], Any]] = {
+CHECKERS: Mapping[str, Callable[[object], Any]] = {
     "request_id": _name,
     "prompt": _prompt,
     "audio": _paths,
@@ -132,7 +132,7 @@ CHECKERS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     """The JSON name of a value's type, which also makes sense for a command-line value."""
     if value is None:
         return "null"

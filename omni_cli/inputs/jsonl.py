@@ -85,7 +85,7 @@ def _parse_line(line: bytes) -> dict[str, Any]:
     return fields
 
 
-def _check_keys(fields: Mapping[str, Any]) -> None:
+def _check_keys(fields: Mapping[str, object]) -> None:
     for key in fields:
         if key in KEYS:
             continue
@@ -130,5 +130,5 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _no_constant(name: str) -> Any:
+def _no_constant(name: str) -> object:
     raise ValueError(f"{name} is not a JSON number")

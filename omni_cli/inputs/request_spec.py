@@ -34,8 +34,8 @@ class RequestSpec:
     modalities: frozenset[Modality] | None = None
     raw: bool = False
     speaker: str | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    diffusion: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, object] = field(default_factory=dict)
+    diffusion: Mapping[str, object] = field(default_factory=dict)
     place: str | None = None
 
 

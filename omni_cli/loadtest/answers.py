@@ -137,7 +137,7 @@ class ImagesReader:
             raise AnswerError("incomplete answer", "it has no image")
 
 
-def error_message(error: Any) -> str:
+def error_message(error: object) -> str:
     """OpenAI's `error`, or whatever a server puts there."""
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 

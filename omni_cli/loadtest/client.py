@@ -6,7 +6,6 @@ import errno
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -94,7 +93,7 @@ class Client:
             return Outcome(due_s, sent_s, time.perf_counter(), failure=failure)
         return Outcome(due_s, sent_s, done_s, answer=reader.answer)
 
-    async def get(self, path: str) -> tuple[Any, dict[str, str]] | Failure:
+    async def get(self, path: str) -> tuple[object, dict[str, str]] | Failure:
         """A JSON document and the answer's headers."""
         try:
             async with self._session.get(self.url + path, allow_redirects=False) as response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from omni_cli.errors import UsageError
 from omni_cli.loadtest.answers import ChatReader, ImagesReader, Reader, SpeechReader
@@ -19,7 +19,7 @@ class Endpoint:
 
     name: EndpointName
     path: str
-    body: Callable[[str, str, int], dict[str, Any]]
+    body: Callable[[str, str, int], dict[str, object]]
     reader: Callable[[], Reader]
     metrics: tuple[str, ...]
 
@@ -27,7 +27,7 @@ class Endpoint:
 def chat(modalities: tuple[str, ...], output_len: int, *, ignore_eos: bool) -> Endpoint:
     """Streamed chats of one message; `output_len` tokens of text, exactly that many with `ignore_eos`."""
 
-    def body(model: str, prompt: str, seed: int) -> dict[str, Any]:
+    def body(model: str, prompt: str, seed: int) -> dict[str, object]:
         return {
             "model": model,
             "messages": [{"role": "user", "content": prompt}],
@@ -48,7 +48,7 @@ def chat(modalities: tuple[str, ...], output_len: int, *, ignore_eos: bool) -> E
 def speech() -> Endpoint:
     """Texts that are spoken, sent while the speech is made."""
 
-    def body(model: str, prompt: str, seed: int) -> dict[str, Any]:
+    def body(model: str, prompt: str, seed: int) -> dict[str, object]:
         return {
             "model": model, "input": prompt, "seed": seed, "response_format": "pcm", "stream_format": "audio",
         }  # fmt: skip
@@ -59,7 +59,7 @@ def speech() -> Endpoint:
 def images() -> Endpoint:
     """One image per request."""
 
-    def body(model: str, prompt: str, seed: int) -> dict[str, Any]:
+    def body(model: str, prompt: str, seed: int) -> dict[str, object]:
         return {"model": model, "prompt": prompt, "n": 1, "seed": seed, "response_format": "b64_json"}
 
     return Endpoint("images", "/v1/images/generations", body, ImagesReader, ("e2e",))

@@ -58,7 +58,7 @@ def _treatments(plans: Sequence[tuple[Target, Traffic]], *, varied: bool) -> lis
     found: list[Treatment] = []
     for target, traffic in plans:
         # An address may change from run to run; what is compared with a baseline is what was asked of it.
-        settings = {"url": target.url, "model": target.model}
+        settings: dict[str, object] = {"url": target.url, "model": target.model}
         name = target.url.partition("//")[2]
         if varied:
             settings |= traffic.settings

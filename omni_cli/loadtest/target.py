@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import urlsplit
 
 from omni_cli.errors import OmniError, UsageError
@@ -23,7 +22,7 @@ class Target:
 
     url: str
     model: str
-    said: dict[str, Any] = field(default_factory=dict)
+    said: dict[str, object] = field(default_factory=dict)
 
     @property
     def salts_caches(self) -> bool:
@@ -79,7 +78,7 @@ async def _find(client: Client, model: str | None) -> Target:
     if not models and model is None:
         raise OmniError(f"`{client.url}` has no model", hint="name it with `--model`")
     name = str(models[0]["id"]) if model is None else model
-    said: dict[str, Any] = next((item for item in models if item["id"] == name), {})
+    said: dict[str, object] = next((item for item in models if item["id"] == name), {})
     kept = {key: value for key, value in said.items() if isinstance(value, str | int | float | bool | list)}
     # The time at which a server began to serve is another one every time.
     kept.pop("created", None)

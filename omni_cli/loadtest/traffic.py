@@ -28,7 +28,7 @@ class ClosedLoop:
     concurrency: int
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         return {"concurrency": self.concurrency}
 
     @property
@@ -62,7 +62,7 @@ class OpenLoop:
     seed: int
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         # JSON has no infinity.
         return {"request_rate": "inf" if math.isinf(self.rate) else self.rate}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -29,14 +28,14 @@ class ServerWorkload:
     input_len: int
     output_len: int | None
     seed: int
-    load: Mapping[str, Any]
+    load: Mapping[str, object]
     slos: tuple[SLO, ...] = ()
     tokenizer: str | None = None
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    extra_body: Mapping[str, object] = field(default_factory=dict)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """The record's `workload`: everything that has to be equal for two measurements to be comparable."""
-        described: dict[str, Any] = {
+        described: dict[str, object] = {
             "kind": "server",
             "endpoint": self.endpoint.name,
             # The request without its words.

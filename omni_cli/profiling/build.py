@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.outputs import StageInfo
@@ -29,8 +28,8 @@ class About:
     """Fields of the record that describe the whole run."""
 
     command: tuple[str, ...]
-    environment: dict[str, Any]
-    workload: dict[str, Any]
+    environment: dict[str, object]
+    workload: dict[str, object]
     num_iters_warmup: int
     trace: str
 

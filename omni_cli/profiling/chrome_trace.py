@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -26,7 +25,7 @@ def merged_trace(profiled: Sequence[Profiled], traces: Mapping[int, Mapping[str,
     """
     base_ns = profiled[0].began_ns
     tracks = _Tracks(RANGES_PID)
-    events: list[Event | dict[str, Any]] = list(_range_events(profiled, base_ns, tracks))
+    events: list[Event | dict[str, object]] = list(_range_events(profiled, base_ns, tracks))
     stages = list(profiled[0].recordings)
     for index, stage in enumerate(stages, start=1):
         renumbered = _Renumbered(stage, index * _STAGE_PIDS)
@@ -45,18 +44,20 @@ class _Tracks:
         self.pid = pid
         self._tids: dict[str, int] = {}
 
-    def event(self, track: str, name: str, begin_ns: int, end_ns: int, base_ns: int, **args: Any) -> dict[str, Any]:
+    def event(
+        self, track: str, name: str, begin_ns: int, end_ns: int, base_ns: int, **args: object
+    ) -> dict[str, object]:
         tid = self._tids.setdefault(track, len(self._tids) + 1)
         return {
             "ph": "X", "cat": "omni", "name": name, "pid": self.pid, "tid": tid,
             "ts": (begin_ns - base_ns) / 1000, "dur": (end_ns - begin_ns) / 1000, "args": args,
         }  # fmt: skip
 
-    def names(self) -> list[dict[str, Any]]:
+    def names(self) -> list[dict[str, object]]:
         return [_name_event("thread_name", self.pid, tid, track) for track, tid in self._tids.items()]
 
 
-def _range_events(profiled: Sequence[Profiled], base_ns: int, tracks: _Tracks) -> Iterator[dict[str, Any]]:
+def _range_events(profiled: Sequence[Profiled], base_ns: int, tracks: _Tracks) -> Iterator[dict[str, object]]:
     for number, one in enumerate(profiled, start=1):
         end_ns = one.began_ns + round(one.iteration.e2e_s * 1e9)
         yield tracks.event("iterations", f"iteration {number}", one.began_ns, end_ns, base_ns)
@@ -116,7 +117,7 @@ class _Renumbered:
         elif event.name == "thread_name":
             self._threads[pid, event.tid] = event.args.name or ""
 
-    def names(self) -> list[dict[str, Any]]:
+    def names(self) -> list[dict[str, object]]:
         processes = [
             _name_event("process_name", pid, 0, f"{self._stage}: {self._labels.get(pid) or given}")
             for given, pid in self._pids.items()
@@ -128,5 +129,5 @@ class _Renumbered:
         return processes + threads
 
 
-def _name_event(kind: str, pid: int, tid: int | str, name: str) -> dict[str, Any]:
+def _name_event(kind: str, pid: int, tid: int | str, name: str) -> dict[str, object]:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}

@@ -11,7 +11,6 @@ import socket
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -64,7 +63,7 @@ class RayCluster:
 
         self._has_begun = True
         self._quiet.hush()
-        settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+        settings: dict[str, object] = {"log_to_driver": False, "configure_logging": False}
         try:
             if self._address:
                 _check_reachable(self._address)

@@ -54,7 +54,7 @@ async def _end_with(lease: Any) -> None:
 class ServedReplica:
     """Loads on creation. Does not raise if that fails, since Ray would wrap the error in its own message."""
 
-    async def __init__(self, spec: ReplicaSpec, lease: Any) -> None:  # type: ignore[misc] # Ray Serve awaits it
+    async def __init__(self, spec: ReplicaSpec, lease: object) -> None:  # type: ignore[misc] # Ray Serve awaits it
         """`lease` is a handle to the `Lease` of the command that owns this replica."""
         self._name = this_replica()
         self._watch = asyncio.create_task(_end_with(lease))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from omni_cli.record import Variant, values_of
 from omni_cli.report.bench_units import title
 from omni_cli.results import Summary
@@ -11,7 +9,7 @@ from omni_cli.stats.metrics import higher_is_better
 from omni_cli.stats.power import SelfCheck
 
 
-def self_check_json(check: SelfCheck) -> dict[str, Any]:
+def self_check_json(check: SelfCheck) -> dict[str, object]:
     return {
         "schema": "omni.self_check/1",
         "ratio": check.ratio,
@@ -21,7 +19,7 @@ def self_check_json(check: SelfCheck) -> dict[str, Any]:
     }
 
 
-def smaller_is_better_json(variant: Variant, summaries: dict[str, Summary]) -> list[dict[str, Any]]:
+def smaller_is_better_json(variant: Variant, summaries: dict[str, Summary]) -> list[dict[str, object]]:
     """Medians as github-action-benchmark's `customSmallerIsBetter`; metrics where more is better are left out."""
     return [
         {

@@ -20,7 +20,7 @@ _INTERLEAVING = {
 }
 
 
-def short_title(workload: Mapping[str, Any]) -> str:
+def short_title(workload: Mapping[str, object]) -> str:
     """The workload, in a few words."""
     if workload.get("kind") == "server":
         return server_title(workload)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from omni_cli.record import Record, Variant, failures_of, num_requests
 from omni_cli.report.bench_text import shown
@@ -17,12 +16,12 @@ from omni_cli.stats.metrics import PERCENTILES, samples_for
 _TAIL = re.compile(r"_p\d+_s$")
 
 
-def server_title(workload: Mapping[str, Any]) -> str:
+def server_title(workload: Mapping[str, object]) -> str:
     """`chat of a server`."""
     return f"{shown(workload.get('endpoint', '?'))} of a server"
 
 
-def load_text(workload: Mapping[str, Any]) -> str:
+def load_text(workload: Mapping[str, object]) -> str:
     """`concurrency 8`, `4 requests per second`; nothing where the variants differ in it."""
     load = workload.get("load")
     if isinstance(load, Mapping) and "concurrency" in load:
@@ -33,14 +32,14 @@ def load_text(workload: Mapping[str, Any]) -> str:
     return "all at once" if rate == "inf" else f"{shown(rate)} requests per second"
 
 
-def request_text(workload: Mapping[str, Any]) -> str:
+def request_text(workload: Mapping[str, object]) -> str:
     """`32 words in, 32 tokens out`."""
     into = f"{shown(workload.get('input_len', '?'))} {shown(workload.get('input_unit', 'tokens'))} in"
     out = workload.get("output_len")
     return into if out is None else f"{into}, {shown(out)} tokens out"
 
 
-def slo_text(workload: Mapping[str, Any]) -> str:
+def slo_text(workload: Mapping[str, object]) -> str:
     """`SLO ttft 200 ms, rtf 1`; nothing where there is none."""
     slo = workload.get("slo")
     if not isinstance(slo, Mapping) or not slo:

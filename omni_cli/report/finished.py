@@ -50,7 +50,7 @@ class FinishedRequests:
 
     def key(self, spec: RequestSpec) -> str:
         """Changes with the request, with a file of it that has been written to since, and with the profile."""
-        described: dict[str, Any] = dataclasses.asdict(dataclasses.replace(spec, place=None))
+        described: dict[str, object] = dataclasses.asdict(dataclasses.replace(spec, place=None))
         described["modalities"] = None if spec.modalities is None else sorted(spec.modalities)
         described["files"] = [_state(path) for path in (*spec.audio, *spec.image)]
         return _digest([described, self._config])
@@ -87,14 +87,14 @@ def _entry(line: str) -> dict[str, Any] | None:
     return entry
 
 
-def _is_there(output: Any) -> bool:
+def _is_there(output: object) -> bool:
     if not isinstance(output, Mapping):
         return False
     path = output.get("path")
     return path is None or (isinstance(path, str) and Path(path).is_file())
 
 
-def _state(path: Path) -> list[Any]:
+def _state(path: Path) -> list[object]:
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -102,5 +102,5 @@ def _state(path: Path) -> list[Any]:
     return [str(path.absolute()), found.st_size, found.st_mtime_ns]
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import OmniError
@@ -23,7 +22,7 @@ _OPTIONAL_OF_TRACE = (
 
 def generate_document(
     config: EngineConfig, records: Iterable[RequestRecord], stages: Iterable[StageInfo]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """A run as plain JSON types; a key that does not apply (`ttft_s` of a diffusion stage) is absent."""
     return {
         "schema": SCHEMA,
@@ -38,11 +37,11 @@ def generate_document(
     }
 
 
-def result_document(record: RequestRecord) -> dict[str, Any]:
+def result_document(record: RequestRecord) -> dict[str, object]:
     """One entry of `results`; of a request that an earlier run has finished, the entry of that run."""
     if record.earlier is not None:
         return dict(record.earlier)
-    result: dict[str, Any] = {
+    result: dict[str, object] = {
         "request_id": record.request_id,
         "status": "ok" if record.error is None else "error",
     }
@@ -55,8 +54,8 @@ def result_document(record: RequestRecord) -> dict[str, Any]:
     return result
 
 
-def _error(error: OmniError) -> dict[str, Any]:
-    described: dict[str, Any] = {"message": error.message}
+def _error(error: OmniError) -> dict[str, object]:
+    described: dict[str, object] = {"message": error.message}
     if error.hint:
         described["hint"] = error.hint
     stage = getattr(error, "stage", None)
@@ -65,7 +64,7 @@ def _error(error: OmniError) -> dict[str, Any]:
     return described
 
 
-def _output(written: WrittenOutput) -> dict[str, Any]:
+def _output(written: WrittenOutput) -> dict[str, object]:
     output = written.output
     if isinstance(output, TextOutput):
         return {
@@ -86,8 +85,8 @@ def _output(written: WrittenOutput) -> dict[str, Any]:
     return {"type": "image", "path": path, "width": int(width), "height": int(height)}
 
 
-def _trace(trace: StageTrace) -> dict[str, Any]:
-    stage: dict[str, Any] = {"name": trace.name, "kind": trace.kind, "latency_s": trace.latency_s}
+def _trace(trace: StageTrace) -> dict[str, object]:
+    stage: dict[str, object] = {"name": trace.name, "kind": trace.kind, "latency_s": trace.latency_s}
     for name in _OPTIONAL_OF_TRACE:
         value = getattr(trace, name)
         if value is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from omni_cli.errors import OmniError
 from omni_cli.outputs import Output, StageTrace
@@ -33,4 +32,4 @@ class RequestRecord:
     error: OmniError | None = None
     place: str | None = None
     total_s: float | None = None
-    earlier: Mapping[str, Any] | None = None
+    earlier: Mapping[str, object] | None = None

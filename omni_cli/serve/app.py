@@ -33,7 +33,7 @@ _KNOWN_FIELDS = {
 class _API(FastAPI):
     """FastAPI, whose OpenAPI document leaves out the status code 422: invalid fields get 400, as OpenAI's do."""
 
-    def openapi(self) -> dict[str, Any]:
+    def openapi(self) -> dict[str, object]:
         if self.openapi_schema is None:
             document = super().openapi()
             for operation in (operation for path in document["paths"].values() for operation in path.values()):

@@ -7,7 +7,6 @@ import math
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
@@ -36,7 +35,7 @@ class Exchange:
     status: int | None = None
     sent_bytes: int = 0
     error: str | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, object] = field(default_factory=dict)
 
     @classmethod
     def begin(cls, scope: Scope, timeout_s: float) -> Exchange:

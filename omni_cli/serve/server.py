@@ -10,7 +10,6 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import uvicorn
 
@@ -111,7 +110,7 @@ class Server:
     async def run(
         self,
         listener: socket.socket,
-        stop: Awaitable[Any],
+        stop: Awaitable[object],
         *,
         on_event: Callable[[Event], None],
         on_ready: Callable[[], None],

@@ -157,7 +157,7 @@ def decode_additional_information(raw: bytes, limits: PayloadLimits = DEFAULT_LI
     return {name: _value(name, entry, limits) for name, entry in entries.items()}
 
 
-def tensor_of(information: Mapping[str, Any], name: str, *, num_dims: int) -> torch.Tensor:
+def tensor_of(information: Mapping[str, object], name: str, *, num_dims: int) -> torch.Tensor:
     """An entry of decoded information that has to be a tensor; raises `PayloadError`."""
     import torch
 
@@ -167,7 +167,7 @@ def tensor_of(information: Mapping[str, Any], name: str, *, num_dims: int) -> to
     return value
 
 
-def integers_of(information: Mapping[str, Any], name: str) -> list[int]:
+def integers_of(information: Mapping[str, object], name: str) -> list[int]:
     """An entry of decoded information that has to be a list of integers, none negative; raises `PayloadError`."""
     value = information.get(name)
     if not isinstance(value, list) or not all(isinstance(item, int) and item >= 0 for item in value):
@@ -175,7 +175,7 @@ def integers_of(information: Mapping[str, Any], name: str) -> list[int]:
     return value
 
 
-def integer_of(information: Mapping[str, Any], name: str, default: int) -> int:
+def integer_of(information: Mapping[str, object], name: str, default: int) -> int:
     """A list of a single integer from 0, as that integer; `default` where there is none; raises `PayloadError`."""
     values = integers_of({name: [default], **information}, name)
     if len(values) != 1:
@@ -183,14 +183,14 @@ def integer_of(information: Mapping[str, Any], name: str, default: int) -> int:
     return values[0]
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     shape = getattr(value, "shape", None)
     if shape is not None:
         return f"a tensor of shape {tuple(shape)}"
     return "nothing" if value is None else "another list"
 
 
-def _encode(payload: Any, limits: PayloadLimits | None) -> bytes:
+def _encode(payload: object, limits: PayloadLimits | None) -> bytes:
     raw = msgspec.msgpack.encode(payload)
     if limits is not None:
         limits.check("max_payload_bytes", len(raw), "bytes")
@@ -250,7 +250,7 @@ def _entry(name: str, value: Any, limits: PayloadLimits | None) -> Any:
     return {"items": list(value)}
 
 
-def _value(name: str, entry: AdditionalInformationEntry, limits: PayloadLimits) -> Any:
+def _value(name: str, entry: AdditionalInformationEntry, limits: PayloadLimits) -> object:
     shown = visible(name)
     if entry.items:
         if any(part is not None for part in (entry.data, entry.shape, entry.dtype)):

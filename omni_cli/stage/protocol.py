@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from omni_cli.config.schema import ARStageConfig, Dtype, StageConfig
 from omni_cli.families import Family
@@ -41,11 +41,11 @@ class Stage(Protocol):
     """
 
     @property
-    def effective(self) -> dict[str, Any]:
+    def effective(self) -> dict[str, object]:
         """Effective settings, read back after loading."""
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Configuration keys as the engine resolved them, defaults included; only those that can be read back."""
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -33,12 +32,12 @@ class DirectPayload:
     """The parts of a payload as they are, for a worker in the same process; no client can send one."""
 
     prompt_embeds: torch.Tensor
-    information: dict[str, Any]
+    information: dict[str, object]
 
 
 def payload_arguments(
-    prompt_embeds: torch.Tensor, information: dict[str, Any], limits: PayloadLimits, *, same_process: bool
-) -> dict[str, Any]:
+    prompt_embeds: torch.Tensor, information: dict[str, object], limits: PayloadLimits, *, same_process: bool
+) -> dict[str, object]:
     """vLLM's `extra_args` for a request: encoded, unless its worker is in the same process.
 
     `prompt_embeds` (num_prompt_tokens, embedding_size). Raises `PayloadError` for what the worker would refuse: refused
@@ -66,7 +65,7 @@ class RequestPayload:
 
     wants_hidden_states: bool = False
     prompt_embeds: torch.Tensor | None = None
-    information: dict[str, Any] = field(default_factory=dict)
+    information: dict[str, object] = field(default_factory=dict)
     _arrived: list[torch.Tensor] = field(default_factory=list)
     _conditions: torch.Tensor | None = None
     _num_conditions: int = 0
@@ -140,7 +139,7 @@ class RequestPayload:
         self._num_conditions = end
 
 
-def _check_positions(information: dict[str, Any]) -> None:
+def _check_positions(information: dict[str, object]) -> None:
     positions = tensor_of(information, "mrope_positions", num_dims=2)
     if positions.dtype != torch.int64 or positions.shape[0] != 3 or not positions.shape[1]:
         raise PayloadError(
@@ -150,7 +149,7 @@ def _check_positions(information: dict[str, Any]) -> None:
 
 
 def read_request_payload(
-    sampling_params: Any, pooling_params: Any, limits: PayloadLimits = DEFAULT_LIMITS
+    sampling_params: object, pooling_params: object, limits: PayloadLimits = DEFAULT_LIMITS
 ) -> RequestPayload:
     """The payload of a new request; empty where the request carries none. Raises `PayloadError`."""
     extra = getattr(sampling_params, "extra_args", None) or getattr(pooling_params, "extra_kwargs", None) or {}

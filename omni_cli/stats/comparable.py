@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 from omni_cli.record import Record, Variant
 from omni_cli.results import Difference
@@ -94,7 +93,7 @@ def split_allowed(
     return tuple(kept), tuple(excused)
 
 
-def _differences(prefix: str, a: Any, b: Any) -> Iterable[Difference]:
+def _differences(prefix: str, a: object, b: object) -> Iterable[Difference]:
     """The leaves in which two JSON values differ, each with its dotted path."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in dict.fromkeys([*a, *b]):
@@ -103,7 +102,7 @@ def _differences(prefix: str, a: Any, b: Any) -> Iterable[Difference]:
         yield Difference(prefix, a, b)
 
 
-def _without(part: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def _without(part: Mapping[str, object], names: Iterable[str]) -> dict[str, object]:
     left_out = set(names)
     return {key: value for key, value in part.items() if key not in left_out}
 

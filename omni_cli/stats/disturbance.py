@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from omni_cli.record import E2E, GpuUtilisation, Record, Utilisation, Variant, is_of_server, request_values, values_of
 
@@ -87,7 +87,7 @@ def _client_disturbances(record: Record, variant: Variant) -> list[Disturbance]:
     return found
 
 
-def _rate(load: Any) -> Any:
+def _rate(load: object) -> object:
     return load.get("request_rate") if isinstance(load, Mapping) else None
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from omni_cli.record import Variant
 from omni_cli.results import Bounds, MemoryPeak, MemoryVerdict
@@ -68,7 +67,7 @@ def _noise_bytes(variant: Variant) -> float:
     return math.hypot(*(math.hypot(RUN_NOISE * max(0.0, more), LOAD_NOISE_BYTES) for more in added))
 
 
-def _peak(stage: Mapping[str, Any], phase: str) -> float:
+def _peak(stage: Mapping[str, object], phase: str) -> float:
     peaks = stage.get(phase)
     value = peaks.get(HOST_RSS) if isinstance(peaks, Mapping) else None
     return float(value) if isinstance(value, int | float) else 0.0

@@ -44,7 +44,7 @@ class Supply:
 class ConditionedSchedulerMixin(VllmScheduler):
     """Over vLLM's V1 scheduler. Requests that `expect_conditions` was not called for are vLLM's alone."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         # Ends with the request, however that ends.
         self._supplies: WeakKeyDictionary[Request, Supply] = WeakKeyDictionary()
@@ -72,7 +72,7 @@ class ConditionedSchedulerMixin(VllmScheduler):
             supply.is_whole = is_last
             supply.unsent.append(rows)
 
-    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+    def schedule(self, *args: object, **kwargs: object) -> SchedulerOutput:
         lacking = [request for request, supply in self._supplies.items() if _lacks_rows(request, supply)]
         for request in lacking:
             # How vLLM leaves a running request out of a step; the counter is at this step's number once it begins.
@@ -90,7 +90,7 @@ class ConditionedSchedulerMixin(VllmScheduler):
         self._num_steps_under_way += self._has_scheduled
         return output
 
-    def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+    def update_from_output(self, scheduler_output: SchedulerOutput, *args: object, **kwargs: object) -> object:
         if scheduler_output.total_num_scheduled_tokens > 0:
             self._num_steps_under_way -= 1
             # Pipeline ranks have several steps under way: a try that found nothing may have come before this one's end.
@@ -119,7 +119,7 @@ class ConditionedAsyncScheduler(ConditionedSchedulerMixin, AsyncScheduler):
     pass
 
 
-def make_scheduler(*, vllm_config: VllmConfig, **kwargs: Any) -> ConditionedSchedulerMixin:
+def make_scheduler(*, vllm_config: VllmConfig, **kwargs: object) -> ConditionedSchedulerMixin:
     """For `scheduler_cls` of vLLM's engine arguments, which vLLM calls once it knows if it schedules asynchronously."""
     is_async = vllm_config.scheduler_config.async_scheduling
     return (ConditionedAsyncScheduler if is_async else ConditionedScheduler)(vllm_config=vllm_config, **kwargs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 from vllm.platforms import current_platform
@@ -14,7 +13,7 @@ from omni_cli.config.schema import CudagraphMode
 SMALLEST_SHARE = 1e-6
 
 
-def execution_args(cudagraph_mode: CudagraphMode) -> dict[str, Any]:
+def execution_args(cudagraph_mode: CudagraphMode) -> dict[str, object]:
     """Return vLLM's `EngineArgs` for the execution of a step on the device that vLLM is installed for."""
     if current_platform.is_cpu():
         # Inductor takes minutes to compile a model for the CPU, and there are no graphs to capture.
@@ -31,7 +30,7 @@ def use_whole_float32() -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
-def with_given_cache(args: dict[str, Any]) -> dict[str, Any]:
+def with_given_cache(args: dict[str, object]) -> dict[str, object]:
     """Return `EngineArgs` that reserve no share of the device's memory if they set the size of the KV cache.
 
     vLLM checks the share anyway: without this, nine tenths of the device would have to be free for a stage.

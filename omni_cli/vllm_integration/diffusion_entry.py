@@ -26,12 +26,12 @@ class DiffusionInput:
     information: Mapping[str, Any]
 
 
-def diffusion_entry(model: nn.Module) -> Callable[..., Any]:
+def diffusion_entry(model: nn.Module) -> Callable[..., object]:
     """Return the method that runs `model` over a list of `DiffusionInput`: the first of `ENTRY_POINTS` that it has."""
     for name in ENTRY_POINTS:
         method = getattr(type(model), name, None)
         if method is not None and method is not nn.Module.forward:
-            entry: Callable[..., Any] = getattr(model, name)
+            entry: Callable[..., object] = getattr(model, name)
             return entry
     raise TypeError(f"{type(model).__name__} has none of {', '.join(ENTRY_POINTS)}; a diffusion model needs one")
 
@@ -43,7 +43,7 @@ class NoOutput:
     reason: str
 
 
-def one_tensor_per_request(result: Any, request_ids: list[str]) -> dict[str, torch.Tensor | NoOutput]:
+def one_tensor_per_request(result: object, request_ids: list[str]) -> dict[str, torch.Tensor | NoOutput]:
     """Split a model's result into one tensor per request, or the reason why there is none.
 
     Accepts a tensor whose first dimension is the batch, a list in batch order, or a dict by request id. If the number
@@ -69,7 +69,7 @@ def one_tensor_per_request(result: Any, request_ids: list[str]) -> dict[str, tor
     return {request_id: _tensor(each) for request_id, each in zip(request_ids, result, strict=True)}
 
 
-def _tensor(each: Any) -> torch.Tensor | NoOutput:
+def _tensor(each: object) -> torch.Tensor | NoOutput:
     if isinstance(each, (torch.Tensor, NoOutput)):
         return each
     return NoOutput(f"the model returned {type(each).__name__}, not a tensor")

@@ -16,7 +16,7 @@ class OmniOutputProcessor(OutputProcessor):
     the text would be lost.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.hidden_rows: dict[str, list[torch.Tensor]] = {}
         self.not_numbers: set[str] = set()
@@ -47,7 +47,7 @@ class TextEngine(LLMEngine):
 
     output_processor: OmniOutputProcessor
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.output_processor = OmniOutputProcessor(
             self.renderer.tokenizer,

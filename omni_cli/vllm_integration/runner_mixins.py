@@ -47,7 +47,7 @@ class OmniRunnerMixin(VllmRunner):
 
     intermediate_tensors: IntermediateTensors | None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.request_payloads: dict[str, RequestPayload] = {}
         self.payload_limits = DEFAULT_LIMITS
@@ -75,7 +75,7 @@ class OmniRunnerMixin(VllmRunner):
                 batch_size=self.max_num_tokens, dtype=self.model_config.dtype, device=self.device
             )
 
-    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+    def _update_states(self, scheduler_output: SchedulerOutput) -> object:
         self._check_plan(scheduler_output)
         for request_id in scheduler_output.finished_req_ids:
             self._forget_request(request_id)
@@ -101,14 +101,14 @@ class OmniRunnerMixin(VllmRunner):
 
     def _init_mrope_positions(self, req_state: Any) -> None:
         """M-RoPE positions (3, num_prompt_tokens) that came with the request; else the model computes them."""
-        given = self.request_payloads[req_state.req_id].information.get("mrope_positions")
+        given: torch.Tensor | None = self.request_payloads[req_state.req_id].information.get("mrope_positions")
         if given is None:
             super()._init_mrope_positions(req_state)
             return
         req_state.mrope_positions = given
         req_state.mrope_position_delta = int(given.max()) + 1 - given.shape[1]
 
-    def _prepare_inputs(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+    def _prepare_inputs(self, scheduler_output: SchedulerOutput, *args: object, **kwargs: object) -> object:
         prepared = super()._prepare_inputs(scheduler_output, *args, **kwargs)
         self._step_spans = self._spans(scheduler_output) if self._needs_spans() else []
         return prepared
@@ -142,7 +142,7 @@ class ARRunnerMixin(OmniRunnerMixin):
     A model with `fill_conditions` gets, before each forward pass, the rows that each position is conditioned on.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.row_ledger = RowLedger()
         self.graph_counters = GraphCounters()
@@ -168,7 +168,7 @@ class ARRunnerMixin(OmniRunnerMixin):
     def engagement(self) -> dict[str, float]:
         return {**super().engagement(), **self.graph_counters.as_dict()}
 
-    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+    def _update_states(self, scheduler_output: SchedulerOutput) -> object:
         updated = super()._update_states(scheduler_output)
         for request in scheduler_output.scheduled_new_reqs:
             if self.request_payloads[request.req_id].wants_hidden_states:
@@ -179,7 +179,7 @@ class ARRunnerMixin(OmniRunnerMixin):
         super()._forget_request(request_id)
         self.row_ledger.forget(request_id)
 
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
+    def load_model(self, *args: object, **kwargs: object) -> None:
         super().load_model(*args, **kwargs)
         fill_conditions = getattr(self.get_model(), "fill_conditions", None)
         self._fill_conditions = fill_conditions if get_pp_group().is_first_rank else None
@@ -188,7 +188,7 @@ class ARRunnerMixin(OmniRunnerMixin):
         wanted = any(payload.wants_hidden_states for payload in self.request_payloads.values())
         return wanted or self._fill_conditions is not None
 
-    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
+    def _model_forward(self, *args: object, **kwargs: object) -> object:
         if self._fill_conditions is not None:
             spans = [(self.request_payloads[s.request_id], s.start, s.length) for s in self._step_spans]
             dtype = self.model_config.dtype
@@ -200,7 +200,7 @@ class ARRunnerMixin(OmniRunnerMixin):
         with mark("model forward"):
             return super()._model_forward(*args, **kwargs)
 
-    def sample_tokens(self, grammar_output: Any) -> Any:
+    def sample_tokens(self, grammar_output: object) -> object:
         state = self.execute_model_state
         spans = self._wanted_spans() if state is not None and self.returns_outputs else []
         # Before sampling, which may draft into the same buffers, and beside which the copy can run.
@@ -272,7 +272,7 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
 
     broadcast_pp_output: bool
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         # The config is the whole omni model's and has M-RoPE; a diffusion stage has no positions.
         self.uses_mrope = False
@@ -282,7 +282,7 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
         self.broadcast_pp_output = False
         self.returns_outputs = self.returns_outputs or self._broadcasts
 
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
+    def load_model(self, *args: object, **kwargs: object) -> None:
         super().load_model(*args, **kwargs)
         self._diffuse = diffusion_entry(self.get_model())
 
@@ -292,8 +292,8 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
         positions: torch.Tensor | None = None,
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
-        **model_kwargs: Any,
-    ) -> Any:
+        **model_kwargs: object,
+    ) -> object:
         assert input_ids is not None
         inputs = [
             DiffusionInput(
@@ -308,7 +308,7 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
                 return self._diffuse(inputs, intermediate_tensors=intermediate_tensors)
             return self._diffuse(inputs)
 
-    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+    def execute_model(self, *args: object, **kwargs: object) -> object:
         """As vLLM's; with an external launcher, a pipeline rank that is not the last returns the last one's outputs."""
         output = super().execute_model(*args, **kwargs)
         if not self._broadcasts or not isinstance(output, IntermediateTensors):
@@ -319,7 +319,7 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
         assert received is not None
         return self._output_of([received[str(index)] for index in range(len(received))])
 
-    def _pool(self, hidden_states: Any, *args: Any, **kwargs: Any) -> AsyncOmniModelRunnerOutput:
+    def _pool(self, hidden_states: object, *args: object, **kwargs: object) -> AsyncOmniModelRunnerOutput:
         """`hidden_states` is what the model returned: a tensor, a list or a dict with one entry a request."""
         tensors = list(one_tensor_per_request(hidden_states, list(self.input_batch.req_ids)).values())
         if self._broadcasts:

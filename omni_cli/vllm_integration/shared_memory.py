@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
 from weakref import WeakSet
 
 from vllm.distributed import get_pp_group, get_tp_group
@@ -20,7 +19,7 @@ _created: WeakSet[shm_broadcast.ShmRingBuffer] = WeakSet()
 class RecordedRingBuffer(shm_broadcast.ShmRingBuffer):
     """vLLM's, noted by the process that creates it."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         if self.is_creator:
             _created.add(self)

@@ -87,7 +87,7 @@ class VllmStage:
         self.engine.collective_rpc("use_payload_limits", args=(self.payload_limits,))
         self._output_copy, *_ = self.engine.collective_rpc("use_output_copy", args=(spec.stage.output_copy,))
 
-    def engine_args(self) -> dict[str, Any]:
+    def engine_args(self) -> dict[str, object]:
         """vLLM `EngineArgs` from the stage's configuration; `None` leaves vLLM's default."""
         stage = self.spec.stage
         # Keys have vLLM's names, so those that are arguments of its engine need no list here.
@@ -111,11 +111,11 @@ class VllmStage:
         return f"omni_cli.vllm_integration.{device}.{prefix}{'AR' if kind == 'ar' else 'Diffusion'}Worker"
 
     @property
-    def effective(self) -> dict[str, Any]:
+    def effective(self) -> dict[str, object]:
         return {"output_copy": self._output_copy}
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         config = self.engine.vllm_config
         return {
             "max_model_len": config.model_config.max_model_len,
@@ -155,7 +155,7 @@ class VllmStage:
         """vLLM's prompt and parameters for a request."""
         raise NotImplementedError
 
-    def prepared(self, active: ActiveRequest, engine_input: Any) -> None:
+    def prepared(self, active: ActiveRequest, engine_input: object) -> None:
         """Called with the tokenized, preprocessed prompt before it enters the engine."""
 
     def refused(self, error: Exception) -> InputError:
@@ -241,7 +241,7 @@ class TextStage(VllmStage):
         self.processor = self.engine.output_processor
 
     @property
-    def effective(self) -> dict[str, Any]:
+    def effective(self) -> dict[str, object]:
         return {**super().effective, "cudagraph_mode": self._cudagraph_mode}
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
@@ -263,7 +263,7 @@ class TextStage(VllmStage):
             raise InputError("this model has no chat template: it takes one message")
         return texts[0]
 
-    def sampling_params(self, request: StageRequest, **extra: Any) -> SamplingParams:
+    def sampling_params(self, request: StageRequest, **extra: object) -> SamplingParams:
         assert isinstance(self.spec.stage, ARStageConfig)
         given = {"seed": request.seed, **self.spec.stage.sampling.given(), **request.sampling, **extra}
         try:

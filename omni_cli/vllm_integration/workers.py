@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.stacks import write_stacks_on_signal
@@ -35,7 +35,7 @@ class OmniWorkerMixin(VllmWorker):
     _triton_cache: str | None
     distributed_init_method: str
 
-    def init_device(self, *args: Any, **kwargs: Any) -> None:
+    def init_device(self, *args: object, **kwargs: object) -> None:
         write_stacks_on_signal()
         self._triton_cache = os.environ.get(TRITON_CACHE)
         if self.distributed_init_method == "env://":
@@ -62,7 +62,7 @@ class OmniWorkerMixin(VllmWorker):
         finally:
             setattr(self.runner_home, name, plain)
 
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
+    def load_model(self, *args: object, **kwargs: object) -> None:
         with mark("load weights"):
             super().load_model(*args, **kwargs)
 
@@ -70,11 +70,11 @@ class OmniWorkerMixin(VllmWorker):
         with mark("memory profiling"):
             return int(super().determine_available_memory())
 
-    def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
+    def initialize_from_config(self, *args: object, **kwargs: object) -> None:
         with mark("KV cache"):
             super().initialize_from_config(*args, **kwargs)
 
-    def compile_or_warm_up_model(self) -> Any:
+    def compile_or_warm_up_model(self) -> object:
         # To compile the model, vLLM has pointed Triton to a folder of its own, which it does not do where it finds the
         # model compiled. What is compiled now would lie where the next run does not look, and cost half a minute again.
         if self._triton_cache is None:

@@ -13,7 +13,7 @@ import select
 import sys
 import traceback
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import TextIO
 
 from omni_cli.cli.terminal import interrupts
 from omni_cli.errors import ExitCode, OmniError, OutputError
@@ -59,7 +59,7 @@ def print_part(text: str) -> None:
     flush()
 
 
-def print_json(document: Mapping[str, Any], *, one_line: bool = False) -> None:
+def print_json(document: Mapping[str, object], *, one_line: bool = False) -> None:
     """Write the one JSON document of a `--json` command to stdout; call it once.
 
     Raises `ValueError` for NaN and infinity, which JSON lacks, and before anything is written.
@@ -68,7 +68,7 @@ def print_json(document: Mapping[str, Any], *, one_line: bool = False) -> None:
     _write_json(document, one_line=one_line)
 
 
-def _write_json(document: Mapping[str, Any], *, one_line: bool = False) -> None:
+def _write_json(document: Mapping[str, object], *, one_line: bool = False) -> None:
     global _json_wanted
     # backslashreplace would turn a character into something that is not JSON's escape for it.
     ascii_only = (sys.stdout.encoding or "ascii").lower().replace("-", "") != "utf8"
@@ -148,13 +148,13 @@ def print_error(error: OmniError, *, verbose: bool = False) -> None:
     print_note("\n\n".join(paragraphs))
 
 
-def error_document(error: OmniError) -> dict[str, Any]:
+def error_document(error: OmniError) -> dict[str, object]:
     """The document that a failed `--json` command prints instead of its result.
 
     `kind` names the class (`profile`, `input`, `checkpoint`, `output`, `stage`, `deadline`, `usage`, ...);
     a profile's diagnostics are listed one by one.
     """
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "kind": getattr(error, "kind", None) or _kind(error),
         "message": error.message,
         "hint": error.hint,

@@ -44,7 +44,7 @@ class StageLog:
         text = os.pread(self._descriptor, _TAIL_BYTES, start).decode(errors="replace")
         return "\n".join(text.splitlines()[-num_lines:])
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _from_inherited, (reduction.DupFd(self._descriptor), self._passed_on)
 
 

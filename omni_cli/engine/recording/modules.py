@@ -33,12 +33,12 @@ class ModuleMarks:
         for handle in self._handles:
             handle.remove()
 
-    def _before(self, module: nn.Module, _inputs: Any) -> None:
+    def _before(self, module: nn.Module, _inputs: object) -> None:
         path = self._paths.get(id(module))
         if path is not None:
             self._enter(path)
 
-    def _after(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
+    def _after(self, module: nn.Module, _inputs: object, _output: object) -> None:
         if id(module) in self._paths:
             self._leave()
 

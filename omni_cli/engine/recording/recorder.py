@@ -155,7 +155,7 @@ class Recorder:
 
     def _marks_modules(self) -> bool:
         """Hooks would break a compiled model apart; a graph's replay bypasses them."""
-        effective: dict[str, Any] = self._stage.effective
+        effective: dict[str, object] = self._stage.effective
         return effective.get("execution") != "compile" and effective.get("cudagraph_mode", "none") == "none"
 
 

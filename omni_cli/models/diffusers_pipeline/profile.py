@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from omni_cli.families import Machine
 
 
-def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
+def stages_of(folder: Path, machine: Machine) -> dict[str, object]:
     """One stage; steps, sizes and guidance are the pipeline's own defaults."""
     return {
         "image": {

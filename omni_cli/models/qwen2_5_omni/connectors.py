@@ -35,7 +35,7 @@ class ThinkerHandoff:
     media: dict[str, torch.Tensor]
 
     @classmethod
-    def from_information(cls, information: dict[str, Any]) -> ThinkerHandoff:
+    def from_information(cls, information: dict[str, object]) -> ThinkerHandoff:
         """Raise `PayloadError` if something is missing or of the wrong type."""
         return cls(
             integers_of(information, "prompt_token_ids"),
@@ -48,7 +48,7 @@ class ThinkerHandoff:
             },
         )
 
-    def information(self) -> dict[str, Any]:
+    def information(self) -> dict[str, object]:
         return {
             "prompt_token_ids": self.prompt_token_ids,
             "output_token_ids": self.output_token_ids,
@@ -65,11 +65,11 @@ class ReplyRows:
     hidden_states: torch.Tensor
 
     @classmethod
-    def from_information(cls, information: dict[str, Any]) -> ReplyRows:
+    def from_information(cls, information: dict[str, object]) -> ReplyRows:
         """Raise `PayloadError` if something is missing or of the wrong type."""
         return cls(integers_of(information, "token_ids"), tensor_of(information, "hidden_states", num_dims=2))
 
-    def information(self) -> dict[str, Any]:
+    def information(self) -> dict[str, object]:
         return {"token_ids": self.token_ids, "hidden_states": self.hidden_states}
 
 
@@ -87,7 +87,7 @@ class TalkerInput:
     mrope_positions: torch.Tensor | None
     num_bare_tokens: int
 
-    def information(self) -> dict[str, Any]:
+    def information(self) -> dict[str, object]:
         """Values sent next to the prompt embeddings."""
         values = {"decode_conditions": self.decode_conditions, "num_bare_tokens": [self.num_bare_tokens]}
         return values if self.mrope_positions is None else {**values, "mrope_positions": self.mrope_positions}
@@ -137,7 +137,7 @@ def thinker_to_talker(
 
 
 def more_conditions(
-    reply: ReplyRows, *, config: Any, embed: Callable[[Sequence[int]], torch.Tensor], is_last: bool
+    reply: ReplyRows, *, config: object, embed: Callable[[Sequence[int]], torch.Tensor], is_last: bool
 ) -> torch.Tensor:
     """Build the rows (num_rows, embedding_size) after those of `thinker_to_talker` and of earlier calls."""
     rows = _rows(reply.token_ids, reply.hidden_states, config, embed)
@@ -173,7 +173,7 @@ def spoken_codes(codec_token_ids: Sequence[int], *, config: Any, num_codes: int)
     return codes
 
 
-def mrope_positions(text_ids: list[int], media: dict[str, torch.Tensor], config: Any) -> torch.Tensor:
+def mrope_positions(text_ids: list[int], media: dict[str, torch.Tensor], config: object) -> torch.Tensor:
     """M-RoPE positions (3, num_tokens) int64 of a prompt with images, audio or video, as in transformers."""
     from transformers import Qwen2_5OmniTalkerForConditionalGeneration
 

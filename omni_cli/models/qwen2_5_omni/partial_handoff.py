@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ class PartialHandoff:
 
     def take(
         self, prompt_ids: Sequence[int], reply_ids: Sequence[int], media: dict[str, torch.Tensor], *, is_last: bool
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, object] | None:
         """Return the next part, to be encoded; None if there is none yet. `reply_ids` are all tokens so far.
 
         The first part is a `ThinkerHandoff` with a reply row, or the whole of one; the others are `ReplyRows`.

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from omni_cli.errors import CheckpointError, InputError
 
+if TYPE_CHECKING:
+    import torch
 
-def load_speakers(model: str) -> dict[str, dict[str, Any]]:
-    """Load `spk_dict.pt` of a folder or repo: name -> {"bos_token": int, "cond" (1, enc_emb_dim), "ref_mel" (1, T,
-    mels)}.
+
+class Speaker(TypedDict):
+    """The shapes are (1, enc_emb_dim) and (1, num_frames, num_mels)."""
+
+    bos_token: int
+    cond: torch.Tensor
+    ref_mel: torch.Tensor
+
+
+def load_speakers(model: str) -> dict[str, Speaker]:
+    """Load the speakers by name from `spk_dict.pt` of a folder or repo.
 
     Raises `CheckpointError` if it is missing or cannot be read without running code.
     """
@@ -20,7 +30,7 @@ def load_speakers(model: str) -> dict[str, dict[str, Any]]:
 
     try:
         path = cached_file(model, "spk_dict.pt")
-        speakers: dict[str, dict[str, Any]] = torch.load(path, map_location="cpu", weights_only=True)
+        speakers: dict[str, Speaker] = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
         raise CheckpointError(
             f"cannot read the speaker file spk_dict.pt of {model}: {str(error).splitlines()[0]}",
@@ -29,7 +39,7 @@ def load_speakers(model: str) -> dict[str, dict[str, Any]]:
     return speakers
 
 
-def pick_speaker(speakers: dict[str, dict[str, Any]], name: str | None) -> str:
+def pick_speaker(speakers: dict[str, Speaker], name: str | None) -> str:
     """Return the speaker, by default the first. Raises `InputError` with the list."""
     if name is None:
         return next(iter(speakers))

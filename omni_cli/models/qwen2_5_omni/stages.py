@@ -55,7 +55,7 @@ CODES_PER_PART = 12
 class ThinkerStage(TextStage):
     """Text, audio and images in; text out, and hidden states for the talker."""
 
-    def engine_args(self) -> dict[str, Any]:
+    def engine_args(self) -> dict[str, object]:
         return {
             **super().engine_args(),
             # The profile sets the KV cache or a share of the device; sizing a dummy video would take seconds.
@@ -175,7 +175,7 @@ class TalkerStage(TextStage):
         # True while all requests wait for the thinker: then there is nothing to step for until a command arrives.
         self._is_stalled = False
 
-    def engine_args(self) -> dict[str, Any]:
+    def engine_args(self) -> dict[str, object]:
         return {
             **super().engine_args(),
             "hf_overrides": talker_config,
@@ -248,7 +248,7 @@ class TalkerStage(TextStage):
         self._is_stalled = self.scheduler.is_stalled
         return reports
 
-    def handoff(self, active: ActiveRequest, output: Any) -> bytes:
+    def handoff(self, active: ActiveRequest, output: object) -> bytes:
         return encode_additional_information({"codec_token_ids": active.token_ids})
 
     def partial_handoff(self, active: ActiveRequest, output: Any) -> bytes | None:

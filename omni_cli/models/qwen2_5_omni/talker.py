@@ -140,7 +140,7 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
             logits[:, self.config.tts_codec_start_token_id] = float("-inf")
         return logits
 
-    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[Any]) -> tuple[torch.Tensor, int]:
+    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[object]) -> tuple[torch.Tensor, int]:
         """Positions (3, num_tokens) of a prompt without images, audio or video; others arrive with the request."""
         return torch.arange(len(input_tokens)).expand(3, -1), 0
 

@@ -80,9 +80,9 @@ class Token2WavStage(VllmStage):
         self.num_codes = self.engine.vllm_config.model_config.hf_config.token2wav_config.dit_config.num_embeds
         self._clock = clock_for(current_platform.device_type)
         # By engine id of a running request and by id of one that has run: its beginning, each step's end, its end.
-        self._marks: dict[str, list[Any]] = {}
+        self._marks: dict[str, list[object]] = {}
         self._ranges = Consecutive()
-        self._marks_of: dict[str, list[Any]] = {}
+        self._marks_of: dict[str, list[object]] = {}
         self._streams: dict[str, SpeechStream] = {}
         # Filled by the thread that reads commands; `abort`, which always follows, removes them.
         self._cancelled: set[str] = set()
@@ -94,7 +94,7 @@ class Token2WavStage(VllmStage):
             model.warm_up()
         model.listener = self
 
-    def engine_args(self) -> dict[str, Any]:
+    def engine_args(self) -> dict[str, object]:
         return {
             **super().engine_args(),
             "hf_overrides": {"architectures": [TOKEN2WAV]},
@@ -103,7 +103,7 @@ class Token2WavStage(VllmStage):
         }
 
     @property
-    def effective(self) -> dict[str, Any]:
+    def effective(self) -> dict[str, object]:
         stage = self.spec.stage
         assert isinstance(stage, Token2WavConfig)
         modes = {"execution": self.denoiser.execution, "stream": stage.streams, **self._arithmetic}
@@ -115,7 +115,7 @@ class Token2WavStage(VllmStage):
         return {"speech_batching": self._synthesizer.speech_batching, "precision": self._synthesizer.precision}
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         return {
             **super().settings,
             **self._arithmetic,
@@ -289,7 +289,7 @@ class Token2WavStage(VllmStage):
 
     def _trace(
         self, active: ActiveRequest, added_s: float, num_codes: int, steps: list[float], vocoder_s: float
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         return {
             "latency_s": time.perf_counter() - added_s,
             "num_input_tokens": num_codes,

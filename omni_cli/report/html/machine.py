@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from omni_cli.report.bench_server import server_title
 from omni_cli.report.bench_text import shown
@@ -20,7 +19,7 @@ _PARTS = {
 _LINE = 76
 
 
-def mapping(value: Any) -> Mapping[str, Any]:
+def mapping(value: object) -> Mapping[str, object]:
     """`value` where it is a mapping: records may hold anything there."""
     return value if isinstance(value, Mapping) else {}
 
@@ -31,7 +30,7 @@ def sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else text + "."
 
 
-def workload_title(workload: Mapping[str, Any]) -> str:
+def workload_title(workload: Mapping[str, object]) -> str:
     """`tiny-omni, thinker + talker`, or `chat of a server`."""
     if workload.get("kind") == "server":
         return server_title(workload)
@@ -41,7 +40,7 @@ def workload_title(workload: Mapping[str, Any]) -> str:
     return f"{shown(workload.get('profile', 'unknown profile'))}, {what}"
 
 
-def device_of(environment: Mapping[str, Any]) -> str:
+def device_of(environment: Mapping[str, object]) -> str:
     """The devices, or the processor where there is none."""
     machine = mapping(environment.get("machine"))
     gpus = machine.get("gpus")
@@ -49,7 +48,7 @@ def device_of(environment: Mapping[str, Any]) -> str:
     return f"{len(names)} x {names[0]}" if len(names) > 1 else names[0] if names else shown(machine.get("cpu", ""))
 
 
-def environment_parts(environment: Mapping[str, Any], workload: Mapping[str, Any]) -> list[Part]:
+def environment_parts(environment: Mapping[str, object], workload: Mapping[str, object]) -> list[Part]:
     """Machine, versions, variables, conditions, and the workload with its settings."""
     parts: list[Part] = []
     for key, title in _PARTS.items():
@@ -61,7 +60,7 @@ def environment_parts(environment: Mapping[str, Any], workload: Mapping[str, Any
     return [*parts, *([Facts("Workload", rows)] if rows else []), *([Facts("Settings", settings)] if settings else [])]
 
 
-def reproduce_parts(command: Sequence[str], environment: Mapping[str, Any]) -> list[Part]:
+def reproduce_parts(command: Sequence[str], environment: Mapping[str, object]) -> list[Part]:
     """The commit, the versions and the command."""
     code = mapping(environment.get("code"))
     versions = mapping(environment.get("versions"))
@@ -87,7 +86,7 @@ def reproduce_parts(command: Sequence[str], environment: Mapping[str, Any]) -> l
     return [*parts, *([Paragraph(" ".join(sentences))] if sentences else [])]
 
 
-def _rows(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def _rows(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, str]]:
     """One row a leaf; a list of plain values is one."""
     rows: list[tuple[str, str]] = []
     for key, value in values.items():

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from omni_cli.serve.schemas.replies import ErrorReply
 
-Responses = dict[int | str, dict[str, Any]]
+Responses = dict[int | str, dict[str, object]]
 
 _MEANINGS = {
     400: "The request is wrong; `param` names the field.",
@@ -40,8 +38,8 @@ def content(description: str, *media_types: str) -> Responses:
     }
 
 
-def _error(status: int) -> dict[str, Any]:
-    document: dict[str, Any] = {"model": ErrorReply, "description": _MEANINGS[status]}
+def _error(status: int) -> dict[str, object]:
+    document: dict[str, object] = {"model": ErrorReply, "description": _MEANINGS[status]}
     if status in _WITH_RETRY_AFTER:
         document["headers"] = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
     if status == 401:

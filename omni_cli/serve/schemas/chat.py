@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -36,7 +36,7 @@ class TextPart(Strict):
 
 class ImageURL(Strict):
     url: str = Field(description="`data:image/png;base64,...`; URLs are not fetched.")
-    detail: Annotated[Any, Only("auto")] = None
+    detail: Annotated[object, Only("auto")] = None
 
 
 class ImagePart(Strict):
@@ -69,24 +69,24 @@ class GivenAudio(Strict):
 class InstructionMessage(Strict):
     role: Literal["system", "developer"]
     content: str | list[TextPart]
-    name: Annotated[Any, Only()] = None
+    name: Annotated[object, Only()] = None
 
 
 class UserMessage(Strict):
     role: Literal["user"]
     content: str | list[Part]
-    name: Annotated[Any, Only()] = None
+    name: Annotated[object, Only()] = None
 
 
 class AssistantMessage(Strict):
     role: Literal["assistant"]
     content: str | list[TextPart] | None = None
     audio: GivenAudio | None = None
-    name: Annotated[Any, Only()] = None
-    refusal: Annotated[Any, Only()] = None
-    annotations: Annotated[Any, Only([])] = None
-    function_call: Annotated[Any, Only()] = None
-    tool_calls: Annotated[Any, Only([])] = None
+    name: Annotated[object, Only()] = None
+    refusal: Annotated[object, Only()] = None
+    annotations: Annotated[object, Only([])] = None
+    function_call: Annotated[object, Only()] = None
+    tool_calls: Annotated[object, Only([])] = None
 
     @model_validator(mode="after")
     def _has_words(self) -> AssistantMessage:
@@ -105,8 +105,8 @@ class AudioSettings(Strict):
 
 class StreamOptions(Strict):
     include_usage: bool = False
-    include_obfuscation: Annotated[Any, Only(False)] = None
-    continuous_usage_stats: Annotated[Any, Only(False)] = None
+    include_obfuscation: Annotated[object, Only(False)] = None
+    continuous_usage_stats: Annotated[object, Only(False)] = None
 
 
 class TextFormat(Strict):
@@ -144,19 +144,19 @@ class ChatCompletionRequest(Strict):
     return_token_ids: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
-    n: Annotated[Any, Only(1)] = None
-    tools: Annotated[Any, Only([])] = None
-    tool_choice: Annotated[Any, Only("none", "auto")] = None
-    functions: Annotated[Any, Only([])] = None
-    function_call: Annotated[Any, Only("none", "auto")] = None
-    logprobs: Annotated[Any, Only(False)] = None
-    top_logprobs: Annotated[Any, Only(0)] = None
-    logit_bias: Annotated[Any, Only({})] = None
-    prediction: Annotated[Any, Only()] = None
-    reasoning_effort: Annotated[Any, Only("none")] = None
-    verbosity: Annotated[Any, Only()] = None
-    web_search_options: Annotated[Any, Only()] = None
-    moderation: Annotated[Any, Only()] = None
+    n: Annotated[object, Only(1)] = None
+    tools: Annotated[object, Only([])] = None
+    tool_choice: Annotated[object, Only("none", "auto")] = None
+    functions: Annotated[object, Only([])] = None
+    function_call: Annotated[object, Only("none", "auto")] = None
+    logprobs: Annotated[object, Only(False)] = None
+    top_logprobs: Annotated[object, Only(0)] = None
+    logit_bias: Annotated[object, Only({})] = None
+    prediction: Annotated[object, Only()] = None
+    reasoning_effort: Annotated[object, Only("none")] = None
+    verbosity: Annotated[object, Only()] = None
+    web_search_options: Annotated[object, Only()] = None
+    moderation: Annotated[object, Only()] = None
 
     metadata: Ignored
     parallel_tool_calls: Ignored
@@ -168,7 +168,7 @@ class ChatCompletionRequest(Strict):
     store: Ignored
     user: Ignored
 
-    def sampling(self) -> dict[str, Any]:
+    def sampling(self) -> dict[str, object]:
         """The given vLLM sampling parameters of the first stage."""
         given = {name: getattr(self, name) for name in _SAMPLING}
         return {_RENAMED.get(name, name): value for name, value in given.items() if value is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import (
     BaseModel,
@@ -32,7 +32,7 @@ class Strict(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _check_text(cls, value: Any) -> Any:
+    def _check_text(cls, value: object) -> object:
         """Reject lone surrogates, which JSON can escape but no tokenizer accepts."""
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str):
@@ -52,16 +52,16 @@ def _integral(value: object) -> object:
 class Only:
     """An official field that is unsupported, except for null and these neutral values."""
 
-    def __init__(self, *neutral: Any) -> None:
+    def __init__(self, *neutral: object) -> None:
         self._neutral = neutral
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
-    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> dict[str, object]:
         return {"enum": [None, *self._neutral]}
 
-    def _check(self, value: Any) -> Any:
+    def _check(self, value: object) -> object:
         # 1 equals True in Python, but not in JSON.
         if value is None or any(value == known and type(value) is type(known) for known in self._neutral):
             return value
@@ -71,7 +71,7 @@ class Only:
 
 
 # No influence on a reply: the requester, and what OpenAI should store.
-Ignored = Annotated[Any, Field(default=None, description="Accepted and ignored.")]
+Ignored = Annotated[object, Field(default=None, description="Accepted and ignored.")]
 
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED, description="Seed. Default: the profile's.")]
 Voice = Annotated[str, Field(min_length=1, max_length=200)]

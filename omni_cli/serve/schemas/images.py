@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -51,18 +51,18 @@ class ImageRequest(Strict):
     guidance_scale: Annotated[float, Field(ge=0, le=MAX_GUIDANCE_SCALE)] | None = None
     true_cfg_scale: Annotated[float, Field(ge=0, le=MAX_GUIDANCE_SCALE)] | None = None
 
-    background: Annotated[Any, Only("auto", "opaque")] = None
-    moderation: Annotated[Any, Only("auto")] = None
-    output_compression: Annotated[Any, Only(100)] = None
-    partial_images: Annotated[Any, Only(0)] = None
-    quality: Annotated[Any, Only("auto")] = None
-    stream: Annotated[Any, Only(False)] = None
-    style: Annotated[Any, Only()] = None
+    background: Annotated[object, Only("auto", "opaque")] = None
+    moderation: Annotated[object, Only("auto")] = None
+    output_compression: Annotated[object, Only(100)] = None
+    partial_images: Annotated[object, Only(0)] = None
+    quality: Annotated[object, Only("auto")] = None
+    stream: Annotated[object, Only(False)] = None
+    style: Annotated[object, Only()] = None
 
     user: Ignored
     safety_identifier: Ignored
 
-    def diffusion(self) -> dict[str, Any]:
+    def diffusion(self) -> dict[str, object]:
         """The given arguments of the pipeline's call."""
         given = {name: getattr(self, name) for name in _DIFFUSION}
         arguments = {name: value for name, value in given.items() if value is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,5 +19,5 @@ class SpeechRequest(Strict):
     )
     seed: Seed | None = None
 
-    speed: Annotated[Any, Only(1, 1.0)] = None
-    instructions: Annotated[Any, Only("")] = None
+    speed: Annotated[object, Only(1, 1.0)] = None
+    instructions: Annotated[object, Only("")] = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import (
@@ -20,6 +19,7 @@ from omni_cli.checkpoints.tokenizer import train_tokenizer, unreadable_token_ids
 from omni_cli.checkpoints.weights import Draw, normal_tensor, random_state_dict
 from omni_cli.models.qwen2_5_omni.checkpoint.processor import write_processor
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import SMALL, TINY, OmniSizes
+from omni_cli.models.qwen2_5_omni.speakers import Speaker
 
 _MEL_DIM = 80
 _REFERENCE_MEL_FRAMES = 96
@@ -117,7 +117,7 @@ def _media_token_ids(tokenizer: Qwen2Tokenizer) -> dict[str, int]:
     }
 
 
-def _thinker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, Any]:
+def _thinker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, object]:
     thinker, audio, vision = sizes.thinker, sizes.audio, sizes.vision
     pad_token_id, eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
     return {
@@ -161,7 +161,7 @@ def _thinker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, An
     }
 
 
-def _talker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, Any]:
+def _talker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, object]:
     talker, token_id = sizes.talker, tokenizer.convert_tokens_to_ids
     return {
         **_media_token_ids(tokenizer),
@@ -191,11 +191,11 @@ def talker_vocab_size(sizes: OmniSizes) -> int:
     return math.ceil((sizes.num_codes + 4) / 64) * 64
 
 
-def _rope(mrope_section: list[int]) -> dict[str, Any]:
+def _rope(mrope_section: list[int]) -> dict[str, object]:
     return {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": mrope_section}
 
 
-def _token2wav_config(sizes: OmniSizes) -> dict[str, Any]:
+def _token2wav_config(sizes: OmniSizes) -> dict[str, object]:
     vocoder = sizes.token2wav
     channels = vocoder.hidden_size // 2
     return {
@@ -267,7 +267,7 @@ def _shape_head(weight: torch.Tensor, *, never: list[int], end: int, end_gain: f
     weight[end] = end_row
 
 
-def _speakers(speaker_dim: int, tokenizer: Qwen2Tokenizer, seed: int) -> dict[str, dict[str, Any]]:
+def _speakers(speaker_dim: int, tokenizer: Qwen2Tokenizer, seed: int) -> dict[str, Speaker]:
     """Per speaker: its first text token, embedding (1, speaker_dim), reference mel (1, num_frames, 80)."""
     return {
         name: {
