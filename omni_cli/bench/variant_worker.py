@@ -11,9 +11,10 @@ import os
 import signal
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 from omni_cli.bench.loaded_workload import LoadedWorkload
 from omni_cli.bench.metrics import accounted_of, metrics_of, work_of
@@ -45,7 +46,7 @@ from omni_cli.stage.messages import Failure
 class VariantWorker:
     """Answers the command's requests, one after another."""
 
-    def __init__(self, send: Any) -> None:
+    def __init__(self, send: Callable[[Reply], None]) -> None:
         self._send = send
         self._loaded: LoadedWorkload | None = None
 
@@ -141,7 +142,7 @@ def _read_requests(
         loop.call_soon_threadsafe(gone.set)
 
 
-async def _serve(stdin: int, stdout: Any) -> None:
+async def _serve(stdin: int, stdout: BinaryIO) -> None:
     def send(reply: Reply) -> None:
         # The command may be gone; the end of stdin shows that as well.
         with suppress(BrokenPipeError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import create_model
+from pydantic import BaseModel, create_model
 
 from omni_cli.config.roles import family_models
 from omni_cli.config.schema import STAGE_MODELS, EngineConfig
@@ -17,7 +17,7 @@ def json_schema() -> dict[str, Any]:
     """
     schema = EngineConfig.model_json_schema()
     for kind, model in STAGE_MODELS.items():
-        bases: tuple[Any, ...] = tuple(family_models(kind)) or (model,)
+        bases: tuple[type[BaseModel], ...] = tuple(family_models(kind)) or (model,)
         merged = create_model(model.__name__, __base__=bases, __doc__=model.__doc__).model_json_schema()
         schema["$defs"] |= merged.pop("$defs", {})
         schema["$defs"][model.__name__] = merged

@@ -27,6 +27,7 @@ from omni_cli.families import BUILTIN_PREFIX, builtins
 from omni_cli.text import suggest, visible
 
 Checked = TypeVar("Checked", bound=BaseModel)
+Default = TypeVar("Default")
 
 
 def validate(tree: Tree) -> EngineConfig | None:
@@ -182,7 +183,7 @@ class _Checker:
                 "ranks are tensor_parallel_size times pipeline_parallel_size",
             )
 
-    def _check_ar(self, path: Path, stage: Mapping[str, Any]) -> None:
+    def _check_ar(self, path: Path, stage: Mapping[str, object]) -> None:
         sampling = stage.get("sampling")
         if isinstance(sampling, dict):
             low, high = _integer(sampling, "min_tokens", 0), _integer(sampling, "max_tokens", None)
@@ -218,7 +219,7 @@ class _Checker:
                 message = f"`{key}` has no effect with `backend: {backend}`{reason}"
                 self._add((*path, key), message, notes.hint, at_key=True)
 
-    def _check_diffusion(self, path: Path, stage: Mapping[str, Any]) -> None:
+    def _check_diffusion(self, path: Path, stage: Mapping[str, object]) -> None:
         for key in ("tensor_parallel_size", "pipeline_parallel_size"):
             if stage.get("backend") == "vllm" and _integer(stage, key, 1) > 1:
                 message = f"`{key}` cannot be {stage[key]}: a diffusion stage on vLLM runs on one device"
@@ -233,13 +234,13 @@ class _Checker:
                 self._add((*path, "call", name), message, "move it out of `call`", at_key=True)
 
 
-def _likely_kind(stage: Mapping[str, Any]) -> str:
+def _likely_kind(stage: Mapping[str, object]) -> str:
     kind = stage.get("kind")
     if isinstance(kind, str) and (near := suggest(kind, STAGE_MODELS)):
         return "ar" if "`ar`" in near else "diffusion"
     return max(STAGE_MODELS, key=lambda name: len(STAGE_MODELS[name].model_fields.keys() & stage.keys()))
 
 
-def _integer(mapping: Mapping[str, Any], key: str, default: Any) -> Any:
+def _integer(mapping: Mapping[str, object], key: str, default: Default) -> int | Default:
     value = mapping.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else default

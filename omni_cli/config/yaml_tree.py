@@ -239,7 +239,7 @@ class _Reader:
         rest = self.source.lines[start.line][start.column :] if start.line < len(self.source.lines) else ""
         return self._at(start, len(rest.rstrip()))
 
-    def _at(self, mark: Any, length: int) -> Place:
+    def _at(self, mark: yaml.Mark, length: int) -> Place:
         return Place(self.source, mark.line, mark.column, max(length, 1))
 
 

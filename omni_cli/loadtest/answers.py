@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from omni_cli.loadtest.sse import EventParser
+
+T = TypeVar("T")
 
 SAMPLE_RATE = 24_000
 """The rate of raw PCM, 16 bit and mono: OpenAI's, which is nowhere in the answer."""
@@ -189,7 +191,7 @@ _CHUNK = msgspec.json.Decoder(_Chunk)
 _IMAGES = msgspec.json.Decoder(_Images)
 
 
-def _decoded(data: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
+def _decoded(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from pydantic_core import ErrorDetails
 from starlette.responses import JSONResponse
 
 from omni_cli.errors import DeadlineError, OmniError, StageError, UsageError
@@ -105,7 +105,7 @@ def as_api_error(failure: OmniError | APIError) -> APIError:
     return failure if isinstance(failure, APIError) else api_error(failure)
 
 
-def validation_error(errors: Sequence[Mapping[str, Any]], known: Sequence[str]) -> APIError:
+def validation_error(errors: Sequence[ErrorDetails], known: Sequence[str]) -> APIError:
     """Convert one of pydantic's errors about a body; `known` are the field names for "did you mean".
 
     The deepest one: if a value may be of several types, the others only report that it is not one of them.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -118,7 +117,7 @@ class _StageMemory:
     def __init__(self, stages: Callable[[], Iterable[StageInfo]]) -> None:
         self._stages = stages
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator[GaugeMetricFamily]:
         peaks = GaugeMetricFamily(
             "omni_stage_peak_memory_bytes", "Highest memory of a stage's process.", labels=["stage", "where"]
         )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import torch
 
     from omni_cli.config.schema import StageConfig
+
+T = TypeVar("T")
 
 _ITEMSIZE = {
     "float32": 4,
@@ -197,14 +199,14 @@ def _encode(payload: object, limits: PayloadLimits | None) -> bytes:
     return raw
 
 
-def _decode(raw: bytes, kind: type[Any], limits: PayloadLimits) -> Any:
+def _decode(raw: bytes, kind: type[T], limits: PayloadLimits) -> T:
     if not isinstance(raw, (bytes, bytearray, memoryview)):
         raise PayloadError(f"not a {kind.__name__}: {type(raw).__name__} instead of bytes")
     limits.check("max_payload_bytes", len(raw), "bytes")
     return _parse(f"not a {kind.__name__}", raw, kind)
 
 
-def _parse(what: str, raw: Any, kind: Any) -> Any:
+def _parse(what: str, raw: bytes | msgspec.Raw, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(raw, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -241,7 +243,9 @@ def _dtype_name(name: str, tensor: torch.Tensor) -> str:
     return dtype
 
 
-def _entry(name: str, value: Any, limits: PayloadLimits | None) -> Any:
+def _entry(
+    name: str, value: torch.Tensor | Sequence[int | float | str], limits: PayloadLimits | None
+) -> AdditionalInformationEntry | dict[str, object]:
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
@@ -41,7 +41,7 @@ def check() -> None:
         raise KeyboardInterrupt
 
 
-def _set_all(handler: Any) -> None:
+def _set_all(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
@@ -53,7 +53,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _unraisable(unraisable: Any) -> None:
+def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
     """An interrupt inside a finalizer or an import's callback cannot be raised there: it comes again."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)

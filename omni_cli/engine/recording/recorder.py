@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -159,7 +160,7 @@ class Recorder:
         return effective.get("execution") != "compile" and effective.get("cudagraph_mode", "none") == "none"
 
 
-def _write(path: Path, write: Any) -> None:
+def _write(path: Path, write: Callable[[Path], object]) -> None:
     """Run `write(path)`, whole or not at all."""
     try:
         write(path)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from omni_cli.report.html.axes import row_label, rows_only, scale_numbers, scale_ratios, scale_values, shorten
 from omni_cli.report.html.svg import ACCENT, BAD, INK, LINE, MUTED, PAPER, SOFT, Drawing, Sheet, draw
+
+T = TypeVar("T")
 
 MAX_DOTS = 800
 """If a variant has more values than this, only every second, third, ... is drawn."""
@@ -177,7 +179,7 @@ def drawn_points(name: str, rows: Sequence[Points], unit: str, label: str) -> Dr
     return draw(name, 230, paint)
 
 
-def thinned(values: Sequence[Any]) -> Sequence[Any]:
+def thinned(values: Sequence[T]) -> Sequence[T]:
     """At most `MAX_DOTS` of them, evenly."""
     return values[:: -(-len(values) // MAX_DOTS)] if values else values
 
