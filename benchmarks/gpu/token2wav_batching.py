@@ -250,12 +250,12 @@ def sides_of(model: Qwen2_5OmniToken2WavModel, twin: Any, device: torch.device) 
     execution = "cudagraph" if device.type == "cuda" else "eager"
     found: dict[str, Callable[[], Any]] = {
         "before": lambda: Before(twin(model), speaker, execution),
-        "exact float32": lambda: After(twin(model), speaker, execution=execution, speech_batching="exact"),
-        "padded float32": lambda: After(twin(model), speaker, execution=execution, speech_batching="padded"),
+        "exact float32": lambda: After(twin(model), speaker, execution=execution, batching="exact"),
+        "padded float32": lambda: After(twin(model), speaker, execution=execution, batching="padded"),
     }
     for precision in ("tf32", "bfloat16") if device.type == "cuda" else ("bfloat16",):
         found[f"padded {precision}"] = lambda precision=precision: After(
-            twin(model), speaker, execution=execution, speech_batching="padded", precision=precision
+            twin(model), speaker, execution=execution, batching="padded", precision=precision
         )
     return found
 

@@ -22,7 +22,7 @@ from omni_cli.families import BUILTIN_PREFIX, builtins
 CudagraphMode = Literal["none", "piecewise", "full", "full_decode_only", "full_and_piecewise"]
 Execution = Literal["eager", "compile", "cudagraph"]
 OutputCopy = Literal["async", "sync"]
-Batching = Literal["exact", "stacked"]
+Batching = Literal["exact", "stacked", "padded"]
 Precision = Literal["float32", "tf32", "bfloat16"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Backend = Literal["vllm", "diffusers"]
@@ -61,14 +61,15 @@ class KeyNotes:
     """Notes on a key that pydantic cannot express, in the `Annotated` type of its field.
 
     `backend` is the only one for which the key has an effect, `reason` and `hint` explain it. `pattern` describes the
-    field's pattern in words; `missing` is the hint if a required key is absent. `elsewhere` maps values that have a
-    meaning elsewhere to the hint for them.
+    field's pattern in words; `values` are those that a backend has, where that is not all of them; `missing` is the
+    hint if a required key is absent. `elsewhere` maps values that have a meaning elsewhere to the hint for them.
     """
 
     backend: Backend | None = None
     reason: str | None = None
     hint: str | None = None
     pattern: str | None = None
+    values: Mapping[Backend, tuple[str, ...]] = field(default_factory=dict)
     missing: str | None = None
     elsewhere: Mapping[str, str] = field(default_factory=dict)
 
@@ -245,10 +246,13 @@ class DiffusionStageConfig(_Stage):
     height: Pixels | None = Field(None, description="Height of the image in pixels.")
     width: Pixels | None = Field(None, description="Width of the image in pixels.")
     execution: Execution = Field("eager", description="Execution mode of a denoising step.")
-    batching: Annotated[Batching, DIFFUSERS_ONLY] = Field(
-        "exact",
-        description="Run the requests of a batch one after another, each with the output it has alone (`exact`), or as "
-        "one tensor, which is faster and changes outputs by rounding (`stacked`).",
+    batching: Annotated[Batching, KeyNotes(values={"vllm": ("exact", "padded"), "diffusers": ("exact", "stacked")})] = (
+        Field(
+            "exact",
+            description="How requests share a batch: one after another, each with the output that it has alone (`exact`); "
+            "as one tensor of equal shapes (`stacked`, diffusers); or in blocks padded to a common size (`padded`, "
+            "token2wav). The latter two are faster and change outputs by rounding.",
+        )
     )
     call: Annotated[dict[ArgumentName, Scalar], DIFFUSERS_ONLY] = Field(
         default_factory=dict,

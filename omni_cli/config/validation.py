@@ -218,6 +218,9 @@ class _Checker:
                 reason = f": {notes.reason}" if notes.reason else ""
                 message = f"`{key}` has no effect with `backend: {backend}`{reason}"
                 self._add((*path, key), message, notes.hint, at_key=True)
+            elif isinstance(value := stage[key], str) and value not in notes.values.get(backend, (value,)):
+                message = f"`{key}: {visible(value, 80)}` has no effect with `backend: {backend}`"
+                self._add((*path, key), message, f"expected one of {', '.join(notes.values[backend])}")
 
     def _check_diffusion(self, path: Path, stage: Mapping[str, object]) -> None:
         for key in ("tensor_parallel_size", "pipeline_parallel_size"):

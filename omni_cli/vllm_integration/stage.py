@@ -72,8 +72,16 @@ class VllmStage:
     """The engine, its requests and its steps; subclasses define what goes in and what comes out."""
 
     engine_cls: ClassVar[type[LLMEngine]] = LLMEngine
+    can_pad: ClassVar[bool] = False
+    """It has `batching: padded`."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        if getattr(spec.stage, "batching", "exact") == "padded" and not self.can_pad:
+            raise StageError(
+                "this model has no `batching: padded`",
+                stage=spec.stage.name,
+                hint=f"--set {spec.stage.name}.batching=exact",
+            )
         self.spec = spec
         self.emit = emit
         self.active: dict[str, ActiveRequest] = {}

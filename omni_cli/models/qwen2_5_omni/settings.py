@@ -24,11 +24,6 @@ class TalkerConfig(ARStageConfig):
 class Token2WavConfig(DiffusionStageConfig):
     """Keys of token2wav."""
 
-    speech_batching: Annotated[Literal["exact", "padded"], VLLM_ONLY] = Field(
-        "exact",
-        description="Requests of one batch run one after another, each with the audio it has alone (`exact`), or "
-        "together in blocks padded to a common size, which is faster and changes samples by rounding (`padded`).",
-    )
     precision: Annotated[Precision, VLLM_ONLY] = Field(
         "float32", description="Arithmetic of all matrix products and convolutions; `tf32` needs a CUDA device."
     )

@@ -42,7 +42,7 @@ class Synthesizer:
         use_precision(stage.precision, stage=stage.name, device=self.device)
         self.velocity = Velocity(dit)
         self._conditioner = Conditioner(dit, speakers)
-        self._is_packed = stage.speech_batching == "padded"
+        self._is_packed = stage.batching == "padded"
         if self._is_packed:
             use_block_attention(self.velocity.dit)
         if stage.precision == "bfloat16":
@@ -77,7 +77,7 @@ class Synthesizer:
         return precision_of([*self._evaluated, self.vocoder.module])
 
     @property
-    def speech_batching(self) -> str:
+    def batching(self) -> str:
         """Read back from the modules."""
         blocks = self.velocity.dit.transformer_blocks
         return "padded" if all(isinstance(block.attn, BlockAttention) for block in blocks) else "exact"

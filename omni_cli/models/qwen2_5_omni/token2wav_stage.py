@@ -69,6 +69,8 @@ class SpeechStream:
 class Token2WavStage(VllmStage):
     """A waveform from codec tokens."""
 
+    can_pad = True
+
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         assert isinstance(spec.stage, Token2WavConfig)
         execution = spec.stage.execution
@@ -112,7 +114,7 @@ class Token2WavStage(VllmStage):
 
     @property
     def _arithmetic(self) -> dict[str, str]:
-        return {"speech_batching": self._synthesizer.speech_batching, "precision": self._synthesizer.precision}
+        return {"batching": self._synthesizer.batching, "precision": self._synthesizer.precision}
 
     @property
     def settings(self) -> dict[str, object]:

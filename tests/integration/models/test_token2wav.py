@@ -132,7 +132,7 @@ def test_compiled_blocks_serve_every_number_of_codes():
 
 # --- Packed ---
 
-# What `speech_batching: padded` may differ by: float32's rounding, in a mel spectrogram of about 4.
+# What `batching: padded` may differ by: float32's rounding, in a mel spectrogram of about 4.
 MEL_BOUND = 1e-5
 # Of samples in [-1, 1], in float64: a deep random vocoder makes much of float32's last bit.
 SAMPLE_BOUND = 1e-6

@@ -130,9 +130,9 @@ def test_padded_sounds_as_exact_does_within_its_bound_and_both_say_what_they_are
     made = {}
     for batching in ("exact", "padded"):
         emitted: list = []
-        stage = load_stage(spec(max_num_seqs=4, speech_batching=batching), emitted.append)
+        stage = load_stage(spec(max_num_seqs=4, batching=batching), emitted.append)
         try:
-            assert (stage.effective["speech_batching"], stage.effective["precision"]) == (batching, "float32")
+            assert (stage.effective["batching"], stage.effective["precision"]) == (batching, "float32")
             for name, num_codes in lengths.items():
                 stage.add(codes(name, num_codes))
             before = stage.engagement["eager_calls"]
@@ -160,7 +160,7 @@ def test_padded_requests_that_are_cancelled_leave_the_batch():
         if report.request_id in unwanted:
             stage.interrupt(report.request_id)
 
-    stage = load_stage(spec(max_num_seqs=4, speech_batching="padded"), emit)
+    stage = load_stage(spec(max_num_seqs=4, batching="padded"), emit)
     try:
         for name, num_codes in (("first", 33), ("gone", 120), ("third", 33)):
             stage.add(codes(name, num_codes))

@@ -166,8 +166,12 @@ SINGLE = {
         "12:5 'ar': unknown key `ar` in stage `vocoder` (further arguments of a diffusers pipeline belong in `call`)",
     ),
     "key of the other backend": (
+        ("backend: vllm\n", "backend: vllm\n    call: {max_sequence_length: 64}\n"),
+        "12:5 'call': `call` has no effect with `backend: vllm`",
+    ),
+    "value of the other backend": (
         ("backend: vllm\n", "backend: vllm\n    batching: stacked\n"),
-        "12:5 'batching': `batching` has no effect with `backend: vllm`",
+        "12:15 'stacked': `batching: stacked` has no effect with `backend: vllm` (expected one of exact, padded)",
     ),
     "key of another stage of the family": (
         ("backend: vllm\n", "backend: vllm\n    sway_coefficient: -1\n"),
