@@ -24,14 +24,14 @@ _MAX_SHOWN = 200  # diagnostics shown; a file with more is not a profile
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceText:
     """A file (`label` as the user wrote it) or a command-line option (`label` is the option, no lines)."""
 
     label: str
     lines: tuple[str, ...] = ()
 
     @classmethod
-    def of_text(cls, label: str, text: str) -> Source:
+    def of_text(cls, label: str, text: str) -> SourceText:
         return cls(label, tuple(_LINE_BREAK.split(text)))
 
 
@@ -39,7 +39,7 @@ class Source:
 class Place:
     """Position of a token: line and column from 0, length in characters."""
 
-    source: Source
+    source: SourceText
     line: int = 0
     column: int = 0
     length: int = 1

@@ -7,7 +7,7 @@ import math
 import re
 from pathlib import Path
 
-from omni_cli.config.diagnostics import Diagnostic, Place, Source, in_source_order, render_all
+from omni_cli.config.diagnostics import Diagnostic, Place, SourceText, in_source_order, render_all
 from omni_cli.config.gate_limits import DEFAULT_METRIC, MEMORY, GateLimits, parse_fraction
 from omni_cli.config.yaml_tree import MAX_BYTES, Tree, parse_yaml
 from omni_cli.errors import InputError, UsageError
@@ -38,7 +38,7 @@ def load_gate_file(path: Path) -> GateLimits:
         raise InputError(f"cannot read the gate file `{label}`: {reason}") from error
     if len(content) > MAX_BYTES:
         raise InputError(f"`{label}` is larger than {MAX_BYTES // 1024} KiB, which no gate file is")
-    tree = parse_yaml(Source.of_text(label, text), text)
+    tree = parse_yaml(SourceText.of_text(label, text), text)
     found = [_reworded(item) for item in tree.diagnostics]
     if tree.data is None or found:
         raise GateFileError(tuple(found))

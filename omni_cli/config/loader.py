@@ -9,7 +9,7 @@ from pathlib import Path
 from yaml.reader import Reader
 
 from omni_cli.config.bundled import find_profile, shown_path
-from omni_cli.config.diagnostics import Diagnostic, InvalidProfileError, Place, Source, in_source_order
+from omni_cli.config.diagnostics import Diagnostic, InvalidProfileError, Place, SourceText, in_source_order
 from omni_cli.config.overrides import apply_overrides
 from omni_cli.config.schema import DiffusionStageConfig, EngineConfig
 from omni_cli.config.validation import validate
@@ -76,7 +76,7 @@ def _read_tree(path: Path) -> Tree:
         raise ProfileError(f"cannot read profile `{label}`: {reason}") from error
     if len(content) > MAX_BYTES:
         message = f"larger than {MAX_BYTES // 1024} KiB, the maximum for a profile"
-        return _refused(Diagnostic(Place(Source(label, ("",))), message))
+        return _refused(Diagnostic(Place(SourceText(label, ("",))), message))
     return _decode(label, content)
 
 
@@ -92,13 +92,13 @@ def _decode(label: str, content: bytes) -> Tree:
         place = _end_of(label, text[: unprintable.start()], text)
         code = ord(unprintable.group())
         return _refused(Diagnostic(place, f"the character U+{code:04X} is not allowed in YAML", "remove it"))
-    return parse_yaml(Source.of_text(label, text), text)
+    return parse_yaml(SourceText.of_text(label, text), text)
 
 
 def _end_of(label: str, before: str, text: str) -> Place:
     """The place of the character that follows `before` in `text`."""
-    lines = Source.of_text(label, before).lines
-    return Place(Source.of_text(label, text), len(lines) - 1, len(lines[-1]))
+    lines = SourceText.of_text(label, before).lines
+    return Place(SourceText.of_text(label, text), len(lines) - 1, len(lines[-1]))
 
 
 def _refused(diagnostic: Diagnostic) -> Tree:

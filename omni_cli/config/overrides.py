@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from omni_cli.config.diagnostics import Diagnostic, Place, Source
+from omni_cli.config.diagnostics import Diagnostic, Place, SourceText
 from omni_cli.config.yaml_tree import Path, Tree, has_characters_only, parse_scalar, parse_yaml
 from omni_cli.text import suggest, visible
 
@@ -20,12 +20,12 @@ def apply_overrides(
     """
     order: dict[str, int] = {}
     for text in overrides:
-        place = Place(Source(f"--set {text}"))
+        place = Place(SourceText(f"--set {text}"))
         order.setdefault(place.source.label, len(order) + 1)
         _apply(tree, text, place)
     for option, key, value in (("--model", "model", model), ("--seed", "seed", seed)):
         if value is not None:
-            place = Place(Source(f"{option} {value}"))
+            place = Place(SourceText(f"{option} {value}"))
             order.setdefault(place.source.label, len(order) + 1)
             if isinstance(value, str) and not has_characters_only(value):
                 _refuse(tree, place, "not UTF-8 text")
@@ -82,7 +82,7 @@ def _value(tree: Tree, raw: str, place: Place) -> object:
     if raw[:1] not in ("[", "{", '"', "'"):
         return parse_scalar(raw)
     text = f"value: {raw}\n"
-    wrapped = parse_yaml(Source.of_text(place.source.label, text), text)
+    wrapped = parse_yaml(SourceText.of_text(place.source.label, text), text)
     if wrapped.diagnostics or wrapped.data is None or list(wrapped.data) != ["value"]:
         message = wrapped.diagnostics[0].message if wrapped.diagnostics else "expected one value"
         _refuse(tree, place, message)

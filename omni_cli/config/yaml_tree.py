@@ -21,7 +21,7 @@ from yaml.events import (
     StreamEndEvent,
 )
 
-from omni_cli.config.diagnostics import Diagnostic, Place, Source
+from omni_cli.config.diagnostics import Diagnostic, Place, SourceText
 from omni_cli.text import visible
 
 Path = tuple[str | int, ...]
@@ -83,7 +83,7 @@ def parse_scalar(text: str) -> object:
     return text
 
 
-def parse_yaml(source: Source, text: str) -> Tree:
+def parse_yaml(source: SourceText, text: str) -> Tree:
     """Read one YAML document; every mistake becomes a diagnostic of the tree, none is raised."""
     tree = Tree(None, values={(): Place(source)})
     reader = _Reader(source, tree)
@@ -113,7 +113,7 @@ class _Stop(Exception):
 class _Reader:
     """Builds the tree from PyYAML's events, which need little memory and resolve nothing."""
 
-    def __init__(self, source: Source, tree: Tree) -> None:
+    def __init__(self, source: SourceText, tree: Tree) -> None:
         self.source = source
         self.tree = tree
         self.loader: Any = None
@@ -243,7 +243,7 @@ class _Reader:
         return Place(self.source, mark.line, mark.column, max(length, 1))
 
 
-def _syntax_diagnostic(source: Source, error: yaml.MarkedYAMLError) -> Diagnostic:
+def _syntax_diagnostic(source: SourceText, error: yaml.MarkedYAMLError) -> Diagnostic:
     mark = error.problem_mark or error.context_mark
     place = Place(source) if mark is None else Place(source, mark.line, mark.column)
     if place.line >= len(source.lines) or (place.line and not source.lines[place.line]):
