@@ -44,7 +44,6 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 ArgumentName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,99}$")]
 Scalar = bool | int | float | Text
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-Codes = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Ranks = Annotated[int, Field(ge=1, le=_MAX_RANKS)]
 PayloadBytes = Annotated[int, Field(ge=1, le=_MAX_BYTES)]
 Pixels = Annotated[int, Field(ge=1, le=16_384)]

@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from omni_cli.config.schema import MAX_TOKENS, VLLM_ONLY, ARStageConfig, Codes, DiffusionStageConfig, Precision
+from omni_cli.config.schema import MAX_TOKENS, VLLM_ONLY, ARStageConfig, DiffusionStageConfig, Precision
 
 TalkerPrompt = Literal["full", "plain"]
+Codes = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 
 
 class TalkerConfig(ARStageConfig):
