@@ -248,9 +248,9 @@ class DiffusionStageConfig(_Stage):
     batching: Annotated[Batching, KeyNotes(values={"vllm": ("exact", "padded"), "diffusers": ("exact", "stacked")})] = (
         Field(
             "exact",
-            description="How requests share a batch: one after another, each with the output that it has alone (`exact`); "
-            "as one tensor of equal shapes (`stacked`, diffusers); or in blocks padded to a common size (`padded`, "
-            "token2wav). The latter two are faster and change outputs by rounding.",
+            description="How requests share a batch: one after another, each with the output that it has alone "
+            "(`exact`); as one tensor of equal shapes (`stacked`, diffusers); or in blocks padded to a common size "
+            "(`padded`, token2wav). The latter two are faster and change outputs by rounding.",
         )
     )
     call: Annotated[dict[ArgumentName, Scalar], DIFFUSERS_ONLY] = Field(
