@@ -69,12 +69,13 @@ _ELSEWHERE = "choose another folder with `--output-dir`"
 @contextmanager
 def _partial(stem: Path, target: Path) -> Iterator[Path]:
     """A new folder `STEM<random>`, removed at the end unless it was renamed."""
-    folder = stem.with_name(f"{stem.name}{secrets.token_hex(4)}")
+    folder = stem.with_name(f"{stem.name}{secrets.token_hex(8)}")
     try:
-        folder.mkdir()
-    except OSError as error:
-        raise _cannot_write(target, error) from error
-    try:
+        # Within: Python raises an interrupt that arrives meanwhile when the folder has just been made.
+        try:
+            folder.mkdir()
+        except OSError as error:
+            raise _cannot_write(target, error) from error
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

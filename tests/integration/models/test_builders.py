@@ -122,6 +122,19 @@ def test_a_stopped_builder_leaves_no_checkpoint(tmp_path: Path, number: signal.S
         assert left == []
 
 
+def test_an_interrupt_while_the_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = os.mkdir
+
+    def make_and_be_interrupted(path: str, mode: int = 0o777) -> None:
+        make(path, mode)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "mkdir", make_and_be_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build_folder("tiny-image", tmp_path / "tiny-image", seed=0)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_in_the_way_stays_as_it_is(omni_folder: Path, tmp_path: Path) -> None:
     assert build_folder("tiny-omni", omni_folder, seed=0) is False
     before = digests(omni_folder)
