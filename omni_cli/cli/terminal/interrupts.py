@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 
 STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+# Long enough for the callback to end.
+_AGAIN_S = 0.02
 
 _seen = False
 
@@ -54,8 +57,10 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """An interrupt inside a finalizer or an import's callback cannot be raised there: it comes again."""
+    """An interrupt inside a finalizer or an import's callback cannot be raised there, nor here: it comes again."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
+        again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
     else:
         sys.__unraisablehook__(unraisable)

@@ -283,3 +283,26 @@ def test_json_refuses_what_json_lacks(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(ValueError, match="JSON compliant"):
         console.print_json({"x": float("nan")})
     assert capsys.readouterr().out == ""
+
+
+SWALLOWED = """
+import os, signal, time
+from omni_cli.cli.terminal import interrupts
+
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+interrupts.install()
+try:
+    Finalized()
+    time.sleep(10)
+    print("swallowed")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_an_interrupt_in_a_finalizer_comes_again() -> None:
+    ended = subprocess.run([sys.executable, "-c", SWALLOWED], capture_output=True, text=True, timeout=60, check=True)
+    assert (ended.stdout, ended.stderr) == ("interrupted\n", "")
