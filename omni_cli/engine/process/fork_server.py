@@ -49,6 +49,8 @@ def become_group_leader() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
 
 
+# The family's modules for `preload_family`, in the fork server's environment until it has read them.
+FAMILY_MODULES = "OMNI_FAMILY_MODULES"
 # Where a process that may have to be killed makes its sockets, so that whoever kills it can remove them.
 SOCKETS_FOLDER = "OMNI_SOCKETS_FOLDER"
 # What multiprocessing makes in a folder for temporary files.
@@ -75,14 +77,13 @@ class ForkServer:
 
         `verbose` lets what the imports print reach stderr.
         """
-        parts = ["verbose" if verbose else "quiet", *sorted(config.backends, reverse=True)]
-        ours = [f"omni_cli.engine.process.preload_{part}" for part in parts]
-        for module in ours:
+        parts = ["verbose" if verbose else "quiet", *sorted(config.backends, reverse=True), "family"]
+        self._preload = [f"omni_cli.engine.process.preload_{part}" for part in parts]
+        for module in self._preload:
             if find_spec(module) is None:  # the fork server would ignore it, and be slow
                 raise ValueError(f"there is no module {module} to preload")
         family = family_of_stages(config.model, config.stages)
-        modules = () if family is None else family.modules
-        self._preload = [*ours, *modules]
+        self._modules = () if family is None else family.modules
 
     def start(self) -> ForkServerContext:
         """The context to start processes with; the imports begin now, if they have not begun before."""
@@ -98,8 +99,12 @@ class ForkServer:
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         _settle_sockets()
         resource_tracker.ensure_running()  # unblocks signals when it is done, so not within
-        with _stop_signals_blocked():
-            forkserver.ensure_running()
+        os.environ[FAMILY_MODULES] = " ".join(self._modules)
+        try:
+            with _stop_signals_blocked():
+                forkserver.ensure_running()
+        finally:
+            del os.environ[FAMILY_MODULES]
         self._users.add(id(self))
         return context
 

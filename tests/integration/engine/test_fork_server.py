@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
+import sys
 from multiprocessing import forkserver
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -62,6 +65,40 @@ def test_a_module_that_is_not_there_is_not_ignored():
         importlib.import_module("omni_cli.engine.misspelt")
 
 
-def test_a_package_that_is_not_installed_is_left_to_the_stage():
+def test_a_package_that_does_not_load_is_left_to_the_stage(capsys: pytest.CaptureFixture[str]):
     with slow_imports():
         importlib.import_module("vllm_that_is_not_installed")
+    with slow_imports():
+        raise ValueError("of another package")
+    assert capsys.readouterr().err.splitlines()[-1] == "preload: ValueError: of another package"
+
+
+BROKEN_FAMILY = """
+import os
+from omni_cli import families
+from omni_cli.config.loader import load_profile
+from omni_cli.engine.process import fork_server
+
+def answer(connection):
+    connection.send(fork_server.FAMILY_MODULES in os.environ)
+
+if __name__ == "__main__":
+    family = families.Family("broken", "Broken", (families.StageRole("s", "ar", "vllm", "broken_family:Stage"),))
+    fork_server.family_of_stages = lambda model, stages: family
+    server = fork_server.ForkServer(load_profile("tiny-image"), verbose=True)
+    context = server.start()
+    ours, theirs = context.Pipe(duplex=False)
+    context.Process(target=answer, args=(theirs,)).start()
+    print(ours.recv(), fork_server.FAMILY_MODULES in os.environ)
+    server.stop()
+"""
+
+
+def test_a_family_that_cannot_be_imported_does_not_end_the_server(tmp_path: Path) -> None:
+    (tmp_path / "broken_family.py").write_text("raise ValueError('of another version')\n")
+    script = tmp_path / "script.py"
+    script.write_text(BROKEN_FAMILY)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, env=environment)
+    assert (ended.returncode, ended.stdout) == (0, "False False\n"), ended.stderr
+    assert "preload: ValueError: of another version" in ended.stderr

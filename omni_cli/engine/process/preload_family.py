@@ -1,0 +1,11 @@
+"""Imported once by the fork server, so that the stages of a profile's family start with its own imports done."""
+
+import importlib
+import os
+
+from omni_cli.engine.process.fork_server import FAMILY_MODULES
+from omni_cli.engine.process.slow_imports import slow_imports
+
+with slow_imports():
+    for _name in os.environ.pop(FAMILY_MODULES).split():
+        importlib.import_module(_name)
