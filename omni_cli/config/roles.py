@@ -75,13 +75,13 @@ def for_family(config: EngineConfig, family: Family) -> EngineConfig:
 def _for_role(stage: StageConfig, family: Family) -> StageConfig:
     role = family.role(stage.name)
     model = settings_of(role) if role and role.kind == stage.kind else STAGE_MODELS[stage.kind]
-    if isinstance(stage, model):
+    if type(stage) is model:
         return stage
     try:
-        return model.named(stage.name, **stage.model_dump(exclude_unset=True))
+        return stage.as_class(model)
     except ValidationError as error:
         key = str(error.errors()[0]["loc"][0])
         raise CheckpointError(
-            f"the checkpoint is a {family.title}, whose stage `{stage.name}` has no key `{key}`",
+            f"the checkpoint is {family.title}, whose stage `{stage.name}` has no key `{key}`",
             hint=suggest(key, model.model_fields) or f"remove `{key}`, or choose another checkpoint (`--model`)",
         ) from error

@@ -173,6 +173,12 @@ class _Stage(_Strict):
         stage._name = name
         return stage
 
+    def as_class(self, model: type[StageConfig]) -> StageConfig:
+        """The same stage in another class of its kind; raises `ValidationError` if that lacks a key that is set."""
+        stage = model.model_validate(self.model_dump(exclude_unset=True))
+        stage.__pydantic_private__ = self.__pydantic_private__
+        return stage
+
     @property
     def name(self) -> str:
         """The stage's key in the profile."""

@@ -1,0 +1,30 @@
+"""A stage's class follows the checkpoint's family, also where that is known only when it loads."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_cli.config.loader import load_profile
+from omni_cli.config.roles import for_family
+from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig
+from omni_cli.errors import CheckpointError
+from omni_cli.families import families
+from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
+
+
+def test_a_key_of_another_family_is_refused() -> None:
+    config = load_profile("tiny-omni", ["talker.talker_prompt=plain"])
+    talker = config.with_stages([config.stage("talker")])
+    with pytest.raises(CheckpointError, match="checkpoint is a language model, whose stage `talker` has no key `talker_prompt`"):
+        for_family(talker, families()["language_model"])
+
+
+def test_another_class_keeps_what_the_stage_is() -> None:
+    config = load_profile("tiny-omni", ["talker.max_num_seqs=3", "talker.talker_prompt=null"])
+    (stage,) = for_family(config.with_stages([config.stage("talker")]), families()["language_model"]).stages
+    assert type(stage) is ARStageConfig
+    assert (stage.name, stage.input, stage.max_num_seqs) == ("talker", "thinker", 3)
+    assert stage.sampling == config.stage("talker").sampling
+    image = load_profile("tiny-image", model="elsewhere").stage("image")
+    assert type(image) is DiffusionStageConfig
+    assert image.as_class(Token2WavConfig).droppable_arguments == image.droppable_arguments == {"true_cfg_scale"}
