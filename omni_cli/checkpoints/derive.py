@@ -28,14 +28,21 @@ def derive_profile(folder: Path, machine: Machine, model: str) -> dict[str, Any]
         raise CheckpointError(
             f"{family.title} has no default profile", hint="write one, and name it with `--profile PATH`"
         )
+    try:
+        dtype, stages = read_dtype(folder), load(family.profile)(folder, machine)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"cannot derive a profile from the configuration in `{folder}`: {type(error).__name__}: {error}",
+            hint="download or copy it again, or name a profile with `--profile`",
+        ) from error
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model.partition(":")[2] or model).name).lstrip("._-")[:100]
     return {
         "version": 1,
         "name": name or family.name,
         "description": f"{family.title}, derived from the checkpoint",
         "model": model,
-        "dtype": read_dtype(folder),
-        "stages": load(family.profile)(folder, machine),
+        "dtype": dtype,
+        "stages": stages,
     }
 
 
@@ -73,16 +80,36 @@ def kv_cache(
 
 def _bytes_per_token(decoder: Mapping[str, Any], dtype: str) -> int | None:
     """Of the keys and values of all layers of an ordinary transformer."""
-    layers, heads = decoder.get("num_hidden_layers"), decoder.get("num_attention_heads")
-    if not layers or not heads or not decoder.get("hidden_size"):
+    sizes = _sizes(decoder, "num_hidden_layers", "num_attention_heads", "hidden_size")
+    if sizes is None:
         return None
-    head_dim = decoder.get("head_dim") or decoder["hidden_size"] // heads
+    layers, heads, hidden = sizes
+    head_dim = decoder.get("head_dim") or hidden // heads
     kv_heads = decoder.get("num_key_value_heads") or heads
-    return int(2 * layers * kv_heads * head_dim * _ITEMSIZES[dtype])
+    return 2 * layers * kv_heads * head_dim * _ITEMSIZES[dtype] if isinstance(kv_heads, int) else None
 
 
 def weights_bytes(folder: Path) -> int:
-    """The size of the files with weights; what their index says of one that is not downloaded yet."""
+    """The size of the files with weights.
+
+    Of those that are not downloaded yet, what their index says, else an estimate from the configuration.
+    """
     index = folder / "model.safetensors.index.json"
     named = read_object(index).get("metadata", {}).get("total_size", 0) if index.is_file() else 0
-    return max(int(named), sum(file.stat().st_size for pattern in _WEIGHTS for file in folder.glob(pattern)))
+    present = sum(file.stat().st_size for pattern in _WEIGHTS for file in folder.glob(pattern))
+    return max(int(named), present) or _num_parameters(read_config(folder)) * _ITEMSIZES[read_dtype(folder)]
+
+
+def _num_parameters(config: Mapping[str, Any]) -> int:
+    """Of every ordinary transformer that the configuration, or a part of it, describes: near the true number."""
+    sizes = _sizes(config, "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size")
+    layers, hidden, inner, vocabulary = sizes or (0, 0, 0, 0)
+    own = hidden * (layers * (4 * hidden + 3 * inner) + 2 * vocabulary)
+    return own + sum(_num_parameters(part) for part in config.values() if isinstance(part, dict))
+
+
+def _sizes(config: Mapping[str, Any], *keys: str) -> list[int] | None:
+    """The values of these keys; None unless all are numbers: some models have one per layer."""
+    sizes = [config.get(key) for key in keys]
+    numbers = [size for size in sizes if isinstance(size, int) and size]
+    return numbers if len(numbers) == len(keys) else None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from omni_cli.cli.options import DEFAULT_PROFILE
 from omni_cli.cli.terminal import console
+from omni_cli.errors import OmniError
 
 if TYPE_CHECKING:
     from omni_cli.families import Machine
@@ -56,17 +57,25 @@ def derive(model: str) -> dict[str, Any]:
 
 
 def this_machine() -> Machine:
-    """The first CUDA device, else the host; of a container, what it may use."""
+    """The smallest CUDA device, else the host; of a container, what it may use.
+
+    Raises `OmniError` if there is a device and its driver does not tell its memory.
+    """
     from omni_cli.doctor.machine import read_gpus, read_memory
     from omni_cli.engine.devices import has_cuda_device
     from omni_cli.families import Machine
 
-    if has_cuda_device():
-        sizes = [device.total_bytes for device in read_gpus().devices if device.total_bytes]
-        if sizes:
-            return Machine("cuda", min(sizes))
     memory = read_memory()
-    return Machine("cpu", min(memory.total_bytes, memory.limit_bytes or memory.total_bytes))
+    host_bytes = min(memory.total_bytes, memory.limit_bytes or memory.total_bytes)
+    if not has_cuda_device():
+        return Machine("cpu", host_bytes)
+    gpus = read_gpus()
+    if not gpus.devices:
+        raise OmniError(
+            f"cannot tell the memory of the CUDA device: {gpus.error or 'nvidia-smi is not installed'}",
+            hint="name a profile with `--profile`, or run on the CPU: `CUDA_VISIBLE_DEVICES= omni ...`",
+        )
+    return Machine("cuda", min(device.total_bytes or host_bytes for device in gpus.devices))  # 0: the host's is shared
 
 
 def _bundled_for(model: str) -> str | None:

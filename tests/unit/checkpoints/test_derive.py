@@ -74,6 +74,35 @@ def test_weights_that_are_not_downloaded_count(tmp_path: Path) -> None:
     assert weights_bytes(tmp_path) == 5000
 
 
+def test_weights_without_file_and_index_are_estimated(tmp_path: Path) -> None:
+    """SmolLM2-135M: 134.5 M parameters with one matrix for both ends of the vocabulary, 162.8 M with two."""
+    decoder = {**DECODER, "intermediate_size": 1536, "vocab_size": 49152}
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": "bfloat16", "text_config": decoder}))
+    assert weights_bytes(tmp_path) == pytest.approx(2 * 162.8e6, rel=0.1)
+
+
+@pytest.mark.parametrize("key", ["num_attention_heads", "num_key_value_heads"])
+def test_a_cache_that_differs_by_layer_gets_the_room(key: str) -> None:
+    sizes = kv_cache({**DECODER, key: [3] * 30}, "bfloat16", max_model_len=32768, max_num_seqs=8, room_bytes=GIB)
+    assert sizes["kv_cache_memory_bytes"] == GIB
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["Qwen2_5OmniModel"]},
+        {"architectures": ["Qwen2_5OmniModel"], "thinker_config": 1, "talker_config": 2},
+        {"architectures": ["LlamaForCausalLM"], "text_config": "none"},
+        {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": "many"},
+    ],
+    ids=str,
+)
+def test_a_configuration_that_says_something_else(tmp_path: Path, config: dict) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="cannot derive a profile from the configuration in"):
+        derive_profile(tmp_path, Machine("cpu", GIB), "x")
+
+
 def test_a_checkpoint_that_has_no_data(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="does not name a model class"):

@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from omni_cli.cli import app
-from omni_cli.cli.profile_choice import choose_profile, derive
+from omni_cli.cli.profile_choice import choose_profile, derive, this_machine
 from omni_cli.config.loader import check_profile, load_profile
+from omni_cli.doctor.machine import Gpu, Gpus, Memory
+from omni_cli.errors import OmniError
 from omni_cli.families import Machine
 
 Run = Callable[..., tuple[int, str, str]]
@@ -112,6 +114,26 @@ def test_a_repo_needs_only_its_configuration(tmp_path: Path, llama: Path, monkey
     data = derive("someone/smol")
     assert (data["name"], data["model"]) == ("smol", "someone/smol")
     assert data["stages"] == derive(str(llama))["stages"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        (Gpus((Gpu(0, "large", 80 << 30, 0), Gpu(1, "small", 24 << 30, 0))), 24 << 30),
+        (Gpus((Gpu(0, "shares the host's memory", 0, 0),)), 10 << 30),
+        (Gpus(error="the driver does not answer"), "cannot tell the memory .*: the driver does not answer"),
+        (Gpus(), "cannot tell the memory .*: nvidia-smi is not installed"),
+    ],
+)
+def test_the_memory_of_a_device(monkeypatch: pytest.MonkeyPatch, gpus: Gpus, expected: int | str) -> None:
+    monkeypatch.setattr("omni_cli.engine.devices.has_cuda_device", lambda: True)
+    monkeypatch.setattr("omni_cli.doctor.machine.read_gpus", lambda: gpus)
+    monkeypatch.setattr("omni_cli.doctor.machine.read_memory", lambda: Memory(20 << 30, 5 << 30, 10 << 30))
+    if isinstance(expected, int):
+        assert this_machine() == Machine("cuda", expected)
+    else:
+        with pytest.raises(OmniError, match=expected):
+            this_machine()
 
 
 def test_a_folder_that_is_not_a_checkpoint(run: Run, tmp_path: Path) -> None:
