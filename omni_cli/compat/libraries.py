@@ -20,6 +20,6 @@ def prepare_libraries() -> None:
     # NaN logits would otherwise become tokens like any others. Counted on the device, read with the tokens.
     os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
     # Read by Ray when vLLM imports it: a Ray that a stage starts for its ranks asks for a token.
-    if "RAY_ADDRESS" not in os.environ:
+    if not os.environ.get("RAY_ADDRESS"):
         os.environ["RAY_AUTH_MODE"] = "token"
     ensure_torchvision_importable()
