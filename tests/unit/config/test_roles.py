@@ -15,7 +15,7 @@ from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 def test_a_key_of_another_family_is_refused() -> None:
     config = load_profile("tiny-omni", ["talker.talker_prompt=plain"])
     talker = config.with_stages([config.stage("talker")])
-    with pytest.raises(CheckpointError, match="checkpoint is a language model, whose stage `talker` has no key `talker_prompt`"):
+    with pytest.raises(CheckpointError, match="is a language model, whose stage `talker` has no key `talker_prompt`"):
         for_family(talker, families()["language_model"])
 
 
