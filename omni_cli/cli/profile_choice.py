@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -41,7 +42,7 @@ def choose_profile(profile: str | None, model: str | None, *, quiet: bool = Fals
     if not quiet:
         stages = " > ".join(data["stages"])
         console.print_note(f"profile: {data['description']} for this machine: {stages}")
-        console.print_note(f"hint: `omni profiles create {model} -o FILE` writes it")
+        console.print_note(f"hint: `omni profiles create {shlex.quote(model)} -o FILE` writes it")
     return str(path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from omni_cli.config.diagnostics import Diagnostic, Place, SourceText
+from omni_cli.config.schema import PROFILE_KEYS
 from omni_cli.config.yaml_tree import Path, Tree, has_characters_only, parse_scalar, parse_yaml
 from omni_cli.text import suggest, visible
 
@@ -58,7 +59,8 @@ def _path(tree: Tree, parts: list[str], place: Place) -> Path | None:
     stages = (tree.data or {}).get("stages")
     names = list(stages) if isinstance(stages, dict) else []
     if len(parts) == 1:
-        if parts[0] in names or parts[0] == "stages":
+        # A derived profile of a language model has a stage `model`, and every profile that key.
+        if parts[0] == "stages" or (parts[0] in names and parts[0] not in PROFILE_KEYS):
             stage = parts[0] if parts[0] in names else "STAGE"
             _refuse(tree, place, "sets a whole stage", f"set one of its keys: `--set {stage}.KEY=VALUE`")
             return None

@@ -77,6 +77,13 @@ def test_a_language_model_gets_room_for_its_own_cache(llama: Path, capsys: pytes
     assert capsys.readouterr().err == ""
 
 
+def test_a_stage_with_the_name_of_a_key_is_in_no_options_way(llama: Path) -> None:
+    path = choose_profile(None, str(llama))
+    config = load_profile(path, ["model=elsewhere", "model.max_num_seqs=3"])
+    assert (config.model, config.stage("model").max_num_seqs) == ("elsewhere", 3)
+    assert config.dtype == "bfloat16"
+
+
 def test_create_prints_what_show_shows_and_writes_it_once(run: Run, llama: Path, tmp_path: Path) -> None:
     code, out, err = run("profiles", "create", str(llama))
     assert (code, err) == (0, "")
