@@ -98,8 +98,10 @@ def run_thinker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
     from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
     from omni_cli.vllm_integration.output_processor import TextEngine
+    from omni_cli.vllm_integration.registry import resolve_in_process
     from omni_cli.vllm_integration.stage import VllmStage
 
+    resolve_in_process("Qwen2_5OmniModel")
     worker = VllmStage.worker_cls("ar")
     engine = make_engine(
         TextEngine, model=model, worker_cls=worker, skip_mm_profiling=True, mm_processor_cache_gb=0, **arguments
@@ -132,8 +134,10 @@ def run_talker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
     stage = TalkerConfig.named(
         "talker", input="thinker", max_model_len=256, max_num_seqs=8, kv_cache_memory_bytes=16 << 20,
-        sampling={"temperature": 0.0}, **arguments,
+        sampling={"temperature": 0.0},
     )  # fmt: skip
+    # A profile cannot ask for ranks that a program has launched.
+    stage = stage.model_copy(update=arguments)
     made = Runs(load_stage(spec_of(stage, model), lambda report: None), TALKER_REQUESTS).run(feeding_at_random())
     return {name: {"tokens": tokens, "made": None} for name, tokens in made["tokens"].items()}
 

@@ -124,10 +124,10 @@ def test_the_same_server_twice(omni: OmniServer, bench: Any, tmp_path: Path) -> 
     record = record_of(tmp_path)
     address = omni.url.removeprefix("http://")
     assert [variant.name for variant in record.variants] == [address, f"{address} (2)"]
-    comparison = next(entry for entry in record.comparisons if entry["metric"] == "e2e_s")
+    comparison = next(entry for entry in record.comparisons if entry.metric == "e2e_s")
     # Temperature 0 and a seed: the same words. Times are within what a busy machine does to them.
-    assert comparison["outputs"]["identical"] is True and comparison["interleaved"]
-    assert 0.2 < comparison["ratio"] < 5
+    assert comparison.outputs.identical is True and comparison.interleaved
+    assert 0.2 < comparison.ratio < 5
     assert record.environment["conditions"]["interleaving"] == "iterations"
 
 
@@ -137,7 +137,7 @@ def test_more_clients_wait_longer(omni: OmniServer, bench: Any, tmp_path: Path) 
     assert ended.code == 3, ended.err
     one, many = record_of(tmp_path).variants
     assert (one.settings["concurrency"], many.settings["concurrency"]) == (1, 16)
-    rates = [variant.summary["requests_per_second"]["median"] for variant in (one, many)]
+    rates = [variant.summary["requests_per_second"].median for variant in (one, many)]
     assert rates[1] > rates[0], "it batches"
 
 
