@@ -88,7 +88,8 @@ class Family:
     family names. `vllm_models` maps an architecture's name to the model class that vLLM lacks. `builtins` maps the name
     of a built-in checkpoint to a function of an output folder and a seed; a built one is kept until a file in the
     function's folder changes. `profile` is a function of a checkpoint folder and a `Machine`; it returns the stages of
-    a profile, as YAML would hold them. `preload` names modules that the stages import late, such as vLLM's own models.
+    a profile, as YAML would hold them. `preload` names modules that the stages import late, such as vLLM's own models;
+    `inner_architectures` are those that vLLM looks up while it builds one of them.
     `published` maps repo ids of the Hugging Face hub to their needs, for `omni doctor`.
     """
 
@@ -101,6 +102,7 @@ class Family:
     builtins: Mapping[str, Reference] = field(default_factory=dict)
     profile: Reference | None = None
     preload: tuple[str, ...] = ()
+    inner_architectures: tuple[str, ...] = ()
     published: Mapping[str, CheckpointNeeds] = field(default_factory=dict)
 
     def role(self, name: str) -> StageRole | None:

@@ -49,7 +49,7 @@ def prepare_models(spec: StageSpec) -> None:
             stage=spec.stage.name,
             hint="install omni-cli again; `-v` shows what vLLM says",
         )
-    for architecture in (spec.architecture, *spec.family.vllm_models):
+    for architecture in (spec.architecture, *spec.family.vllm_models, *spec.family.inner_architectures):
         resolve_in_process(architecture)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from omni_cli.families import CheckpointNeeds, Family, StageRole
-from omni_cli.models.qwen2_5_omni.architectures import OMNI, TALKER, TOKEN2WAV
+from omni_cli.models.qwen2_5_omni.architectures import INNER, OMNI, TALKER, TOKEN2WAV
 
 _HERE = "omni_cli.models.qwen2_5_omni"
 
@@ -51,6 +51,7 @@ FAMILY = Family(
         "small-omni": f"{_HERE}.checkpoint.builder:small_omni",
     },
     preload=("vllm.model_executor.models.qwen2_5_omni_thinker",),
+    inner_architectures=INNER,
     profile=f"{_HERE}.profile:stages_of",
     published={
         "Qwen/Qwen2.5-Omni-3B": CheckpointNeeds(download_bytes=12 * 10**9, gpu_bytes=40 * 10**9),

@@ -115,17 +115,17 @@ def test_numbers_are_those_of_the_record(opened: Chromium, disturbed: Any, profi
         shown = {row[0]: row[1:] for row in rows(opened, f"All metrics of {variant.name}")}
         for metric, stored in variant.summary.items():
             cells = shown[metric.removesuffix("_s").replace("_", " ")]
-            assert cells[0] == str(stored["n"])
-            assert cells[1] == quantity(metric, stored["median"])
-            bounds = None if stored["ci95"] is None else tuple(stored["ci95"])
-            assert cells[2] == quantity_interval(metric, bounds, stored["median"])
+            assert cells[0] == str(stored.n)
+            assert cells[1] == quantity(metric, stored.median)
+            bounds = None if stored.ci95 is None else tuple(stored.ci95)
+            assert cells[2] == quantity_interval(metric, bounds, stored.median)
     a, b = (variant.name for variant in record.variants)
     compared = {row[0].removesuffix(" (more is better)"): row for row in rows(opened, f"{b} (B) against {a} (A)")}
     for entry in record.comparisons:
-        cells = compared[entry["metric"].removesuffix("_s").replace("_", " ")]
-        bounds = None if entry["ci95"] is None else tuple(entry["ci95"])
-        assert cells[3:] == [ratio(entry["ratio"], bounds), entry["verdict"]]
-    assert opened.evaluate("document.querySelector('.word').textContent") == f"gate: {record.gate['verdict']}"
+        cells = compared[entry.metric.removesuffix("_s").replace("_", " ")]
+        bounds = None if entry.ci95 is None else tuple(entry.ci95)
+        assert cells[3:] == [ratio(entry.ratio, bounds), entry.verdict]
+    assert opened.evaluate("document.querySelector('.word').textContent") == f"gate: {record.gate.verdict}"
     profile = load_profile_record(profiled.path)
     shown = {row[0]: row[1] for row in rows(opened, "Time of the iteration")}
     expected = {name: quantity("e2e_s", seconds, profile.e2e_s) for name, seconds in profile.stage_seconds.items()}
