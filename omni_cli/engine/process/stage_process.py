@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -96,10 +97,19 @@ def _run(
     """Load the stage, put it into `loaded`, and run it; `cluster` takes what is to end after it."""
     recorder = Recorder() if spec.records else None
     started_s = time.perf_counter()
+
+    def send_at_once(report: Report) -> None:
+        """Send what the stage reports in the middle of a step."""
+        _note_ends([report])
+        if loaded:
+            _send_reports(loaded[0], [report], emit)
+        else:
+            emit(report)
+
     try:
         with ranges.mark("load"):
             cluster.enter_context(ray_for_ranks(spec.stage))
-            stage = load_stage(spec, emit)
+            stage = load_stage(spec, send_at_once)
     except Exception as error:  # noqa: BLE001 - whatever a library raises while loading must reach the user
         emit(load_failure(error, spec))
         return
@@ -132,16 +142,20 @@ def _serve(stage: Stage, inbox: queue.SimpleQueue[Command], emit: _Emitter, reco
                     _record(recorder, command, emit)
         with ranges.mark("engine step"):
             reports = stage.step()
-        # At once, so that the request's range is as long as the latency in its report says.
-        for report in reports:
-            if isinstance(report, (RequestDone, Failure)) and report.request_id is not None:
-                ranges.request_ended(report.request_id)
+        _note_ends(reports)
         if recorder is not None:
             recorder.stepped()
         _send_reports(stage, reports, emit)
 
 
-def _send_reports(stage: Stage, reports: list[Report], emit: _Emitter) -> None:
+def _note_ends(reports: Iterable[Report]) -> None:
+    """End the requests' ranges, before anything else: they are as long as the latencies in the reports."""
+    for report in reports:
+        if isinstance(report, (RequestDone, Failure)) and report.request_id is not None:
+            ranges.request_ended(report.request_id)
+
+
+def _send_reports(stage: Stage, reports: Sequence[Report], emit: _Emitter) -> None:
     if any(isinstance(report, RequestDone) for report in reports):
         # Before the requests' ends, so that whoever waits for them sees what they took.
         emit(memory_report())
