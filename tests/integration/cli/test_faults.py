@@ -93,7 +93,7 @@ def test_while_loading(folder: Path, point: tuple[str, str], kind: str) -> None:
     profile = "tiny-image" if stage == "image" else "tiny-omni"
     limit = ("--set", f"{stage}.load_timeout_s=15") if kind == "hang" else ()
     ended = run(folder, f"{kind}@{place}@{stage}", "hi", "--profile", profile, *limit)
-    words = "it was not loaded after" if kind == "hang" else WORDS[kind]
+    words = "not loaded after" if kind == "hang" else WORDS[kind]
     ended.check_error(FAILED, f"stage `{stage}`", words)
     check_clean(ended, kind)
     assert ended.output_files == ()
