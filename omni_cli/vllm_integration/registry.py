@@ -17,13 +17,15 @@ PLUGIN = "omni_cli"
 def register_models() -> None:
     """Register the models that vLLM lacks, without importing them.
 
-    The entry point `omni_cli` of the group `vllm.general_plugins`: vLLM calls this in each of its processes.
+    The entry point `omni_cli` of the group `vllm.general_plugins`: vLLM calls this in each of its processes. A model that
+    is there stays: `resolve_in_process` may have been first.
     """
     from vllm import ModelRegistry
 
     for family in families().values():
         for architecture, reference in family.vllm_models.items():
-            ModelRegistry.register_model(architecture, reference)
+            if architecture not in ModelRegistry.models:
+                ModelRegistry.register_model(architecture, reference)
 
 
 def prepare_models(spec: StageSpec) -> None:
