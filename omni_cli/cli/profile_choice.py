@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
+import os
 import shlex
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +18,8 @@ if TYPE_CHECKING:
 def choose_profile(profile: str | None, model: str | None, *, quiet: bool = False) -> str:
     """`profile`, else the one for `model`, else the default; a name or a path.
 
-    A bundled profile that names exactly this model is taken as it is. Otherwise one is derived, written to a file that
-    goes with this process, and reported on stderr. Raises `OmniError` for a model that cannot be read.
+    A bundled profile that names exactly this model is taken as it is. Otherwise one is derived and reported on stderr;
+    its path is readable while this process lives. Raises `OmniError` for a model that cannot be read.
     """
     if profile is not None:
         return profile
@@ -35,15 +33,11 @@ def choose_profile(profile: str | None, model: str | None, *, quiet: bool = Fals
     from omni_cli.config.yaml_writer import to_yaml
 
     data = derive(model)
-    folder = Path(tempfile.mkdtemp(prefix="omni-profile-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = folder / f"{data['name']}.yaml"
-    path.write_text(to_yaml(data), encoding="utf-8")
     if not quiet:
         stages = " > ".join(data["stages"])
         console.print_note(f"profile: {data['description']} for this machine: {stages}")
         console.print_note(f"hint: `omni profiles create {shlex.quote(model)} -o FILE` writes it")
-    return str(path)
+    return _in_memory(to_yaml(data))
 
 
 def derive(model: str) -> dict[str, Any]:
@@ -55,6 +49,17 @@ def derive(model: str) -> dict[str, Any]:
     found = resolve_model(model)
     folder = Path(found) if Path(found).is_dir() else download_settings(found)
     return derive_profile(folder, this_machine(), model)
+
+
+def _in_memory(text: str) -> str:
+    """A path to a file without a folder, which even a killed process leaves no trace of; child processes can read it.
+
+    The process of a variant, perhaps of another commit, gets its profile as a path.
+    """
+    descriptor = os.memfd_create("profile")
+    with os.fdopen(descriptor, "w", encoding="utf-8", closefd=False) as file:
+        file.write(text)
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
 def this_machine() -> Machine:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,6 +77,16 @@ def test_a_language_model_gets_room_for_its_own_cache(llama: Path, capsys: pytes
     assert second == f"hint: `omni profiles create {llama} -o FILE` writes it"
     choose_profile(None, str(llama), quiet=True)
     assert capsys.readouterr().err == ""
+
+
+def test_a_derived_profile_is_on_no_disk_and_other_processes_can_read_it(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = choose_profile(None, str(llama), quiet=True)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["smol"]
+    read = subprocess.run(["cat", path], capture_output=True, text=True, check=True)
+    assert yaml.safe_load(read.stdout) == derive(str(llama))
 
 
 def test_a_stage_with_the_name_of_a_key_is_in_no_options_way(llama: Path) -> None:
