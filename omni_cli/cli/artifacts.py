@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from omni_cli.encoding import encode_png, encode_wav
@@ -37,6 +38,19 @@ def file_stems(request_ids: Iterable[str]) -> dict[str, str]:
     return stems
 
 
+@contextmanager
+def folder_if_used(folder: Path) -> Iterator[None]:
+    """Create a folder and its parents; at the end remove those of them that are empty. Raises `OSError`."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        with suppress(OSError):  # the first that is not empty
+            for place in missing:
+                place.rmdir()
+
+
 class ArtifactWriter:
     """Writes outputs as `FOLDER/STEM.wav` and `FOLDER/STEM.png`; the second of a kind as `STEM.1.wav`."""
 
@@ -46,14 +60,14 @@ class ArtifactWriter:
         self._counts: dict[tuple[str, str], int] = {}
 
     def prepare(self) -> None:
-        """Create the folder and write a block into it, to fail now rather than after minutes. Raises `OutputError`."""
+        """Write a block into the folder and remove it, to fail now rather than after minutes. Raises `OutputError`."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            probe = self.folder / f".omni-{secrets.token_hex(8)}.probe"
-            try:
-                write_whole(probe, bytes(_PROBE_BYTES))
-            finally:
-                probe.unlink(missing_ok=True)
+            with folder_if_used(self.folder):
+                probe = self.folder / f".omni-{secrets.token_hex(8)}.probe"
+                try:
+                    write_whole(probe, bytes(_PROBE_BYTES))
+                finally:
+                    probe.unlink(missing_ok=True)
         except (OSError, ValueError) as error:
             raise _output_error(self.folder, error) from error
 
@@ -67,6 +81,7 @@ class ArtifactWriter:
         self._counts[request_id, suffix] = number + 1
         path = self.folder / f"{self._stems[request_id]}{f'.{number}' if number else ''}.{suffix}"
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(path, content)
         except OSError as error:
             raise _output_error(path, error) from error

@@ -59,6 +59,7 @@ class FinishedRequests:
         """Write a finished request down, through to the system. Raises `OutputError`."""
         line = json.dumps({"key": key, "result": result_document(record)}, ensure_ascii=False)
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a+b") as file:
                 # The line before may have been cut short by a full disk or a power failure.
                 file.write(f"{line}\n".encode() if _ends_whole(file) else f"\n{line}\n".encode())

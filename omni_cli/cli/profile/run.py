@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
 import tempfile
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omni_cli.bench.environment import read_environment
-from omni_cli.cli.artifacts import ArtifactWriter
+from omni_cli.cli.artifacts import ArtifactWriter, folder_if_used
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_line import LiveLine
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
@@ -108,15 +107,13 @@ async def _record(run: ProfilingRun, timeout_s: float | None) -> RecordedSession
 def _working_folder(output_dir: Path) -> Iterator[Path]:
     """For what the stages leave: on the disk that the results go to, and gone in the end."""
     try:
-        folder = Path(tempfile.mkdtemp(prefix=".omni-profile-", dir=output_dir))
+        with (
+            folder_if_used(output_dir),
+            tempfile.TemporaryDirectory(prefix=".omni-profile-", dir=output_dir, ignore_cleanup_errors=True) as folder,
+        ):
+            yield Path(folder).absolute()
     except OSError as error:
         raise _output_error(output_dir, error) from error
-    try:
-        yield folder.absolute()
-    except OSError as error:
-        raise _output_error(output_dir, error) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(session: RecordedSession, config: EngineConfig, about: About, output_dir: Path) -> Profile:

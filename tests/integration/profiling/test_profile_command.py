@@ -281,7 +281,7 @@ def test_interrupt_while_recording(tmp_path: Path) -> None:
     ended = process.end()
     ended.check_clean()
     ended.check_error(INTERRUPTED, "interrupted")
-    assert ended.output_files == ()
+    assert ended.output_files == () and not working.exists()
 
 
 @pytest.mark.nightly

@@ -11,7 +11,7 @@ import pytest
 import soundfile
 from PIL import Image
 
-from omni_cli.cli.artifacts import ArtifactWriter, file_stems
+from omni_cli.cli.artifacts import ArtifactWriter, file_stems, folder_if_used
 from omni_cli.encoding import encode_wav
 from omni_cli.errors import OmniError, OutputError
 from omni_cli.outputs import AudioOutput, ImageOutput
@@ -107,9 +107,20 @@ def test_file_permissions_follow_the_umask(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
 
 
-def test_prepare_makes_the_folder_and_leaves_it_empty(tmp_path: Path) -> None:
-    ArtifactWriter(tmp_path / "a" / "b", []).prepare()
-    assert list((tmp_path / "a" / "b").iterdir()) == []
+def test_prepare_leaves_nothing_and_the_first_file_makes_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    writer = ArtifactWriter(tmp_path / "a" / "b" / "c", ["0"])
+    writer.prepare()
+    assert [path.name for path in tmp_path.rglob("*")] == ["a"]
+    assert writer.write("0", ImageOutput(np.zeros((1, 1, 3), np.uint8))).is_file()
+
+
+def test_a_folder_stays_if_it_was_used_or_there_before(tmp_path: Path) -> None:
+    with folder_if_used(tmp_path / "a" / "b"):
+        (tmp_path / "a" / "file").touch()
+    with folder_if_used(tmp_path / "a"):
+        (tmp_path / "a" / "file").unlink()
+    assert [path.name for path in tmp_path.rglob("*")] == ["a"]
 
 
 def test_unusable_output_folders(tmp_path: Path) -> None:
