@@ -86,10 +86,10 @@ class Family:
 
     `entry_file` is where a checkpoint has the name. A family without `architectures` takes every one that no other
     family names. `vllm_models` maps an architecture's name to the model class that vLLM lacks. `builtins` maps the name
-    of a built-in checkpoint to a function of an output folder and a seed; a built one is kept until a file in the
-    function's folder changes. `profile` is a function of a checkpoint folder and a `Machine`; it returns the stages of
-    a profile, as YAML would hold them. `preload` names modules that the stages import late, such as vLLM's own models;
-    `inner_architectures` are those that vLLM looks up while it builds one of them.
+    of a built-in checkpoint to a function of an output folder and a seed; a built one is kept until that
+    function's module changes, or one that it imports. `profile` is a function of a checkpoint folder and a `Machine`;
+    it returns the stages of a profile, as YAML would hold them. `preload` names modules that the stages import late,
+    such as vLLM's own models; `inner_architectures` are those that vLLM looks up while it builds one of them.
     `published` maps repo ids of the Hugging Face hub to their needs, for `omni doctor`.
     """
 

@@ -6,8 +6,10 @@ Imports neither torch nor transformers unless something has to be built.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import fcntl
+import functools
 import hashlib
 import importlib.util
 import os
@@ -136,18 +138,50 @@ def _cache_path(name: str) -> Path:
     return cache_folder() / f"{name}-{_fingerprint(name)}"
 
 
+@functools.cache
 def _fingerprint(name: str) -> str:
-    """Hash of everything that may change the built bytes: the builder's folder, this one, the libraries."""
-    builder = importlib.util.find_spec(builtins()[name].builtins[name].partition(":")[0])
-    if builder is None or builder.origin is None:
-        raise CheckpointError(f"the builder of `{BUILTIN_PREFIX}{name}` is not installed")
+    """Hash of everything that may change the built bytes: the builder's modules and the libraries."""
     digest = hashlib.sha256(name.encode())
-    for folder in (Path(builder.origin).parent, Path(__file__).parent):
-        for source in sorted(folder.glob("*.py")):
-            digest.update(source.read_bytes())
+    sources = _imported(builtins()[name].builtins[name].partition(":")[0])
+    if not sources:
+        raise CheckpointError(f"the builder of `{BUILTIN_PREFIX}{name}` is not installed")
+    for _, source in sorted(sources.items()):
+        digest.update(source)
     for package in _PACKAGES:
         digest.update(f"{package}=={_version(package)}".encode())
     return digest.hexdigest()[:12]
+
+
+def _imported(builder: str) -> dict[str, bytes]:
+    """The sources of a module and of all that it imports of its own package and of omni, found without running them."""
+    packages = (builder.partition(".")[0], "omni_cli")
+    sources: dict[str, bytes] = {}
+    pending = {builder}
+    while pending:
+        module = pending.pop()
+        origin = _origin(module)
+        if origin is None or module in sources:
+            continue
+        sources[module] = origin.read_bytes()
+        for node in ast.walk(ast.parse(sources[module])):
+            if isinstance(node, ast.ImportFrom):
+                base = importlib.util.resolve_name("." * node.level + (node.module or ""), module.rpartition(".")[0])
+                found = {base, *(f"{base}.{alias.name}" for alias in node.names)}
+            else:
+                found = {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+            pending.update(name for name in found if name.partition(".")[0] in packages)
+    return sources
+
+
+def _origin(module: str) -> Path | None:
+    """The file of a module; None for a class or function, and for what is not installed."""
+    package, *parts = module.split(".")
+    # Not of the whole name, which would import the packages and modules in front.
+    spec = importlib.util.find_spec(package)
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    stems = [Path(folder, *parts) for folder in folders]
+    files = [file for stem in stems for file in (stem.with_suffix(".py"), stem / "__init__.py")]
+    return next((file for file in files if file.is_file()), None)
 
 
 def _version(package: str) -> str | None:
