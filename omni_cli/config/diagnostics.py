@@ -34,6 +34,11 @@ class SourceText:
     def of_text(cls, label: str, text: str) -> SourceText:
         return cls(label, tuple(_LINE_BREAK.split(text)))
 
+    def place_after(self, before: str) -> Place:
+        """The place of the character that follows `before`, the beginning of the text."""
+        lines = _LINE_BREAK.split(before)
+        return Place(self, len(lines) - 1, len(lines[-1]))
+
 
 @dataclass(frozen=True)
 class Place:

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
-from yaml.reader import Reader
-
 from omni_cli.config.bundled import find_profile, shown_path
 from omni_cli.config.diagnostics import Diagnostic, InvalidProfileError, Place, SourceText, in_source_order
 from omni_cli.config.overrides import apply_overrides
@@ -85,20 +83,9 @@ def _decode(label: str, content: bytes) -> Tree:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = content[: error.start].decode("utf-8-sig", errors="replace")
-        place = _end_of(label, before, content.decode("utf-8-sig", errors="replace"))
-        return _refused(Diagnostic(place, "not UTF-8 text", "save the file as UTF-8"))
-    unprintable = Reader.NON_PRINTABLE.search(text)
-    if unprintable is not None:
-        place = _end_of(label, text[: unprintable.start()], text)
-        code = ord(unprintable.group())
-        return _refused(Diagnostic(place, f"the character U+{code:04X} is not allowed in YAML", "remove it"))
+        source = SourceText.of_text(label, content.decode("utf-8-sig", errors="replace"))
+        return _refused(Diagnostic(source.place_after(before), "not UTF-8 text", "save the file as UTF-8"))
     return parse_yaml(SourceText.of_text(label, text), text)
-
-
-def _end_of(label: str, before: str, text: str) -> Place:
-    """The place of the character that follows `before` in `text`."""
-    lines = SourceText.of_text(label, before).lines
-    return Place(SourceText.of_text(label, text), len(lines) - 1, len(lines[-1]))
 
 
 def _refused(diagnostic: Diagnostic) -> Tree:

@@ -86,8 +86,8 @@ def _value(tree: Tree, raw: str, place: Place) -> object:
     text = f"value: {raw}\n"
     wrapped = parse_yaml(SourceText.of_text(place.source.label, text), text)
     if wrapped.diagnostics or wrapped.data is None or list(wrapped.data) != ["value"]:
-        message = wrapped.diagnostics[0].message if wrapped.diagnostics else "expected one value"
-        _refuse(tree, place, message)
+        first = wrapped.diagnostics[0] if wrapped.diagnostics else Diagnostic(place, "expected one value")
+        _refuse(tree, place, first.message, first.hint)
         return _REFUSED
     return wrapped.data["value"]
 

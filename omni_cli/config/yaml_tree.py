@@ -20,6 +20,7 @@ from yaml.events import (
     SequenceStartEvent,
     StreamEndEvent,
 )
+from yaml.reader import Reader
 
 from omni_cli.config.diagnostics import Diagnostic, Place, SourceText
 from omni_cli.text import visible
@@ -87,6 +88,11 @@ def parse_yaml(source: SourceText, text: str) -> Tree:
     """Read one YAML document; every mistake becomes a diagnostic of the tree, none is raised."""
     tree = Tree(None, values={(): Place(source)})
     reader = _Reader(source, tree)
+    unprintable = Reader.NON_PRINTABLE.search(text)
+    if unprintable is not None:
+        message = f"the character U+{ord(unprintable.group()):04X} is not allowed in YAML"
+        reader.refuse(source.place_after(text[: unprintable.start()]), message, "remove it")
+        return tree
     try:
         data = reader.read(text)
     except _Stop:

@@ -28,6 +28,13 @@ BYTES = {
         b"a: \x1b[31m\n",
         ["1:4 '\\x1b': the character U+001B is not allowed in YAML (remove it)"],
     ),
+    "a duplicate key before a syntax error": (
+        b"a: 1\na: 2\nb: [\n",
+        [
+            "2:1 'a': duplicate key `a` (the first one is on line 1)",
+            "3:5 '': not valid YAML: expected the node content, but found '<stream end>' while parsing a flow node",
+        ],
+    ),
     "large": (b"# " + b"x" * 70_000, ["1:1: larger than 64 KiB, the maximum for a profile"]),
 }
 

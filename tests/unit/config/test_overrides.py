@@ -97,6 +97,13 @@ def test_a_wrong_one(override: str, expected: str) -> None:
     assert len(caught.value.diagnostics) == 1
 
 
+def test_an_unprintable_character_in_a_value() -> None:
+    with pytest.raises(InvalidProfileError) as caught:
+        load_profile("tiny-omni", ['thinker.sampling.stop=["a\x07"]'])
+    message = 'stop=["a\\x07"]: the character U+0007 is not allowed in YAML\nhint: remove it'
+    assert caught.value.message == f"--set thinker.sampling.{message}"
+
+
 def test_a_wrong_model() -> None:
     with pytest.raises(InvalidProfileError, match=r"^--model builtin:tiny: unknown builtin model `tiny`"):
         load_profile("tiny-omni", model="builtin:tiny")
