@@ -46,7 +46,7 @@ import numpy as np
 from common import machine, machine_line
 
 from omni_cli.config.gate_limits import GateLimits
-from omni_cli.record import Record, Sample, Sampling, Variant, load_record, save_record, workload_fingerprint
+from omni_cli.record import Record, Sample, StoppingPlan, Variant, load_record, save_record, workload_fingerprint
 from omni_cli.stats.compare import estimate_variants
 from omni_cli.stats.gate import judge
 from omni_cli.stats.sequential import plan_looks
@@ -165,7 +165,7 @@ def _goal(scenario: str, wanted: tuple[str, ...], bound: float, upper: bool, out
 def _run(a: Variant, b: Variant, limit: float | None) -> Outcome:
     """Add blocks until a look decides; the variants hold all blocks that the budget allows."""
     total = 1 + max(sample.block for sample in a.samples)
-    sampling = Sampling(looks=plan_looks(total))
+    sampling = StoppingPlan(looks=plan_looks(total))
     verdict, look = "inconclusive", 0
     for look in sampling.looks:
         seen = [_first_blocks(variant, look) for variant in (a, b)]

@@ -85,7 +85,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+class StoppingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of stopping: `looks` are the numbers of blocks after which the interval was looked at."""
 
     looks: tuple[int, ...] = ()
@@ -144,7 +144,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, Any]
     workload: dict[str, Any]
     variants: tuple[Variant, ...]
-    sampling: Sampling = Sampling()
+    sampling: StoppingPlan = StoppingPlan()
     utilisation: Utilisation | None = None
     comparisons: tuple[Comparison, ...] = ()
     gate: GateResult | None = None

@@ -39,7 +39,7 @@ from measure import Busy, Measured, busy_of, compare_outputs, interleave, note_r
 from models import Model, PipelineModel, Token2WavModel, models
 from sides import PLAIN, ExecutorPipeline, PlainPipeline, Side, Token2Wav
 
-from omni_cli.record import Record, Sampling, Variant, save_record, workload_fingerprint
+from omni_cli.record import Record, StoppingPlan, Variant, save_record, workload_fingerprint
 from omni_cli.stats.summary import summarise
 
 EXECUTIONS = ("eager", "compile", "cudagraph")
@@ -228,7 +228,7 @@ def _record(name: str, workload: dict[str, Any], variants: Sequence[Variant], de
         environment=kit_environment(device=str(device), kit=name),
         workload=workload,
         variants=tuple(variants),
-        sampling=Sampling(),
+        sampling=StoppingPlan(),
     )
 
 

@@ -32,7 +32,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 from omni_cli.execution.denoiser import prepare_denoiser
 from omni_cli.execution.precision import use_precision
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
-from omni_cli.models.qwen2_5_omni.speech_request import Sampling, SpeechRequest
+from omni_cli.models.qwen2_5_omni.speech_request import DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer
 
 TINY = {
@@ -53,7 +53,7 @@ SMALL = {
     "bigvgan_config": {"upsample_initial_channel": 256},
 }  # fmt: skip
 SIZES = {"7b": {"dit_config": {}, "bigvgan_config": {}}, "small": SMALL, "tiny": TINY}
-SAMPLING = Sampling(10, 0.5, -1.0)
+SAMPLING = DenoisingSettings(10, 0.5, -1.0)
 SAMPLE_RATE = 24_000
 
 
@@ -81,7 +81,7 @@ class Before:
         # torch's defaults: products in float32, convolutions in TF32.
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
 
-    def waveforms(self, requests: Sequence[SpeechRequest]) -> Iterator[tuple[str, torch.Tensor]]:
+    def waveforms(self, requests: Sequence[SynthesisRequest]) -> Iterator[tuple[str, torch.Tensor]]:
         made = []
         for each in requests:
             torch.manual_seed(each.seed)
@@ -101,7 +101,7 @@ class After:
     def use(self) -> None:
         use_precision(self.stage.precision, stage="token2wav", device=self.synthesizer.device)
 
-    def waveforms(self, requests: Sequence[SpeechRequest]) -> Iterator[tuple[str, torch.Tensor]]:
+    def waveforms(self, requests: Sequence[SynthesisRequest]) -> Iterator[tuple[str, torch.Tensor]]:
         for group in self.synthesizer.groups(requests):
             with self.synthesizer.arithmetic():
                 denoising = self.synthesizer.begin(group)
@@ -126,10 +126,10 @@ def make_model(sizes: str, device: torch.device) -> Qwen2_5OmniToken2WavModel:
     return model.requires_grad_(False)
 
 
-def requests_of(lengths: Sequence[int], num_embeds: int, device: torch.device) -> list[SpeechRequest]:
+def requests_of(lengths: Sequence[int], num_embeds: int, device: torch.device) -> list[SynthesisRequest]:
     draw = torch.Generator().manual_seed(0)
     return [
-        SpeechRequest(
+        SynthesisRequest(
             str(index), torch.randint(0, num_embeds - 1, (length,), generator=draw).to(device),
             0, 0, length, index, "one", SAMPLING,
         )
@@ -138,7 +138,7 @@ def requests_of(lengths: Sequence[int], num_embeds: int, device: torch.device) -
 
 
 @torch.inference_mode()
-def run(side: Before | After, requests: Sequence[SpeechRequest]) -> Round:
+def run(side: Before | After, requests: Sequence[SynthesisRequest]) -> Round:
     side.use()
     begin = time.perf_counter()
     finished, waveforms = [], {}
@@ -149,7 +149,7 @@ def run(side: Before | After, requests: Sequence[SpeechRequest]) -> Round:
 
 
 @torch.inference_mode()
-def parts(side: After, requests: list[SpeechRequest], device: torch.device) -> dict[str, float]:
+def parts(side: After, requests: list[SynthesisRequest], device: torch.device) -> dict[str, float]:
     """Seconds of the denoiser and of the vocoder for one group of `requests`, each waited for."""
     side.use()
     (group,) = side.synthesizer.groups(requests)
@@ -297,7 +297,7 @@ def main() -> int:
 
 
 def measured(
-    name: str, sides: dict[str, Any], requests: list[SpeechRequest], model: Any, options: Any, record: dict[str, Any]
+    name: str, sides: dict[str, Any], requests: list[SynthesisRequest], model: Any, options: Any, record: dict[str, Any]
 ) -> dict[str, Any]:
     """Each side's rounds, alternating; the first of each, in which graphs are captured, is kept apart."""
     device = torch.device(options.device)

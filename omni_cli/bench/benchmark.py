@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from omni_cli.bench.checks import warnings as setting_warnings
-from omni_cli.bench.harness import Harness, Limits, State, VariantRunner, Watcher
+from omni_cli.bench.harness import Harness, RunLimits, State, VariantRunner, Watcher
 from omni_cli.bench.memory import Free, read_free
 from omni_cli.bench.protocol import Load, Loading
 from omni_cli.bench.record_builder import RecordBuilder
@@ -34,7 +34,7 @@ class Benchmark:
         self,
         plan: Plan,
         question: Question,
-        limits: Limits,
+        limits: RunLimits,
         watcher: Watcher,
         *,
         record_file: Path | None = None,

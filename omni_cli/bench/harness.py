@@ -15,10 +15,10 @@ from omni_cli.bench.engagement import unengaged
 from omni_cli.bench.memory import Free, lacking, private_bytes, read_free
 from omni_cli.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.bench.record_builder import RecordBuilder
-from omni_cli.bench.schedule import Schedule, schedule_for_count, schedule_for_time
+from omni_cli.bench.schedule import BlockSchedule, schedule_for_count, schedule_for_time
 from omni_cli.bench.utilisation import UtilisationSampler
 from omni_cli.bench.variant_process import VariantError
-from omni_cli.record import Record, Sample, Sampling
+from omni_cli.record import Record, Sample, StoppingPlan
 from omni_cli.stats.sequential import plan_looks
 
 HANG_FACTOR = 20
@@ -28,11 +28,11 @@ MIN_HANG_S = 60.0
 MIN_PER_LOAD, MAX_PER_LOAD = 4, 32
 
 Interleaving = Literal["iterations", "loads", "none"]
-_Block = Callable[[int, Schedule], Awaitable[None]]
+_Block = Callable[[int, BlockSchedule], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Limits:
+class RunLimits:
     """Limits of a measurement. With `num_iters` exactly that many iterations of each variant, as far as time allows;
     without, until the verdict is reached."""
 
@@ -95,7 +95,7 @@ class Harness:
         *,
         launch: Callable[[int], VariantRunner],
         load: Callable[[int], Load | None],
-        limits: Limits,
+        limits: RunLimits,
         decided: Callable[[Record], bool],
         watcher: Watcher,
         sampler: UtilisationSampler,
@@ -148,14 +148,14 @@ class Harness:
             run_block, schedule = self._loads()
         self._builder.note(interleaving=self.interleaving, rounds_per_block=schedule.rounds)
         if self._limits.num_iters is None:
-            self._builder.sampling = Sampling(looks=plan_looks(schedule.blocks))
+            self._builder.sampling = StoppingPlan(looks=plan_looks(schedule.blocks))
         try:
             with self._sampler:
                 await self._sample(run_block, schedule)
         finally:
             self._builder.utilisation = self._sampler.utilisation()
 
-    async def _sample(self, run_block: _Block, schedule: Schedule) -> None:
+    async def _sample(self, run_block: _Block, schedule: BlockSchedule) -> None:
         """Block after block."""
         started_s = time.monotonic()
         budget_s = self._limits.time_budget_s
@@ -185,7 +185,7 @@ class Harness:
         devices = tuple(max(0, b - a) for b, a in zip(before.devices, after.devices, strict=False))
         return lacking(Free(host, devices), after, self._count - 1)
 
-    def _turns(self) -> tuple[_Block, Schedule]:
+    def _turns(self) -> tuple[_Block, BlockSchedule]:
         """All variants stay loaded, interleaved iteration by iteration."""
         round_s = sum(self._typical_s.values())
         limits = self._limits
@@ -194,23 +194,23 @@ class Harness:
         assert limits.time_budget_s is not None
         return self._turn_block, schedule_for_time(round_s, limits.time_budget_s)
 
-    async def _turn_block(self, block: int, schedule: Schedule) -> None:
+    async def _turn_block(self, block: int, schedule: BlockSchedule) -> None:
         for position, variant in enumerate(schedule.block(block, self._count)):
             await self._iterate(variant, block, position)
 
-    def _loads(self) -> tuple[_Block, Schedule]:
+    def _loads(self) -> tuple[_Block, BlockSchedule]:
         """One variant is loaded at a time, for several iterations; the order is reversed from block to block."""
         limits = self._limits
         load_s = max(sum(stage.load_s for stage in self._builder.measured[0].stages), 0.1)
         per_load = min(max(round(load_s / self._typical_s[0]), MIN_PER_LOAD), MAX_PER_LOAD)
         if limits.num_iters is not None:
-            return self._load_block, Schedule(-(-limits.num_iters // per_load), per_load, limits.num_iters)
+            return self._load_block, BlockSchedule(-(-limits.num_iters // per_load), per_load, limits.num_iters)
         assert limits.time_budget_s is not None
         block_s = self._count * per_load * self._typical_s[0] + (self._count - 1) * 2 * load_s
         blocks = max(1, int(limits.time_budget_s / block_s))
-        return self._load_block, Schedule(blocks, per_load, blocks * per_load)
+        return self._load_block, BlockSchedule(blocks, per_load, blocks * per_load)
 
-    async def _load_block(self, block: int, schedule: Schedule) -> None:
+    async def _load_block(self, block: int, schedule: BlockSchedule) -> None:
         iterations = min(schedule.rounds, schedule.total_rounds - block * schedule.rounds)
         order = range(self._count) if block % 2 == 0 else reversed(range(self._count))
         position = 0

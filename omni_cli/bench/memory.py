@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from omni_cli.bench.protocol import StageMemory
+from omni_cli.bench.protocol import StagePeaks
 from omni_cli.doctor.machine import read_gpus, read_memory
 from omni_cli.record import Memory
 
@@ -15,7 +15,7 @@ HEADROOM = 0.9
 """Only this share of what is free is used: inputs, outputs and other programs need some, too."""
 
 
-def memory_of(stages: Mapping[str, StageMemory]) -> Memory:
+def memory_of(stages: Mapping[str, StagePeaks]) -> Memory:
     """The record's `memory`: sums over the stages of their peaks while running; peaks of loading only per stage.
 
     Stages have processes of their own and need not peak at the same time: the sum is an upper bound.

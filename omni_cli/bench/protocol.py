@@ -61,7 +61,7 @@ class Loading(msgspec.Struct, frozen=True, tag=True):
     load_s: float | None = None
 
 
-class StageMemory(msgspec.Struct, frozen=True):
+class StagePeaks(msgspec.Struct, frozen=True):
     """Peaks of one stage in bytes, until it was ready and since then; keys `device`, `reserved`, `host`."""
 
     load: dict[str, int] = {}
@@ -102,7 +102,7 @@ class Ran(msgspec.Struct, frozen=True, tag=True):
     work: dict[str, float]
     output_sha256: str | None
     accounted: dict[str, float]
-    memory: dict[str, StageMemory]
+    memory: dict[str, StagePeaks]
     engagement: dict[str, dict[str, float]] = {}
     lasted_s: float | None = None
     requests: dict[str, tuple[float | None, ...]] = {}

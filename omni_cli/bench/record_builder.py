@@ -15,7 +15,7 @@ from omni_cli.bench.memory import memory_of
 from omni_cli.bench.outputs import max_abs_difference
 from omni_cli.bench.protocol import LoadedStage, Ran
 from omni_cli.bench.treatments import Treatment
-from omni_cli.record import E2E, Memory, Record, Sample, Sampling, Utilisation, Variant
+from omni_cli.record import E2E, Memory, Record, Sample, StoppingPlan, Utilisation, Variant
 from omni_cli.results import Comparison, Outputs
 
 MAX_OUTPUT_FILES = 4
@@ -77,7 +77,7 @@ class RecordBuilder:
         folder: Path,
     ) -> None:
         self.measured = [Measured(treatment) for treatment in treatments]
-        self.sampling = Sampling()
+        self.sampling = StoppingPlan()
         self.utilisation: Utilisation | None = None
         self._command = tuple(command)
         self._created = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -15,7 +15,7 @@ FEW_BLOCKS = 2 * MIN_BLOCKS
 
 
 @dataclass(frozen=True)
-class Schedule:
+class BlockSchedule:
     """`blocks` blocks of `rounds` rounds, in each of which every variant runs once; `total_rounds` cuts the last."""
 
     blocks: int
@@ -36,7 +36,7 @@ class Schedule:
             yield from order if (block + number) % 2 == 0 else reversed(order)
 
 
-def schedule_for_time(round_s: float, budget_s: float) -> Schedule:
+def schedule_for_time(round_s: float, budget_s: float) -> BlockSchedule:
     """As many blocks as fit into `budget_s`, at least one; a round takes about `round_s`.
 
     A block is A B B A, or several of them where that takes no time. Where few blocks would fit, it is A B, and the
@@ -46,11 +46,11 @@ def schedule_for_time(round_s: float, budget_s: float) -> Schedule:
     if budget_s / (rounds * round_s) < FEW_BLOCKS:
         rounds = 2 if budget_s / (2 * round_s) >= FEW_BLOCKS else 1
     blocks = max(1, math.floor(budget_s / (rounds * round_s)))
-    return Schedule(blocks, rounds, blocks * rounds)
+    return BlockSchedule(blocks, rounds, blocks * rounds)
 
 
-def schedule_for_count(num_iters: int, round_s: float) -> Schedule:
+def schedule_for_count(num_iters: int, round_s: float) -> BlockSchedule:
     """Exactly `num_iters` iterations of each variant."""
     rounds = 2 * max(1, math.ceil(MIN_BLOCK_S / (2 * round_s)))
     rounds = max(1, min(rounds, num_iters // FEW_BLOCKS // 2 * 2))
-    return Schedule(math.ceil(num_iters / rounds), rounds, num_iters)
+    return BlockSchedule(math.ceil(num_iters / rounds), rounds, num_iters)

@@ -32,7 +32,7 @@ from omni_cli.bench.protocol import (
     Reply,
     Request,
     Run,
-    StageMemory,
+    StagePeaks,
     decode_request,
     encode,
 )
@@ -120,7 +120,7 @@ class VariantWorker:
             output_sha256=hash_arrays(arrays),
             accounted=dict(accounted_of(iteration)),
             memory={
-                info.name: StageMemory(dict(info.load_memory_bytes), dict(info.run_memory_bytes))
+                info.name: StagePeaks(dict(info.load_memory_bytes), dict(info.run_memory_bytes))
                 for info in self._workload.llm.stages
             },
             engagement={info.name: dict(info.engagement) for info in self._workload.llm.stages},

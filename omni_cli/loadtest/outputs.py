@@ -6,13 +6,13 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from omni_cli.loadtest.answers import Answer
+from omni_cli.loadtest.answers import ServerAnswer
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-def answer_arrays(answers: Sequence[Answer]) -> dict[str, np.ndarray]:
+def answer_arrays(answers: Sequence[ServerAnswer]) -> dict[str, np.ndarray]:
     """As `omni_cli.bench.outputs.output_arrays`: text as its UTF-8 bytes, samples float32, pixels uint8."""
     import numpy as np
 

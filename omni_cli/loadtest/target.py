@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from omni_cli.errors import OmniError, UsageError
-from omni_cli.loadtest.client import Client, Failure
+from omni_cli.loadtest.client import Client, RequestFailure
 from omni_cli.text import visible
 
 _PROBE_TIMEOUT_S = 10.0
@@ -67,7 +67,7 @@ async def _find_all(urls: Sequence[str], model: str | None, api_key: str | None)
 
 async def _find(client: Client, model: str | None) -> Target:
     answer = await client.get("/v1/models")
-    if isinstance(answer, Failure):
+    if isinstance(answer, RequestFailure):
         if model is not None and answer.kind.startswith("HTTP 404"):
             return Target(client.url, model)
         raise _unusable(client.url, answer)
@@ -90,7 +90,7 @@ def _foreign(url: str) -> OmniError:
     return OmniError(f"`{url}` answers GET /v1/models, but not as OpenAI's API does", hint=_ADDRESS)
 
 
-def _unusable(url: str, failure: Failure) -> OmniError:
+def _unusable(url: str, failure: RequestFailure) -> OmniError:
     if failure.kind == "invalid answer":
         return _foreign(url)
     if not failure.kind.startswith("HTTP"):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from omni_cli.loadtest.answers import Answer
+from omni_cli.loadtest.answers import ServerAnswer
 from omni_cli.loadtest.client import Outcome
 from omni_cli.loadtest.slo import SLO
 from omni_cli.record import E2E, Failures
@@ -41,7 +41,7 @@ class Window:
         return self.ended_s - self.began_s
 
     @property
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[ServerAnswer]:
         return [outcome.answer for outcome in self.outcomes if outcome.answer is not None]
 
     @property
@@ -130,7 +130,7 @@ def _row(outcome: Outcome, began_s: float, *, is_open: bool) -> Row:
     return row | {"input_tokens": answer.input_tokens, "output_tokens": answer.output_tokens}
 
 
-def _tpot_s(answer: Answer) -> float | None:
+def _tpot_s(answer: ServerAnswer) -> float | None:
     """Seconds a token after the first one; None where the server does not say how many there were."""
     if not answer.text_at or answer.output_tokens is None:
         return None
@@ -138,7 +138,7 @@ def _tpot_s(answer: Answer) -> float | None:
     return (answer.text_at[-1] - answer.text_at[0]) / later_tokens if later_tokens > 0 else None
 
 
-def _gaps(answer: Answer) -> list[float]:
+def _gaps(answer: ServerAnswer) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise(answer.text_at)]
 
 

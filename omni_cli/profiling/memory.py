@@ -12,7 +12,7 @@ from omni_cli.profile_record import Budget, LargeTensor, MemorySample, PhaseMemo
 from omni_cli.profiling.operators import Allocation, Operators
 from omni_cli.profiling.ranges import ENGINE_STEP, base_name, step_indices
 from omni_cli.profiling.tracks import Innermost
-from omni_cli.stage.recording import Range, Recording, Sample, StageDescription
+from omni_cli.stage.recording import MemoryReading, Range, Recording, StageDescription
 
 _WARM_UP = "first request"
 _BETWEEN = "between steps"
@@ -30,7 +30,7 @@ class _Stretch:
     place: str
     began_ns: int
     ended_ns: int
-    samples: Sequence[Sample]
+    samples: Sequence[MemoryReading]
     added_bytes: int
 
 
@@ -80,7 +80,7 @@ def added_by_step(operators: Operators, device: str) -> list[int]:
     return [added[index] for index in step_indices(operators.recording)]
 
 
-def _measured(sample: Sample, kind: str) -> int:
+def _measured(sample: MemoryReading, kind: str) -> int:
     return sample.allocated_bytes or 0 if kind == "cuda" else sample.host_rss_bytes
 
 
@@ -104,7 +104,7 @@ def _stretches(recording: Recording, added: dict[str, int], kind: str) -> list[_
 
 
 def _stretch(
-    phase: str, place: str, began_ns: int, ended_ns: int, samples: Sequence[Sample], kind: str, known: int = 0
+    phase: str, place: str, began_ns: int, ended_ns: int, samples: Sequence[MemoryReading], kind: str, known: int = 0
 ) -> _Stretch:
     measured = [_measured(sample, kind) for sample in samples]
     return _Stretch(phase, place, began_ns, ended_ns, samples, max(known, max(measured) - measured[0]))

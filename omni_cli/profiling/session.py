@@ -11,7 +11,7 @@ from typing import Any
 
 from omni_cli.bench.loaded_workload import LoadedWorkload
 from omni_cli.bench.metrics import Iteration
-from omni_cli.bench.schedule import Schedule
+from omni_cli.bench.schedule import BlockSchedule
 from omni_cli.bench.workload import Workload
 from omni_cli.config.schema import EngineConfig
 from omni_cli.outputs import Event, StageInfo
@@ -119,7 +119,7 @@ class ProfilingRun:
         await self._recorded("trace")
 
     async def _interleave(self) -> None:
-        schedule = Schedule(self._num_iters, 1, self._num_iters)
+        schedule = BlockSchedule(self._num_iters, 1, self._num_iters)
         for number in range(self._num_iters):
             self._on_progress(f"profiling, iteration {number + 1} of {self._num_iters}")
             for is_profiled in schedule.block(number, 2):

@@ -58,7 +58,7 @@ class RequestSpan(msgspec.Struct, frozen=True):
     ended_ns: int
 
 
-class Sample(msgspec.Struct, frozen=True, array_like=True):
+class MemoryReading(msgspec.Struct, frozen=True, array_like=True):
     """Memory of the process: resident on the host; allocated and reserved on its CUDA device, None without one."""
 
     at_ns: int
@@ -89,7 +89,7 @@ class Recording(msgspec.Struct, frozen=True, tag=True):
     ended_ns: int
     requests: tuple[RequestSpan, ...]
     ranges: tuple[Range, ...]
-    samples: tuple[Sample, ...]
+    samples: tuple[MemoryReading, ...]
     cpu_ns: int
     waited_ns: int | None
     kv_cache_usage: float | None = None

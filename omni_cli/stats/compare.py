@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from omni_cli.record import Sampling, Variant, metric_names, values_of
+from omni_cli.record import StoppingPlan, Variant, metric_names, values_of
 from omni_cli.results import Comparison, Verdict
 from omni_cli.stats.blocks import are_interleaved, block_medians, independent_units
 from omni_cli.stats.estimate import MIN_BLOCKS, Estimate, centre_of, difference_of
@@ -47,7 +47,7 @@ def compare_variants(
     b: Variant,
     *,
     same_record: bool,
-    sampling: Sequence[Sampling] = (),
+    sampling: Sequence[StoppingPlan] = (),
     metrics: Sequence[str] | None = None,
     margin: float = MARGIN,
 ) -> tuple[Comparison, ...]:
@@ -61,7 +61,7 @@ def estimate_variants(
     b: Variant,
     *,
     same_record: bool,
-    sampling: Sequence[Sampling] = (),
+    sampling: Sequence[StoppingPlan] = (),
     metrics: Sequence[str] | None = None,
     margin: float = MARGIN,
 ) -> tuple[Compared, ...]:
@@ -104,7 +104,7 @@ def verdict_of(interval: tuple[float, float], margin: float, *, higher: bool) ->
 
 
 def _compare(
-    a: Variant, b: Variant, metric: str, paired: bool, sampling: Sequence[Sampling], margin: float
+    a: Variant, b: Variant, metric: str, paired: bool, sampling: Sequence[StoppingPlan], margin: float
 ) -> Compared | None:
     blocks_a, medians_a = block_medians(a, metric)
     blocks_b, medians_b = block_medians(b, metric)
@@ -114,7 +114,7 @@ def _compare(
     if not medians_a.any() and not medians_b.any():
         return None
     blocks = min(len(medians_a), len(medians_b))
-    level = min((level_at(plan.looks, blocks, plan.alpha) for plan in sampling), default=Sampling().alpha)
+    level = min((level_at(plan.looks, blocks, plan.alpha) for plan in sampling), default=StoppingPlan().alpha)
     empty = Comparison(
         metric=metric, a=a.name, b=b.name, margin=margin, blocks=blocks, interleaved=paired,
         a_median=_median(a, metric), b_median=_median(b, metric), blocks_needed=None,

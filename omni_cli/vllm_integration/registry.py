@@ -17,8 +17,8 @@ PLUGIN = "omni_cli"
 def register_models() -> None:
     """Register the models that vLLM lacks, without importing them.
 
-    The entry point `omni_cli` of the group `vllm.general_plugins`: vLLM calls this in each of its processes. A model that
-    is there stays: `resolve_in_process` may have been first.
+    The entry point `omni_cli` of the group `vllm.general_plugins`: vLLM calls this in each of its processes. A
+    registered model stays: `resolve_in_process` may have been first.
     """
     from vllm import ModelRegistry
 

@@ -17,7 +17,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 from omni_cli.execution.denoiser import prepare_denoiser
 from omni_cli.models.qwen2_5_omni.denoising import PackedDenoising, SingleDenoising
 from omni_cli.models.qwen2_5_omni.packing import use_block_attention
-from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, Sampling, SpeechRequest
+from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.synthesizer import bucket
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
 from omni_cli.models.qwen2_5_omni.vocoder import plain_activation
@@ -35,7 +35,9 @@ def speech_parts() -> tuple[torch.nn.Module, dict[str, dict[str, torch.Tensor]],
         for name in ("a", "b")
     }
     requests = [
-        SpeechRequest(str(index), torch.arange(length, device="cuda"), 0, 0, length, 5, name, Sampling(4, 0.5, -1.0))
+        SynthesisRequest(
+            str(index), torch.arange(length, device="cuda"), 0, 0, length, 5, name, DenoisingSettings(4, 0.5, -1.0)
+        )
         for index, (name, length) in enumerate([("a", 50), ("b", 50), ("a", 50), ("b", 20)])
     ]
     return dit, voices, requests

@@ -16,7 +16,7 @@ from omni_cli import record_file
 from omni_cli.errors import ExitCode, InputError, OutputError
 from omni_cli.record import (
     Record,
-    Sampling,
+    StoppingPlan,
     load_record,
     metric_names,
     read_record,
@@ -35,7 +35,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    written = msgspec.structs.replace(record(*pair(3)), sampling=Sampling(looks=(8, 12)))
+    written = msgspec.structs.replace(record(*pair(3)), sampling=StoppingPlan(looks=(8, 12)))
     path = tmp_path / "new" / "run.json"
     save_record(written, path)
     assert msgspec.structs.replace(load_record(path), digest=None) == written

@@ -1,4 +1,4 @@
-"""Files of at most 400 lines, functions of at most 60, docstring and signature included.
+"""Files of at most 400 lines, functions of at most 60, docstring and signature included; a class name for one class.
 
 A longer one gives its reason, in a comment that begins with `# Long:`: as a line of its own in the file, beside or
 right above a function's `def`.
@@ -47,3 +47,12 @@ def test_what_is_too_long_is_found() -> None:
     assert list(too_long("# Short.\n" + function)) == ["line 2: `f` has 61 lines"]
     assert list(too_long("a = 1\n" * 401)) == ["401 lines"]
     assert list(too_long("# Long: a table.\n" + "a = 1\n" * 400)) == []
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omni_cli.bench.benchmark import Benchmark, Plan
-from omni_cli.bench.harness import Limits
+from omni_cli.bench.harness import RunLimits
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.cli.bench.progress import BenchProgress
 from omni_cli.cli.bench.report import failure_of, show_answer
@@ -52,7 +52,7 @@ def measure(plan: Plan, question: Question, settings: BenchSettings) -> ExitCode
         note = not_comparable(mismatches)
         raise NotComparableError(note.message, hint=note.hint)
     progress = BenchProgress(sys.stderr, question, quiet=settings.quiet, verbose=settings.verbose)
-    limits = Limits(settings.num_iters, settings.num_iters_warmup, settings.time_budget_s)
+    limits = RunLimits(settings.num_iters, settings.num_iters_warmup, settings.time_budget_s)
     benchmark = Benchmark(plan, question, limits, progress, record_file=settings.files.record)
     stopped = asyncio.run(_run(benchmark, settings.timeout_s))
     progress.hide()

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from omni_cli.stage.recording import Range, Recording, RequestSpan, Sample
+from omni_cli.stage.recording import MemoryReading, Range, Recording, RequestSpan
 
 _INTERVAL_S = 0.005
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -27,7 +27,7 @@ class RangeLog:
         self._ranges: list[Range] = []
         self._began_requests: dict[str, int] = {}
         self._requests: list[RequestSpan] = []
-        self._samples: list[Sample] = []
+        self._samples: list[MemoryReading] = []
         self._statm = os.open("/proc/self/statm", os.O_RDONLY)
         self._stopped = threading.Event()
         self._sampler = threading.Thread(target=self._sample_until_stopped, name="omni-memory", daemon=True)
@@ -87,12 +87,12 @@ class RangeLog:
         while not self._stopped.wait(_INTERVAL_S):
             self._samples.append(self._sample())
 
-    def _sample(self, at_ns: int | None = None) -> Sample:
+    def _sample(self, at_ns: int | None = None) -> MemoryReading:
         """Sample the memory held at `at_ns`, which has just passed; by default at the end of the call."""
         host_rss = int(os.pread(self._statm, 128, 0).split()[1]) * _PAGE_BYTES
         cuda = initialized_cuda()
         device = () if cuda is None else (cuda.memory_allocated(), cuda.memory_reserved())
-        return Sample(time.time_ns() if at_ns is None else at_ns, host_rss, *device)
+        return MemoryReading(time.time_ns() if at_ns is None else at_ns, host_rss, *device)
 
 
 def initialized_cuda() -> Any:

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from omni_cli.models.qwen2_5_omni.packing import Layout
-from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, SpeechRequest
+from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.velocity import EVALUATIONS_PER_STEP, Velocity, stepped
 
 
@@ -28,7 +28,7 @@ class Denoising(Protocol):
 class SingleDenoising:
     """A request alone, bit for bit as transformers denoises it."""
 
-    def __init__(self, velocity: Velocity, conditioner: Conditioner, request: SpeechRequest) -> None:
+    def __init__(self, velocity: Velocity, conditioner: Conditioner, request: SynthesisRequest) -> None:
         dit = velocity.dit
         self._request, self._velocity = request, velocity
         self._frames = request.noise(dit.repeats, dit.mel_dim)
@@ -69,7 +69,7 @@ class PackedDenoising:
         self,
         velocity: Velocity,
         conditioner: Conditioner,
-        requests: Sequence[SpeechRequest],
+        requests: Sequence[SynthesisRequest],
         num_blocks_for: Callable[[int], int],
     ) -> None:
         dit = velocity.dit
@@ -79,7 +79,7 @@ class PackedDenoising:
         self._evaluations = velocity.evaluations(self._sampling.schedule, num_rows=1)
         self._set(list(requests), torch.cat([each.noise(dit.repeats, dit.mel_dim)[0] for each in requests]))
 
-    def _set(self, requests: list[SpeechRequest], frames: torch.Tensor) -> None:
+    def _set(self, requests: list[SynthesisRequest], frames: torch.Tensor) -> None:
         dit, device = self._velocity.dit, frames.device
         num_rows = self._sampling.num_rows
         self._requests, self._frames = requests, frames

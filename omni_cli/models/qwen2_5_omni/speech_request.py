@@ -13,7 +13,7 @@ from omni_cli.models.qwen2_5_omni.velocity import Schedule
 
 
 @dataclass(frozen=True)
-class Sampling:
+class DenoisingSettings:
     """Settings by which a request is denoised."""
 
     num_steps: int
@@ -38,7 +38,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class SpeechRequest:
+class SynthesisRequest:
     """Audio of codes [start, end) of a request; `codes` (num_codes,) int64 on the device begin at `codes_start`."""
 
     request_id: str
@@ -48,10 +48,10 @@ class SpeechRequest:
     end: int
     seed: int
     speaker: str
-    sampling: Sampling
+    sampling: DenoisingSettings
 
     @classmethod
-    def of(cls, request_id: str, token_ids: torch.Tensor, information: Mapping[str, Any]) -> SpeechRequest:
+    def of(cls, request_id: str, token_ids: torch.Tensor, information: Mapping[str, Any]) -> SynthesisRequest:
         """A request of the engine; all of its codes unless its `information` has a chunk."""
         codes_start, start, end = information.get("chunk", (0, 0, len(token_ids)))
         return cls(
@@ -62,7 +62,7 @@ class SpeechRequest:
             end=end,
             seed=int(information["seed"][0]),
             speaker=information["speaker"][0],
-            sampling=Sampling(
+            sampling=DenoisingSettings(
                 int(information["num_inference_steps"][0]),
                 float(information["guidance_scale"][0]),
                 float(information["sway_coefficient"][0]),
@@ -90,7 +90,7 @@ class Conditioner:
         self._encodings: dict[tuple[str, int], torch.Tensor] = {}
         self._vectors: dict[str, torch.Tensor] = {}
 
-    def conditions(self, request: SpeechRequest) -> torch.Tensor:
+    def conditions(self, request: SynthesisRequest) -> torch.Tensor:
         """(rows, num_frames, condition_dim), in the order in which the DiT's input projection takes them."""
         dit, codes, num_rows = self._dit, request.codes[None], request.sampling.num_rows
         embedded = [dit.text_embed(codes), dit.text_embed(codes, drop_code=True)][:num_rows]

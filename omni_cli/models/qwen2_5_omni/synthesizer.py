@@ -16,7 +16,7 @@ from omni_cli.execution.precision import arithmetic, precision_of, reduce_weight
 from omni_cli.models.qwen2_5_omni.denoising import Denoising, PackedDenoising, SingleDenoising
 from omni_cli.models.qwen2_5_omni.packing import BlockAttention, use_block_attention
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
-from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, Sampling, SpeechRequest
+from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
 from omni_cli.models.qwen2_5_omni.vocoder import Heard, PackedVocoder, Vocoder
 
@@ -85,17 +85,17 @@ class Synthesizer:
     def arithmetic(self) -> AbstractContextManager[object]:
         return arithmetic(self._stage.precision, self.device)
 
-    def groups(self, requests: Sequence[SpeechRequest]) -> Iterator[list[SpeechRequest]]:
+    def groups(self, requests: Sequence[SynthesisRequest]) -> Iterator[list[SynthesisRequest]]:
         """Requests that run together: each alone, or those that are denoised alike."""
         if not self._is_packed:
             yield from ([each] for each in requests)
             return
-        alike: dict[Sampling, list[SpeechRequest]] = {}
+        alike: dict[DenoisingSettings, list[SynthesisRequest]] = {}
         for each in requests:
             alike.setdefault(each.sampling, []).append(each)
         yield from alike.values()
 
-    def begin(self, requests: Sequence[SpeechRequest]) -> Denoising:
+    def begin(self, requests: Sequence[SynthesisRequest]) -> Denoising:
         """`requests` of one group as noise."""
         if self._is_packed:
             return PackedDenoising(self.velocity, self._conditioner, requests, self._num_blocks_for)
@@ -106,7 +106,7 @@ class Synthesizer:
         return bucket(used) if isinstance(self.denoiser, GraphDenoiser) else used
 
     def waveforms(
-        self, requests: Sequence[SpeechRequest], mels: Mapping[str, torch.Tensor]
+        self, requests: Sequence[SynthesisRequest], mels: Mapping[str, torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Samples (num_samples,) float32 in [-1, 1] on the host by request id, each as soon as it is there."""
         repeats, samples_per_frame = self.velocity.dit.repeats, self.vocoder.samples_per_frame
@@ -117,7 +117,7 @@ class Synthesizer:
             ]
         )
 
-    def capture_ahead(self, request: SpeechRequest) -> None:
+    def capture_ahead(self, request: SynthesisRequest) -> None:
         """Capture the graphs of all buckets up to that of a full batch, as `request` is denoised."""
         if not self._is_packed or not isinstance(self.denoiser, GraphDenoiser):
             return

@@ -20,7 +20,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 from omni_cli.execution.denoiser import Denoiser
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers
-from omni_cli.models.qwen2_5_omni.speech_request import Sampling, SpeechRequest
+from omni_cli.models.qwen2_5_omni.speech_request import DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer, codes_per_block
 from omni_cli.models.qwen2_5_omni.weights import shards_with_prefix
 from omni_cli.vllm_integration.diffusion_entry import DiffusionInput, NoOutput
@@ -82,7 +82,7 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         """Run one step of a request, so that the first real one compiles nothing and problems show now."""
         codes = torch.zeros(WARM_UP_CODES, dtype=torch.long, device=self.token2wav.device)
         speaker = next(iter(self.speakers))
-        request = SpeechRequest("warm-up", codes, 0, 0, WARM_UP_CODES, 0, speaker, Sampling(2, 0.5, -1.0))
+        request = SynthesisRequest("warm-up", codes, 0, 0, WARM_UP_CODES, 0, speaker, DenoisingSettings(2, 0.5, -1.0))
         self.synthesizer.capture_ahead(request)
         self._run([request])
 
@@ -103,13 +103,13 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
     @torch.inference_mode()
     def sample(self, inputs: Sequence[DiffusionInput]) -> list[torch.Tensor | NoOutput]:
         """Return one waveform (num_samples,) float32 in [-1, 1] per request, or per chunk of one."""
-        requests = [SpeechRequest.of(each.request_id, each.token_ids, each.information) for each in inputs]
+        requests = [SynthesisRequest.of(each.request_id, each.token_ids, each.information) for each in inputs]
         made: dict[str, torch.Tensor | NoOutput] = {}
         for group in self.synthesizer.groups(requests):
             made.update(self._run(group))
         return [made[each.request_id] for each in inputs]
 
-    def _run(self, requests: Sequence[SpeechRequest]) -> dict[str, torch.Tensor | NoOutput]:
+    def _run(self, requests: Sequence[SynthesisRequest]) -> dict[str, torch.Tensor | NoOutput]:
         """Denoise requests of one group and make their waveforms; the listener gets each once it is finished."""
         made: dict[str, torch.Tensor | NoOutput] = {}
         try:
@@ -124,7 +124,7 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         return made
 
     def _waveforms(
-        self, requests: Sequence[SpeechRequest], made: dict[str, torch.Tensor | NoOutput]
+        self, requests: Sequence[SynthesisRequest], made: dict[str, torch.Tensor | NoOutput]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Waveforms by request id; aborted requests get their `NoOutput` in `made`."""
         running = [each for each in requests if not self._cancelled(each, made, 0)]
@@ -142,7 +142,7 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
                     denoising.drop(gone)
             yield from self.synthesizer.waveforms(running, denoising.mels())
 
-    def _cancelled(self, request: SpeechRequest, made: dict[str, torch.Tensor | NoOutput], step: int) -> bool:
+    def _cancelled(self, request: SynthesisRequest, made: dict[str, torch.Tensor | NoOutput], step: int) -> bool:
         """Report `step` to the listener, 0 for the start, and note in `made` if it drops the request."""
         if self.listener is None:
             return False

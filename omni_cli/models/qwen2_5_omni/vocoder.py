@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from omni_cli.models.qwen2_5_omni.speech_request import SpeechRequest
+from omni_cli.models.qwen2_5_omni.speech_request import SynthesisRequest
 
 # The vocoder hears no more than this on either side of a frame: 16 frames differ from all by float32's rounding.
 VOCODER_CONTEXT_FRAMES = 24
@@ -30,7 +30,7 @@ class Heard:
     num_samples: int
 
     @classmethod
-    def of(cls, request: SpeechRequest, mel: torch.Tensor, *, repeats: int, samples_per_frame: int) -> Heard:
+    def of(cls, request: SynthesisRequest, mel: torch.Tensor, *, repeats: int, samples_per_frame: int) -> Heard:
         """`mel` (1, num_frames, mel_dim) of all codes of `request`."""
         begin, end = ((code - request.codes_start) * repeats for code in (request.start, request.end))
         first = max(0, begin - VOCODER_CONTEXT_FRAMES)

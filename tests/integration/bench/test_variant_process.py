@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from omni_cli.bench.harness import Harness, Limits
+from omni_cli.bench.harness import Harness, RunLimits
 from omni_cli.bench.memory import Free
 from omni_cli.bench.prompts import Prompts
 from omni_cli.bench.protocol import Load
@@ -145,7 +145,7 @@ def test_variants_that_do_not_fit_together_are_loaded_alternately(
         session,
         launch=lambda index: VariantProcess(Launch("ab"[index])),
         load=lambda index: load_request(tmp_path),
-        limits=Limits(num_iters=4, num_iters_warmup=1, time_budget_s=None),
+        limits=RunLimits(num_iters=4, num_iters_warmup=1, time_budget_s=None),
         decided=lambda record: False,
         watcher=notes,
         sampler=UtilisationSampler(),

@@ -15,7 +15,7 @@ from omni_cli.models.qwen2_5_omni.checkpoint.builder import write_omni
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import OmniSizes, VocoderSizes
 from omni_cli.models.qwen2_5_omni.chunks import Chunker, ChunkSizes
 from omni_cli.models.qwen2_5_omni.denoising import SingleDenoising
-from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, Sampling, SpeechRequest
+from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.synthesizer import codes_per_block
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
 from omni_cli.models.qwen2_5_omni.vocoder import Heard, Vocoder
@@ -75,24 +75,24 @@ def whole(model, speaker, codes: torch.Tensor, **sampling: float) -> torch.Tenso
 @torch.inference_mode()
 def joined(model, speaker, codes: torch.Tensor, sizes: ChunkSizes, **sampling: float) -> torch.Tensor:
     chunks = Chunker(sizes).add(codes[0].tolist(), is_last=True)
-    given, velocity = Sampling(**{**SAMPLING, **sampling}), Velocity(model.code2wav_dit_model)
+    given, velocity = DenoisingSettings(**{**SAMPLING, **sampling}), Velocity(model.code2wav_dit_model)
     made = []
     for index, chunk in enumerate(chunks):
-        request = SpeechRequest(
+        request = SynthesisRequest(
             str(index), torch.tensor(chunk.codes), chunk.codes_start, chunk.start, chunk.end, SEED, "one", given
         )
         made.append(waveform(model, velocity, speaker, request))
     return torch.cat(made)
 
 
-def mel_of(velocity: Velocity, speaker, request: SpeechRequest) -> torch.Tensor:
+def mel_of(velocity: Velocity, speaker, request: SynthesisRequest) -> torch.Tensor:
     denoising = SingleDenoising(velocity, Conditioner(velocity.dit, {"one": speaker}), request)
     for _ in range(request.sampling.num_steps - 1):
         denoising.step()
     return denoising.mels()[request.request_id]
 
 
-def waveform(model, velocity: Velocity, speaker, request: SpeechRequest) -> torch.Tensor:
+def waveform(model, velocity: Velocity, speaker, request: SynthesisRequest) -> torch.Tensor:
     vocoder = Vocoder(model.code2wav_bigvgan_model)
     mel = mel_of(velocity, speaker, request)
     heard = Heard.of(request, mel, repeats=velocity.dit.repeats, samples_per_frame=vocoder.samples_per_frame)
@@ -108,7 +108,7 @@ def test_denoising_is_that_of_the_model_bit_for_bit(tiny, guidance_scale):
     voice, reference = speaker["cond"].float(), speaker["ref_mel"].float()
     torch.manual_seed(SEED)
     own = dit.sample(voice, reference, codes, num_steps=4, guidance_scale=guidance_scale, sway_coefficient=-1.0)
-    request = SpeechRequest("0", codes[0], 0, 0, 30, SEED, "one", Sampling(4, guidance_scale, -1.0))
+    request = SynthesisRequest("0", codes[0], 0, 0, 30, SEED, "one", DenoisingSettings(4, guidance_scale, -1.0))
     ours = mel_of(Velocity(dit), speaker, request)
     assert torch.equal(ours.permute(0, 2, 1), own)
     torch.manual_seed(SEED)

@@ -20,7 +20,7 @@ from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser  # noqa: E402
 from omni_cli.models.qwen2_5_omni.denoising import PackedDenoising, SingleDenoising  # noqa: E402
 from omni_cli.models.qwen2_5_omni.packing import use_block_attention  # noqa: E402
-from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, Sampling, SpeechRequest  # noqa: E402
+from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest  # noqa: E402
 from omni_cli.models.qwen2_5_omni.synthesizer import bucket, buckets  # noqa: E402
 from omni_cli.models.qwen2_5_omni.velocity import Velocity  # noqa: E402
 from omni_cli.models.qwen2_5_omni.vocoder import Heard, PackedVocoder, Vocoder, plain_activation  # noqa: E402
@@ -44,12 +44,12 @@ def speakers(num_frames: dict[str, int]) -> dict[str, dict[str, torch.Tensor]]:
 VOICES = speakers({"Chelsie": 30, "Ethan": 60})
 
 
-def request_for(name: str, num_codes: int, guidance_scale: float, request_id: str = "0") -> SpeechRequest:
+def request_for(name: str, num_codes: int, guidance_scale: float, request_id: str = "0") -> SynthesisRequest:
     codes = torch.arange(num_codes) % 300
-    return SpeechRequest(request_id, codes, 0, 0, num_codes, 5, name, Sampling(3, guidance_scale, -1.0))
+    return SynthesisRequest(request_id, codes, 0, 0, num_codes, 5, name, DenoisingSettings(3, guidance_scale, -1.0))
 
 
-def plain_mel(model, request: SpeechRequest) -> torch.Tensor:
+def plain_mel(model, request: SynthesisRequest) -> torch.Tensor:
     """The mel spectrogram by transformers' own sampler."""
     voice = VOICES[request.speaker]
     torch.manual_seed(request.seed)
@@ -70,7 +70,7 @@ def denoised(denoising) -> dict[str, torch.Tensor]:
     return denoising.mels()
 
 
-def single_mel(velocity: Velocity, conditioner: Conditioner, request: SpeechRequest) -> torch.Tensor:
+def single_mel(velocity: Velocity, conditioner: Conditioner, request: SynthesisRequest) -> torch.Tensor:
     (made,) = denoised(SingleDenoising(velocity, conditioner, request)).values()
     return made
 
@@ -138,7 +138,7 @@ MEL_BOUND = 1e-5
 SAMPLE_BOUND = 1e-6
 
 
-def mixed(guidance_scale: float) -> list[SpeechRequest]:
+def mixed(guidance_scale: float) -> list[SynthesisRequest]:
     lengths = [("Chelsie", 50), ("Ethan", 33), ("Chelsie", 7), ("Ethan", 12)]
     return [request_for(name, length, guidance_scale, str(index)) for index, (name, length) in enumerate(lengths)]
 

@@ -6,7 +6,7 @@ import pytest
 
 from omni_cli.bench.checks import ineffective, treatment_failure, unaccounted, warnings
 from omni_cli.bench.memory import Free, lacking, memory_of
-from omni_cli.bench.protocol import LoadedStage, StageMemory
+from omni_cli.bench.protocol import LoadedStage, StagePeaks
 from omni_cli.bench.treatments import Treatment
 
 STAGE = LoadedStage(
@@ -81,8 +81,8 @@ def test_whether_more_copies_fit(used: Free, free: Free, copies: int, part: str 
 
 def test_peaks_are_summed_over_stages_and_kept_apart_by_phase() -> None:
     stages = {
-        "a": StageMemory({"device": 5, "reserved": 6, "host": 7}, {"device": 1, "reserved": 2, "host": 3}),
-        "b": StageMemory({"device": 50, "reserved": 60, "host": 70}, {"device": 10, "reserved": 20, "host": 30}),
+        "a": StagePeaks({"device": 5, "reserved": 6, "host": 7}, {"device": 1, "reserved": 2, "host": 3}),
+        "b": StagePeaks({"device": 50, "reserved": 60, "host": 70}, {"device": 10, "reserved": 20, "host": 30}),
     }
     memory = memory_of(stages)
     assert (memory.peak_allocated_bytes, memory.peak_reserved_bytes, memory.peak_host_rss_bytes) == (11, 22, 33)
@@ -91,5 +91,5 @@ def test_peaks_are_summed_over_stages_and_kept_apart_by_phase() -> None:
 
 
 def test_without_a_device_there_is_no_peak_of_one() -> None:
-    memory = memory_of({"a": StageMemory({"device": 0, "host": 1}, {"device": 0, "host": 2})})
+    memory = memory_of({"a": StagePeaks({"device": 0, "host": 1}, {"device": 0, "host": 2})})
     assert memory.peak_allocated_bytes is None and memory.peak_host_rss_bytes == 2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from omni_cli.bench.outputs import save_arrays
-from omni_cli.bench.protocol import LoadedStage, Ran, StageMemory
+from omni_cli.bench.protocol import LoadedStage, Ran, StagePeaks
 from omni_cli.bench.record_builder import MAX_OUTPUT_FILES, RecordBuilder
 from omni_cli.bench.treatments import Treatment
 from omni_cli.bench.workload import Workload
@@ -28,7 +28,7 @@ def session(tmp_path: Path) -> RecordBuilder:
 
 
 def ran(e2e_s: float = 0.1, sha: str = "x", share: float = 1.0) -> Ran:
-    memory = {"thinker": StageMemory({"host": 5}, {"host": 6})}
+    memory = {"thinker": StagePeaks({"host": 5}, {"host": 6})}
     return Ran(e2e_s, {"ttft_s": e2e_s / 2}, {"output_tokens": 8.0}, sha, {"stages": share}, memory)
 
 

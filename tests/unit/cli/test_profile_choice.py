@@ -14,7 +14,7 @@ import yaml
 from omni_cli.cli import app
 from omni_cli.cli.profile_choice import choose_profile, derive, this_machine
 from omni_cli.config.loader import check_profile, load_profile
-from omni_cli.doctor.machine import Gpu, Gpus, Memory
+from omni_cli.doctor.machine import Gpu, Gpus, HostMemory
 from omni_cli.errors import OmniError
 from omni_cli.families import Machine
 
@@ -147,7 +147,7 @@ def test_a_repo_needs_only_its_configuration(tmp_path: Path, llama: Path, monkey
 def test_the_memory_of_a_device(monkeypatch: pytest.MonkeyPatch, gpus: Gpus, expected: int | str) -> None:
     monkeypatch.setattr("omni_cli.engine.devices.has_cuda_device", lambda: True)
     monkeypatch.setattr("omni_cli.doctor.machine.read_gpus", lambda: gpus)
-    monkeypatch.setattr("omni_cli.doctor.machine.read_memory", lambda: Memory(20 << 30, 5 << 30, 10 << 30))
+    monkeypatch.setattr("omni_cli.doctor.machine.read_memory", lambda: HostMemory(20 << 30, 5 << 30, 10 << 30))
     if isinstance(expected, int):
         assert this_machine() == Machine("cuda", expected)
     else:

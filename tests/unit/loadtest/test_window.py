@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cli.loadtest.answers import SAMPLE_RATE, Answer
-from omni_cli.loadtest.client import Failure, Outcome
+from omni_cli.loadtest.answers import SAMPLE_RATE, ServerAnswer
+from omni_cli.loadtest.client import Outcome, RequestFailure
 from omni_cli.loadtest.slo import SLO
 from omni_cli.loadtest.window import Window, columns, good_requests, metrics_of, num_pixels, work_of
 from omni_cli.record import Failures
@@ -22,11 +22,11 @@ def outcome(due: float, done: float, text_at: list[float] = [], **answer: Any) -
     shifted = [BEGAN + time for time in text_at]
     if "audio_at" in answer:
         answer["audio_at"] += BEGAN
-    return Outcome(BEGAN + due, BEGAN + due, BEGAN + done, Answer(text_at=shifted, text=["x"], **answer))
+    return Outcome(BEGAN + due, BEGAN + due, BEGAN + done, ServerAnswer(text_at=shifted, text=["x"], **answer))
 
 
 def failed(due: float, done: float, kind: str, message: str = "no") -> Outcome:
-    return Outcome(BEGAN + due, BEGAN + due, BEGAN + done, failure=Failure(kind, message))
+    return Outcome(BEGAN + due, BEGAN + due, BEGAN + done, failure=RequestFailure(kind, message))
 
 
 def window(*outcomes: Outcome, lasted: float = 10.0, is_open: bool = False) -> Window:
@@ -119,7 +119,7 @@ def test_failures_are_counted_by_kind_with_the_first_message() -> None:
 
 
 def test_only_an_open_loop_has_a_lag() -> None:
-    late = Outcome(BEGAN, BEGAN + 0.25, BEGAN + 1, Answer())
+    late = Outcome(BEGAN, BEGAN + 0.25, BEGAN + 1, ServerAnswer())
     assert columns(window(late, is_open=True).rows())["lag_s"] == (0.25,)
     assert "lag_s" not in columns(window(late).rows())
     assert columns(window(late).rows())["e2e_s"] == (1.0,)

@@ -21,7 +21,7 @@ from omni_cli.profiling.operator_times import copies_of, kernel_name, operator_t
 from omni_cli.profiling.operators import read_operators
 from omni_cli.profiling.session import Profiled
 from omni_cli.profiling.trace_file import TraceFile, read_trace
-from omni_cli.stage.recording import Range, Recording, RequestSpan, Sample, StageDescription
+from omni_cli.stage.recording import MemoryReading, Range, Recording, RequestSpan, StageDescription
 
 MS = 10**6
 MIB = 2**20
@@ -138,9 +138,9 @@ def test_names_of_kernels_without_their_arguments() -> None:
 
 
 def test_memory_at_the_peak_and_by_phase(operators) -> None:
-    samples = tuple(Sample(at * MS, 100 * MIB + (200 * MIB if at == 5 else 0)) for at in range(10))
+    samples = tuple(MemoryReading(at * MS, 100 * MIB + (200 * MIB if at == 5 else 0)) for at in range(10))
     request = Recording(0, 10 * MS, STEPS.requests, STEPS.ranges, samples, 0, None)
-    quiet = Recording(0, MS, (), (), (Sample(0, 90 * MIB),), 0, None)
+    quiet = Recording(0, MS, (), (), (MemoryReading(0, 90 * MIB),), 0, None)
     described = description()
     described = StageDescription(
         **{name: getattr(described, name) for name in described.__struct_fields__} | {"load": quiet}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bench_records import ABBA, correlated, pair, variant
 
-from omni_cli.record import Sample, Sampling, Variant
+from omni_cli.record import Sample, StoppingPlan, Variant
 from omni_cli.stats.compare import MARGIN, Comparison, compare_variants, estimate_variants, verdict_of
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.sequential import plan_looks
@@ -208,10 +208,10 @@ def test_metrics_that_are_zero_or_missing() -> None:
 def test_a_planned_run_has_wider_intervals_at_its_early_looks() -> None:
     looks = plan_looks(90)
     both = pair(looks[2], 1.02, seed=3)
-    plan = [Sampling(looks=looks)]
+    plan = [StoppingPlan(looks=looks)]
     (planned,), (plain,) = (
         estimate_variants(*both, same_record=True, metrics=["e2e_s"], sampling=sampling) for sampling in (plan, [])
     )
-    assert planned.level < plain.level == Sampling().alpha
+    assert planned.level < plain.level == StoppingPlan().alpha
     planned, plain = planned.result, plain.result
     assert planned.ci95[0] < plain.ci95[0] < plain.ci95[1] < planned.ci95[1]
