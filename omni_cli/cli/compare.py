@@ -6,24 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omni_cli.cli.compare_options import FirstArgument, SecondArgument, SelfCheckOption
-from omni_cli.cli.gate_options import (
-    DEFAULT_MARGIN,
-    AllowDifferenceOption,
-    GateOption,
-    IdenticalOutputsOption,
-    JunitOption,
-    MarginOption,
-    MarkdownOption,
-    MaxMemoryRegressionOption,
-    MaxRegressionOption,
-    MetricOption,
-    need_numpy,
-    read_fraction,
-    read_limits,
-    write_report,
-)
-from omni_cli.cli.options import JsonOption, QuietOption, VerboseOption
+from omni_cli.cli.compare_options import CompareOptions
+from omni_cli.cli.gate_options import need_numpy, read_fraction, write_report
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, InputError, OmniError, UsageError
 
@@ -37,39 +21,23 @@ if TYPE_CHECKING:
 _EDITED_HINT = "measure again with `omni bench --output-json FILE`; records must not be edited by hand"
 
 
-def compare(
-    a: FirstArgument,
-    b: SecondArgument = None,
-    max_regression: MaxRegressionOption = None,
-    max_memory_regression: MaxMemoryRegressionOption = None,
-    metric: MetricOption = None,
-    gate: GateOption = None,
-    require_identical_outputs: IdenticalOutputsOption = False,
-    margin: MarginOption = DEFAULT_MARGIN,
-    allow_difference: AllowDifferenceOption = None,
-    markdown: MarkdownOption = None,
-    junit: JunitOption = None,
-    self_check: SelfCheckOption = False,
-    as_json: JsonOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
-) -> int:
+def compare(options: CompareOptions) -> int:
     """Compare two records of `omni bench`, or the variants of one, and judge them by limits.
 
     Exit codes: 0 (done, or the gate passed), 1 (regression), 3 (inconclusive), 4 (not comparable), 5 (outputs
     differ where they had to be equal), 6 (a gated variant failed).
     """
-    limits = read_limits(gate, max_regression, max_memory_regression, metric, require_identical_outputs)
-    width = read_fraction("--margin", margin)
+    limits = options.limits(options.max_memory_regression)
+    margin = read_fraction("--margin", options.margin)
     need_numpy("comparing")
-    if self_check:
-        return _check_itself(a, b, limits, as_json=as_json)
+    if options.self_check:
+        return _check_itself(options.a, options.b, limits, as_json=options.as_json)
     from omni_cli.report.bench_notes import warnings
     from omni_cli.report.bench_text import findings_text
 
-    findings, labels, sources, machine = _findings(a, b, limits, metric, width, allow_difference or [])
-    _write_files(findings, labels, machine, markdown, junit)
-    if as_json:
+    findings, labels, sources, machine = _findings(options, limits, margin)
+    _write_files(findings, labels, machine, options)
+    if options.as_json:
         import msgspec
 
         from omni_cli.stats.findings import compare_document
@@ -107,12 +75,7 @@ def _check_itself(a: Path, b: Path | None, limits: GateLimits | None, *, as_json
 
 
 def _findings(
-    path_a: Path,
-    path_b: Path | None,
-    limits: GateLimits | None,
-    metrics: list[str] | None,
-    margin: float,
-    allowed: list[str],
+    options: CompareOptions, limits: GateLimits | None, margin: float
 ) -> tuple[Findings, Labels, tuple[RecordOrigin, RecordOrigin], tuple[Note, ...]]:
     """Return the findings, the names of the two sides, their files, and the disturbances of their machines."""
     from omni_cli.record import read_record
@@ -122,6 +85,7 @@ def _findings(
     from omni_cli.stats.disturbance import disturbances
     from omni_cli.stats.findings import check_limits, compare_records, compare_within
 
+    path_a, path_b, metrics = options.a, options.b, options.metric
     record_a, edit_a = read_record(path_a)
     record_b, edit_b = (record_a, None) if path_b is None else read_record(path_b)
     check_limits(limits, [record_a, record_b])
@@ -133,7 +97,7 @@ def _findings(
     else:
         findings = compare_records(
             record_a, record_b, limits=limits, metrics=metrics, margin=margin,
-            allowed=allowed,
+            allowed=options.allow_difference or [],
         )  # fmt: skip
     # If both are true, another machine is the more useful answer.
     edit = edit_a or edit_b
@@ -153,17 +117,15 @@ def _findings(
     return findings, Labels(*names), sources, tuple(notes)
 
 
-def _write_files(
-    findings: Findings, labels: Labels, machine: tuple[Note, ...], markdown: Path | None, junit: Path | None
-) -> None:
-    if markdown is not None:
+def _write_files(findings: Findings, labels: Labels, machine: tuple[Note, ...], options: CompareOptions) -> None:
+    if options.markdown is not None:
         from omni_cli.report.bench_markdown import findings_markdown
 
-        write_report(markdown, findings_markdown(findings, labels, machine))
-    if junit is not None:
+        write_report(options.markdown, findings_markdown(findings, labels, machine))
+    if options.junit is not None:
         from omni_cli.report.bench_junit import findings_junit
 
-        write_report(junit, findings_junit(findings, f"{labels.b} against {labels.a}"))
+        write_report(options.junit, findings_junit(findings, f"{labels.b} against {labels.a}"))
 
 
 def _failure(findings: Findings, code: ExitCode) -> Note | None:

@@ -1,22 +1,36 @@
-"""The arguments of `omni compare`, as types for Typer's signature."""
+"""The options of `omni compare`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from omni_cli.cli.gate_options import (
+    DEFAULT_MARGIN,
+    AllowDifferenceOption,
+    GateOptions,
+    MarginOption,
+    MaxMemoryRegressionOption,
+)
+from omni_cli.cli.options import argument, option
 
-FirstArgument = Annotated[Path, typer.Argument(metavar="A.json", help="The record to compare with.")]
-SecondArgument = Annotated[
-    Path | None,
-    typer.Argument(metavar="B.json", help="The record to judge; without it, the variants of A.json."),
-]
-SelfCheckOption = Annotated[
-    bool,
-    typer.Option(
-        "--self-check",
-        help="Compare a single variant with itself: the smallest regression that its noise lets show; refuses limits "
-        "below it.",
-    ),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(GateOptions):
+    """Two records, and how to judge them."""
+
+    a: Annotated[Path, argument("A.json", "The record to compare with.")]
+    b: Annotated[Path | None, argument("B.json", "The record to judge; without it, the variants of A.json.")] = None
+    max_memory_regression: MaxMemoryRegressionOption = None
+    margin: MarginOption = DEFAULT_MARGIN
+    allow_difference: AllowDifferenceOption = None
+    self_check: Annotated[
+        bool,
+        option(
+            "--self-check",
+            None,
+            "Compare a single variant with itself: the smallest regression that its noise lets show; refuses limits "
+            "below it.",
+        ),
+    ] = False

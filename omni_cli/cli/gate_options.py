@@ -1,12 +1,12 @@
-"""Gate and report options that `omni bench` and `omni compare` share."""
+"""Gate and report options that commands share, and what they mean."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from omni_cli.cli.options import DisplayOptions, option
 from omni_cli.errors import OmniError, OutputError, UsageError
 from omni_cli.whole_file import write_whole
 
@@ -15,77 +15,68 @@ if TYPE_CHECKING:
 
 DEFAULT_MARGIN = "2%"
 
-MaxRegressionOption = Annotated[
-    str | None, typer.Option("--max-regression", metavar="PERCENT", help="Gate: the allowed slowdown, such as 5%.")
-]
 MaxMemoryRegressionOption = Annotated[
-    str | None,
-    typer.Option("--max-memory-regression", metavar="PERCENT", help="Gate: the allowed increase in memory."),
+    str | None, option("--max-memory-regression", "PERCENT", "Gate: the allowed increase in memory.")
 ]
-MetricOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--metric", metavar="NAME", help="Compare only this metric and apply `--max-regression` to it. Repeatable."
-    ),
-]
-GateOption = Annotated[
-    Path | None, typer.Option("--gate", metavar="FILE.yaml", help="Gate: limits from a file, see benchmarks/gates.")
-]
-IdenticalOutputsOption = Annotated[
-    bool, typer.Option("--require-identical-outputs", help="Gate: all variants must produce the same outputs.")
-]
-MarginOption = Annotated[
-    str, typer.Option("--margin", metavar="PERCENT", help="Differences below this count as no difference.")
-]
+MarginOption = Annotated[str, option("--margin", "PERCENT", "Differences below this count as no difference.")]
 AllowDifferenceOption = Annotated[
-    list[str] | None,
-    typer.Option("--allow-difference", metavar="FIELD", help="Compare even if this field differs. Repeatable."),
+    list[str] | None, option("--allow-difference", "FIELD", "Compare even if this field differs. Repeatable.")
 ]
-MarkdownOption = Annotated[
-    Path | None, typer.Option("--markdown", metavar="FILE", help="Also write the report as Markdown.")
-]
-JunitOption = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Also write the gate as JUnit XML.")]
 
 
-def read_limits(
-    file: Path | None,
-    max_regression: str | None,
-    max_memory_regression: str | None,
-    metrics: list[str] | None,
-    identical_outputs: bool,
-) -> GateLimits | None:
-    """Build the gate from its options; None if there are none. Raises `OmniError`."""
-    from omni_cli.config.gate_limits import merge_limits
+@dataclass(frozen=True, kw_only=True)
+class GateOptions(DisplayOptions):
+    """Limits to judge by, and the reports of it."""
 
-    time = None if max_regression is None else read_fraction("--max-regression", max_regression)
-    if time == 0:
-        message = "invalid value for `--max-regression`: a limit of 0 cannot be judged"
-        raise UsageError(message, hint="noise must fit below the limit, such as 2%")
-    memory = None
-    if max_memory_regression is not None:
-        memory = read_fraction("--max-memory-regression", max_memory_regression)
-    limits = None
-    if file is not None:
-        from omni_cli.config.gate_file import load_gate_file
-
-        limits = load_gate_file(file)
-    return merge_limits(
-        limits,
-        max_regression=time,
-        max_memory_regression=memory,
-        metrics=tuple(metrics or ()),
-        identical_outputs=identical_outputs,
+    max_regression: Annotated[
+        str | None, option("--max-regression", "PERCENT", "Gate: the allowed slowdown, such as 5%.")
+    ] = None
+    metric: Annotated[
+        list[str] | None,
+        option("--metric", "NAME", "Compare only this metric and apply `--max-regression` to it. Repeatable."),
+    ] = None
+    gate: Annotated[Path | None, option("--gate", "FILE.yaml", "Gate: limits from a file, see benchmarks/gates.")] = (
+        None
     )
+    require_identical_outputs: Annotated[
+        bool, option("--require-identical-outputs", None, "Gate: all variants must produce the same outputs.")
+    ] = False
+    markdown: Annotated[Path | None, option("--markdown", "FILE", "Also write the report as Markdown.")] = None
+    junit: Annotated[Path | None, option("--junit", "FILE", "Also write the gate as JUnit XML.")] = None
+
+    def limits(self, max_memory_regression: str | None = None) -> GateLimits | None:
+        """Build the gate; None if there is none. Raises `OmniError`."""
+        from omni_cli.config.gate_limits import merge_limits
+
+        time = None if self.max_regression is None else read_fraction("--max-regression", self.max_regression)
+        if time == 0:
+            message = "invalid value for `--max-regression`: a limit of 0 cannot be judged"
+            raise UsageError(message, hint="noise must fit below the limit, such as 2%")
+        memory = None
+        if max_memory_regression is not None:
+            memory = read_fraction("--max-memory-regression", max_memory_regression)
+        limits = None
+        if self.gate is not None:
+            from omni_cli.config.gate_file import load_gate_file
+
+            limits = load_gate_file(self.gate)
+        return merge_limits(
+            limits,
+            max_regression=time,
+            max_memory_regression=memory,
+            metrics=tuple(self.metric or ()),
+            identical_outputs=self.require_identical_outputs,
+        )
 
 
-def read_fraction(option: str, text: str) -> float:
+def read_fraction(option_name: str, text: str) -> float:
     """Parse `5%` as 0.05. Raises `UsageError`."""
     from omni_cli.config.gate_limits import parse_fraction
 
     try:
         return parse_fraction(text)
     except ValueError as error:
-        raise UsageError(f"invalid value for `{option}`: {error}") from error
+        raise UsageError(f"invalid value for `{option_name}`: {error}") from error
 
 
 def need_numpy(what: str) -> None:

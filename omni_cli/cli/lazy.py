@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -63,6 +65,32 @@ class _Command(TyperCommand):
                     formatter.write_dl(lines)
 
 
+def _with_single_parameters(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A command as Typer reads it: each field of its options becomes a parameter, those of base classes last."""
+    (parameter, *others) = inspect.signature(command, eval_str=True).parameters.values()
+    options = parameter.annotation
+    if others or not is_dataclass(options):
+        return command
+
+    def call(**values: Any) -> Any:
+        return command(options(**values))
+
+    kinds = get_type_hints(options, include_extras=True)
+    ordered = dict.fromkeys(name for owner in options.__mro__ for name in vars(owner).get("__annotations__", ()))
+    defaults = {field.name: field.default for field in fields(options)}
+    call.__doc__ = command.__doc__
+    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what `inspect` asks for
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=kinds[name],
+            default=inspect.Parameter.empty if defaults[name] is MISSING else defaults[name],
+        )
+        for name in ordered
+    )
+    return call
+
+
 def _load(name: str, command: LazyCommand) -> Any:
     """Import one command, with plain-text help: Rich's help takes longer than the rest of `--help`."""
     module, attribute = command.target.split(":")
@@ -72,7 +100,7 @@ def _load(name: str, command: LazyCommand) -> Any:
         parser: Any = get_group(target)
     else:
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name, cls=_Command)(target)
+        single.command(name, cls=_Command)(_with_single_parameters(target))
         parser = get_command(single)
     parser.name = name
     return parser

@@ -1,18 +1,32 @@
-"""Options shared by all commands, as types for Typer's signatures.
+"""Options of the commands, each declared once.
 
-A command declares `profile: ProfileOption = None` and so on; `choose_profile` then returns the one to use.
+A command takes a frozen dataclass; each field is an option or argument, annotated with its declaration. `lazy` makes
+Typer's parameters of them. Options that several commands have are fields of a base class, or types for a field.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.models import ArgumentInfo, OptionInfo
 
 DEFAULT_PROFILE = "tiny-omni"
 MAX_SEED = 2**32 - 1  # the maximum of NumPy's generator, which vLLM seeds too
+
+
+def option(flags: str, metavar: str | None, help_text: str, **rules: Any) -> OptionInfo:
+    """Declare an option; `flags` are its names, separated by spaces."""
+    declared: OptionInfo = typer.Option(*flags.split(), metavar=metavar, help=help_text, **rules)
+    return declared
+
+
+def argument(metavar: str, help_text: str) -> ArgumentInfo:
+    declared: ArgumentInfo = typer.Argument(metavar=metavar, help=help_text)
+    return declared
 
 
 def positive_seconds(value: float | None) -> float | None:
@@ -23,51 +37,53 @@ def positive_seconds(value: float | None) -> float | None:
 
 ProfileOption = Annotated[
     str | None,
-    typer.Option(
-        "--profile",
-        "-p",
-        metavar="NAME|PATH",
-        help=f"A bundled profile by name, or a YAML file. Default: derived from `--model`, else {DEFAULT_PROFILE}.",
+    option(
+        "--profile -p",
+        "NAME|PATH",
+        f"A bundled profile by name, or a YAML file. Default: derived from `--model`, else {DEFAULT_PROFILE}.",
     ),
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--model",
-        metavar="DIR|REPO",
-        help="Checkpoint: a folder or a repo id. With `--profile`, it replaces that profile's own.",
+        "DIR|REPO",
+        "Checkpoint: a folder or a Hugging Face repo id. With `--profile`, it replaces the profile's model.",
     ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="[STAGE.]KEY=VALUE",
-        help="Set a key of the profile; repeatable. `null` removes the key.",
-    ),
+    option("--set", "[STAGE.]KEY=VALUE", "Set a key of the profile; `null` removes the key. Repeatable."),
 ]
-SeedOption = Annotated[
-    int | None,
-    typer.Option("--seed", metavar="N", min=0, max=MAX_SEED, help="Seed. Default: the profile's, else 0."),
-]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print exactly one JSON document on stdout, and nothing else.")
-]
-OutputDirOption = Annotated[Path, typer.Option("--output-dir", metavar="DIR", help="Folder for output files.")]
+SeedOption = Annotated[int | None, option("--seed", "N", "Seed. Default: the profile's, else 0.", min=0, max=MAX_SEED)]
+JsonOption = Annotated[bool, option("--json", None, "Print exactly one JSON document on stdout, and nothing else.")]
+OutputDirOption = Annotated[Path, option("--output-dir", "DIR", "Folder for output files.")]
 TimeoutOption = Annotated[
     float | None,
-    typer.Option(
-        "--timeout",
-        metavar="SECONDS",
-        callback=positive_seconds,
-        help="Stop with an error after this many seconds.",
-    ),
+    option("--timeout", "SECONDS", "Stop with an error after this many seconds.", callback=positive_seconds),
 ]
-VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Show the libraries' logs and tracebacks of errors.")
-]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show only results, warnings and errors.")]
+VerboseOption = Annotated[bool, option("--verbose -v", None, "Show the libraries' logs and tracebacks of errors.")]
+QuietOption = Annotated[bool, option("--quiet -q", None, "Show only results, warnings and errors.")]
 TrustRemoteCodeOption = Annotated[
-    bool,
-    typer.Option("--trust-remote-code", help="Allow Python code from the checkpoint to run. Off by default."),
+    bool, option("--trust-remote-code", None, "Allow Python code from the checkpoint to run. Off by default.")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisplayOptions:
+    """Options of every command that shows results."""
+
+    as_json: JsonOption = False
+    verbose: VerboseOption = False
+    quiet: QuietOption = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions(DisplayOptions):
+    """Options of every command that loads a profile."""
+
+    profile: ProfileOption = None
+    model: ModelOption = None
+    set_: SetOption = None
+    seed: SeedOption = None
+    trust_remote_code: TrustRemoteCodeOption = False

@@ -7,12 +7,23 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omni_cli.cli.options import DEFAULT_PROFILE
+from omni_cli.cli.options import DEFAULT_PROFILE, ProfileOptions
 from omni_cli.cli.terminal import console
 from omni_cli.errors import OmniError
 
 if TYPE_CHECKING:
+    from omni_cli.bench.profile_source import ProfileSource
     from omni_cli.families import Machine
+
+
+def profile_source(options: ProfileOptions) -> ProfileSource:
+    """The profile of a command, named or derived, and the options over it. Raises `OmniError`."""
+    from omni_cli.bench.profile_source import ProfileSource
+    from omni_cli.config.bundled import find_profile
+
+    path = find_profile(choose_profile(options.profile, options.model, quiet=options.quiet))
+    overrides = tuple(options.set_ or ())
+    return ProfileSource(str(path.absolute()), overrides, options.model, options.seed, options.trust_remote_code)
 
 
 def choose_profile(profile: str | None, model: str | None, *, quiet: bool = False) -> str:

@@ -19,6 +19,7 @@ from support.profile_records import small_profile
 from fuzz.documents import bombs, damage, json_text, mutate
 from fuzz.profiles import scratch
 from omni_cli.cli.compare import compare
+from omni_cli.cli.compare_options import CompareOptions
 from omni_cli.cli.report import report
 from omni_cli.cli.report_documents import load_document
 from omni_cli.config.gate_limits import GateLimits
@@ -137,4 +138,4 @@ def _compare(case: Case, path: Path) -> None:
             other.write_text(originals()["single"])
     limits: dict[str, Any] = {"max_regression": "5%", "max_memory_regression": "2%"} if case.gated else {}
     markdown, junit = path.with_name("a.md"), path.with_name("a.xml")
-    compare(path, other, markdown=markdown, junit=junit, as_json=case.as_json, **limits)
+    compare(CompareOptions(a=path, b=other, markdown=markdown, junit=junit, as_json=case.as_json, **limits))

@@ -1,57 +1,94 @@
-"""The options of `omni bench`, some of which `omni profile` and `omni loadtest` share, as types for signatures."""
+"""The options of `omni bench`, and those that it shares with `omni loadtest` and `omni profile`."""
 
 from __future__ import annotations
 
+import math
+import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
+from omni_cli.cli.gate_options import GateOptions, MaxMemoryRegressionOption
+from omni_cli.cli.options import ProfileOptions, TimeoutOption, option
+from omni_cli.errors import OutputError, UsageError
 
+DEFAULT_BUDGET_S = 60.0
 MAX_BATCH_SIZE = 4096
 MAX_TOKENS = 2**20
 
-
-def _option(name: str, metavar: str, help_text: str, **limits: Any) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(name, metavar=metavar, help=help_text, **limits)
-    return option
-
-
-StageOption = Annotated[
-    str, _option("--stage", "NAME|ar|diffusion|all", "The stages to measure: one, all of a kind, or end to end.")
-]
-VaryOption = Annotated[
-    list[str] | None,
-    _option(
-        "--vary",
-        "KEY=A,B",
-        "Compare values of a profile key, or of an environment variable as `env.NAME`; repeatable. The first value "
-        "is the baseline of the others.",
-    ),
-]
-AgainstOption = Annotated[
-    str | None, _option("--against", "GIT_REF", "Compare this code with that of another commit, interleaved.")
-]
-BaselineOption = Annotated[
-    Path | None, _option("--baseline", "FILE", "Compare with a saved record of the same machine and workload.")
-]
-NumItersOption = Annotated[
-    int | None,
-    _option("--num-iters", "N", "Iterations per variant. Default: until the verdict is reached.", min=1),
-]
-NumItersWarmupOption = Annotated[
-    int, _option("--num-iters-warmup", "N", "Warm-up iterations per variant, which are not counted; at least 1.", min=0)
-]
-TimeBudgetOption = Annotated[
-    float | None,
-    _option("--time-budget", "SECONDS", "Time for measuring, without loading. Default: 60 per comparison."),
-]
 BatchSizeOption = Annotated[
-    int, _option("--batch-size", "N", "Requests per iteration, sent at once.", min=1, max=MAX_BATCH_SIZE)
+    int, option("--batch-size", "N", "Requests per iteration, sent together.", min=1, max=MAX_BATCH_SIZE)
 ]
-InputLenOption = Annotated[int, _option("--input-len", "N", "Tokens per prompt.", min=1, max=MAX_TOKENS)]
+InputLenOption = Annotated[int, option("--input-len", "N", "Tokens per prompt.", min=1, max=MAX_TOKENS)]
 OutputLenOption = Annotated[
-    int, _option("--output-len", "N", "Tokens that every AR stage generates, no fewer.", min=1, max=MAX_TOKENS)
+    int, option("--output-len", "N", "Tokens that every AR stage generates, no fewer.", min=1, max=MAX_TOKENS)
 ]
-OutputJsonOption = Annotated[
-    Path | None, _option("--output-json", "FILE", "Save the record with all samples, again after every block.")
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureOptions(GateOptions):
+    """Limits of a measurement, and the ways to show and save it."""
+
+    baseline: Annotated[
+        Path | None, option("--baseline", "FILE", "Compare with a saved record of the same machine and workload.")
+    ] = None
+    num_iters: Annotated[
+        int | None,
+        option("--num-iters", "N", "Iterations per variant. Default: until the verdict is reached.", min=1),
+    ] = None
+    num_iters_warmup: Annotated[
+        int,
+        option("--num-iters-warmup", "N", "Warm-up iterations per variant, not counted; at least 1 is run.", min=0),
+    ] = 3
+    time_budget: Annotated[
+        float | None,
+        option("--time-budget", "SECONDS", "Time for measuring, without loading. Default: 60 per comparison."),
+    ] = None
+    output_json: Annotated[
+        Path | None, option("--output-json", "FILE", "Save the record with all samples, again after every block.")
+    ] = None
+    timeout: TimeoutOption = None
+
+    def check_files(self) -> None:
+        """Raise `OutputError` now rather than after minutes of measuring."""
+        for path in (self.output_json, self.junit, self.markdown):
+            if path is None:
+                continue
+            if path.is_dir():
+                raise OutputError(f"cannot write `{path}`: it is a folder")
+            if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+                raise OutputError(f"cannot write `{path}`: no folder `{path.parent}` that may be written to")
+
+    def budget_s(self, num_variants: int) -> float | None:
+        """Seconds for measuring; None where a number of iterations was given and no time. Raises `UsageError`."""
+        given = self.time_budget
+        if given is not None and not (math.isfinite(given) and given > 0):
+            raise UsageError("invalid value for `--time-budget`: expected a number of seconds greater than 0")
+        if given is not None or self.num_iters is not None:
+            return given
+        return DEFAULT_BUDGET_S * max(num_variants - 1, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(MeasureOptions, ProfileOptions):
+    """The options of `omni bench`."""
+
+    stage: Annotated[
+        str, option("--stage", "NAME|ar|diffusion|all", "The stages to measure: one, all of a kind, or end to end.")
+    ] = "all"
+    vary: Annotated[
+        list[str] | None,
+        option(
+            "--vary",
+            "KEY=A,B",
+            "Compare values of a profile key, or of an environment variable as `env.NAME`. The first value is the "
+            "baseline of the others. Repeatable.",
+        ),
+    ] = None
+    against: Annotated[
+        str | None, option("--against", "GIT_REF", "Compare this code with that of another commit, interleaved.")
+    ] = None
+    max_memory_regression: MaxMemoryRegressionOption = None
+    batch_size: BatchSizeOption = 1
+    input_len: InputLenOption = 32
+    output_len: OutputLenOption = 32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_cli.cli.bench.settings import BenchSettings
+from omni_cli.cli.bench.options import MeasureOptions
 from omni_cli.cli.gate_options import write_report
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, OmniError
@@ -18,13 +18,13 @@ from omni_cli.stats.verdicts import Answer
 LABELS = Labels("baseline", "this run")
 
 
-def show_answer(answer: Answer, settings: BenchSettings) -> None:
+def show_answer(answer: Answer, options: MeasureOptions) -> None:
     """Print the document or the tables, write the files, print the warnings."""
-    if settings.as_json:
+    if options.as_json:
         console.print_json(to_document(answer.complete_record()))
     else:
-        console.print_text(_text(answer, settings))
-    _write_files(answer, settings)
+        console.print_text(_text(answer, options))
+    _write_files(answer, options)
     notes = [note for findings in answer.findings for note in warnings(findings)]
     for note in (*notes, *disturbance_warnings(answer.disturbances, answer.record)):
         console.print_warning(note.message, hint=note.hint)
@@ -51,27 +51,27 @@ def failure_of(answer: Answer) -> OmniError | None:
     )
 
 
-def _text(answer: Answer, settings: BenchSettings) -> str:
+def _text(answer: Answer, options: MeasureOptions) -> str:
     record = answer.record
-    parts = [heading(record, max(settings.num_iters_warmup, 1))]
+    parts = [heading(record, max(options.num_iters_warmup, 1))]
     for number, variant in enumerate(record.variants, start=1):
         parts.append(variant_text(number, variant, answer.summaries[variant.name]))
     parts += [findings_text(findings, LABELS) for findings in answer.findings]
-    if settings.files.record is not None:
-        parts.append(f"Saved {settings.files.record}")
+    if options.output_json is not None:
+        parts.append(f"Saved {options.output_json}")
     return "\n\n".join(parts)
 
 
-def _write_files(answer: Answer, settings: BenchSettings) -> None:
-    files, findings = settings.files, answer.findings
+def _write_files(answer: Answer, options: MeasureOptions) -> None:
+    findings = answer.findings
     name = f"omni bench {short_title(answer.record.workload)}"
-    if files.markdown is not None:
+    if options.markdown is not None:
         notes = disturbance_warnings(answer.disturbances, answer.record)
         texts = [findings_markdown(item, LABELS, notes) for item in findings] or [
-            f"```\n{_text(answer, settings)}\n```\n"
+            f"```\n{_text(answer, options)}\n```\n"
         ]
-        write_report(files.markdown, "\n".join(texts))
-    if files.junit is not None and findings:
+        write_report(options.markdown, "\n".join(texts))
+    if options.junit is not None and findings:
         # One suite a file: that of the gate, where there are two.
         gated = next((item for item in findings if item.gate is not None), findings[0])
-        write_report(files.junit, findings_junit(gated, name))
+        write_report(options.junit, findings_junit(gated, name))

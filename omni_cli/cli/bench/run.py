@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from omni_cli.bench.benchmark import Benchmark, Plan
 from omni_cli.bench.harness import RunLimits
 from omni_cli.bench.variant_process import VariantError
+from omni_cli.cli.bench.options import MeasureOptions
 from omni_cli.cli.bench.progress import BenchProgress
 from omni_cli.cli.bench.report import failure_of, show_answer
-from omni_cli.cli.bench.settings import BenchSettings
 from omni_cli.cli.gate_options import DEFAULT_MARGIN, read_fraction
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
@@ -28,9 +27,8 @@ class NotComparableError(OmniError):
 
 
 def read_question(
+    options: MeasureOptions,
     limits: GateLimits | None,
-    metrics: Sequence[str] | None,
-    baseline: Path | None,
     *,
     margin: str = DEFAULT_MARGIN,
     allowed: Sequence[str] | None = None,
@@ -38,27 +36,27 @@ def read_question(
     """The question that the options ask. Raises `OmniError` for a baseline that is not a whole record."""
     return Question(
         limits=limits,
-        metrics=None if not metrics else tuple(metrics),
+        metrics=tuple(options.metric) if options.metric else None,
         margin=read_fraction("--margin", margin),
-        baseline=None if baseline is None else load_record(baseline),
+        baseline=None if options.baseline is None else load_record(options.baseline),
         allowed=tuple(allowed or ()),
     )
 
 
-def measure(plan: Plan, question: Question, settings: BenchSettings) -> ExitCode:
+def measure(plan: Plan, question: Question, options: MeasureOptions, time_budget_s: float | None) -> ExitCode:
     """Measure and report. Raises `OmniError` where nothing at all was measured."""
     mismatches = question.mismatches(plan.builder.record())
     if mismatches:
         note = not_comparable(mismatches)
         raise NotComparableError(note.message, hint=note.hint)
-    progress = BenchProgress(sys.stderr, question, quiet=settings.quiet, verbose=settings.verbose)
-    limits = RunLimits(settings.num_iters, settings.num_iters_warmup, settings.time_budget_s)
-    benchmark = Benchmark(plan, question, limits, progress, record_file=settings.files.record)
-    stopped = asyncio.run(_run(benchmark, settings.timeout_s))
+    progress = BenchProgress(sys.stderr, question, quiet=options.quiet, verbose=options.verbose)
+    limits = RunLimits(options.num_iters, options.num_iters_warmup, time_budget_s)
+    benchmark = Benchmark(plan, question, limits, progress, record_file=options.output_json)
+    stopped = asyncio.run(_run(benchmark, options.timeout))
     progress.hide()
     if stopped is not None and not benchmark.has_samples:
         raise stopped
-    return _report(benchmark, settings, stopped)
+    return _report(benchmark, options, stopped)
 
 
 async def _run(benchmark: Benchmark, timeout_s: float | None) -> OmniError | None:
@@ -72,13 +70,13 @@ async def _run(benchmark: Benchmark, timeout_s: float | None) -> OmniError | Non
     return failure
 
 
-def _report(benchmark: Benchmark, settings: BenchSettings, stopped: OmniError | None) -> ExitCode:
+def _report(benchmark: Benchmark, options: MeasureOptions, stopped: OmniError | None) -> ExitCode:
     answer = benchmark.answer()
-    show_answer(answer, settings)
+    show_answer(answer, options)
     for text in benchmark.setting_warnings():
         console.print_warning(text)
     error = stopped or failure_of(answer)
     if error is not None:
         console.print_note("")
-        console.print_error(error, verbose=settings.verbose)
+        console.print_error(error, verbose=options.verbose)
     return answer.exit_code if stopped is None else stopped.exit_code

@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,54 +28,42 @@ from omni_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from omni_cli.bench.workload import Workload
+    from omni_cli.cli.profile.options import ProfilingOptions
     from omni_cli.config.schema import EngineConfig
 
 TRACE_NAME = "trace.json.gz"
 RECORD_NAME = "profile.json"
 
 
-@dataclass(frozen=True)
-class ProfileSettings:
-    """Limits and display of a run."""
-
-    num_iters: int
-    num_iters_warmup: int
-    output_dir: Path
-    timeout_s: float | None
-    as_json: bool
-    verbose: bool
-    quiet: bool
-
-
 def run_profile(
-    config: EngineConfig, workload: Workload, settings: ProfileSettings, *, command: tuple[str, ...]
+    config: EngineConfig, workload: Workload, options: ProfilingOptions, *, command: tuple[str, ...]
 ) -> ExitCode:
     """Raises `OmniError` where the run ends early: then there are no files of it."""
     began_s = time.monotonic()
-    ArtifactWriter(settings.output_dir, ()).prepare()
+    ArtifactWriter(options.output_dir, ()).prepare()
     environment = read_environment()
-    line = LiveLine(sys.stderr, quiet=settings.quiet, verbose=settings.verbose)
+    line = LiveLine(sys.stderr, quiet=options.quiet, verbose=options.verbose)
     try:
-        with _working_folder(settings.output_dir) as folder:
-            run = _profiling_run(config, workload, settings, folder, line)
-            session = asyncio.run(_record(run, settings.timeout_s))
+        with _working_folder(options.output_dir) as folder:
+            run = _profiling_run(config, workload, options, folder, line)
+            session = asyncio.run(_record(run, options.timeout))
             line.say("reading the traces")
             about = About(command, environment, workload.describe(config), run.num_iters_warmup, TRACE_NAME)
-            profile = _write(session, config, about, settings.output_dir)
+            profile = _write(session, config, about, options.output_dir)
     finally:
         line.hide()
-    if settings.as_json:
+    if options.as_json:
         console.print_json(profile_document(profile))
     else:
         console.print_text(profile_text(profile))
         console.print_text("")
-        names = [str(settings.output_dir / name) for name in (TRACE_NAME, RECORD_NAME)]
+        names = [str(options.output_dir / name) for name in (TRACE_NAME, RECORD_NAME)]
         console.print_text(saved_text(names, time.monotonic() - began_s))
     return ExitCode.OK
 
 
 def _profiling_run(
-    config: EngineConfig, workload: Workload, settings: ProfileSettings, folder: Path, line: LiveLine
+    config: EngineConfig, workload: Workload, options: ProfilingOptions, folder: Path, line: LiveLine
 ) -> ProfilingRun:
     def on_event(event: Event) -> None:
         if isinstance(event, StageLoading):
@@ -86,12 +73,12 @@ def _profiling_run(
     return ProfilingRun(
         config,
         workload,
-        num_iters=settings.num_iters,
-        num_iters_warmup=settings.num_iters_warmup,
+        num_iters=options.num_iters,
+        num_iters_warmup=options.num_iters_warmup,
         folder=folder,
         on_event=on_event,
         on_progress=line.say,
-        verbose=settings.verbose,
+        verbose=options.verbose,
     )
 
 

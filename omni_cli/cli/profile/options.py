@@ -1,0 +1,33 @@
+"""The options of `omni profile`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from omni_cli.cli.bench.options import BatchSizeOption, InputLenOption, OutputLenOption
+from omni_cli.cli.options import OutputDirOption, ProfileOptions, TimeoutOption, option
+
+# Fewer than eight say how much slower profiling makes a request, but not how sure that is.
+DEFAULT_NUM_ITERS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilingOptions(ProfileOptions):
+    """What to record, and where to write it."""
+
+    stage: Annotated[
+        str, option("--stage", "NAME|ar|diffusion|all", "The stages to profile: one, all of a kind, or all.")
+    ] = "all"
+    num_iters: Annotated[
+        int, option("--num-iters", "N", "Profiled iterations, and as many unprofiled ones.", min=1)
+    ] = DEFAULT_NUM_ITERS
+    num_iters_warmup: Annotated[
+        int, option("--num-iters-warmup", "N", "Warm-up iterations, which are not counted.", min=0)
+    ] = 2
+    batch_size: BatchSizeOption = 1
+    input_len: InputLenOption = 32
+    output_len: OutputLenOption = 32
+    output_dir: OutputDirOption = Path("out/profile")
+    timeout: TimeoutOption = None
