@@ -68,7 +68,7 @@ class _Command(TyperCommand):
 def _with_single_parameters(command: Callable[..., Any]) -> Callable[..., Any]:
     """A command as Typer reads it: each field of its options becomes a parameter, those of base classes last."""
     (parameter, *others) = inspect.signature(command, eval_str=True).parameters.values()
-    options = parameter.annotation
+    options: type[Any] = parameter.annotation
     if others or not is_dataclass(options):
         return command
 
@@ -79,7 +79,7 @@ def _with_single_parameters(command: Callable[..., Any]) -> Callable[..., Any]:
     ordered = dict.fromkeys(name for owner in options.__mro__ for name in vars(owner).get("__annotations__", ()))
     defaults = {field.name: field.default for field in fields(options)}
     call.__doc__ = command.__doc__
-    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what `inspect` asks for
+    parameters = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
@@ -87,7 +87,8 @@ def _with_single_parameters(command: Callable[..., Any]) -> Callable[..., Any]:
             default=inspect.Parameter.empty if defaults[name] is MISSING else defaults[name],
         )
         for name in ordered
-    )
+    ]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what `inspect` asks for
     return call
 
 
