@@ -1,0 +1,1 @@
+"""Parts that several model families share: codec decoders that stream."""

@@ -1,0 +1,167 @@
+"""Codes decoded piece by piece give the samples of whole-sequence decoding, however they are cut and batched."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import MimiConfig, MimiModel
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
+
+from omni_cli.models.codec.streaming import Piece, StreamingCodecDecoder
+
+CODEBOOK_SIZE, NUM_CODEBOOKS = 64, 4
+MAX_FRAMES = 24
+
+
+def code2wav() -> nn.Module:
+    """Qwen3-Omni's, narrow: a sliding window of 6 frames, the release's upsampling by 1,920."""
+    config = Qwen3OmniMoeCode2WavConfig(
+        codebook_size=CODEBOOK_SIZE,
+        num_quantizers=NUM_CODEBOOKS,
+        hidden_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=6,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        decoder_dim=16,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+    return Qwen3OmniMoeCode2Wav(config)
+
+
+def mimi() -> nn.Module:
+    """Mimi, narrow: a sliding window of 10 positions, two of which are a frame."""
+    config = MimiConfig(
+        codebook_size=CODEBOOK_SIZE,
+        num_quantizers=NUM_CODEBOOKS,
+        hidden_size=32,
+        num_filters=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=10,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        codebook_dim=16,
+        vector_quantization_hidden_dimension=16,
+        upsample_groups=32,
+    )
+    return MimiModel(config)
+
+
+class Case:
+    """A codec with random weights, and what it makes of random codes in one call."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module.eval()
+        with torch.no_grad():
+            generator = torch.Generator().manual_seed(0)
+            for tensor in module.state_dict().values():
+                if tensor.is_floating_point() and tensor.ndim > 1:
+                    tensor.normal_(0.0, 0.5 * tensor[0].numel() ** -0.5, generator=generator)
+                elif tensor.is_floating_point() and tensor.ndim == 1:
+                    tensor.add_(torch.randn(tensor.shape, generator=generator) * 0.3)
+        self.codes = torch.randint(CODEBOOK_SIZE, (8, NUM_CODEBOOKS, MAX_FRAMES), generator=generator)
+        self.decoder = StreamingCodecDecoder(self.module)
+
+    def whole(self, codes: torch.Tensor) -> torch.Tensor:
+        """Samples of one request's codes, by transformers alone."""
+        with torch.no_grad():
+            if isinstance(self.module, MimiModel):
+                return self.module.decode(codes[None]).audio_values[0, 0]
+            return self.module(codes[None])[0, 0]
+
+
+@pytest.fixture(scope="module", params=[code2wav, mimi], ids=["code2wav", "mimi"])
+def case(request: pytest.FixtureRequest) -> Case:
+    return Case(request.param())
+
+
+def assert_equal(streamed: torch.Tensor, whole: torch.Tensor) -> None:
+    assert streamed.shape == whole.shape
+    assert whole.abs().max() > 0.01
+    assert float((streamed - whole).abs().max() / whole.abs().max()) < 1e-5
+
+
+def test_pieces_without_their_past_differ(case: Case) -> None:
+    """Otherwise the other tests would show nothing."""
+    whole = case.whole(case.codes[0])
+    second = case.decoder.decode([Piece(case.codes[0, :, 14:], case.decoder.start())])[0]
+    start = whole[-len(second) :][:1920] - second[:1920]
+    assert start.abs().max() / whole.abs().max() > 0.05
+
+
+cuts = st.lists(st.integers(1, MAX_FRAMES), min_size=1, max_size=12)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(cuts=cuts)
+def test_every_cut_gives_the_samples_of_one_call(case: Case, cuts: list[int]) -> None:
+    state, streamed, begin = case.decoder.start(), [], 0
+    for num_frames in cuts:
+        codes = case.codes[0, :, begin : begin + num_frames]
+        if codes.shape[-1]:
+            streamed += case.decoder.decode([Piece(codes, state)])
+        begin += num_frames
+    assert_equal(torch.cat(streamed), case.whole(case.codes[0, :, :begin]))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_requests_in_one_batch_do_not_meet(case: Case, seed: int) -> None:
+    """Eight requests, each at its own place: pieces of one length share a call."""
+    draw = random.Random(seed)
+    states = [case.decoder.start() for _ in range(8)]
+    streamed: list[list[torch.Tensor]] = [[] for _ in states]
+    places = [0] * 8
+    while min(places) < 14:
+        lengths = draw.choices([0, 1, 3, 6], k=8)
+        rows = [row for row in range(8) if lengths[row] and places[row] + lengths[row] <= MAX_FRAMES]
+        pieces = [Piece(case.codes[row, :, places[row] : places[row] + lengths[row]], states[row]) for row in rows]
+        for row, samples in zip(rows, case.decoder.decode(pieces), strict=True):
+            streamed[row].append(samples)
+            places[row] += lengths[row]
+    for row, place in enumerate(places):
+        assert_equal(torch.cat(streamed[row]), case.whole(case.codes[row, :, :place]))
+
+
+def test_long_pieces_are_split(case: Case) -> None:
+    sizes: list[torch.Size] = []
+    decoder = StreamingCodecDecoder(case.module, max_frames_per_call=10)
+    call = decoder._call
+    decoder._call = lambda codes: (sizes.append(codes.shape), call(codes))[1]
+    pieces = [Piece(codes, decoder.start()) for codes in [*case.codes[:2], *case.codes[3:, :, :7]]]
+    for piece, samples in zip(pieces, decoder.decode(pieces), strict=True):
+        assert_equal(samples, case.whole(piece.codes))
+    assert [(size[0], size[-1]) for size in sizes] == [(1, 10), (1, 10), (1, 4)] * 2 + [(1, 7)] * 5
+
+
+def test_the_memory_of_a_request_does_not_grow(case: Case) -> None:
+    def num_values() -> int:
+        return sum(tensor.numel() for tensor in [*state.contexts.values(), *state.keys_values])
+
+    state = case.decoder.start()
+    case.decoder.decode([Piece(case.codes[0, :, :1], state)])
+    first = num_values()
+    case.decoder.decode([Piece(case.codes[0, :, 1:], state)])
+    assert num_values() == first > 0
+
+
+def test_codes_without_a_frame_are_refused(case: Case) -> None:
+    with pytest.raises(ValueError, match=r"\(4, 0\) instead of \(num_codebooks, num_frames\)"):
+        Piece(case.codes[0, :, :0], case.decoder.start())
+
+
+@pytest.mark.parametrize("key", ["use_causal_conv", "pad_mode", "trim_right_ratio"])
+def test_a_codec_that_looks_ahead_is_refused(key: str) -> None:
+    module = mimi()
+    config = module.config
+    setattr(config, key, {"use_causal_conv": False, "pad_mode": "replicate", "trim_right_ratio": 0.5}[key])
+    with pytest.raises(ValueError, match="not causal"):
+        StreamingCodecDecoder(MimiModel(config))
