@@ -49,7 +49,7 @@ def test_what_is_too_long_is_found() -> None:
     assert list(too_long("# Long: a table.\n" + "a = 1\n" * 400)) == []
 
 
-def test_a_class_name_stands_for_one_class() -> None:
+def test_no_two_classes_share_a_name() -> None:
     places: dict[str, list[str]] = {}
     for path in sorted(ROOT.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -15,7 +15,7 @@ DEFAULT_NUM_ITERS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilingOptions(ProfileOptions):
-    """What to record, and where to write it."""
+    """Options of `omni profile`: the workload to record, and the folder to write to."""
 
     stage: Annotated[
         str, option("--stage", "NAME|ar|diffusion|all", "The stages to profile: one, all of a kind, or all.")
