@@ -150,8 +150,6 @@ class StageDescription(msgspec.Struct, frozen=True, tag=True):
     marks_modules: bool
     load: Recording
     residents: tuple[Resident, ...]
-    num_residents: int
-    resident_bytes: int
     budgets: tuple[MemoryBudget, ...] = ()
     linears: tuple[Linear, ...] = ()
     attentions: tuple[Attention, ...] = ()

@@ -139,8 +139,6 @@ class Recorder:
             marks_modules=self._marks_modules(),
             load=self._load,
             residents=tuple(largest),
-            num_residents=len(residents),
-            resident_bytes=sum(resident.size_bytes for resident in residents),
             budgets=self._target.budgets(),
             linears=self._target.linears(),
             attentions=self._target.attentions(),

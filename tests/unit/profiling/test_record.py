@@ -131,7 +131,7 @@ RATES = MachineRates(flops_per_second=1e9, copied_bytes_per_second=1e8, dtype="f
 def described(**changes: object) -> StageDescription:
     fields = {
         "device": "cpu", "dtype": "float32", "num_threads": 1, "ranks_elsewhere": 0, "marks_modules": True,
-        "load": recorded(), "residents": (), "num_residents": 0, "resident_bytes": 0,
+        "load": recorded(), "residents": (),
     }  # fmt: skip
     return StageDescription(**{**fields, **changes})
 

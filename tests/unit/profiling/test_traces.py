@@ -74,7 +74,7 @@ def operators(tmp_path: Path):
 def description(device: str = "cpu") -> StageDescription:
     return StageDescription(
         device=device, dtype="float32", num_threads=2, ranks_elsewhere=0, marks_modules=True,
-        load=recording(), residents=(), num_residents=0, resident_bytes=0,
+        load=recording(), residents=(),
     )  # fmt: skip
 
 
