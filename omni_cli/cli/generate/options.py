@@ -1,65 +1,79 @@
-"""The options that only `omni generate` has, as types for its signature."""
+"""The options of `omni generate`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
-
-
-def _option(name: str, metavar: str, help_text: str) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(name, metavar=metavar, help=help_text)
-    return option
+from omni_cli.cli.options import OutputDirOption, ProfileOptions, TimeoutOption, argument, option
 
 
-PromptArgument = Annotated[
-    str | None, typer.Argument(metavar="[PROMPT]", help="What to ask for; `-` reads it from stdin.")
-]
-AudioOption = Annotated[
-    list[str] | None, _option("--audio", "FILE", "Audio to hear (WAV, FLAC, OGG, MP3); repeatable.")
-]
-ImageOption = Annotated[
-    list[str] | None, _option("--image", "FILE", "Image to see (PNG, JPEG, WebP, ...); repeatable.")
-]
-ModalitiesOption = Annotated[
-    str | None,
-    _option("--modalities", "LIST", "What to make, as `text,audio`; default: all the profile can."),
-]
-MaxTokensOption = Annotated[
-    int | None, _option("--max-tokens", "N", "Longest answer of the first AR stage, in tokens.")
-]
-TemperatureOption = Annotated[
-    float | None, _option("--temperature", "T", "Sampling temperature of the first AR stage; 0 is greedy.")
-]
-RawOption = Annotated[
-    bool, typer.Option("--raw", help="Give the prompt to the tokenizer as it is, without the chat template.")
-]
-SpeakerOption = Annotated[str | None, _option("--speaker", "NAME", "Voice of the speech.")]
-NegativePromptOption = Annotated[str | None, _option("--negative-prompt", "TEXT", "What the image should not show.")]
-NumInferenceStepsOption = Annotated[
-    int | None, _option("--num-inference-steps", "N", "Denoising steps of the diffusion stage.")
-]
-GuidanceScaleOption = Annotated[
-    float | None, _option("--guidance-scale", "G", "Guidance scale of the diffusion stage.")
-]
-HeightOption = Annotated[int | None, _option("--height", "PIXELS", "Height of the image.")]
-WidthOption = Annotated[int | None, _option("--width", "PIXELS", "Width of the image.")]
-RequestsOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--requests",
-        metavar="FILE.jsonl",
-        help="Many requests, one JSON object a line; other options hold where a line is silent.",
-    ),
-]
-ReplicasOption = Annotated[
-    int | None,
-    typer.Option(
-        "--replicas",
-        metavar="N",
-        min=1,
-        help="Run `--requests` on N engines through Ray Data: on the cluster of RAY_ADDRESS, else on this machine. "
-        "What is done is not done again.",
-    ),
-]
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions:
+    """One request, by the names of its fields in a JSONL file."""
+
+    prompt: Annotated[str | None, argument("[PROMPT]", "The prompt; `-` reads it from stdin.")] = None
+    audio: Annotated[list[str] | None, option("--audio", "FILE", "Audio input (WAV, FLAC, OGG, MP3). Repeatable.")] = (
+        None
+    )
+    image: Annotated[list[str] | None, option("--image", "FILE", "Image input (PNG, JPEG, WebP, ...). Repeatable.")] = (
+        None
+    )
+    modalities: Annotated[
+        str | None,
+        option("--modalities", "LIST", "Output modalities, such as `text,audio`. Default: all that the profile has."),
+    ] = None
+    max_tokens: Annotated[
+        int | None, option("--max-tokens", "N", "Maximum length of the first AR stage's output, in tokens.")
+    ] = None
+    temperature: Annotated[
+        float | None, option("--temperature", "T", "Sampling temperature of the first AR stage; 0 is greedy.")
+    ] = None
+    raw: Annotated[bool, option("--raw", None, "Tokenize the prompt as it is, without the chat template.")] = False
+    speaker: Annotated[str | None, option("--speaker", "NAME", "Voice of the speech.")] = None
+    negative_prompt: Annotated[str | None, option("--negative-prompt", "TEXT", "Content to avoid in the image.")] = None
+    num_inference_steps: Annotated[
+        int | None, option("--num-inference-steps", "N", "Denoising steps of the diffusion stage.")
+    ] = None
+    guidance_scale: Annotated[
+        float | None, option("--guidance-scale", "G", "Guidance scale of the diffusion stage.")
+    ] = None
+    height: Annotated[int | None, option("--height", "PIXELS", "Height of the image.")] = None
+    width: Annotated[int | None, option("--width", "PIXELS", "Width of the image.")] = None
+
+    def given(self) -> dict[str, Any]:
+        """The fields that are set."""
+        values = {field.name: getattr(self, field.name) for field in fields(RequestOptions)}
+        return {name: value for name, value in values.items() if not (value is None or value is False or value == [])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(ProfileOptions):
+    """The requests of a file, and the ways to run and show requests."""
+
+    requests: Annotated[
+        Path | None,
+        option(
+            "--requests",
+            "FILE.jsonl",
+            "Many requests, one JSON object per line; a field that a line lacks has the value of its option.",
+        ),
+    ] = None
+    replicas: Annotated[
+        int | None,
+        option(
+            "--replicas",
+            "N",
+            "Run `--requests` on N engines through Ray Data: on the cluster of RAY_ADDRESS, else on this machine. "
+            "Finished requests are not run again.",
+            min=1,
+        ),
+    ] = None
+    output_dir: OutputDirOption = Path("out")
+    timeout: TimeoutOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(RequestOptions, RunOptions):
+    """The options of `omni generate`."""

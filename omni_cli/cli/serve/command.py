@@ -7,35 +7,10 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from omni_cli.cli.options import (
-    JsonOption,
-    ModelOption,
-    ProfileOption,
-    QuietOption,
-    SeedOption,
-    SetOption,
-    TrustRemoteCodeOption,
-    VerboseOption,
-)
-from omni_cli.cli.profile_choice import choose_profile
-from omni_cli.cli.serve.options import (
-    ApiKeyOption,
-    DrainTimeoutOption,
-    HangTimeoutOption,
-    HostOption,
-    MaxAudioOption,
-    MaxBodyOption,
-    MaxImagePixelsOption,
-    MaxNOption,
-    MaxPromptOption,
-    MaxRequestsOption,
-    PortOption,
-    ReplicasOption,
-    RequestTimeoutOption,
-)
+from omni_cli.cli.profile_choice import profile_source
+from omni_cli.cli.serve.options import ServeOptions
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, UsageError
-from omni_cli.serve.limits import Limits
 
 # Imported when the server starts, so that `--help` and usage errors are fast.
 if TYPE_CHECKING:
@@ -43,72 +18,40 @@ if TYPE_CHECKING:
 
     from omni_cli.config.schema import EngineConfig
     from omni_cli.serve.access_log import AccessLog
+    from omni_cli.serve.limits import Limits
     from omni_cli.serve.server import Server
     from omni_cli.serve.supervisor import Engine
 
 SCHEMA = "omni.serve/1"
-_LIMITS = Limits()
 
 
-def serve(
-    host: HostOption = "127.0.0.1",
-    port: PortOption = 8000,
-    api_key: ApiKeyOption = None,
-    timeout: RequestTimeoutOption = _LIMITS.timeout_s,
-    drain_timeout: DrainTimeoutOption = 30.0,
-    hang_timeout: HangTimeoutOption = None,
-    replicas: ReplicasOption = None,
-    max_requests: MaxRequestsOption = _LIMITS.max_requests,
-    max_body_bytes: MaxBodyOption = _LIMITS.max_body_bytes,
-    max_prompt_chars: MaxPromptOption = _LIMITS.max_prompt_chars,
-    max_image_pixels: MaxImagePixelsOption = _LIMITS.max_image_pixels,
-    max_audio_seconds: MaxAudioOption = _LIMITS.max_audio_s,
-    max_n: MaxNOption = _LIMITS.max_n,
-    profile: ProfileOption = None,
-    model: ModelOption = None,
-    set_: SetOption = None,
-    seed: SeedOption = None,
-    as_json: JsonOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
-    trust_remote_code: TrustRemoteCodeOption = False,
-) -> int:
+def serve(options: ServeOptions) -> int:
     """Serve a model over OpenAI-compatible HTTP until a signal comes.
 
     Chat, speech and images, depending on the profile; `/health`, `/ready` and `/metrics` report the server's state. The
     log on stderr has one JSON line per request. After SIGTERM or Ctrl-C, running requests finish; a second signal stops
     at once.
     """
-    from omni_cli.config.loader import load_profile
-
+    host, api_key, verbose, quiet = options.host, options.api_key, options.verbose, options.quiet
     if api_key is not None and not api_key.strip():
         raise UsageError("the API key is empty", hint="leave `--api-key` and `OMNI_API_KEY` out to serve without one")
-    profile = choose_profile(profile, model, quiet=quiet)
-    config = load_profile(profile, overrides=set_ or [], model=model, trust_remote_code=trust_remote_code, seed=seed)
-    if hang_timeout is not None:
-        timeouts = {"step_timeout_s": hang_timeout}
+    config = profile_source(options).load()
+    if options.hang_timeout is not None:
+        timeouts = {"step_timeout_s": options.hang_timeout}
         config = config.with_stages(stage.model_copy(update=timeouts) for stage in config.stages)
     from omni_cli.serve.access_log import AccessLog
     from omni_cli.serve.server import Server, ServerSettings, bind, is_loopback
 
-    limits = Limits(
-        max_requests=max_requests,
-        max_body_bytes=max_body_bytes,
-        max_prompt_chars=max_prompt_chars,
-        max_image_pixels=max_image_pixels,
-        max_audio_s=max_audio_seconds,
-        max_n=max_n,
-        timeout_s=timeout,
-    )
-    listener = bind(host, port)
+    limits = options.limits()
+    listener = bind(host, options.port)
     is_local = is_loopback(listener)
     if not is_local and api_key is None:
         console.print_warning(f"anyone who can reach {host} can use this server", hint="set a key: `--api-key`")
-    settings = ServerSettings(api_key, is_local and api_key is None, drain_timeout, limits)
+    settings = ServerSettings(api_key, is_local and api_key is None, options.drain_timeout, limits)
     log = AccessLog(only_failures=quiet)
-    engine = _make_engine(config, replicas, limits, log, verbose=verbose)
+    engine = _make_engine(config, options.replicas, limits, log, verbose=verbose)
     server = Server(engine, config, settings, log)
-    asyncio.run(_run(server, config, listener, as_json=as_json, verbose=verbose, quiet=quiet))
+    asyncio.run(_run(server, config, listener, as_json=options.as_json, verbose=verbose, quiet=quiet))
     return ExitCode.OK
 
 

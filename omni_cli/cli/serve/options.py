@@ -1,69 +1,88 @@
-"""The options that only `omni serve` has, as types for its signature."""
+"""The options of `omni serve`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
-import typer
+from omni_cli.cli.options import ProfileOptions, option, positive_seconds
+from omni_cli.serve.limits import Limits
 
-from omni_cli.cli.options import positive_seconds
-
-
-def _option(name: str, metavar: str, help_text: str, **rules: Any) -> Any:
-    return typer.Option(name, metavar=metavar, help=help_text, **rules)
+_DEFAULT = Limits()
 
 
-HostOption = Annotated[str, _option("--host", "ADDRESS", "Address to listen on. Default: loopback only.")]
-PortOption = Annotated[int, _option("--port", "N", "Port to listen on; 0 picks a free one.", min=0, max=65535)]
-ApiKeyOption = Annotated[
-    str | None,
-    _option(
-        "--api-key",
-        "KEY",
-        "Require `Authorization: Bearer KEY`. Other users of this machine can read command lines, but not the "
-        "environment.",
-        envvar="OMNI_API_KEY",
-        show_envvar=True,
-    ),
-]
-RequestTimeoutOption = Annotated[
-    float,
-    _option("--timeout", "SECONDS", "Time limit of one request.", callback=positive_seconds),
-]
-DrainTimeoutOption = Annotated[
-    float,
-    _option(
-        "--drain-timeout", "SECONDS", "Time for requests to finish after a stop signal.", callback=positive_seconds
-    ),
-]
-HangTimeoutOption = Annotated[
-    float | None,
-    _option(
-        "--hang-timeout",
-        "SECONDS",
-        "Restart a stage that makes no progress on its requests for this long; sets every stage's `step_timeout_s`.",
-        callback=positive_seconds,
-    ),
-]
-ReplicasOption = Annotated[
-    int | None,
-    _option(
-        "--replicas",
-        "N",
-        "Run N engines through Ray Serve: on the cluster of RAY_ADDRESS, else on this machine.",
-        min=1,
-    ),
-]
-MaxRequestsOption = Annotated[
-    int, _option("--max-requests", "N", "Limit of requests in flight; more get status 429.", min=1)
-]
-MaxBodyOption = Annotated[int, _option("--max-body-bytes", "N", "Size limit of a request's body.", min=1024)]
-MaxPromptOption = Annotated[int, _option("--max-prompt-chars", "N", "Length limit of a prompt, in characters.", min=1)]
-MaxImagePixelsOption = Annotated[
-    int, _option("--max-image-pixels", "N", "Limit of pixels of all images in one request.", min=1)
-]
-MaxAudioOption = Annotated[
-    float,
-    _option("--max-audio-seconds", "SECONDS", "Length limit of all audio in one request.", callback=positive_seconds),
-]
-MaxNOption = Annotated[int, _option("--max-n", "N", "Limit of images per request.", min=1)]
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(ProfileOptions):
+    """The address, the limits and the engines."""
+
+    host: Annotated[str, option("--host", "ADDRESS", "Address to listen on. Default: loopback only.")] = "127.0.0.1"
+    port: Annotated[int, option("--port", "N", "Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8000
+    api_key: Annotated[
+        str | None,
+        option(
+            "--api-key",
+            "KEY",
+            "Require `Authorization: Bearer KEY`. Other users of this machine can read command lines, but not the "
+            "environment.",
+            envvar="OMNI_API_KEY",
+            show_envvar=True,
+        ),
+    ] = None
+    timeout: Annotated[float, option("--timeout", "SECONDS", "Time limit per request.", callback=positive_seconds)] = (
+        _DEFAULT.timeout_s
+    )
+    drain_timeout: Annotated[
+        float,
+        option(
+            "--drain-timeout", "SECONDS", "Time for requests to finish after a stop signal.", callback=positive_seconds
+        ),
+    ] = 30.0
+    hang_timeout: Annotated[
+        float | None,
+        option(
+            "--hang-timeout",
+            "SECONDS",
+            "Restart a stage that makes no progress on its requests for this long; sets every stage's "
+            "`step_timeout_s`.",
+            callback=positive_seconds,
+        ),
+    ] = None
+    replicas: Annotated[
+        int | None,
+        option(
+            "--replicas",
+            "N",
+            "Run N engines through Ray Serve: on the cluster of RAY_ADDRESS, else on this machine.",
+            min=1,
+        ),
+    ] = None
+    max_requests: Annotated[
+        int, option("--max-requests", "N", "Limit of requests in flight; further ones get status 429.", min=1)
+    ] = _DEFAULT.max_requests
+    max_body_bytes: Annotated[int, option("--max-body-bytes", "N", "Size limit of a request's body.", min=1024)] = (
+        _DEFAULT.max_body_bytes
+    )
+    max_prompt_chars: Annotated[
+        int, option("--max-prompt-chars", "N", "Length limit of a prompt, in characters.", min=1)
+    ] = _DEFAULT.max_prompt_chars
+    max_image_pixels: Annotated[
+        int, option("--max-image-pixels", "N", "Limit of pixels of all images in one request.", min=1)
+    ] = _DEFAULT.max_image_pixels
+    max_audio_seconds: Annotated[
+        float,
+        option(
+            "--max-audio-seconds", "SECONDS", "Length limit of all audio in one request.", callback=positive_seconds
+        ),
+    ] = _DEFAULT.max_audio_s
+    max_n: Annotated[int, option("--max-n", "N", "Limit of images per request.", min=1)] = _DEFAULT.max_n
+
+    def limits(self) -> Limits:
+        return Limits(
+            max_requests=self.max_requests,
+            max_body_bytes=self.max_body_bytes,
+            max_prompt_chars=self.max_prompt_chars,
+            max_image_pixels=self.max_image_pixels,
+            max_audio_s=self.max_audio_seconds,
+            max_n=self.max_n,
+            timeout_s=self.timeout,
+        )
