@@ -135,7 +135,7 @@ def families() -> Mapping[str, Family]:
         for claim in _claims(family):
             if claim in claimed:
                 raise OmniError(
-                    f"two packages bring a model family for {claim}: {claimed[claim]} and {_package(point)}",
+                    f"two packages provide a model family for {claim}: {claimed[claim]} and {_package(point)}",
                     hint=f"uninstall one of them: pip uninstall {_package(point)}",
                 )
             claimed[claim] = _package(point)

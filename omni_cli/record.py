@@ -73,7 +73,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
-    """One treatment. `settings` is what it sets, `effective` what really ran; `error` is set when it broke off."""
+    """One treatment. `settings` is what it sets, `effective` what really ran; `error` is set if it failed."""
 
     name: str
     settings: dict[str, Any] = {}
@@ -250,7 +250,7 @@ def read_record(path: Path) -> tuple[Record, str | None]:
     return record, None if edit is None else f"`{label}`: {edit}"
 
 
-_AGAIN = "measure again with `omni bench --output-json FILE`; a record is not meant to be changed by hand"
+_AGAIN = "measure again with `omni bench --output-json FILE`; records must not be edited by hand"
 _KIND = Kind("bench record", SCHEMA, "omni bench --output-json FILE", _AGAIN)
 
 
@@ -276,7 +276,7 @@ def _first_problem(record: Record) -> str | None:
     looks = record.sampling.looks
     growing = list(looks) == sorted({look for look in looks if 0 < look < _MAX_COUNT})
     if not growing or not _MIN_ALPHA <= record.sampling.alpha < 0.5:
-        return "its `sampling` is not a plan of growing numbers of blocks and an `alpha` between 0.0001 and 0.5"
+        return "its `sampling` is not a plan of increasing numbers of blocks and an `alpha` between 0.0001 and 0.5"
     return None
 
 
@@ -321,7 +321,7 @@ def _utilisation_problem(found: Utilisation) -> str | None:
     if not all(0 <= value <= _MAX_SECONDS for value in values):
         return "a value is out of range"
     if any(later <= earlier for earlier, later in itertools.pairwise(found.end_s)):
-        return "its times do not grow"
+        return "its times do not increase"
     return None
 
 

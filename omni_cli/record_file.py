@@ -62,7 +62,7 @@ def read_document(path: Path, struct: type[Struct], kind: Kind) -> tuple[dict[st
     try:
         return document, msgspec.convert(document, struct)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise InputError(f"`{label}` is not a whole {kind.name}: {_located(error)}", hint=kind.again) from error
+        raise InputError(f"`{label}` is not a complete {kind.name}: {_located(error)}", hint=kind.again) from error
 
 
 def read_json(path: Path, kind: Kind) -> Any:
@@ -87,7 +87,7 @@ def _read_bytes(label: str, path: Path, kind: Kind) -> bytes:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"cannot read the record `{label}`: {reason}") from error
     if len(content) > MAX_BYTES:
-        raise InputError(f"`{label}` is larger than {MAX_BYTES // 2**20} MiB, which no {kind.name} is")
+        raise InputError(f"`{label}` is larger than {MAX_BYTES // 2**20} MiB, the maximum for a {kind.name}")
     if not content.strip():
         raise InputError(f"`{label}` is empty", hint=kind.again)
     return content
@@ -100,7 +100,7 @@ def _read_json(label: str, content: bytes, kind: Kind) -> Any:
         # A number that breaks off is called malformed, at the place where the text ends.
         ends_in_number = re.search(r"invalid number \(byte (\d+)\)", str(error))
         if "truncated" in str(error) or (ends_in_number and int(ends_in_number[1]) >= len(content) - 1):
-            message = f"`{label}` is cut off: it ends in the middle, after {len(content)} bytes"
+            message = f"`{label}` is truncated after {len(content)} bytes"
             raise InputError(message, hint=kind.again) from error
         raise InputError(f"`{label}` is not JSON: {visible(str(error))}") from error
     except UnicodeDecodeError as error:
@@ -117,7 +117,7 @@ def _check_schema(label: str, document: object, kind: Kind) -> None:
     if not isinstance(schema, str):
         raise InputError(f"`{label}` is JSON, but not a {kind.name}: it has no `schema`", hint=hint)
     if schema.startswith(kind.schema.partition("/")[0] + "/"):
-        hint = "it was written by another version of omni: measure again with this one, or compare with that one"
+        hint = "it was written by another version of omni: measure again with this version, or compare with that one"
     raise InputError(f"`{label}` has the schema `{visible(schema, 80)}`; a {kind.name} has `{kind.schema}`", hint=hint)
 
 

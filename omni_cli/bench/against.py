@@ -36,13 +36,13 @@ def find_commit(ref: str, repository: Path | None = None) -> Commit:
     root = repository or Path(omni_cli.__file__).parents[1]
     if not (root / ".git").exists():
         raise UsageError(
-            "`--against` needs omni to run from a clone of its repository, and this one is installed",
+            "`--against` works only if omni runs from a clone of its repository; this one is installed",
             hint="run it from a clone, or save a record with `--output-json` and use `--baseline`",
         )
     shown = visible(ref, 80)
     asked = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
     if asked.returncode:
-        raise UsageError(f"`{shown}` is no commit of {root}", hint="is it fetched? `git fetch origin main`")
+        raise UsageError(f"`{shown}` is not a commit of {root}", hint="fetch it first: `git fetch origin main`")
     commit = asked.stdout.decode().strip()
     if _git(root, "cat-file", "-e", f"{commit}:{_WORKER}").returncode:
         raise UsageError(

@@ -53,7 +53,7 @@ class Benchmark:
         return self._builder.has_samples
 
     async def run(self) -> None:
-        """Measure. The samples are kept, however this ends. Raises `VariantError` where a variant broke off."""
+        """Measure. The samples are kept, however this ends. Raises `VariantError` if a variant failed."""
         try:
             await Harness(
                 self._builder,

@@ -45,9 +45,7 @@ def treatment_failure(treatment: Treatment, stages: Sequence[LoadedStage]) -> st
     """A sentence where a varied setting did not take effect: its times would be those of another one."""
     for item in ineffective(stages):
         if item.key in treatment.varied_keys(item.stage):
-            return (
-                f"it asks for {item.stage}.{item.key} {_word(item.requested)}, and {_word(item.effective)} is what ran"
-            )
+            return f"{item.stage}.{item.key} is {_word(item.effective)}, not {_word(item.requested)} as requested"
     return None
 
 
@@ -93,7 +91,7 @@ def warnings(treatment: Treatment, stages: Sequence[LoadedStage]) -> list[str]:
     threads = {stage.settings.get("num_threads") for stage in stages} - {None}
     if wanted.isdigit() and threads and threads != {int(wanted)}:
         used = ", ".join(str(number) for number in sorted(threads, key=str))
-        found.append(f"{ENVIRONMENT}OMP_NUM_THREADS={wanted} does not hold: the engine chose {used} threads itself")
+        found.append(f"{ENVIRONMENT}OMP_NUM_THREADS={wanted} had no effect: the engine chose {used} threads itself")
     return found
 
 

@@ -28,19 +28,19 @@ def unengaged(
     name = stage.name
     match stage.effective.get("execution"):
         case "cudagraph" if not ran.get("graph_replays"):
-            return f"{name}.execution is cudagraph, and no graph was replayed"
+            return f"{name}.execution is cudagraph, but no graph was replayed"
         case "cudagraph" if ran.get("eager_calls"):
-            return f"{name}.execution is cudagraph, and {ran['eager_calls']:g} calls of its denoiser ran eagerly"
+            return f"{name}.execution is cudagraph, but {ran['eager_calls']:g} calls of its denoiser ran eagerly"
         case "compile" if not total.get("compiled_graphs"):
-            return f"{name}.execution is compile, and nothing was compiled"
+            return f"{name}.execution is compile, but nothing was compiled"
         case "eager" if ran.get("graph_replays"):
-            return f"{name}.execution is eager, and {ran['graph_replays']:g} graphs were replayed"
+            return f"{name}.execution is eager, but {ran['graph_replays']:g} graphs were replayed"
     mode = stage.effective.get("cudagraph_mode")
     if mode not in (None, "none") and not ran.get("graph_replays"):
-        return f"{name}.cudagraph_mode is {mode}, and no graph was replayed"
+        return f"{name}.cudagraph_mode is {mode}, but no graph was replayed"
     if "output_copy" in varied and not ran.get("copies"):
-        return f"{name}.output_copy is {stage.effective.get('output_copy')}, and nothing was copied"
+        return f"{name}.output_copy is {stage.effective.get('output_copy')}, but nothing was copied"
     if stage.effective.get("output_copy") == "async" and ran.get("pinned_copies", 0) < ran.get("copies", 0):
         missing = ran["copies"] - ran.get("pinned_copies", 0)
-        return f"{name}.output_copy is async, and {missing:g} copies went to memory that is not pinned"
+        return f"{name}.output_copy is async, but {missing:g} copies went to unpinned memory"
     return None

@@ -120,7 +120,7 @@ class Harness:
     async def run(self) -> None:
         """Measure. The samples are in the record builder, however this ends.
 
-        Raises `VariantError` where a variant broke off; its sentence is then in the record, too.
+        Raises `VariantError` if a variant failed; the record has its message, too.
         """
         try:
             await self._run()
@@ -244,7 +244,7 @@ class Harness:
         if reason is not None:
             name = measured.treatment.name
             raise VariantError(
-                f"variant `{name}` does not take effect: {reason}", hint="this machine or build cannot do that"
+                f"variant `{name}` does not take effect: {reason}", hint="this machine or build does not support it"
             )
 
     def _check_engagement(self, variant: int, sample: Sample) -> None:
@@ -259,7 +259,7 @@ class Harness:
             if reason is not None:
                 name = measured.treatment.name
                 measured.error = f"variant `{name}` did not run as requested (block {sample.block}): {reason}"
-                raise VariantError(measured.error, hint="its times are those of something else")
+                raise VariantError(measured.error, hint="its times belong to another configuration")
 
     async def _warm_up(self, variant: int) -> None:
         """Always at least once: the first iteration pays for caches and compilation."""

@@ -90,7 +90,7 @@ class LoadedWorkload:
         await self.llm.close()
         handoffs = [finished.result.handoff for finished in iteration.requests if finished.result.handoff]
         if len(handoffs) < len(requests):
-            raise StageError(f"stage `{before[-1].name}` left nothing for the next one", stage=before[-1].name)
+            raise StageError(f"stage `{before[-1].name}` produced no input for the next one", stage=before[-1].name)
         return handoffs
 
     def _requests(self, number: int) -> list[GenerateRequest]:

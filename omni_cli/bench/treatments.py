@@ -69,7 +69,7 @@ def parse_vary(texts: Sequence[str], config: EngineConfig, stage: str) -> tuple[
     if count > MAX_VARIANTS:
         raise UsageError(
             f"these are {count} variants, and at most {MAX_VARIANTS} can be compared at once",
-            hint="vary less at a time",
+            hint="vary fewer values at a time",
         )
     if not axes:
         return ()
@@ -152,5 +152,5 @@ def check_distinct(variants: Sequence[Treatment], configs: Sequence[EngineConfig
         if is_same and a.settings != b.settings:
             raise UsageError(
                 f"`{a.name}` and `{b.name}` are the same configuration",
-                hint="another option sets that key again: leave it out",
+                hint="another option overrides that key: omit it",
             )

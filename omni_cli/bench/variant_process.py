@@ -44,7 +44,7 @@ _LOG_LINES = 15
 
 
 class VariantError(OmniError):
-    """A variant broke off; the message names it, and the time."""
+    """A variant failed; the message names it, and the time."""
 
     def __init__(
         self,
@@ -116,8 +116,8 @@ class VariantProcess:
         hello = await self._receive("starting", HELLO_TIMEOUT_S)
         if not isinstance(hello, Hello) or hello.protocol != PROTOCOL:
             raise VariantError(
-                f"variant `{self.name}` speaks another version of the bench protocol",
-                hint="compare with a commit that is closer to this one",
+                f"variant `{self.name}` uses another version of the bench protocol",
+                hint="compare with a commit closer to this one",
             )
 
     async def load(self, request: Load | None, on_loading: Callable[[Loading], None]) -> Loaded:
@@ -178,7 +178,7 @@ class VariantProcess:
             self.kill()
             raise VariantError(
                 f"variant `{self.name}` is considered hung ({when}): no answer within {timeout_s:.0f} s",
-                hint="`-v` shows what its stages print",
+                hint="`-v` shows the output of its stages",
             ) from None
         if not line.endswith(b"\n"):
             raise await self._ended(when)
@@ -199,13 +199,13 @@ class VariantProcess:
         tail = self._log.tail(_LOG_LINES)
         if f"No module named {_MODULE}" in tail or "No module named 'omni_cli.bench'" in tail:
             return VariantError(
-                f"variant `{self.name}`: that commit's omni cannot be measured, it has no `{_MODULE}`",
+                f"variant `{self.name}`: that commit's omni cannot be measured: it has no `{_MODULE}`",
                 hint="name a newer commit",
             )
         reason = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended (exit code {code})"
         hint = None
         if code == -signal.SIGKILL:
-            hint = "the system does this when memory runs out: free some, or use smaller settings"
+            hint = "the system kills processes when memory runs out: free some memory, or use smaller settings"
         return VariantError(f"variant `{self.name}` {reason} ({when})", hint=hint, details=tail or None)
 
 

@@ -71,7 +71,7 @@ def measured_stages(config: EngineConfig, wanted: str) -> tuple[StageConfig, ...
     if last - first + 1 != len(found):
         separate = ", ".join(stage.name for _, stage in found)
         raise UsageError(
-            f"the {wanted} stages of `{config.name}` do not follow one another: {separate}",
+            f"the {wanted} stages of `{config.name}` are not consecutive: {separate}",
             hint="measure them one at a time with `--stage NAME`",
         )
     return tuple(stage for _, stage in found)

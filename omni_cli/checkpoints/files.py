@@ -62,7 +62,7 @@ def check_checkpoint(folder: Path) -> None:
         else:
             raise CheckpointError(
                 f"`{folder}` is not a checkpoint: it has neither config.json nor model_index.json",
-                hint=_nearby(folder) or "give the folder that holds the model's config.json",
+                hint=_nearby(folder) or "pass the folder that contains the model's config.json",
             )
     except OSError as error:
         raise CheckpointError(

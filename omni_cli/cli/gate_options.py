@@ -51,7 +51,7 @@ class GateOptions(DisplayOptions):
         time = None if self.max_regression is None else read_fraction("--max-regression", self.max_regression)
         if time == 0:
             message = "invalid value for `--max-regression`: a limit of 0 cannot be judged"
-            raise UsageError(message, hint="noise must fit below the limit, such as 2%")
+            raise UsageError(message, hint="leave room for noise: use 2%, for example")
         memory = None
         if max_memory_regression is not None:
             memory = read_fraction("--max-memory-regression", max_memory_regression)

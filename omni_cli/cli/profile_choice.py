@@ -89,7 +89,7 @@ def this_machine() -> Machine:
     gpus = read_gpus()
     if not gpus.devices:
         raise OmniError(
-            f"cannot tell the memory of the CUDA device: {gpus.error or 'nvidia-smi is not installed'}",
+            f"cannot determine the memory of the CUDA device: {gpus.error or 'nvidia-smi is not installed'}",
             hint="name a profile with `--profile`, or run on the CPU: `CUDA_VISIBLE_DEVICES= omni ...`",
         )
     return Machine("cuda", min(device.total_bytes or host_bytes for device in gpus.devices))  # 0: the host's is shared

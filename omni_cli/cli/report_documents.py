@@ -20,7 +20,7 @@ from omni_cli.stats.verdicts import own_answer
 from omni_cli.text import visible
 
 _SOURCES = "`omni bench --output-json FILE`, `omni profile` and `omni compare --json`"
-_ANY = Kind("record", "omni", "omni bench --output-json FILE", f"make it again with {_SOURCES}")
+_ANY = Kind("record", "omni", "omni bench --output-json FILE", f"write it again with {_SOURCES}")
 _COMPARE = Kind("comparison", COMPARE_SCHEMA, "omni compare --json", "compare again with `omni compare --json > FILE`")
 
 _MAX_DEPTH = 40
@@ -38,16 +38,16 @@ def load_document(name: str, path: Path) -> Document:
         raise InputError(f"`{visible(str(path))}` is not a record that a report can show: it {what}", hint=hint)
     problem = _unreasonable(document)
     if problem is not None:
-        raise InputError(f"`{visible(str(path))}`: {problem}, which no record of omni is")
+        raise InputError(f"`{visible(str(path))}` is not a record of omni: it {problem}")
     return show(name, path)
 
 
 def _unreasonable(value: object, depth: int = 0) -> str | None:
     """The first thing that arithmetic or a page cannot handle, as a sentence."""
     if depth > _MAX_DEPTH:
-        return f"it is nested more than {_MAX_DEPTH} times"
+        return f"is nested more than {_MAX_DEPTH} levels deep"
     if isinstance(value, int | float):
-        return None if abs(value) <= _MAX_NUMBER else f"it holds numbers beyond {_MAX_NUMBER:g}"
+        return None if abs(value) <= _MAX_NUMBER else f"contains numbers beyond {_MAX_NUMBER:g}"
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return next((problem for item in inner if (problem := _unreasonable(item, depth + 1))), None)
 

@@ -14,7 +14,7 @@ _SERVER_HINT = "`omni loadtest URL` measures a running server"
 _MOVED = {
     "omni bench": {
         "--url": _SERVER_HINT, "--concurrency": _SERVER_HINT, "--request-rate": _SERVER_HINT, "--slo": _SERVER_HINT,
-        "--margin": "`omni compare RECORD --margin PERCENT` judges the saved record anew",
+        "--margin": "`omni compare RECORD --margin PERCENT` judges a saved record again",
         "--allow-difference": "`omni compare A.json B.json --allow-difference FIELD` compares saved records",
         "--self-check": "`omni compare RECORD --self-check` checks a saved record of one variant",
         "--smaller-is-better": "`omni report RECORD --smaller-is-better FILE` writes it from a saved record",

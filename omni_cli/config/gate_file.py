@@ -37,7 +37,7 @@ def load_gate_file(path: Path) -> GateLimits:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise InputError(f"cannot read the gate file `{label}`: {reason}") from error
     if len(content) > MAX_BYTES:
-        raise InputError(f"`{label}` is larger than {MAX_BYTES // 1024} KiB, which no gate file is")
+        raise InputError(f"`{label}` is larger than {MAX_BYTES // 1024} KiB, the maximum for a gate file")
     tree = parse_yaml(SourceText.of_text(label, text), text)
     found = [_reworded(item) for item in tree.diagnostics]
     if tree.data is None or found:
@@ -119,7 +119,7 @@ class _GateReader:
             self._add(path, str(error))
             return None
         if limit == 0 and not path[-1].endswith("_bytes") and path[-1] != MEMORY:
-            self._add(path, "a limit of 0 for a time cannot be judged", "noise has to fit below the limit: write 2%")
+            self._add(path, "a limit of 0 for a time cannot be judged", "leave room for noise: write 2%")
             return None
         return limit
 
@@ -134,8 +134,8 @@ class _GateReader:
             is_number = isinstance(difference, int | float) and not isinstance(difference, bool)
             if is_number and 0 <= difference < math.inf:
                 return float(difference)
-        hint = "one of `ignore`, `identical`, `{max_abs_diff: 1e-4}`"
-        self._add(("outputs",), "`outputs` does not say when outputs agree", hint)
+        hint = "expected `ignore`, `identical` or `{max_abs_diff: 1e-4}`"
+        self._add(("outputs",), "invalid value for `outputs`", hint)
         return None
 
     def _add(self, path: tuple[str, ...], message: str, hint: str | None = None, *, key: bool = False) -> None:

@@ -225,10 +225,10 @@ class ARStageConfig(_Stage):
             }
         ),
     ] = Field(
-        None, description="What starts the ranks of a parallel stage: `mp` on this machine, `ray` on CUDA devices."
+        None, description="The launcher of a parallel stage's ranks: `mp` on this machine, `ray` on CUDA devices."
     )
     system_prompt: Text | None = Field(None, description="System prompt. Default: the checkpoint's own.")
-    cudagraph_mode: CudagraphMode = Field("none", description="What vLLM replays from CUDA graphs.")
+    cudagraph_mode: CudagraphMode = Field("none", description="The calls that vLLM replays from CUDA graphs.")
     sampling: Sampling = Field(
         default_factory=lambda: Sampling.model_validate({}),
         description="Defaults for requests: vLLM SamplingParams fields.",
@@ -244,10 +244,10 @@ class DiffusionStageConfig(_Stage):
     """A diffusion stage: a fixed number of denoising steps, on vLLM or on a diffusers pipeline."""
 
     kind: Annotated[Literal["diffusion"], _KIND] = Field(description="Denoises in a fixed number of steps.")
-    backend: Backend = Field("diffusers", description="What runs the stage.")
+    backend: Backend = Field("diffusers", description="The engine that runs the stage.")
     num_inference_steps: int | None = Field(None, ge=1, le=1000, description="Denoising steps.")
     guidance_scale: float | None = Field(None, ge=0, le=1000, description="Strength of guidance.")
-    negative_prompt: Text | None = Field(None, description="What the image should not show.")
+    negative_prompt: Text | None = Field(None, description="Content to avoid in the image.")
     height: Pixels | None = Field(None, description="Height of the image in pixels.")
     width: Pixels | None = Field(None, description="Width of the image in pixels.")
     execution: Execution = Field("eager", description="Execution mode of a denoising step.")

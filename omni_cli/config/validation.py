@@ -165,7 +165,7 @@ class _Checker:
     def _check_stage(self, name: str, stage: Any) -> None:
         path: Path = ("stages", name)
         if name in RESERVED_STAGE_NAMES:
-            hint = "`--stage` and `--vary` give this word another meaning"
+            hint = "`--stage` and `--vary` reserve this word"
             self._add_stage_name(name, f"a stage cannot be named `{name}`", hint)
         if not isinstance(stage, dict):
             return

@@ -173,7 +173,7 @@ class _TreeReader:
     def _scalar(self, path: Path | None, event: ScalarEvent) -> object:
         is_plain = event.style is None
         if not has_characters_only(event.value):
-            self._refuse_value(path, event, "half of a character", "write the character itself")
+            self._refuse_value(path, event, "a lone surrogate", "write the character itself")
             return None
         if path is not None:
             if event.value or not is_plain:

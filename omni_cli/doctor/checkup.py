@@ -234,7 +234,7 @@ def _processor(facts: MachineFacts) -> list[Problem]:
     if {"avx2", "avx512f"} & set(facts.cpu.instruction_sets):
         return []
     message = "this processor has no AVX2, which vLLM's CPU build needs"
-    hint = "run on a processor from 2013 or later, or let the virtual machine pass its flags on (`-cpu host`)"
+    hint = "run on a processor from 2013 or later, or pass the processor's flags to the virtual machine (`-cpu host`)"
     return [Problem(message, hint, frozenset({"vllm"}))]
 
 
@@ -288,7 +288,7 @@ def _other_versions(facts: MachineFacts) -> list[Problem]:
     rest = [_pin(package.name) for package in others if package.name != "torch"]
     commands = [_torch_command(facts)] if len(rest) < len(others) else []
     commands += [pip_install(*rest)] if rest else []
-    return [Problem(f"versions that omni was not verified on: {named}", _shell(commands))]
+    return [Problem(f"versions that omni was not verified with: {named}", _shell(commands))]
 
 
 def _shell(commands: Iterable[str]) -> str:

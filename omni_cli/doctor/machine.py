@@ -120,7 +120,7 @@ def read_gpus() -> Gpus:
             timeout=NVIDIA_SMI_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        return Gpus(error=f"nvidia-smi gave no answer in {NVIDIA_SMI_TIMEOUT_S:.0f} s")
+        return Gpus(error=f"nvidia-smi did not answer within {NVIDIA_SMI_TIMEOUT_S:.0f} s")
     except OSError as error:
         return Gpus(error=f"nvidia-smi does not run: {error.strerror}")
     if asked.returncode:

@@ -100,7 +100,7 @@ class ChatReader:
         try:
             self.answer.pcm += base64.b64decode(data, validate=True)
         except binascii.Error as error:
-            raise AnswerError("invalid answer", f"a piece of audio is not base64: {error}") from error
+            raise AnswerError("invalid answer", f"an audio chunk is not base64: {error}") from error
 
 
 class SpeechReader:
@@ -116,7 +116,7 @@ class SpeechReader:
 
     def finish(self) -> None:
         if not self.answer.pcm:
-            raise AnswerError("incomplete answer", "there is no sound in it")
+            raise AnswerError("incomplete answer", "it contains no audio")
 
 
 class ImagesReader:
@@ -136,7 +136,7 @@ class ImagesReader:
         except binascii.Error as error:
             raise AnswerError("invalid answer", f"an image is not base64: {error}") from error
         if not self.answer.images:
-            raise AnswerError("incomplete answer", "it has no image")
+            raise AnswerError("incomplete answer", "it contains no image")
 
 
 def error_message(error: object) -> str:
@@ -195,4 +195,4 @@ def _decoded(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise AnswerError("invalid answer", f"it is not what this endpoint answers: {error}") from error
+        raise AnswerError("invalid answer", f"not a valid response of this endpoint: {error}") from error

@@ -128,7 +128,7 @@ class Client:
             case AnswerError():
                 return RequestFailure(error.kind, message)
             case TimeoutError():
-                return RequestFailure("timeout", f"no whole answer within {self._timeout_s:g} s")
+                return RequestFailure("timeout", f"no complete answer within {self._timeout_s:g} s")
             case aiohttp.ClientConnectorDNSError():
                 return RequestFailure("no such host", message)
             case OSError(errno=errno.ECONNREFUSED):

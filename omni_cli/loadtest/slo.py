@@ -49,10 +49,10 @@ def _parse(text: str, metrics: Sequence[str]) -> SLO:
     if not colon:
         raise UsageError(f"`--slo {shown}` is not METRIC:LIMIT", hint="for example `--slo ttft:200ms` or `--slo rtf:1`")
     if metric not in COLUMNS:
-        hint = suggest(metric, list(COLUMNS)) or f"there are {', '.join(COLUMNS)}"
+        hint = suggest(metric, list(COLUMNS)) or f"metrics are {', '.join(COLUMNS)}"
         raise UsageError(f"`--slo {shown}`: unknown metric `{visible(metric, 80)}`", hint=hint)
     if metric not in metrics:
-        hint = f"they have {', '.join(metrics)}"
+        hint = f"these requests have {', '.join(metrics)}"
         raise UsageError(f"`--slo {shown}`: these requests have no {metric}", hint=hint)
     read = _LIMIT.fullmatch(limit)
     if read is None or (read[2] == "") != (metric == "rtf"):

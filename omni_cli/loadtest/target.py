@@ -13,7 +13,7 @@ from omni_cli.text import visible
 
 _PROBE_TIMEOUT_S = 10.0
 _HEADERS = ("server", "x-powered-by")
-_ADDRESS = "give the address of an OpenAI-compatible server, without the endpoint's path"
+_ADDRESS = "pass the address of an OpenAI-compatible server, without the endpoint's path"
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def parse_url(text: str) -> str:
     if parts.username is not None or parts.password is not None:
         # Not repeated: it would end up in logs.
         raise UsageError(
-            "the address of a server must not hold a password", hint="give a key with OPENAI_API_KEY or `--api-key`"
+            "the address of a server must not contain a password", hint="set OPENAI_API_KEY, or pass `--api-key`"
         )
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         raise UsageError(f"`{shown}` is not the address of a server", hint=hint)
@@ -87,19 +87,19 @@ async def _find(client: Client, model: str | None) -> Target:
 
 
 def _foreign(url: str) -> OmniError:
-    return OmniError(f"`{url}` answers GET /v1/models, but not as OpenAI's API does", hint=_ADDRESS)
+    return OmniError(f"`{url}` does not answer GET /v1/models as OpenAI's API does", hint=_ADDRESS)
 
 
 def _unusable(url: str, failure: RequestFailure) -> OmniError:
     if failure.kind == "invalid answer":
         return _foreign(url)
     if not failure.kind.startswith("HTTP"):
-        hint = "is the server up? `omni serve` says its address when it is ready"
+        hint = "start the server; `omni serve` prints its address when it is ready"
         detail = "" if failure.kind in ("connection refused", "no such host") else f" ({failure.message})"
         return OmniError(f"cannot reach `{url}`: {failure.kind}{detail}", hint=hint)
     advice = None
     if failure.kind.startswith(("HTTP 401", "HTTP 403")):
-        advice = "give a key with OPENAI_API_KEY or `--api-key`"
+        advice = "set OPENAI_API_KEY, or pass `--api-key`"
     elif failure.kind.startswith("HTTP 404"):
         advice = _ADDRESS
-    return OmniError(f"`{url}` refuses GET /v1/models: {failure.kind}: {failure.message}", hint=advice)
+    return OmniError(f"`{url}` rejects GET /v1/models: {failure.kind}: {failure.message}", hint=advice)

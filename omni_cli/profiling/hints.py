@@ -72,7 +72,7 @@ def _exposed(stage: StageProfile) -> Iterator[Hint]:
     if not window_s or copies.exposed_s / window_s < _EXPOSED or stage.activity.device == "cpu":
         return
     message = f"the device waits for device-to-host output copies {copies.exposed_s / window_s:.0%} of its time"
-    advice = "find out in the trace what waits for them"
+    advice = "find what waits for them in the trace"
     if stage.effective.get("output_copy") == "sync":
         advice = f"try `--set {stage.name}.output_copy=async`"
     yield Hint(stage=stage.name, message=message, advice=advice)

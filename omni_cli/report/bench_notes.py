@@ -29,7 +29,9 @@ def warnings(findings: Findings) -> list[Note]:
         names = ", ".join(f"`{name}`" for name in findings.unmatched)
         notes.append(Note(f"only in one of the records, so not compared: {names}"))
     if findings.comparisons and not findings.interleaved and findings.is_comparable:
-        message = "measured one after the other: what the machine did in between is in the ratio, not in its interval"
+        message = (
+            "measured one after the other: changes of the machine in between affect the ratio, but not its interval"
+        )
         command = "loadtest URL_A URL_B" if num_requests(findings.pairs[0].a) else "bench --against GIT_REF"
         notes.append(Note(message, f"to rule that out, measure both interleaved: `omni {command}`"))
     return notes
@@ -52,24 +54,24 @@ def _disturbance(item: Disturbance, cores: int) -> Note:
                 f"{item.variant}: the client was late with {percent(item.share).lstrip('+')} of the requests, by up to "
                 f"{quantity('lag_s', item.amount)}, which is in their times"
             )
-            return Note(message, "lower the rate, or measure from a machine that does nothing else")
+            return Note(message, "lower the rate, or measure from an idle machine")
         case "no usage":
             return Note(f"{item.variant}: the server reports no token counts: no tpot, no tokens per second")
         case "bursts":
-            message = f"{item.variant}: most pieces of text arrived together: ttft and itl are those of bursts"
-            return Note(message, "the server sends them so, or this machine was too busy to read them one by one")
+            message = f"{item.variant}: most text chunks arrived together: ttft and itl are those of bursts"
+            return Note(message, "the server sends them together, or this machine was too busy to read them one by one")
         case "busy client":
-            message = f"the client itself used a whole core {time}: the times may be its own"
+            message = f"the client used a whole core {time}: the times may be its own"
             return Note(message, "send fewer requests at once, or measure from several machines")
         case "neighbour":
             message = f"a noisy neighbour: other programs used {item.amount:.1f} of {count(cores, 'core')} {time}"
             return Note(message, "stop them, or measure where nothing else runs: times are longer and intervals wider")
         case "stolen":
             message = f"the machine's host gave {item.amount:.1f} of {count(cores, 'core')} to others {time}"
-            return Note(message, "measure on a machine that shares no cores, or at another time")
+            return Note(message, "measure on a machine with dedicated cores, or at another time")
         case "quota":
             message = f"the container's processor quota ran out {time}, and stopped its threads"
-            return Note(message, "give the container more, or use fewer threads: `OMP_NUM_THREADS=N omni bench ...`")
+            return Note(message, "raise the quota, or use fewer threads: `OMP_NUM_THREADS=N omni bench ...`")
         case "slow processor":
             message = f"the processor was throttled {time}: {item.amount:.0%} of its fastest clock"
             return Note(

@@ -62,7 +62,7 @@ def self_check_text(check: SelfCheck) -> str:
     return "\n".join(
         [
             "Self-check, A against A",
-            f"  ratio {ratio(check.ratio, check.ci95)}, where 1 is right",
+            f"  ratio {ratio(check.ratio, check.ci95)}, expected: 1",
             f"  the smallest regression that {count(check.blocks, 'block')} show in 4 of 5 cases: "
             f"{percent(check.detectable)}",
         ]

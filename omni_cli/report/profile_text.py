@@ -79,7 +79,7 @@ def _activity(stage: StageProfile) -> Iterator[str]:
 
 
 def _ranges(stage: StageProfile) -> Iterator[str]:
-    yield "  ranges                        calls       total      own   a call"
+    yield "  ranges                        calls       total      own per call"
     for row in stage.ranges[:_MAX_RANGES]:
         yield (
             f"    {row.name:<26}{row.calls:>7g}{milliseconds(row.total_s):>12}{milliseconds(row.self_s):>9}"

@@ -33,7 +33,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.in_flight = self._gauge("omni_requests_inside", "Requests in flight, running or waiting.")
-        self._gauge("omni_requests_inside_limit", "Limit of requests in flight; more get status 429.").set(max_requests)
+        self._gauge("omni_requests_inside_limit", "Limit of requests in flight; further ones get status 429.").set(
+            max_requests
+        )
         self.ready = self._gauge("omni_engine_ready", "1 while all stages are loaded.")
         self.restarts = self._counter("omni_stage_restarts", "Restarts of a stage.", "stage")
         self._requests = self._counter("omni_requests", "Answered requests.", "path", "status")
@@ -43,7 +45,7 @@ class Metrics:
         self._ttfp = self._seconds("omni_time_to_first_audio_seconds", "From arrival to the first audio sent.", "path")
         self._rtf = Histogram(
             "omni_real_time_factor",
-            "Seconds of work for a second of speech.",
+            "Seconds of work per second of speech.",
             ["path"],
             buckets=_RATIOS,
             registry=self.registry,
@@ -119,7 +121,7 @@ class _StageMemory:
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         peaks = GaugeMetricFamily(
-            "omni_stage_peak_memory_bytes", "Highest memory of a stage's process.", labels=["stage", "where"]
+            "omni_stage_peak_memory_bytes", "Peak memory of a stage's process.", labels=["stage", "where"]
         )
         for stage in self._stages():
             for where, peak in stage.peak_memory_bytes.items():

@@ -95,7 +95,7 @@ class RequestMiddleware:
         if self._local_only and not _is_local(headers.get("host", "")):
             return APIError(
                 403,
-                "this server is for its own machine: address it as localhost or 127.0.0.1, or start it with an API key",
+                "this server is for its own machine only: use localhost or 127.0.0.1, or start it with an API key",
                 code="wrong_host",
             )
         if self._key is not None and scope["path"] not in _OPEN_PATHS:

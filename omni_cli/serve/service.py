@@ -112,7 +112,7 @@ class Service:
                 return await anext(events)
         except TimeoutError:
             limit_s = exchange.deadline_s - exchange.began_s
-            raise DeadlineError(f"the request was not done within {limit_s:g} s") from None
+            raise DeadlineError(f"the request did not finish within {limit_s:g} s") from None
 
     def _ended(self, result: RequestResult, exchange: Exchange) -> None:
         self.metrics.result(result)

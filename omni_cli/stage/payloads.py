@@ -165,7 +165,7 @@ def tensor_of(information: Mapping[str, object], name: str, *, num_dims: int) ->
 
     value = information.get(name)
     if not isinstance(value, torch.Tensor) or value.ndim != num_dims:
-        raise PayloadError(f"{name}: a tensor of {num_dims} dimensions has to be there, not {_kind(value)}")
+        raise PayloadError(f"{name}: expected a tensor of {num_dims} dimensions, got {_kind(value)}")
     return value
 
 
@@ -173,7 +173,7 @@ def integers_of(information: Mapping[str, object], name: str) -> list[int]:
     """An entry of decoded information that has to be a list of integers, none negative; raises `PayloadError`."""
     value = information.get(name)
     if not isinstance(value, list) or not all(isinstance(item, int) and item >= 0 for item in value):
-        raise PayloadError(f"{name}: a list of integers from 0 has to be there, not {_kind(value)}")
+        raise PayloadError(f"{name}: expected a list of integers from 0, got {_kind(value)}")
     return value
 
 
@@ -181,7 +181,7 @@ def integer_of(information: Mapping[str, object], name: str, default: int) -> in
     """A list of a single integer from 0, as that integer; `default` where there is none; raises `PayloadError`."""
     values = integers_of({name: [default], **information}, name)
     if len(values) != 1:
-        raise PayloadError(f"{name}: one integer has to be there, not {len(values)}")
+        raise PayloadError(f"{name}: expected one integer, got {len(values)}")
     return values[0]
 
 

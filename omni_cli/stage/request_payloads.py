@@ -143,7 +143,7 @@ def _check_positions(information: dict[str, object]) -> None:
     positions = tensor_of(information, "mrope_positions", num_dims=2)
     if positions.dtype != torch.int64 or positions.shape[0] != 3 or not positions.shape[1]:
         raise PayloadError(
-            f"mrope_positions: (3, num_prompt_tokens) of int64 has to be there, not {tuple(positions.shape)} of "
+            f"mrope_positions: expected (3, num_prompt_tokens) of int64, got {tuple(positions.shape)} of "
             f"{str(positions.dtype).removeprefix('torch.')}"
         )
 

@@ -61,7 +61,7 @@ class Pair:
 class Findings:
     """`interleaved` says that all pairs were measured interleaved.
 
-    `unmatched` are variants without a partner, `failures` sentences on variants that broke off. `gate` is None
+    `unmatched` are variants without a partner, `failures` sentences on variants that failed. `gate` is None
     where no limit was given.
     """
 
@@ -152,7 +152,7 @@ def _judged(
 ) -> Findings:
     variants = {id(variant): variant for pair in pairs for variant in (pair.a, pair.b)}
     failures = tuple(
-        f"variant `{variant.name}` broke off: {visible(variant.error, 500)}"
+        f"variant `{variant.name}` failed: {visible(variant.error, 500)}"
         for variant in variants.values()
         if variant.error
     )

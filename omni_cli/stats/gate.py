@@ -37,7 +37,7 @@ def judge(
 ) -> GateResult:
     """Judge all limits at once; `outputs` are by the names of a and b.
 
-    `mismatches` make the verdict "not comparable" and `failures` (sentences on variants that broke off) "failed";
+    `mismatches` make the verdict "not comparable" and `failures` (sentences on variants that failed) "failed";
     the metrics are then left out, because they would be taken for verdicts.
     """
     if failures:
@@ -160,7 +160,7 @@ def _judge_outputs(a: str, b: str, item: Outputs, limits: GateLimits) -> tuple[G
         return None
     pair = f"outputs of `{b}` and `{a}`"
     if item.identical is None:
-        return "inconclusive", f"{pair} have to agree, but were not recorded"
+        return "inconclusive", f"{pair} must agree, but were not recorded"
     if item.max_abs_diff is None:
         unknown = "" if allowed == 0 else ", and by how much was not recorded"
         return "output mismatch", f"{pair} are not identical{unknown}"

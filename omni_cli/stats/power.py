@@ -74,7 +74,7 @@ def self_check(variant: Variant, metric: str = E2E, planned: int | None = None, 
     _, b = block_medians(second, metric)
     if len(blocks) < MIN_BLOCKS:
         message = f"a self-check needs {MIN_BLOCKS} blocks of `{variant.name}`, there are {len(blocks)}"
-        raise NoiseError(message, hint="give it more iterations or a longer `--time-budget`")
+        raise NoiseError(message, hint="raise `--num-iters` or `--time-budget`")
     units = independent_units(np.log(b) - np.log(a))
     estimate = centre_of(units.values, units.inflation)
     low, high = (math.exp(bound) for bound in estimate.interval(level))
@@ -89,7 +89,7 @@ def refuse_limits_below(check: SelfCheck, limits: dict[str, float]) -> None:
             raise NoiseError(
                 f"a limit of {limit:.2%} for `{metric}` cannot be judged here: {check.blocks} blocks show a regression"
                 f" of {check.detectable:.1%} or more (A against A: {check.ratio - 1:+.1%})",
-                hint="raise the limit, give it a longer `--time-budget`, or make the machine quieter",
+                hint="raise the limit or `--time-budget`, or use a quieter machine",
             )
 
 

@@ -91,10 +91,10 @@ def test_the_family_of_a_profile(
     ("found", "message"),
     [
         ([object()], "the model family `toy-0` of an unknown package is a object, not a Family"),
-        ([TOY, TOY], "two packages bring a model family for ToyModel"),
+        ([TOY, TOY], "two packages provide a model family for ToyModel"),
         (
             [Family("other", "Other", TOY.roles)],
-            "two packages bring a model family for any architecture in config.json",
+            "two packages provide a model family for any architecture in config.json",
         ),
         ([TOY, Family("b", "B", TOY.roles, ("B",), builtins=TOY.builtins)], "a model family for builtin:tiny-toy"),
     ],

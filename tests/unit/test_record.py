@@ -79,8 +79,8 @@ def test_a_full_or_missing_disk(tmp_path: Path) -> None:
         (b'{"avg_latency": 1.5, "latencies": [1.5]}', "is JSON, but not a bench record"),
         (b'{"schema": "omni.generate/1"}', "has the schema `omni.generate/1`; a bench record has `omni.bench/1`"),
         (b'{"schema": "omni.bench/2"}', "has the schema `omni.bench/2`"),
-        (b'{"schema": "omni.bench/1"}', "is not a whole bench record: object missing required field `created`"),
-        (b"[" * 100_000, "is nested too deeply|is cut off|is not JSON"),
+        (b'{"schema": "omni.bench/1"}', "is not a complete bench record: object missing required field `created`"),
+        (b"[" * 100_000, "is nested too deeply|is truncated|is not JSON"),
     ],
 )
 def test_files_that_are_no_record(tmp_path: Path, content: bytes, message: str) -> None:
@@ -108,7 +108,7 @@ def test_every_cut_is_noticed(saved: Path) -> None:
     cuts = random.Random(0).sample(range(1, len(content) - 2), 60)
     for cut in cuts:
         saved.write_bytes(content[:cut])
-        with pytest.raises(InputError, match=r"is cut off: it ends in the middle, after \d+ bytes|is empty"):
+        with pytest.raises(InputError, match=r"is truncated after \d+ bytes|is empty"):
             load_record(saved)
 
 

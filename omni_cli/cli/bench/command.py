@@ -19,7 +19,7 @@ def bench(options: BenchOptions) -> int:
     comparable), 5 (outputs differ where they had to be equal) or 6 (a variant failed).
     """
     if options.vary and options.against:
-        hint = "one question at a time: choose one of them"
+        hint = "choose one of them"
         raise UsageError("`--vary` and `--against` cannot be combined", hint=hint)
     from omni_cli.bench.workload import Workload, lengths_given_by
 

@@ -34,7 +34,7 @@ class BenchProgress:
         self.hide()
         console.print_warning(
             f"the variants do not fit into memory together ({reason}): they are loaded alternately",
-            hint="slower, and noise between loads is in the interval; free memory to keep all of them loaded",
+            hint="this is slower, and the interval includes the noise between loads; free memory to load all of them",
         )
 
     def block_done(self, state: State) -> None:

@@ -22,21 +22,21 @@ _CONCURRENCY, _RATE = "concurrency", "request_rate"
 def check_counts(urls: Sequence[str], traffics: Sequence[Traffic], num_requests: int) -> int:
     """The number of variants. Raises `UsageError` for too many, or for idle clients."""
     if len(urls) > 1 and len(traffics) > 1:
-        raise UsageError("several servers and `--vary` ask two things at once", hint="choose one of them")
+        raise UsageError("several servers and `--vary` cannot be combined", hint="choose one of them")
     count = len(urls) * len(traffics)
     if count > MAX_VARIANTS:
         raise UsageError(f"these are {count} variants, and at most {MAX_VARIANTS} can be compared at once")
     clients = max((traffic.concurrency for traffic in traffics if isinstance(traffic, ClosedLoop)), default=0)
     if num_requests < clients:
         message = f"a window of {num_requests} requests does not keep {clients} clients busy"
-        raise UsageError(message, hint="raise `--num-requests`, to a few times as many")
+        raise UsageError(message, hint="raise `--num-requests` to several times as many")
     return count
 
 
 def read_endpoint(name: str, modalities: str, output_len: int, *, ignore_eos: bool) -> Endpoint:
     wanted = parse_modalities(modalities)
     if name != "chat" and modalities != "text":
-        raise UsageError("`--modalities` is about chats", hint="leave it out, or `--endpoint chat`")
+        raise UsageError("`--modalities` applies to chats only", hint="omit it, or use `--endpoint chat`")
     match name:
         case "speech":
             return speech()
@@ -61,10 +61,10 @@ def read_traffics(
     key, equals, raw = vary[0].partition("=")
     if len(vary) > 1 or not equals or key not in (_CONCURRENCY, _RATE):
         hint = f"write `--vary {_CONCURRENCY}=A,B` or `--vary {_RATE}=A,B`, once"
-        raise UsageError(f"`--vary {visible(vary[-1], 80)}` cannot be changed in a running server", hint=hint)
+        raise UsageError(f"`--vary {visible(vary[-1], 80)}` cannot be varied on a running server", hint=hint)
     if concurrency is not None or request_rate is not None:
         message = f"`--vary {key}=...` sets the load, and so does another option"
-        raise UsageError(message, hint="leave `--concurrency`/`--request-rate` out")
+        raise UsageError(message, hint="omit `--concurrency` and `--request-rate`")
     values = split_values(raw)
     if len(values) < 2:
         raise UsageError(f"`--vary {visible(vary[0], 80)}` has a single value, so there is nothing to compare")
@@ -80,7 +80,7 @@ def _rate(option: str, text: str) -> float:
         rate = math.nan
     if not rate > 0:
         message = f"invalid value for `{option}`: `{visible(text, 80)}` is not a number of requests per second"
-        raise UsageError(message, hint="a number greater than 0, or `inf`")
+        raise UsageError(message, hint="give a number greater than 0, or `inf`")
     return rate
 
 

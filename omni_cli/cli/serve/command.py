@@ -34,7 +34,9 @@ def serve(options: ServeOptions) -> int:
     """
     host, api_key, verbose, quiet = options.host, options.api_key, options.verbose, options.quiet
     if api_key is not None and not api_key.strip():
-        raise UsageError("the API key is empty", hint="leave `--api-key` and `OMNI_API_KEY` out to serve without one")
+        raise UsageError(
+            "the API key is empty", hint="omit `--api-key` and unset `OMNI_API_KEY` to serve without a key"
+        )
     config = profile_source(options).load()
     if options.hang_timeout is not None:
         timeouts = {"step_timeout_s": options.hang_timeout}

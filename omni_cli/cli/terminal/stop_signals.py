@@ -47,9 +47,7 @@ async def run_until_stopped(
         stopped: OmniError = (
             Interrupted("interrupted")
             if requested.done()
-            else DeadlineError(
-                f"the run was not done within {timeout_s:g} s", hint="give it more time with `--timeout`"
-            )
+            else DeadlineError(f"the run did not finish within {timeout_s:g} s", hint="raise `--timeout`")
         )
         task.cancel()
         await asyncio.wait({task})

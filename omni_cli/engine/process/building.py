@@ -48,7 +48,9 @@ async def provide_in_child(model: str, fork_server: ForkServer) -> str:
             await receiving
         ours.close()
     if outcome is None:
-        raise OmniError(f"the process that provides `{model}` ended unexpectedly", hint="check for enough free memory")
+        raise OmniError(
+            f"the process that provides `{model}` ended unexpectedly", hint="check that enough memory is free"
+        )
     if isinstance(outcome, Failure):
         raise outcome.error("checkpoint")
     return outcome

@@ -139,7 +139,7 @@ class StageClient:
         if code is not None and code < 0:
             reason = f"its process was killed ({signal.Signals(-code).name})"
             if -code == signal.SIGKILL:
-                hint = "the system does this when memory runs out: free some, or use smaller settings"
+                hint = "the system kills processes when memory runs out: free some memory, or use smaller settings"
         else:
             reason = "its process ended unexpectedly" + ("" if code is None else f" (exit code {code})")
         return Failure("stage", reason, hint=hint, details=self._log.tail(LOG_TAIL_LINES))

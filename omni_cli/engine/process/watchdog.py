@@ -43,5 +43,5 @@ def _hangs(client: StageClient) -> tuple[str, str] | None:
     if client.loading_s is not None and client.loading_s > stage.load_timeout_s:
         return f"not loaded after {client.loading_s:.0f} s", "load_timeout_s"
     if client.silent_s is not None and client.silent_s > stage.step_timeout_s:
-        return f"it made no progress for {client.silent_s:.0f} s, with requests to run", "step_timeout_s"
+        return f"no progress on its requests for {client.silent_s:.0f} s", "step_timeout_s"
     return None

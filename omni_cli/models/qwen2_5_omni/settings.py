@@ -37,16 +37,16 @@ class Token2WavConfig(DiffusionStageConfig):
         "token2wav's, for requests that do not say it themselves.",
     )
     stream_first_chunk_codes: Annotated[Codes | None, VLLM_ONLY] = Field(
-        None, description="Codec tokens in the first chunk: 24 if absent."
+        None, description="Codec tokens in the first chunk. Default: 24."
     )
     stream_chunk_codes: Annotated[Codes | None, VLLM_ONLY] = Field(
-        None, description="Codec tokens in each further chunk: 48 if absent."
+        None, description="Codec tokens in each further chunk. Default: 48."
     )
     stream_context_codes: Annotated[int | None, VLLM_ONLY] = Field(
-        None, ge=0, le=MAX_TOKENS, description="Codec tokens before a chunk that it is computed with: 24 if absent."
+        None, ge=0, le=MAX_TOKENS, description="Codec tokens before a chunk that it is computed with. Default: 24."
     )
     stream_look_ahead_codes: Annotated[Codes | None, VLLM_ONLY] = Field(
-        None, description="Codec tokens after a chunk that it waits for and is computed with: 24 if absent."
+        None, description="Codec tokens after a chunk that it waits for and is computed with. Default: 24."
     )
 
     @property

@@ -41,7 +41,7 @@ from omni_cli.vllm_integration.diffusion_entry import NoOutput
 from omni_cli.vllm_integration.stage import ActiveRequest, VllmStage
 
 SAMPLE_RATE = 24_000
-SAID_NOTHING = "the talker said nothing: it ended at once"
+SAID_NOTHING = "the talker ended before it produced a codec token"
 
 
 @dataclass

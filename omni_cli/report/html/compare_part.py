@@ -33,7 +33,7 @@ def compare_page_document(name: str, record: CompareRecord, source: str) -> Docu
                 (
                     "What differs",
                     [
-                        _differences("What must not differ, and does", record.mismatches, labels),
+                        _differences("Differences that rule out a comparison", record.mismatches, labels),
                         _differences("What may differ", record.differences, labels),
                     ],
                 ),

@@ -78,7 +78,7 @@ def activity_figure(name: str, stages: Sequence[StageProfile]) -> Figure | None:
             rows.append((shown(stage.name), shown(label), quantity(E2E, seconds, found.capacity_s), f"{share:.1%}"))
         rows += _gap_rows(stage)
     table = Table(
-        "Busy and idle time, an iteration", ("Stage", "What", "Time", "Share"), tuple(rows), frozenset({2, 3})
+        "Busy and idle time per iteration", ("Stage", "What", "Time", "Share"), tuple(rows), frozenset({2, 3})
     )
     text = (
         "Shares of the time in which a stage had a request, times its threads where the device is the processor. "

@@ -87,7 +87,7 @@ def _verdict(profile: Profile) -> Verdict:
         for stage in profile.stages
         if stage.roofline is not None
     ]
-    return Verdict(f"{quantity(E2E, profile.e2e_s)} an iteration", "plain", tuple(sentences))
+    return Verdict(f"{quantity(E2E, profile.e2e_s)} per iteration", "plain", tuple(sentences))
 
 
 def _notes(profile: Profile) -> list[Part]:

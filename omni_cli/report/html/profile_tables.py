@@ -27,7 +27,7 @@ def ranges_table(stage: StageProfile) -> Table | None:
         for item in stage.ranges[:MAX_ROWS]
     )
     columns = ("Range", "Calls", "Time", "Without inner ranges", "Median call", "Share")
-    return _table(f"Ranges of {shown(stage.name)}, an iteration", columns, rows, range(1, 6))
+    return _table(f"Ranges of {shown(stage.name)} per iteration", columns, rows, range(1, 6))
 
 
 def operators_table(stage: StageProfile) -> Table | None:
@@ -42,7 +42,7 @@ def operators_table(stage: StageProfile) -> Table | None:
         for item in stage.operators[:MAX_ROWS]
     )
     columns = ("Operator", "Module", "Calls", "Time", "Share")
-    return _table(f"Operators of {shown(stage.name)}, an iteration", columns, rows, (2, 3, 4))
+    return _table(f"Operators of {shown(stage.name)} per iteration", columns, rows, (2, 3, 4))
 
 
 def copies_table(stages: Sequence[StageProfile]) -> Table | None:
@@ -57,7 +57,7 @@ def copies_table(stages: Sequence[StageProfile]) -> Table | None:
         for stage in stages
         for place in stage.copies.places[:MAX_ROWS]
     )
-    return _table("Copies, an iteration", ("Where", "By", "Calls", "Size", "Time"), rows, (2, 3, 4))
+    return _table("Copies per iteration", ("Where", "By", "Calls", "Size", "Time"), rows, (2, 3, 4))
 
 
 def memory_tables(stage: StageProfile) -> list[Part]:

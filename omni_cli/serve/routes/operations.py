@@ -12,7 +12,7 @@ from omni_cli.serve.schemas.replies import Health, Model, ModelList, Readiness
 from omni_cli.serve.service import Service
 
 _NOT_READY: Responses = {
-    503: {"model": Readiness, "description": "Not ready: a stage is missing, or the server stops."}
+    503: {"model": Readiness, "description": "Not ready: a stage is not loaded, or the server is stopping."}
 }
 _METRICS = content("Prometheus' text format.", CONTENT_TYPE_LATEST)
 

@@ -163,7 +163,7 @@ def test_a_variant_that_is_killed_is_named_and_the_samples_are_kept(tmp_path: Pa
     ended = process.end()
     assert ended.code == 6, ended.err
     assert "error: variant `env.A=" in ended.err and "was killed (SIGKILL)" in ended.err and "(block " in ended.err
-    assert "hint: the system does this when memory runs out" in ended.err
+    assert "hint: the system kills processes when memory runs out" in ended.err
     assert "Traceback" not in ended.err
     assert ended.leftovers == ()
     record = load_record(path)
@@ -199,7 +199,7 @@ def test_an_interrupt_while_loading_leaves_nothing(tmp_path: Path) -> None:
 
 def test_the_deadline_ends_a_run(tmp_path: Path) -> None:
     ended = run_omni(tmp_path, *IMAGE, "--timeout", "2")
-    ended.check_error(6, "not done within 2 s")
+    ended.check_error(6, "not finish within 2 s")
     ended.check_clean()
 
 

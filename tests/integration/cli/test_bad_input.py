@@ -246,7 +246,9 @@ def test_bad_requests_fail_alone(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("argument", "part"), [("1", "not done within 1 s"), ("--num-inference-steps", "not done")])
+@pytest.mark.parametrize(
+    ("argument", "part"), [("1", "not finish within 1 s"), ("--num-inference-steps", "not finish")]
+)
 def test_deadline(argument: str, part: str, folder: Path) -> None:
     """Once while loading, once while a stage runs: a thousand steps last longer than the deadline."""
     options = ["--timeout", "1"] if argument == "1" else ["--timeout", "10", argument, "1000", "--height", "1024"]

@@ -30,7 +30,7 @@ WORDS = {
     "full": "No space left on device",
     "kill": "its process was killed (SIGKILL)",
     "exit": "its process ended unexpectedly (exit code 7)",
-    "hang": "it made no progress for",
+    "hang": "no progress on its requests for",
 }
 LOAD_POINTS = [("image", "load"), ("image", "load weights"), ("thinker", "load weights"), ("token2wav", "warm-up")]
 IMAGE_POINTS = [

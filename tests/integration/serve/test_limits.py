@@ -94,7 +94,7 @@ def test_a_deadline_of_the_clients_own(limited: OmniServer) -> None:
     began = time.monotonic()
     answer = ask(limited, SLOW, x_request_timeout="0.5")
     assert answer.status == 504 and answer.error["code"] == "deadline_exceeded"
-    assert "not done within 0.5 s" in answer.error["message"]
+    assert "not finish within 0.5 s" in answer.error["message"]
     assert time.monotonic() - began < 5
 
 

@@ -91,7 +91,7 @@ def test_a_hanging_stage_is_replaced(hanging: OmniServer) -> None:
     hanging.wait_until(lambda: is_ready(hanging))
     assert hanging.request("POST", IMAGES, {"prompt": "x"}).status == 200
     (lost,) = hanging.log("stage_lost")
-    assert "it made no progress for 3 s" in lost["reason"]
+    assert "no progress on its requests for 3 s" in lost["reason"]
     assert stage.pid not in [process.pid for process in hanging.stage_processes()]
 
 

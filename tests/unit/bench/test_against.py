@@ -54,10 +54,10 @@ def test_an_interrupt_removes_the_folder_as_well(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("ref", "message"),
     [
-        ("nothing", "`nothing` is no commit"),
+        ("nothing", "`nothing` is not a commit"),
         ("old", "cannot be measured"),
-        ("--all", "is no commit"),
-        ("", "no commit"),
+        ("--all", "is not a commit"),
+        ("", "not a commit"),
     ],
 )
 def test_refs_that_cannot_be_measured(repository: Path, ref: str, message: str) -> None:
@@ -66,6 +66,6 @@ def test_refs_that_cannot_be_measured(repository: Path, ref: str, message: str) 
 
 
 def test_an_omni_outside_a_clone(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="needs omni to run from a clone") as raised:
+    with pytest.raises(UsageError, match="works only if omni runs from a clone") as raised:
         find_commit("main", tmp_path)
     assert "--baseline" in raised.value.hint

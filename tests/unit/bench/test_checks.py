@@ -26,7 +26,7 @@ def test_what_was_asked_for_and_does_not_hold() -> None:
 
 def test_a_variant_whose_treatment_did_not_engage() -> None:
     on = Treatment("copy", overrides=("thinker.output_copy=async",))
-    assert treatment_failure(on, [STAGE]) == "it asks for thinker.output_copy async, and sync is what ran"
+    assert treatment_failure(on, [STAGE]) == "thinker.output_copy is sync, not async as requested"
     other = Treatment("seqs", overrides=("thinker.max_num_seqs=8",))
     assert treatment_failure(other, [STAGE]) is None
     assert warnings(other, [STAGE]) == []

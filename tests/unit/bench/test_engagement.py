@@ -28,7 +28,7 @@ CASES = [
     ({"cudagraph_mode": "full"}, {"graph_replays": 8}, None),
     ({"cudagraph_mode": "none"}, {"eager_calls": 8}, None),
     ({"output_copy": "async"}, {"copies": 4, "pinned_copies": 4}, None),
-    ({"output_copy": "async"}, {"copies": 4, "pinned_copies": 3}, "1 copies went to memory that is not pinned"),
+    ({"output_copy": "async"}, {"copies": 4, "pinned_copies": 3}, "1 copies went to unpinned memory"),
     ({"output_copy": "sync"}, {"copies": 4}, None),
 ]
 
@@ -43,7 +43,7 @@ def test_a_comparison_of_copies_needs_copies() -> None:
     counters = {"copies": 0, "eager_calls": 1}
     assert unengaged(stage(output_copy="sync"), counters, counters, varied=()) is None
     found = unengaged(stage(output_copy="sync"), counters, counters, varied=("output_copy",))
-    assert found == "x.output_copy is sync, and nothing was copied"
+    assert found == "x.output_copy is sync, but nothing was copied"
 
 
 def test_code_that_does_not_count_proves_nothing_and_is_not_accused() -> None:

@@ -217,7 +217,7 @@ def test_a_record_of_before_loads(tmp_path: Path) -> None:
         ({"busy_cores": (1.0,)}, "different lengths"),
         ({"held_back": (0.1,)}, "different lengths"),
         ({"own_cores": (1.0, -1.0)}, "out of range"),
-        ({"end_s": (1.0, 1.0)}, "do not grow"),
+        ({"end_s": (1.0, 1.0)}, "do not increase"),
         ({"block_end_s": (1e12,)}, "out of range"),
     ],
 )

@@ -119,7 +119,7 @@ GATED: list[tuple[str, dict[str, Any], list[str], int, str]] = [
         {"error": "out of memory in block 7"},
         ["--max-regression", "5%"],
         6,
-        "error: the run failed: variant `default` broke off: out of memory in block 7",
+        "error: the run failed: variant `default` failed: out of memory in block 7",
     ),
     (
         "memory",
@@ -214,7 +214,7 @@ def test_another_margin(run: Run) -> None:
     ("argv", "error"),
     [
         (["none.json", "a.json"], "error: cannot read the record `none.json`: No such file or directory"),
-        (["cut.json", "a.json"], "error: `cut.json` is cut off: it ends in the middle"),
+        (["cut.json", "a.json"], "error: `cut.json` is truncated after"),
         (["a.json", "edited.json"], "error: `edited.json`: the record was changed after it was written"),
         (["a.json", "foreign.json"], "error: `foreign.json` is JSON, but not a bench record"),
         (["a.json", "a.json", "--metric", "e2e"], "error: unknown metric `e2e`"),

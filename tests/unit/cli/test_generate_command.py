@@ -349,7 +349,7 @@ def test_deadline(omni: Omni) -> None:
     assert result.code == ExitCode.RUN_FAILED
     first, second = json.loads(result.out)["results"]
     assert (first["status"], second["status"]) == ("ok", "error")
-    assert "not done within 0.5 s" in second["message"]
+    assert "not finish within 0.5 s" in second["message"]
     assert [output["type"] for output in second["outputs"]] == ["text"]
     assert result.err.count("error: ") == 1
 
@@ -357,7 +357,7 @@ def test_deadline(omni: Omni) -> None:
 def test_deadline_while_loading(omni: Omni) -> None:
     result = omni("hello", "-p", "tiny-omni", "--model", "stall_start", "--timeout", "0.2")
     assert result.code == ExitCode.RUN_FAILED
-    assert "error: the run was not done within 0.2 s" in result.err
+    assert "error: the run did not finish within 0.2 s" in result.err
 
 
 def test_replicas_are_for_a_file(omni: Omni) -> None:

@@ -173,7 +173,7 @@ def test_what_was_measured_before_a_server_dies_is_kept(loadtest: LoadTest) -> N
 def test_a_request_that_hangs_is_a_failure(loadtest: LoadTest) -> None:
     with PlannedServer(lambda number: Plan(first_s=5.0 if number == 6 else 0.0)) as server:
         code, _, err = loadtest(server.url, *SHORT, "--request-timeout", "0.5")
-    assert code == 6 and "1 of 8 requests failed: 1 x timeout; the first one: no whole answer within 0.5 s" in err
+    assert code == 6 and "1 of 8 requests failed: 1 x timeout; the first one: no complete answer within 0.5 s" in err
 
 
 def test_without_usage_there_is_a_warning_and_no_guess(loadtest: LoadTest) -> None:
@@ -213,9 +213,9 @@ def test_prompts_are_salted_where_the_server_remembers_them(loadtest: LoadTest, 
 @pytest.mark.parametrize(
     ("models", "message"),
     [
-        ({"x": 1}, "not as OpenAI's API does"),
+        ({"x": 1}, "does not answer GET /v1/models as OpenAI's API does"),
         ([], "has no model"),
-        (["planned"], "not as OpenAI's API does"),
+        (["planned"], "does not answer GET /v1/models as OpenAI's API does"),
     ],
 )
 def test_servers_that_are_none(loadtest: LoadTest, models: Any, message: str) -> None:

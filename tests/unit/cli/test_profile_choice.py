@@ -140,8 +140,8 @@ def test_a_repo_needs_only_its_configuration(tmp_path: Path, llama: Path, monkey
     [
         (Gpus((Gpu(0, "large", 80 << 30, 0), Gpu(1, "small", 24 << 30, 0))), 24 << 30),
         (Gpus((Gpu(0, "shares the host's memory", 0, 0),)), 10 << 30),
-        (Gpus(error="the driver does not answer"), "cannot tell the memory .*: the driver does not answer"),
-        (Gpus(), "cannot tell the memory .*: nvidia-smi is not installed"),
+        (Gpus(error="the driver does not answer"), "cannot determine the memory .*: the driver does not answer"),
+        (Gpus(), "cannot determine the memory .*: nvidia-smi is not installed"),
     ],
 )
 def test_the_memory_of_a_device(monkeypatch: pytest.MonkeyPatch, gpus: Gpus, expected: int | str) -> None:

@@ -224,7 +224,7 @@ SINGLE = {
     ),
     "reserved stage name": (
         ("  vocoder:", "  all:"),
-        "9:3 'all': a stage cannot be named `all` (`--stage` and `--vary` give this word another meaning)",
+        "9:3 'all': a stage cannot be named `all` (`--stage` and `--vary` reserve this word)",
     ),
     "bad stage name": (
         ("  vocoder:", "  Voc.oder:"),
@@ -316,12 +316,11 @@ SINGLE = {
     ),
     "half a character": (
         ("good", r'"\ud800"'),
-        '2:7 \'"\\ud800"\': half of a character (`"\\ud800"`) is not allowed in a profile (write the character itself)',
+        '2:7 \'"\\ud800"\': a lone surrogate (`"\\ud800"`) is not allowed in a profile (write the character itself)',
     ),
     "half a character in a key": (
         ("dtype:", '"\\ud800": 1\ndtype:'),
-        '4:1 \'"\\ud800":\': half of a character (`"\\ud800":`) is not allowed in a profile '
-        "(write the character itself)",
+        '4:1 \'"\\ud800":\': a lone surrogate (`"\\ud800":`) is not allowed in a profile (write the character itself)',
     ),
     "hundreds of stages": (
         ("stages:\n", "stages:\n" + "".join(f"  s{n}: {{kind: ar, input: s{n + 1}}}\n" for n in range(99))),

@@ -59,8 +59,8 @@ def test_words_that_are_also_the_transcript_count_once() -> None:
         (piece({"content": "x"}) + b"data: [DONE]\n\n", "incomplete answer", "without a finish_reason"),
         (event({"error": {"message": "stage `talker` has stopped"}}), "error in the stream", "stage `talker`"),
         (event({"error": "out of memory"}), "error in the stream", "out of memory"),
-        (b"data: {\n\n", "invalid answer", "not what this endpoint answers"),
-        (event({"choices": "x"}), "invalid answer", "not what this endpoint answers"),
+        (b"data: {\n\n", "invalid answer", "not a valid response of this endpoint"),
+        (event({"choices": "x"}), "invalid answer", "not a valid response of this endpoint"),
         (piece({"audio": {"data": "?"}}), "invalid answer", "not base64"),
     ],
 )
@@ -78,7 +78,7 @@ def test_speech() -> None:
     reader.feed(b"\x00" * 36_000, 2.0)
     reader.finish()
     assert reader.answer.audio_at == 1.0 and reader.answer.audio_s == 1.0
-    with pytest.raises(AnswerError, match="no sound"):
+    with pytest.raises(AnswerError, match="contains no audio"):
         SpeechReader().finish()
 
 

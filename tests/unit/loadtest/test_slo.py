@@ -35,7 +35,7 @@ def test_numbers(text: str, limit: float) -> None:
     [
         (["ttft"], "is not METRIC:LIMIT", "ttft:200ms"),
         (["tftt:200ms"], "unknown metric `tftt`", "`ttft`"),
-        (["latency:200ms"], "unknown metric `latency`", "there are ttft, tpot"),
+        (["latency:200ms"], "unknown metric `latency`", "metrics are ttft, tpot"),
         (["ttft:200"], "not a number with `ms` or `s`", "ttft:200ms"),
         (["ttft:200us"], "not a number with `ms` or `s`", "ttft:200ms"),
         (["ttft:-1ms"], "not a number with", "ttft:200ms"),

@@ -58,7 +58,7 @@ def test_records_that_must_not_be_compared_show_why(tmp_path: Path) -> None:
     page = compare_page(msgspec.to_builtins(compare_document(compare_records(before, after), *SOURCES)), tmp_path)
     assert page.one("p", class_="word").text == "not comparable"
     assert {"Field": "workload.batch_size", "before.json": "1", "after.json": "8"} in table(
-        page, "What must not differ, and does"
+        page, "Differences that rule out a comparison"
     )
     assert not page.all("figure")
 
@@ -72,7 +72,7 @@ def profile_page(tmp_path_factory: pytest.TempPathFactory) -> Element:
 
 def test_a_profile_begins_with_its_time_and_its_hints(profile_page: Element) -> None:
     verdict = profile_page.one("div", class_="verdict plain")
-    assert verdict.one("p", class_="word").text == "310.0 ms an iteration"
+    assert verdict.one("p", class_="word").text == "310.0 ms per iteration"
     assert "image takes 65% of it, 200.0 ms." in verdict.text
     assert "Profiled, it is 1.070 [1.050, 1.090] times as slow as without, 290.0 ms." in verdict.text
     advice = profile_page.one("ul", class_="advice")
@@ -137,7 +137,7 @@ def test_several_records_have_an_overview_and_ids_of_their_own(tmp_path: Path) -
     documents = [load_document(f"r{n}", tmp_path / name) for n, name in enumerate(("profile.json", "bench.json"))]
     page = parse(render_page(documents))
     links = page.one("nav").all("a")
-    assert [link.text for link in links] == ["310.0 ms an iteration tiny, end to end", "slower tiny-omni, thinker"]
+    assert [link.text for link in links] == ["310.0 ms per iteration tiny, end to end", "slower tiny-omni, thinker"]
     targets = {article.attributes["id"] for article in page.all("article")}
     assert {str(link.attributes["href"]).removeprefix("#") for link in links} == targets
     assert len(page.all("h1")) == 1 and len(page.all("h2")) == 2
