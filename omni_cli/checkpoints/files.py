@@ -106,6 +106,12 @@ def _named_dtype(config: dict[str, Any]) -> str | None:
     return next(filter(None, parts), None)
 
 
+def describes_encoder(folder: Path) -> bool:
+    """Tell whether the configuration has a part for a vision or audio encoder."""
+    config = read_object(folder / "config.json")
+    return any(isinstance(config.get(part), dict) for part in ("vision_config", "audio_config"))
+
+
 def count_parameters(folder: Path) -> int:
     """Number of values in all safetensors files below `folder`, buffers included."""
     return sum(

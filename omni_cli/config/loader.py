@@ -9,7 +9,7 @@ from pathlib import Path
 from omni_cli.config.bundled import find_profile, shown_path
 from omni_cli.config.diagnostics import Diagnostic, InvalidProfileError, Place, SourceText, in_source_order
 from omni_cli.config.overrides import apply_overrides
-from omni_cli.config.schema import DiffusionStageConfig, EngineConfig
+from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, EngineConfig
 from omni_cli.config.validation import validate
 from omni_cli.config.yaml_tree import MAX_BYTES, Tree, parse_yaml
 from omni_cli.errors import ProfileError
@@ -58,10 +58,11 @@ def read_profile(
 def _mark_droppable(config: EngineConfig, tree: Tree) -> None:
     """Let the file's pipeline arguments, which are for its own checkpoint, be dropped; not those of an option."""
     for stage in config.stages:
-        if isinstance(stage, DiffusionStageConfig):
-            places = {name: tree.keys.get(("stages", stage.name, "call", name)) for name in stage.call}
+        if isinstance(stage, DiffusionStageConfig) and stage.backend == "diffusers":
+            given = [*((name,) for name in PIPELINE_ARGUMENTS), *(("call", name) for name in stage.call)]
+            places = {path[-1]: tree.keys.get(("stages", stage.name, *path)) for path in given}
             in_file = [name for name, place in places.items() if place is not None and place.source.lines]
-            stage._droppable_arguments = frozenset(in_file)
+            stage._droppable_arguments = tuple(in_file)
 
 
 def _read_tree(path: Path) -> Tree:

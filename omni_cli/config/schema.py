@@ -227,6 +227,10 @@ class ARStageConfig(_Stage):
     ] = Field(
         None, description="The launcher of a parallel stage's ranks: `mp` on this machine, `ray` on CUDA devices."
     )
+    limit_mm_per_prompt: dict[Literal["audio", "image", "video"], Annotated[int, Field(ge=0, le=999)]] | None = Field(
+        None,
+        description="Maximum number of audio, image and video inputs per request. Default: as many as the model takes.",
+    )
     system_prompt: Text | None = Field(None, description="System prompt. Default: the checkpoint's own.")
     cudagraph_mode: CudagraphMode = Field("none", description="The calls that vLLM replays from CUDA graphs.")
     sampling: Sampling = Field(
@@ -263,14 +267,16 @@ class DiffusionStageConfig(_Stage):
         default_factory=dict,
         description="Further arguments of the pipeline call by diffusers' names, such as true_cfg_scale.",
     )
-    _droppable_arguments: frozenset[str] = PrivateAttr(frozenset())
+    _droppable_arguments: tuple[str, ...] = PrivateAttr(())
 
     @property
-    def droppable_arguments(self) -> frozenset[str]:
-        """Names in `call` that were written for another checkpoint, and need not fit this one."""
+    def droppable_arguments(self) -> tuple[str, ...]:
+        """Arguments of the pipeline's call that were written for another checkpoint, and need not fit this one."""
         return self._droppable_arguments
 
 
+# Keys of a diffusion stage, and fields of a request, that are arguments of the pipeline's call.
+PIPELINE_ARGUMENTS = ("negative_prompt", "height", "width", "num_inference_steps", "guidance_scale")
 StageConfig = ARStageConfig | DiffusionStageConfig
 STAGE_MODELS: dict[str, type[StageConfig]] = {"ar": ARStageConfig, "diffusion": DiffusionStageConfig}
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig
 from omni_cli.diffusers_integration.prompt_length import check_prompt_lengths
-from omni_cli.diffusers_integration.requests import STANDARD_ARGUMENTS, DiffusionRequest, freeze
+from omni_cli.diffusers_integration.requests import DiffusionRequest, freeze
 from omni_cli.errors import InputError
 
 # More would need tens of GiB for the VAE alone; the largest size that published text-to-image models are trained for.
@@ -72,7 +72,7 @@ class PipelineCall:
 
     def arguments(self, request: DiffusionRequest) -> dict[str, object]:
         """The arguments of the call that a resolved request sets, its prompts included."""
-        standard = {name: getattr(request, name) for name in STANDARD_ARGUMENTS}
+        standard = {name: getattr(request, name) for name in PIPELINE_ARGUMENTS}
         chosen = {name: value for name, value in standard.items() if value is not None and name in self.defaults}
         return {"prompt": request.prompt, **chosen, **request.call}
 
@@ -102,13 +102,21 @@ def resolve_request(
 
 
 def foreign_arguments(config: DiffusionStageConfig, call: PipelineCall) -> tuple[str, ...]:
-    """The stage's arguments for another checkpoint's pipeline that this one's call does not take."""
-    return tuple(name for name in config.call if name in config.droppable_arguments and name not in call.defaults)
+    """The stage's arguments for another checkpoint's pipeline that are of no use to this one's call."""
+    useless = {"guidance_scale"} if call.ignores_guidance_scale else set()
+    return tuple(name for name in config.droppable_arguments if name not in call.defaults or name in useless)
+
+
+def without_arguments(config: DiffusionStageConfig, names: Collection[str]) -> DiffusionStageConfig:
+    """The stage without these arguments of the pipeline's call."""
+    kept = {name: value for name, value in config.call.items() if name not in names}
+    unset = dict.fromkeys(name for name in PIPELINE_ARGUMENTS if name in names)
+    return config.model_copy(update={**unset, "call": kept})
 
 
 def check_stage(config: DiffusionStageConfig, call: PipelineCall) -> None:
     """Reject stage settings that the pipeline's call does not accept; raises `InputError` with the stage's name."""
-    settings = {name: getattr(config, name) for name in STANDARD_ARGUMENTS}
+    settings = {name: getattr(config, name) for name in PIPELINE_ARGUMENTS}
     request = DiffusionRequest("", "", call=config.call, **settings)
     try:
         _check_names(request, call)
@@ -140,7 +148,7 @@ def check_call_argument(name: str, call: PipelineCall) -> None:
     """Reject a name in `call` that the pipeline lacks, or that the user may not set; raises `InputError`."""
     if name in OWNED_ARGUMENTS:
         raise InputError(f"`{name}` cannot be set", hint=OWNED_ARGUMENTS[name])
-    if name in STANDARD_ARGUMENTS:
+    if name in PIPELINE_ARGUMENTS:
         raise InputError(f"`{name}` is set twice", hint=f"set `{name}` next to `call`, not in it")
     if name not in call.defaults:
         settable = [n for n in call.defaults if n not in OWNED_ARGUMENTS and not _takes_tensor(n)]
@@ -158,7 +166,7 @@ def _takes_tensor(name: str) -> bool:
 def _check_names(request: DiffusionRequest, call: PipelineCall) -> None:
     for name in request.call:
         check_call_argument(name, call)
-    for name in STANDARD_ARGUMENTS:
+    for name in PIPELINE_ARGUMENTS:
         if getattr(request, name) is not None and name not in call.defaults:
             raise InputError(f"this pipeline takes no `{name}`", hint=f"remove `{name}`")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from omni_cli.config.schema import StageConfig
 from omni_cli.diffusers_integration.failures import describe_failure
 from omni_cli.diffusers_integration.pipeline_run import PendingImages, PipelineRunner
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
@@ -41,7 +42,7 @@ class BatchRun:
     def __init__(
         self,
         runner: PipelineRunner,
-        stage: str,
+        config: StageConfig,
         *,
         is_aborted: Callable[[DiffusionRequest], bool],
         on_failure: Callable[[], None],
@@ -49,7 +50,7 @@ class BatchRun:
         finish: OnOutput,
     ) -> None:
         self._runner = runner
-        self._stage = stage
+        self._config = config
         self._is_aborted = is_aborted
         self._on_failure = on_failure
         self._on_step = on_step
@@ -87,7 +88,7 @@ class BatchRun:
     def _error(self, raised: Exception, group: Group) -> OmniError:
         if isinstance(raised, OmniError):
             return raised
-        error = describe_failure(raised, self._stage, group)
+        error = describe_failure(raised, self._config, group)
         self._on_failure()
         return error
 

@@ -15,6 +15,7 @@ from omni_cli.diffusers_integration.arguments import (
     check_stage,
     foreign_arguments,
     resolve_request,
+    without_arguments,
 )
 from omni_cli.diffusers_integration.batch_run import BatchRun, OnOutput, OnStep
 from omni_cli.diffusers_integration.execution import check_device, check_supported, prepare_execution
@@ -117,8 +118,7 @@ class DiffusersPipelineExecutor:
             pipeline = self._load_pipeline() if self._make_pipeline is None else self._make_pipeline()
         self.call = PipelineCall.inspect(pipeline)
         self.dropped_arguments += foreign_arguments(self.config, self.call)
-        kept = {name: value for name, value in self.config.call.items() if name not in self.dropped_arguments}
-        self.config = self.config.model_copy(update={"call": kept})
+        self.config = without_arguments(self.config, self.dropped_arguments)
         check_stage(self.config, self.call)
         self._denoiser = prepare_execution(pipeline, self.config, self.device)
         self._runner = PipelineRunner(
@@ -210,7 +210,7 @@ class DiffusersPipelineExecutor:
             assert self._runner is not None
             batch = BatchRun(
                 self._runner,
-                self.config.name,
+                self.config,
                 is_aborted=self._is_aborted,
                 on_failure=self._check_device,
                 on_step=on_step,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 
+from omni_cli.config.schema import StageConfig
 from omni_cli.diffusers_integration.pixels import BadPixelsError
 from omni_cli.diffusers_integration.requests import DiffusionRequest
 from omni_cli.errors import InputError, OmniError, StageError
+from omni_cli.stage.library_messages import translate
 
 
-def describe_failure(raised: Exception, stage: str, requests: Sequence[DiffusionRequest]) -> OmniError:
+def describe_failure(raised: Exception, config: StageConfig, requests: Sequence[DiffusionRequest]) -> OmniError:
     """Return the error of all requests that shared the failed pipeline call, with its traceback in `details`.
 
     The frames of the call are cleared: they hold its tensors, which would live as long as the error.
@@ -21,19 +23,20 @@ def describe_failure(raised: Exception, stage: str, requests: Sequence[Diffusion
     traceback.clear_frames(raised.__traceback__)
     # torch's CPU allocator raises a plain RuntimeError.
     out_of_memory = isinstance(raised, torch.OutOfMemoryError | MemoryError) or "can't allocate" in str(raised)
+    translated, hint = translate(" ".join(str(raised).split()), config)
     if out_of_memory:
         message = f"not enough memory for {len(requests)} of {requests[0].width}x{requests[0].height}"
-        hint = "use a smaller `height` and `width`"
+        hint = ", or ".join(filter(None, ("use a smaller `height` and `width`", hint)))
     elif isinstance(raised, BadPixelsError) and all(request.num_inference_steps == 1 for request in requests):
         # Schedules that end at a given noise level divide by zero when the first step is the last.
         return InputError(f"{raised}: this model needs more than one step", hint="use 2 `num_inference_steps` or more")
     elif isinstance(raised, BadPixelsError):
         message, hint = str(raised), "try more `num_inference_steps`, other guidance, or `dtype: float32`"
     else:
-        message, hint = f"{type(raised).__name__}: {raised}", None
+        message = translated if hint else f"{type(raised).__name__}: {translated}"
     return StageError(
-        f"stage `{stage}`: {message}",
-        stage=stage,
+        f"stage `{config.name}`: {message}",
+        stage=config.name,
         request_id=requests[0].request_id if len(requests) == 1 else None,
         hint=hint,
         details=details,

@@ -52,7 +52,7 @@ def load_pipeline(model: str, dtype: str, device: str, *, stage: str, trust_remo
         raise StageError(
             f"not enough memory on {device} to load {model}",
             stage=stage,
-            hint="use a smaller model, a 16-bit `dtype` or another device",
+            hint=f"use a smaller model, `--set dtype=bfloat16` or `--set {stage}.devices='1'`",
             details=str(error),
         ) from error
     except Exception as error:

@@ -8,12 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from omni_cli.config.schema import PIPELINE_ARGUMENTS
 from omni_cli.errors import OmniError
 
 FinishReason = Literal["stop", "abort", "error"]
-
-# Call arguments that every text-to-image pipeline shares; they are fields of their own below.
-STANDARD_ARGUMENTS = ("negative_prompt", "height", "width", "num_inference_steps", "guidance_scale")
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class DiffusionRequest:
     @classmethod
     def from_arguments(cls, request_id: str, prompt: str, seed: int, arguments: Mapping[str, Any]) -> DiffusionRequest:
         """A request from flat call arguments by diffusers' names, such as `GenerateRequest.diffusion`."""
-        standard = {name: arguments[name] for name in STANDARD_ARGUMENTS if name in arguments}
+        standard = {name: arguments[name] for name in PIPELINE_ARGUMENTS if name in arguments}
         call = {name: value for name, value in arguments.items() if name not in standard}
         return cls(request_id, prompt, seed=seed, call=call, **standard)
 

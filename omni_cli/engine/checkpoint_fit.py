@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omni_cli.checkpoints.files import read_family, read_model_kind
+from omni_cli.checkpoints.files import describes_encoder, read_family, read_model_kind
 from omni_cli.config.schema import EngineConfig, StageConfig
 from omni_cli.errors import CheckpointError
 from omni_cli.families import Family, families
@@ -21,7 +21,8 @@ def check_fit(config: EngineConfig, model: str) -> None:
         role = family.role(stage.name)
         if role is None or not role.fits(stage):
             raise _misfit(stage, family, folder)
-        for names in role.needed_files:
+        encoders = role.processor_files and describes_encoder(folder)
+        for names in (*role.needed_files, *([role.processor_files] if encoders else [])):
             if not any((folder / name).is_file() for name in names):
                 raise CheckpointError(
                     f"`{folder}` has no {names[0]}, which stage `{stage.name}` needs", hint=_INCOMPLETE

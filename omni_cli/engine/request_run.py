@@ -37,6 +37,7 @@ from omni_cli.stage.messages import (
     RequestDone,
     StageRequest,
     TextChunk,
+    VideoInput,
     WaveformChunk,
 )
 
@@ -168,6 +169,10 @@ class RequestRun:
             reply=request.reply,
             audio=tuple(AudioInput(Array.of(samples), rate) for samples, rate in request.audio),
             images=tuple(Array.of(image) for image in request.images),
+            videos=tuple(
+                VideoInput(Array.of(video.frames), video.fps, video.total_num_frames, video.frames_indices)
+                for video in request.videos
+            ),
             raw=request.raw,
             sampling=dict(request.sampling),
             cache_salt=request.cache_salt,

@@ -13,7 +13,7 @@ from omni_cli.outputs import Modality
 _ALWAYS = frozenset({"request_id", "prompt", "seed", "modalities"})
 _OF_DIFFUSION = frozenset({"num_inference_steps", "guidance_scale"})
 _FIELDS: Mapping[Modality, frozenset[str]] = {
-    "text": frozenset({"audio", "image", "sampling", "max_tokens", "temperature", "raw"}),
+    "text": frozenset({"audio", "image", "video", "sampling", "max_tokens", "temperature", "raw"}),
     "audio": frozenset({"speaker"}),
     "image": frozenset({"negative_prompt", "height", "width"}),
 }

@@ -117,6 +117,7 @@ CHECKERS: Mapping[str, Callable[[object], Any]] = {
     "prompt": _prompt,
     "audio": _paths,
     "image": _paths,
+    "video": _paths,
     "seed": _whole_number(0, MAX_SEED),
     "sampling": _sampling,
     "max_tokens": _whole_number(1, MAX_TOKENS),

@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from omni_cli.config.schema import PIPELINE_ARGUMENTS
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.audio import load_audio
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.images import Warn, load_image
+from omni_cli.inputs.video import load_video
 from omni_cli.outputs import GenerateRequest, Modality
 
 MAX_IMAGE_PIXELS = 4096 * 4096
 
-_DIFFUSION_FIELDS = ("negative_prompt", "num_inference_steps", "guidance_scale", "height", "width")
 _SAMPLING_FIELDS = ("max_tokens", "temperature")
 
 Label = Callable[[str], str]
@@ -30,6 +31,7 @@ class RequestSpec:
     prompt: str
     audio: tuple[Path, ...] = ()
     image: tuple[Path, ...] = ()
+    video: tuple[Path, ...] = ()
     seed: int | None = None
     modalities: frozenset[Modality] | None = None
     raw: bool = False
@@ -74,12 +76,13 @@ def spec_of(checked: Mapping[str, Any], *, request_id: str, folder: Path, place:
         prompt=checked["prompt"],
         audio=tuple(folder / path for path in checked.get("audio", ())),
         image=tuple(folder / path for path in checked.get("image", ())),
+        video=tuple(folder / path for path in checked.get("video", ())),
         seed=checked.get("seed"),
         modalities=checked.get("modalities"),
         raw=checked.get("raw", False),
         speaker=checked.get("speaker"),
         sampling=sampling,
-        diffusion={name: checked[name] for name in _DIFFUSION_FIELDS if name in checked},
+        diffusion={name: checked[name] for name in PIPELINE_ARGUMENTS if name in checked},
         place=place,
     )
 
@@ -91,6 +94,7 @@ def build_request(spec: RequestSpec, *, seed: int, warn: Warn) -> GenerateReques
         prompt=spec.prompt,
         audio=tuple(load_audio(path) for path in spec.audio),
         images=tuple(load_image(path, warn) for path in spec.image),
+        videos=tuple(load_video(path) for path in spec.video),
         seed=seed if spec.seed is None else spec.seed,
         modalities=spec.modalities,
         raw=spec.raw,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from omni_cli.outputs import Message, Part
+from omni_cli.outputs import Message, Part, Video
 from omni_cli.serve.limits import Limits
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.schemas import chat
@@ -24,11 +24,12 @@ _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
 
 @dataclass
 class Conversation:
-    """`messages`, `audio` and `images` as in `GenerateRequest`."""
+    """`messages`, `audio`, `images` and `videos` as in `GenerateRequest`."""
 
     messages: list[Message] = field(default_factory=list)
     audio: list[tuple[np.ndarray, int]] = field(default_factory=list)
     images: list[np.ndarray] = field(default_factory=list)
+    videos: list[Video] = field(default_factory=list)
 
     @property
     def num_chars(self) -> int:
@@ -59,6 +60,9 @@ def _parts(message: chat.Message, param: str, decoder: MediaDecoder, conversatio
             case chat.ImagePart():
                 conversation.images.append(decoder.image(part.image_url.url, f"{param}[{number}].image_url.url"))
                 yield Part("image")
+            case chat.VideoPart():
+                conversation.videos.append(decoder.video(part.video_url.url, f"{param}[{number}].video_url.url"))
+                yield Part("video")
             case chat.AudioPart():
                 conversation.audio.append(decoder.audio(part.input_audio.data, f"{param}[{number}].input_audio.data"))
                 yield Part("audio")

@@ -11,14 +11,15 @@ MIB = 2**20
 class Limits:
     """Limits on one request, on all of them together, and on time (seconds).
 
-    `max_requests` bounds the requests in flight, running or waiting in the engine's own queues; `max_image_pixels` and
-    `max_audio_s` hold for all media of one request together.
+    `max_requests` bounds the requests in flight, running or waiting in the engine's own queues; `max_image_pixels`,
+    `max_video_pixels` (of the frames that the model sees) and `max_audio_s` hold for all media of one request together.
     """
 
     max_requests: int = 64
     max_body_bytes: int = 32 * MIB
     max_prompt_chars: int = 200_000
     max_image_pixels: int = 16 * MIB
+    max_video_pixels: int = 64 * MIB
     max_audio_s: float = 300.0
     max_n: int = 10
     timeout_s: float = 600.0

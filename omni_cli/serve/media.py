@@ -1,4 +1,4 @@
-"""Decode images and audio inside a request, within the limits."""
+"""Decode images, video and audio inside a request, within the limits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from omni_cli.errors import InputError
 from omni_cli.inputs.audio import decode_audio
 from omni_cli.inputs.images import decode_image
+from omni_cli.inputs.video import decode_video
+from omni_cli.outputs import Video
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.limits import Limits
 
@@ -25,25 +27,28 @@ class MediaDecoder:
 
     def __init__(self, limits: Limits) -> None:
         self._pixels_left = limits.max_image_pixels
+        self._video_pixels_left = limits.max_video_pixels
         self._audio_s_left = limits.max_audio_s
 
     def image(self, url: str, param: str) -> np.ndarray:
         """Decode a base64 data URL to uint8 RGB (height, width, 3); raises `APIError` (400)."""
-        found = _DATA_URL.match(url)
-        if found is None:
-            raise APIError(
-                400,
-                f"`{param}` must be `data:image/png;base64,...`: this server does not fetch URLs, so send the image",
-                code="invalid_image_url",
-                param=param,
-            )
-        content = _from_base64(url[found.end() :], param)
+        content = _from_data_url(url, param, "image", "image/png")
         try:
             pixels = decode_image(io.BytesIO(content), f"image in `{param}`", _no_warning, self._pixels_left)
         except InputError as error:
             raise APIError(400, error.message, code="invalid_image", param=param) from error
         self._pixels_left -= pixels.shape[0] * pixels.shape[1]
         return pixels
+
+    def video(self, url: str, param: str) -> Video:
+        """Decode a base64 data URL to a video's frames; raises `APIError` (400)."""
+        content = _from_data_url(url, param, "video", "video/mp4")
+        try:
+            video = decode_video(io.BytesIO(content), f"video in `{param}`", self._video_pixels_left)
+        except InputError as error:
+            raise APIError(400, error.message, code="invalid_video", param=param) from error
+        self._video_pixels_left -= video.frames.size // 3
+        return video
 
     def audio(self, data: str, param: str) -> tuple[np.ndarray, int]:
         """Decode a file in base64 to (float32 mono (num_samples,), sample rate in Hz); raises `APIError` (400)."""
@@ -54,6 +59,18 @@ class MediaDecoder:
             raise APIError(400, error.message, code="invalid_audio", param=param) from error
         self._audio_s_left -= len(samples) / sample_rate
         return samples, sample_rate
+
+
+def _from_data_url(url: str, param: str, what: str, example: str) -> bytes:
+    found = _DATA_URL.match(url)
+    if found is None:
+        raise APIError(
+            400,
+            f"`{param}` must be `data:{example};base64,...`: this server does not fetch URLs, so send the {what}",
+            code=f"invalid_{what}_url",
+            param=param,
+        )
+    return _from_base64(url[found.end() :], param)
 
 
 def _from_base64(text: str, param: str) -> bytes:

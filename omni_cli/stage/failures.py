@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import traceback
 
+from omni_cli.config.schema import StageConfig
 from omni_cli.errors import OmniError
+from omni_cli.stage.library_messages import translate
 from omni_cli.stage.messages import Failure
 from omni_cli.stage.payloads import PayloadError
 
 
-def request_failure(error: Exception, request_id: str) -> Failure:
-    """Describe the failure of a single request; call it in the exception handler."""
+def request_failure(error: Exception, request_id: str, stage: StageConfig) -> Failure:
+    """Describe the failure of a single request in a stage; call it in the exception handler."""
     details = traceback.format_exc()
     if isinstance(error, OmniError):
         return Failure.of(error, request_id=request_id, details=details)
-    limit = error.limit if isinstance(error, PayloadError) else None
-    hint = None if limit is None else f"raise this stage's key `{limit}`"
-    return Failure("stage", summary(error), hint, details, request_id)
+    message, hint = translate(summary(error), stage)
+    if isinstance(error, PayloadError) and error.limit is not None:
+        hint = f"raise this stage's key `{error.limit}`"
+    return Failure("stage", message, hint, details, request_id)
+
+
+def stage_failure(error: Exception, stage: StageConfig) -> Failure:
+    """Describe the failure of a stage while it runs; call it in the exception handler."""
+    message, hint = translate(summary(error), stage)
+    return Failure("stage", message, hint, details=traceback.format_exc())
 
 
 def summary(error: Exception) -> str:

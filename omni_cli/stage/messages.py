@@ -45,6 +45,15 @@ class AudioInput(msgspec.Struct, frozen=True):
     sample_rate: int
 
 
+class VideoInput(msgspec.Struct, frozen=True):
+    """As `omni_cli.outputs.Video`."""
+
+    frames: Array
+    fps: float
+    total_num_frames: int
+    frames_indices: tuple[int, ...]
+
+
 class StageRequest(msgspec.Struct, frozen=True, tag=True):
     """One request for one stage. The first stage of a chain gets the prompt, the others what came before them.
 
@@ -59,6 +68,7 @@ class StageRequest(msgspec.Struct, frozen=True, tag=True):
     reply: str | None = None
     audio: tuple[AudioInput, ...] = ()
     images: tuple[Array, ...] = ()
+    videos: tuple[VideoInput, ...] = ()
     raw: bool = False
     seed: int = 0
     speaker: str | None = None

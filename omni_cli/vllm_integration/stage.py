@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -16,11 +17,13 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from omni_cli.checkpoints.files import describes_encoder
+from omni_cli.compat.separate_videos import accept_separate_videos
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.errors import InputError, StageError
 from omni_cli.execution.ranges import mark
-from omni_cli.outputs import Message, Part
 from omni_cli.stage.failures import request_failure
+from omni_cli.stage.library_messages import translate
 from omni_cli.stage.messages import (
     AppendInput,
     HandoffChunk,
@@ -36,6 +39,7 @@ from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.cudagraph_mode import check_platform, check_settled
 from omni_cli.vllm_integration.device_settings import execution_args, use_whole_float32, with_given_cache
 from omni_cli.vllm_integration.output_processor import TextEngine
+from omni_cli.vllm_integration.prompts import PromptMaker, one_line
 from omni_cli.vllm_integration.ranks import forget_shared_memory, prepare_ranks
 from omni_cli.vllm_integration.registry import prepare_models
 
@@ -151,7 +155,8 @@ class VllmStage:
         request_id = active.request.request_id
         prompt, params = self.render(active)
         try:
-            (engine_input,) = self.engine.renderer.render_cmpl([prompt])
+            tokenize_params = self.tokenize_params(active.request) if "prompt" in prompt else None
+            (engine_input,) = self.engine.renderer.render_cmpl([prompt], tokenize_params)
             self.prepared(active, engine_input)
             active.engine_id = self.engine.add_request(request_id, engine_input, params)
         except (ValueError, VLLMClientError) as error:
@@ -163,21 +168,19 @@ class VllmStage:
         """vLLM's prompt and parameters for a request."""
         raise NotImplementedError
 
+    def tokenize_params(self, request: StageRequest) -> Any:
+        """vLLM's parameters for tokenizing a prompt of text; None for its default."""
+        return None
+
     def prepared(self, active: ActiveRequest, engine_input: object) -> None:
         """Called with the tokenized, preprocessed prompt before it enters the engine."""
 
     def refused(self, error: Exception) -> InputError:
         """Describe to the user a prompt that vLLM refuses."""
-        max_model_len = self.engine.vllm_config.model_config.max_model_len
-        if getattr(error, "parameter", None) == "input_tokens" or "maximum model length" in str(error):
-            return InputError(
-                f"the prompt is longer than stage `{self.spec.stage.name}` takes: {max_model_len} tokens, "
-                "at least one of them for the answer",
-                hint=f"shorten it, or allow more with `--set {self.spec.stage.name}.max_model_len=N`",
-            )
         if str(error).startswith("Failed to apply") and error.__cause__ is not None:
-            return InputError(f"the model cannot use this image or audio: {_one_line(error.__cause__)}")
-        return InputError(_one_line(error))
+            return InputError(f"the model cannot use this image, audio or video: {one_line(error.__cause__)}")
+        message, hint = translate(one_line(error), self.spec.stage)
+        return InputError(message, hint=hint)
 
     def append(self, command: AppendInput) -> None:
         raise NotImplementedError(f"stage `{self.spec.stage.name}` takes its input as a whole")
@@ -202,7 +205,7 @@ class VllmStage:
                 reports += self.output(active, output)
             except Exception as error:  # noqa: BLE001 - whatever is wrong with one request's output is its own fault
                 request_id = self.request_id_of(active)
-                reports.append(request_failure(error, request_id))
+                reports.append(request_failure(error, request_id, self.spec.stage))
                 self.abort(request_id)
             if output.finished:
                 self.active.pop(output.request_id, None)
@@ -243,10 +246,22 @@ class TextStage(VllmStage):
         check_platform(spec.stage)
         if spec.dtype == "float32":
             use_whole_float32()
+        if describes_encoder(Path(spec.model)):
+            accept_separate_videos()
         super().__init__(spec, emit)
         *_, self._cudagraph_mode = self.engine.collective_rpc("cudagraph_mode")
         check_settled(spec.stage, self._cudagraph_mode, self.engagement)
         self.processor = self.engine.output_processor
+        self.prompts = PromptMaker(self.engine, spec.stage)
+
+    def engine_args(self) -> dict[str, object]:
+        return {
+            **super().engine_args(),
+            # What is left for the KV cache is not measured then, and a dummy of the largest video would take seconds.
+            "skip_mm_profiling": self.spec.ar.kv_cache_memory_bytes is not None,
+            # vLLM processes media that it has in its cache without their metadata, and returns them without their data.
+            "mm_processor_cache_gb": 0,
+        }
 
     @property
     def effective(self) -> dict[str, object]:
@@ -255,21 +270,10 @@ class TextStage(VllmStage):
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         request = active.request
         salt = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
-        return {"prompt": self.prompt_text(request), **salt}, self.sampling_params(request)
+        return {**self.prompts.prompt(request), **salt}, self.sampling_params(request)
 
-    def prompt_text(self, request: StageRequest) -> str:
-        """The prompt as the tokenizer receives it: through the chat template, where the model has one."""
-        if request.raw:
-            return request.prompt
-        messages = conversation_of(request)
-        tokenizer = self.engine.get_tokenizer()
-        texts = ["".join(part.text for part in message.parts) for message in messages]
-        if getattr(tokenizer, "chat_template", None):
-            pairs = zip(messages, texts, strict=True)
-            return apply_chat_template(tokenizer, [{"role": m.role, "content": text} for m, text in pairs])
-        if len(messages) > 1:
-            raise InputError("this model has no chat template: it takes one message")
-        return texts[0]
+    def tokenize_params(self, request: StageRequest) -> Any:
+        return self.prompts.tokenize_params(request)
 
     def sampling_params(self, request: StageRequest, **extra: object) -> SamplingParams:
         assert isinstance(self.spec.stage, ARStageConfig)
@@ -277,7 +281,7 @@ class TextStage(VllmStage):
         try:
             return SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
         except (ValueError, TypeError, VLLMClientError) as error:
-            raise InputError(f"sampling: {_one_line(error)}") from error
+            raise InputError(f"sampling: {one_line(error)}") from error
 
     def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:
         completion = output.outputs[0]
@@ -338,30 +342,3 @@ class TextStage(VllmStage):
     def abort(self, request_id: str) -> None:
         super().abort(request_id)
         self.processor.forget(request_id)
-
-
-def conversation_of(request: StageRequest) -> tuple[Message, ...]:
-    """The messages of a request; a prompt is one, after its media. Raises `InputError` where nothing is said."""
-    messages = request.messages
-    if not messages:
-        media = [Part("audio") for _ in request.audio] + [Part("image") for _ in request.images]
-        messages = (Message("user", (*media, Part("text", request.prompt))),)
-    if not any(part.text or part.type != "text" for message in messages for part in message.parts):
-        raise InputError("the prompt is empty", hint="give it something to answer")
-    return messages
-
-
-def apply_chat_template(tokenizer: Any, conversation: list[dict[str, Any]]) -> str:
-    """The prompt of a conversation, up to where the answer begins; raises `InputError` where the template refuses."""
-    from jinja2 import TemplateError
-
-    try:
-        return str(tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
-    except TemplateError as error:
-        raise InputError(f"the model's chat template refuses this conversation: {_one_line(error)}") from error
-
-
-def _one_line(error: BaseException) -> str:
-    # vLLM's own exceptions append a parameter's name and value to the text that they were given.
-    text = error.args[0] if isinstance(error, VLLMClientError) and error.args else error
-    return " ".join(str(text).split())

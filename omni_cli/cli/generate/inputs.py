@@ -35,7 +35,7 @@ def read_specs(
         prompt = _read_prompt(given.get("prompt"), capabilities)
         checked = check_fields({**given, "prompt": prompt}, capabilities, _label)
         return [spec_of(checked, request_id="0", folder=Path())]
-    for name in ("prompt", "audio", "image"):
+    for name in ("prompt", "audio", "image", "video"):
         if name in given:
             raise UsageError(
                 f"{_label(name)} and `--requests` exclude each other",
@@ -99,7 +99,8 @@ def _label(name: str) -> str:
 
 
 def _decoded_bytes(request: GenerateRequest) -> int:
-    return sum(samples.nbytes for samples, _ in request.audio) + sum(image.nbytes for image in request.images)
+    sizes = [samples.nbytes for samples, _ in request.audio] + [image.nbytes for image in request.images]
+    return sum(sizes) + sum(video.frames.nbytes for video in request.videos)
 
 
 def _held(request: GenerateRequest) -> GenerateRequest:

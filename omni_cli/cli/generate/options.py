@@ -20,6 +20,9 @@ class RequestOptions:
     image: Annotated[list[str] | None, option("--image", "FILE", "Image input (PNG, JPEG, WebP, ...). Repeatable.")] = (
         None
     )
+    video: Annotated[
+        list[str] | None, option("--video", "FILE", "Video input (MP4, WebM, ...), without its sound. Repeatable.")
+    ] = None
     modalities: Annotated[
         str | None,
         option("--modalities", "LIST", "Output modalities, such as `text,audio`. Default: all that the profile has."),

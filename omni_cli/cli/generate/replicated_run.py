@@ -68,8 +68,6 @@ class ReplicatedRun(BaseRun[BatchJob, RequestSpec | BadRequest]):
         if answer.stages and not self._started:
             for stage in answer.stages:
                 self._progress.handle(StageLoading(stage.name, stage.kind, stage))
-                for warning in stage.warnings:
-                    self._printer.warn(warning)
             self._started = True
         for warning in answer.warnings:
             self._printer.warn(warning if spec.place is None else f"{spec.place}: {warning}")

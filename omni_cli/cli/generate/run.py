@@ -59,8 +59,6 @@ class GenerateRun(BaseRun[GenerateEngine, PendingRequest | BadRequest]):
         await self._worker.start(self._progress.handle)
         self._started = True
         self._printer.loaded(self._worker.stages)
-        for warning in (warning for stage in self._worker.stages for warning in stage.warnings):
-            self._printer.warn(warning)
         in_flight = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
         tasks = [
             asyncio.create_task(self._run_request(index, request, in_flight))

@@ -15,6 +15,7 @@ from omni_cli.bench.environment import read_environment
 from omni_cli.cli.artifacts import ArtifactWriter, folder_if_used
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_line import LiveLine
+from omni_cli.cli.terminal.progress import print_stage_warnings
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.errors import ExitCode, OutputError
 from omni_cli.outputs import Event, StageLoading
@@ -67,6 +68,8 @@ def _profiling_run(
 ) -> ProfilingRun:
     def on_event(event: Event) -> None:
         if isinstance(event, StageLoading):
+            line.hide()
+            print_stage_warnings(event)
             state = "loading" if event.info is None else f"ready in {seconds(event.info.load_s)}"
             line.say(f"stage {event.name} {state}")
 

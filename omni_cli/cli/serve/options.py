@@ -68,6 +68,9 @@ class ServeOptions(ProfileOptions):
     max_image_pixels: Annotated[
         int, option("--max-image-pixels", "N", "Limit of pixels of all images in one request.", min=1)
     ] = _DEFAULT.max_image_pixels
+    max_video_pixels: Annotated[
+        int, option("--max-video-pixels", "N", "Limit of pixels of all video frames in one request.", min=1)
+    ] = _DEFAULT.max_video_pixels
     max_audio_seconds: Annotated[
         float,
         option(
@@ -82,6 +85,7 @@ class ServeOptions(ProfileOptions):
             max_body_bytes=self.max_body_bytes,
             max_prompt_chars=self.max_prompt_chars,
             max_image_pixels=self.max_image_pixels,
+            max_video_pixels=self.max_video_pixels,
             max_audio_s=self.max_audio_seconds,
             max_n=self.max_n,
             timeout_s=self.timeout,

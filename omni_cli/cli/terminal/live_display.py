@@ -60,6 +60,10 @@ class LiveDisplay:
         if not self._refreshes:
             self._live.refresh()
 
+    @property
+    def is_shown(self) -> bool:
+        return self._live is not None
+
     def hide(self) -> None:
         """Clear it, so that other lines can be written."""
         if self._live is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveDisplay, ProgressMode, progress_mode
 from omni_cli.outputs import Event, RequestResult, StageLoading, StageProgress
 from omni_cli.report.units import count, seconds
@@ -26,14 +27,23 @@ class ProgressDisplay(Protocol):
 
 
 class NoProgress:
+    """Only the warnings of loaded stages, which every display prints."""
+
     def handle(self, event: Event) -> None:
-        pass
+        print_stage_warnings(event)
 
     def show(self) -> None:
         pass
 
     def hide(self) -> None:
         pass
+
+
+def print_stage_warnings(event: Event) -> None:
+    """Print what a stage that has just loaded does otherwise than its profile says."""
+    if isinstance(event, StageLoading) and event.info is not None:
+        for warning in event.info.warnings:
+            console.print_warning(warning)
 
 
 def choose_progress(
@@ -49,24 +59,19 @@ def choose_progress(
             return NoProgress()
 
 
-class LineProgress:
+class LineProgress(NoProgress):
     """One plain line for each thing that happened."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def handle(self, event: Event) -> None:
+        super().handle(event)
         if isinstance(event, StageLoading):
             state = "loading" if event.info is None else f"ready in {seconds(event.info.load_s)}"
             self._write(f"stage {event.name} ({event.kind}): {state}")
         elif isinstance(event, RequestResult):
             self._write(f"request {event.request_id}: {'done' if event.error is None else 'failed'}")
-
-    def show(self) -> None:
-        pass
-
-    def hide(self) -> None:
-        pass
 
     def _write(self, line: str) -> None:
         self._stream.write(line + "\n")
@@ -154,7 +159,7 @@ class StageBoard:
         return cells
 
 
-class LiveProgress:
+class LiveProgress(NoProgress):
     """A table that redraws itself in place and is gone in the end."""
 
     def __init__(self, board: StageBoard, stream: TextIO) -> None:
@@ -163,6 +168,12 @@ class LiveProgress:
 
     def handle(self, event: Event) -> None:
         self._board.handle(event)
+        was_shown = self._display.is_shown
+        if isinstance(event, StageLoading) and event.info is not None and event.info.warnings:
+            self.hide()
+            super().handle(event)
+            if was_shown:
+                self.show()
 
     def show(self) -> None:
         self._display.show()

@@ -30,7 +30,8 @@ from omni_cli.execution import ranges
 from omni_cli.execution.stacks import write_stacks_on_signal
 from omni_cli.models.registry import load_stage
 from omni_cli.ray_integration.ranks import ray_for_ranks
-from omni_cli.stage.failures import request_failure, summary
+from omni_cli.stage.failures import request_failure, stage_failure, summary
+from omni_cli.stage.library_messages import translate
 from omni_cli.stage.messages import (
     AbortRequest,
     Alive,
@@ -55,7 +56,6 @@ from omni_cli.stage.recording import (
     StartRecording,
     StopRecording,
 )
-from omni_cli.vllm_integration.load_messages import translate
 
 # A stage whose steps have nothing to report, such as parts of a long prompt, reports now and then that it is alive.
 _BEAT_S = 1.0
@@ -120,14 +120,16 @@ def _run(
     if recorder is not None:
         recorder.loaded(stage)
     try:
-        _serve(stage, inbox, emit, recorder)
+        _serve(spec, stage, inbox, emit, recorder)
     except Exception as error:  # noqa: BLE001 - the engine has failed, and with it every request of this stage
-        emit(Failure("stage", summary(error), details=traceback.format_exc()))
+        emit(stage_failure(error, spec.stage))
     finally:
         stage.close(process_ends=True)
 
 
-def _serve(stage: Stage, inbox: queue.SimpleQueue[Command], emit: _Emitter, recorder: Recorder | None) -> None:
+def _serve(
+    spec: StageSpec, stage: Stage, inbox: queue.SimpleQueue[Command], emit: _Emitter, recorder: Recorder | None
+) -> None:
     while True:
         while not stage.has_work() or not inbox.empty():
             command = inbox.get()
@@ -137,7 +139,7 @@ def _serve(stage: Stage, inbox: queue.SimpleQueue[Command], emit: _Emitter, reco
                 case AbortRequest():
                     stage.abort(command.request_id)
                 case StageRequest() | AppendInput():
-                    _take(stage, command, emit)
+                    _take(spec, stage, command, emit)
                 case StartRecording() | StopRecording() | DescribeStage() | MeasureRates():
                     _record(recorder, command, emit)
         with ranges.mark("engine step"):
@@ -167,7 +169,7 @@ def _send_reports(stage: Stage, reports: Sequence[Report], emit: _Emitter) -> No
             emit(Alive())
 
 
-def _take(stage: Stage, command: StageRequest | AppendInput, emit: _Emitter) -> None:
+def _take(spec: StageSpec, stage: Stage, command: StageRequest | AppendInput, emit: _Emitter) -> None:
     request_id = command.request_id
     if isinstance(command, StageRequest):
         ranges.request_began(request_id)
@@ -180,7 +182,7 @@ def _take(stage: Stage, command: StageRequest | AppendInput, emit: _Emitter) -> 
                     stage.append(command)
     except Exception as error:  # noqa: BLE001 - one request that a library chokes on must not end the others
         stage.abort(request_id)
-        emit(request_failure(error, request_id))
+        emit(request_failure(error, request_id, spec.stage))
 
 
 def _record(recorder: Recorder | None, command: RecordingCommand, emit: _Emitter) -> None:

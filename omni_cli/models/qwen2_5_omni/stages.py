@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import soxr
 import torch
 from vllm import SamplingParams
 
@@ -23,10 +21,8 @@ from omni_cli.models.qwen2_5_omni.partial_handoff import PartialHandoff
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
 from omni_cli.models.qwen2_5_omni.tensors import open_tensor
-from omni_cli.outputs import Message, Part
 from omni_cli.stage.messages import (
     AppendInput,
-    AudioInput,
     Report,
     StageRequest,
 )
@@ -42,7 +38,7 @@ from omni_cli.stage.request_payloads import (
     payload_arguments,
 )
 from omni_cli.vllm_integration.conditioned_scheduler import scheduler_of
-from omni_cli.vllm_integration.stage import ActiveRequest, TextStage, apply_chat_template, conversation_of
+from omni_cli.vllm_integration.stage import ActiveRequest, TextStage
 
 # Blocks filled by a request without hidden states hold no rows, so the two kinds must not share a prefix. Both have a
 # salt before the client's own, which clients could otherwise forge.
@@ -60,22 +56,11 @@ class ThinkerStage(TextStage):
             **super().engine_args(),
             # The profile sets the KV cache or a share of the device; sizing a dummy video would take seconds.
             "skip_mm_profiling": True,
-            # vLLM returns cached media without their data, and the talker needs the grids and lengths of all media.
-            "mm_processor_cache_gb": 0,
         }
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         prompt, params = super().render(active)
         request = active.request
-        media: dict[str, Any] = {}
-        if request.audio:
-            media["audio"] = [self._at_model_rate(audio) for audio in request.audio]
-        if request.images:
-            from PIL import Image
-
-            media["image"] = [Image.fromarray(image.numpy()) for image in request.images]
-        if media:
-            prompt["multi_modal_data"] = media
         if request.reply is not None:
             # The answer is part of the prompt; the token that the step adds is ignored.
             prompt_ids, reply_ids = self.with_reply(prompt.pop("prompt"), request.reply)
@@ -87,28 +72,6 @@ class ThinkerStage(TextStage):
         if request.wants_handoff:
             params.extra_args = {WANTS_HIDDEN_STATES: True}
         return prompt, params
-
-    def _at_model_rate(self, audio: AudioInput) -> tuple[np.ndarray, int]:
-        # vLLM would resample with PyAV, which a CPU installation does not have.
-        target = self._processor.feature_extractor.sampling_rate
-        return soxr.resample(audio.samples.numpy(), audio.sample_rate, target), target
-
-    @property
-    def _processor(self) -> Any:
-        return self.engine.renderer.get_mm_processor().info.get_hf_processor()
-
-    def prompt_text(self, request: StageRequest) -> str:
-        if request.raw:
-            return request.prompt
-        messages = conversation_of(request)
-        system_prompt = self.spec.ar.system_prompt
-        if system_prompt is not None and messages[0].role != "system":
-            messages = (Message("system", (Part("text", system_prompt),)), *messages)
-        conversation = [
-            {"role": m.role, "content": [{"type": part.type, part.type: part.text} for part in m.parts]}
-            for m in messages
-        ]
-        return apply_chat_template(self._processor, conversation)
 
     def with_reply(self, prompt: str, reply: str) -> tuple[list[int], list[int]]:
         """Token ids of a prompt and of a given answer to it; the answer's last one ends it."""

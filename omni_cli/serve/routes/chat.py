@@ -87,6 +87,7 @@ def _generate_request(service: Service, body: ChatCompletionRequest, reply: Chat
         messages=tuple(conversation.messages),
         audio=tuple(conversation.audio),
         images=tuple(conversation.images),
+        videos=tuple(conversation.videos),
         seed=service.config.seed if body.seed is None else body.seed,
         # The words are generated on the way to speech anyway; they are its transcript.
         modalities=frozenset({"text", "audio"} if reply.wants_audio else {"text"}),

@@ -54,7 +54,18 @@ class AudioPart(Strict):
     input_audio: InputAudio
 
 
-Part = Annotated[TextPart | ImagePart | AudioPart, Field(discriminator="type")]
+class VideoURL(Strict):
+    url: str = Field(description="`data:video/mp4;base64,...`; URLs are not fetched.")
+
+
+class VideoPart(Strict):
+    """vLLM's own addition. The sound is not read."""
+
+    type: Literal["video_url"]
+    video_url: VideoURL
+
+
+Part = Annotated[TextPart | ImagePart | AudioPart | VideoPart, Field(discriminator="type")]
 
 
 class GivenAudio(Strict):

@@ -25,6 +25,7 @@ from support.stable_diffusion import build_stable_diffusion
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
+from omni_cli.diffusers_integration.failures import describe_failure
 from omni_cli.diffusers_integration.loading import check_text_to_image
 from omni_cli.diffusers_integration.pixels import from_bytes, to_bytes
 from omni_cli.diffusers_integration.prompt_cache import PromptCache
@@ -354,6 +355,35 @@ def test_arguments_for_the_profiles_own_checkpoint_are_dropped_for_another(folde
         start(folders["stable_diffusion"], given.stage("image"))
 
 
+def test_keys_that_only_the_profiles_own_pipeline_takes_are_dropped_for_another(folders, tmp_path):
+    """Qwen-Image accepts `guidance_scale` and ignores it."""
+    profile = tmp_path / "own.yaml"
+    profile.write_text(
+        "version: 1\nname: own\nmodel: elsewhere\ndtype: float32\nstages:\n"
+        "  image: {kind: diffusion, backend: diffusers, guidance_scale: 5.0, num_inference_steps: 2,\n"
+        "          call: {eta: 0.5}}\n"
+    )
+    config = load_profile(str(profile), model=str(folders["qwen_image"]))
+    executor = start(folders["qwen_image"], config.stage("image"))
+    assert executor.effective["dropped_arguments"] == ["guidance_scale", "eta"]
+    assert (executor.config.guidance_scale, executor.config.num_inference_steps) == (None, 2)
+    given = load_profile(str(profile), ["image.guidance_scale=4.0"], model=str(folders["qwen_image"]))
+    with pytest.raises(UsageError, match="`guidance_scale` has no effect"):
+        start(folders["qwen_image"], given.stage("image"))
+
+
+def test_a_failure_that_names_an_option_of_diffusers_names_ours(folders):
+    config = load_profile("tiny-image").stage("image")
+    advice = RuntimeError("the model does not fit: call `pipe.enable_model_cpu_offload()`")
+    error = describe_failure(advice, config, [DiffusionRequest("0", "a cat", height=64, width=64)])
+    assert error.message == "stage `image`: the pipeline does not fit on the device"
+    assert error.hint == "`--set image.devices='1'` or `--set image.max_num_seqs=1` or `--set dtype=bfloat16`"
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+    error = describe_failure(full, config, [DiffusionRequest("0", "a cat", height=64, width=64)])
+    assert error.message == "stage `image`: not enough memory for 1 of 64x64"
+    assert error.hint.startswith("use a smaller `height` and `width`, or `--set image.devices='1'`")
+
+
 def test_values_come_from_the_request_then_the_stage_then_the_pipeline(folders):
     stage = DiffusionStageConfig.named(
         name="image", height=32, negative_prompt="blurry", call={"eta": 0.5, "clip_skip": 1}
@@ -649,6 +679,7 @@ from omni_cli.compat.libraries import prepare_libraries
 
 prepare_libraries()
 from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.failures import describe_failure  # noqa: E402
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 

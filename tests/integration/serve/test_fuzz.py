@@ -25,6 +25,7 @@ values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.di
 parts = st.one_of(
     st.fixed_dictionaries({"type": st.just("text"), "text": scalars}),
     st.fixed_dictionaries({"type": st.just("image_url"), "image_url": st.fixed_dictionaries({"url": scalars})}),
+    st.fixed_dictionaries({"type": st.just("video_url"), "video_url": st.fixed_dictionaries({"url": scalars})}),
     st.fixed_dictionaries(
         {"type": st.just("input_audio"), "input_audio": st.fixed_dictionaries({"data": scalars, "format": words})}
     ),

@@ -26,6 +26,10 @@ def image_part(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
+def video_part(url: str) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": url}}
+
+
 def audio_part(data: bytes) -> dict[str, Any]:
     return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
 
@@ -66,7 +70,9 @@ CHAT_MISTAKES: list[tuple[dict[str, Any], str, str | None]] = [
     ),
     ({"messages": HELLO, "stream_options": {"include_usage": True}}, "needs `stream: true`", "stream_options"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "'user'", "messages[0]"),
-    (content({"type": "video_url", "video_url": {"url": "x"}}), "'image_url'", "messages[0].content[0]"),
+    (content({"type": "file_url", "file_url": {"url": "x"}}), "'image_url'", "messages[0].content[0]"),
+    (content(video_part("https://example.com/cat.mp4")), "send the video", "messages[0].content[0].video_url.url"),
+    (content(video_part("data:video/mp4;base64,aGVsbG8=")), "cannot read the video", None),
     (content(image_part("https://example.com/cat.png")), "does not fetch URLs", "messages[0].content[0].image_url.url"),
     (content(image_part("file:///etc/passwd")), "does not fetch URLs", "messages[0].content[0].image_url.url"),
     (content(image_part("data:image/png;base64,@@@")), "not valid base64", "messages[0].content[0].image_url.url"),

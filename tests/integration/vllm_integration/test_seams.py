@@ -74,8 +74,23 @@ CALLABLES = [
         [],
         "returns our `make_scheduler`, which is called with `vllm_config=...` like a class",
     ),
-    ("vllm.renderers.base:BaseRenderer.render_cmpl", ["prompts"], "is called to tokenize and preprocess a prompt"),
-    ("vllm.renderers.base:BaseRenderer.get_mm_processor", [], "is called for the chat template"),
+    (
+        "vllm.renderers.base:BaseRenderer.render_cmpl",
+        ["prompts", "tok_params"],
+        "is called to tokenize and preprocess a prompt",
+    ),
+    ("vllm.renderers.base:BaseRenderer.render_messages", ["messages", "params"], "is called for the chat template"),
+    ("vllm.renderers.base:BaseRenderer.get_mm_processor", [], "is called for what the model takes"),
+    (
+        "vllm.renderers.hf:resolve_chat_template",
+        ["tokenizer", "chat_template", "tools", "model_config"],
+        "is called to see whether there is a chat template",
+    ),
+    (
+        "transformers:Qwen3VLProcessor.validate_inputs",
+        ["images", "text", "videos"],
+        "is replaced: vLLM hands videos over in separate calls",
+    ),
     (
         "vllm.model_executor.models.registry:_LazyRegisteredModel.load_model_cls",
         [],

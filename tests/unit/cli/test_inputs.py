@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import struct
+import sys
 import zlib
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from omni_cli.inputs import audio as audio_module
 from omni_cli.inputs.audio import load_audio
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.images import load_image
+from omni_cli.inputs.video import decode_video, load_video
 
 OMNI = make_config(
     "tiny-omni",
@@ -39,6 +42,58 @@ def write_tone(path: Path, *, rate: int = 16000, channels: int = 1, seconds: flo
     tone = np.stack([0.5 * np.sin(2 * np.pi * 220 * (c + 1) * time) for c in range(channels)], axis=1)
     soundfile.write(path, tone, rate, **kwargs)
     return tone.astype(np.float32)
+
+
+# Video
+
+
+def write_video(path: Path, num_frames: int, *, fps: int = 8, size: int = 32) -> None:
+    """A lossless one, each frame a grey of its number."""
+    av = pytest.importorskip("av")
+    with av.open(path, "w") as container:
+        stream = container.add_stream("ffv1", rate=fps)
+        stream.width = stream.height = size
+        stream.pix_fmt = "bgr0"
+        for index in range(num_frames):
+            frame = av.VideoFrame.from_ndarray(np.full((size, size, 3), 5 * index, np.uint8), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+
+
+def test_frames_of_a_short_video(tmp_path: Path) -> None:
+    write_video(tmp_path / "v.mkv", 6)
+    video = load_video(tmp_path / "v.mkv")
+    assert (video.frames.shape, video.frames.dtype) == ((6, 32, 32, 3), np.uint8)
+    assert (video.fps, video.total_num_frames, video.frames_indices) == (8.0, 6, tuple(range(6)))
+    assert [int(frame.mean()) for frame in video.frames] == [0, 5, 10, 15, 20, 25]
+
+
+def test_a_long_video_is_sampled_evenly(tmp_path: Path) -> None:
+    write_video(tmp_path / "v.mkv", 50)
+    video = load_video(tmp_path / "v.mkv")
+    assert len(video.frames) == len(video.frames_indices) == 32
+    assert (video.frames_indices[0], video.frames_indices[-1], video.total_num_frames) == (0, 49, 50)
+    assert [int(frame.mean()) for frame in video.frames] == [5 * index for index in video.frames_indices]
+
+
+def test_videos_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_video(tmp_path / "v.mkv", 16)
+    content = (tmp_path / "v.mkv").read_bytes()
+    (tmp_path / "text.mp4").write_text("no video at all")
+    write_tone(tmp_path / "tone.wav")
+    for name, message in (("text.mp4", "cannot read the video file"), ("tone.wav", "has no video stream")):
+        with pytest.raises(InputError, match=message):
+            load_video(tmp_path / name)
+    with pytest.raises(InputError, match="No such file"):
+        load_video(tmp_path / "none.mp4")
+    with pytest.raises(InputError, match="32x32 pixels per frame; the maximum is 64 for 16 frames"):
+        decode_video(io.BytesIO(content), "video", max_pixels=1024)
+    with pytest.raises(InputError, match="longer than 1 s"):
+        decode_video(io.BytesIO(content), "video", max_s=1.0)
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(InputError, match="needs PyAV") as caught:
+        load_video(tmp_path / "v.mkv")
+    assert caught.value.hint == "pip install 'omni-cli[video]'"
 
 
 # Audio

@@ -44,6 +44,18 @@ def test_board_follows_loading() -> None:
     assert board.cells()[0] == ("thinker", "ar", "ready in 4.10 s", "", "")
 
 
+@pytest.mark.parametrize("display", ["none", "lines", "live"])
+def test_every_display_prints_the_warnings_of_a_stage(display: str, capsys: pytest.CaptureFixture[str]) -> None:
+    stream = {"none": io.StringIO(), "lines": io.StringIO(), "live": Terminal()}[display]
+    shown = choose_progress(STAGES, 1, stream, quiet=display == "none", verbose=display == "lines")
+    info = StageInfo("token2wav", "diffusion", 1.0, {}, {"dropped_arguments": ["eta"]})
+    shown.handle(StageLoading("token2wav", "diffusion"))
+    assert "warning" not in capsys.readouterr().err
+    shown.handle(StageLoading("token2wav", "diffusion", info))
+    shown.hide()
+    assert "stage `token2wav`: this checkpoint's pipeline has no use for the profile's `eta`" in capsys.readouterr().err
+
+
 def test_board_counts_work_and_rate_over_all_requests() -> None:
     clock = Clock()
     board = StageBoard(STAGES, 1, clock)

@@ -120,10 +120,12 @@ def test_only_arguments_that_the_profile_has_for_its_own_checkpoint_may_be_dropp
     def droppable(*overrides: str, model: str | None = "dir") -> set[str]:
         return set(load_profile("tiny-image", overrides, model=model).stage("image").droppable_arguments)
 
-    assert droppable() == {"true_cfg_scale"}
-    assert droppable("image.call.eta=0.5") == {"true_cfg_scale"}
-    assert droppable("image.call.true_cfg_scale=2.0") == set()
-    assert droppable("image.call={true_cfg_scale: 2.0}") == set()
-    assert droppable("model=dir", model=None) == {"true_cfg_scale"}
+    keys = {"height", "width", "num_inference_steps"}
+    assert droppable() == {"true_cfg_scale", *keys}
+    assert droppable("image.call.eta=0.5") == {"true_cfg_scale", *keys}
+    assert droppable("image.call.true_cfg_scale=2.0") == keys
+    assert droppable("image.call={true_cfg_scale: 2.0}") == keys
+    assert droppable("image.width=32", "image.guidance_scale=2") == {"true_cfg_scale", *keys} - {"width"}
+    assert droppable("model=dir", model=None) == {"true_cfg_scale", *keys}
     assert droppable(model=None) == set()
     assert droppable(model="builtin:tiny-image") == set()

@@ -16,11 +16,11 @@ ensure_torchvision_importable()
 
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig  # noqa: E402
 from omni_cli.engine.devices import has_cuda_device  # noqa: E402
-from omni_cli.vllm_integration.load_messages import TRANSLATIONS, translate  # noqa: E402
+from omni_cli.stage.library_messages import TRANSLATIONS, translate  # noqa: E402
 
 GIB = 1 << 30
 STAGE = ARStageConfig.named("model")
-FOREIGN = ("--gpu-memory", "--kv-cache", "--max-model-len", "VLLM_", "docs.vllm.ai")
+FOREIGN = ("--limit-mm", "--gpu-memory", "--kv-cache", "--max-model-len", "VLLM_", "docs.vllm.ai")
 
 
 def said(function, *arguments, **keywords) -> str:
@@ -57,6 +57,48 @@ def batched_tokens() -> str:
 
     scheduler = SimpleNamespace(max_num_batched_tokens=512, enable_chunked_prefill=False)
     return said(SchedulerConfig.verify_max_model_len, scheduler, 2048)
+
+
+def fewer_tokens_than_requests() -> str:
+    from vllm.config import SchedulerConfig
+
+    scheduler = SimpleNamespace(max_num_batched_tokens=4, max_num_seqs=8, enable_chunked_prefill=True)
+    return said(SchedulerConfig.verify_max_model_len, scheduler, 2048)
+
+
+def long_prompt(length: int) -> str:
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    processor = SimpleNamespace(
+        skip_prompt_length_check=False,
+        supports_mm_inputs=True,
+        model_config=SimpleNamespace(max_model_len=512, runner_type="generate"),
+    )
+    return said(InputProcessor._validate_prompt_len, processor, length, "decoder")
+
+
+def long_context() -> str:
+    from vllm.renderers.params import TokenizeParams
+
+    return said(TokenizeParams(max_total_tokens=512, max_output_tokens=0)._token_len_check, None, list(range(513)))
+
+
+def large_image() -> str:
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    position = SimpleNamespace(get_num_embeds=lambda: 900)
+    processor = SimpleNamespace(
+        _validate_prompt_len=lambda *_: None, model_config=None, tokenizer=None, mm_encoder_cache_size=512
+    )
+    prompt = {"type": "multimodal", "prompt_token_ids": [1], "mm_placeholders": {"image": [position]}}
+    return said(InputProcessor._validate_model_input, processor, prompt, "decoder")
+
+
+def items(supported: dict[str, int | None], allowed: int) -> str:
+    from vllm.multimodal.processing import BaseProcessingInfo
+
+    info = SimpleNamespace(supported_mm_limits=supported, allowed_mm_limits=dict.fromkeys(supported, allowed))
+    return said(BaseProcessingInfo.validate_num_items, info, "image", 3)
 
 
 def too_long() -> str:
@@ -96,6 +138,20 @@ def remote_code() -> str:
         (batched_tokens, "(512) is smaller than", "--set model.max_num_batched_tokens=2048"),
         (too_long, "(100000) is more than the model's 8192 positions", "`--set model.max_model_len=8192`"),
         (remote_code, "someone/model", "--trust-remote-code"),
+        (fewer_tokens_than_requests, "(4) is smaller than `max_num_seqs` (8)", "--set model.max_num_batched_tokens=8"),
+        (lambda: long_prompt(600), "longer than stage `model` takes: 512 tokens", "`--set model.max_model_len=N`"),
+        (lambda: long_prompt(512), "longer than stage `model` takes: 512 tokens", "shorten it, or `--set"),
+        (long_context, "longer than stage `model` takes: 512 tokens", "`--set model.max_model_len=N`"),
+        (
+            large_image,
+            "this image takes 900 tokens; stage `model` has room for 512",
+            "--set model.max_num_batched_tokens=900",
+        ),
+        (
+            lambda: items({"image": 4}, 2),
+            "stage `model` takes at most 2 image per request",
+            "`--set model.limit_mm_per_prompt='{image: N}'`",
+        ),
     ],
 )
 def test_real_messages_name_our_keys(make, expected: str, setting: str) -> None:
@@ -103,6 +159,11 @@ def test_real_messages_name_our_keys(make, expected: str, setting: str) -> None:
     assert expected in message
     assert setting in (hint or "")
     assert not any(word in message for word in FOREIGN)
+
+
+def test_a_limit_of_the_model_has_no_option() -> None:
+    assert translate(items({"image": 1}, 1), STAGE) == ("stage `model` takes at most 1 image per request", None)
+    assert translate(items({}, 1), STAGE) == ("stage `model` takes no image", None)
 
 
 def test_messages_that_need_a_device() -> None:
@@ -117,7 +178,7 @@ def test_messages_that_need_a_device() -> None:
     torch = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
     message, hint = translate(torch, DiffusionStageConfig.named("image"))
     assert message == "out of memory on the device: 2.00 GiB more could not be allocated"
-    assert hint == "`--set image.devices='1'` or `--set image.max_num_seqs=1`"
+    assert hint == "`--set image.devices='1'` or `--set image.max_num_seqs=1` or `--set dtype=bfloat16`"
 
 
 def test_an_option_in_any_other_message_is_ours() -> None:

@@ -1,5 +1,7 @@
 """Messages of vLLM, torch and diffusers about options that are not ours, with the `--set` that does the same.
 
+Those of loading a stage, and those about a request.
+
 Importing this imports no engine.
 """
 
@@ -16,6 +18,8 @@ _GIB = 1 << 30
 _MIN_CACHE_BYTES = 64 << 20
 # What stays free for everything else of the process.
 _SPARE = 0.8
+# The profile's own key, not a stage's.
+DTYPE = "dtype"
 
 Values = Mapping[str, str]
 Settings = Iterable[tuple[str, object]]
@@ -23,11 +27,13 @@ Settings = Iterable[tuple[str, object]]
 
 @dataclass(frozen=True)
 class Translation:
-    """`message` is filled from the groups of `pattern`; `settings` gives the keys, and values that fit."""
+    """`message` is filled from the groups of `pattern` and the stage's name; `settings` gives the keys, and values that
+    fit. `advice` is what else helps."""
 
     pattern: re.Pattern[str]
     message: str
     settings: Callable[[Values], Settings]
+    advice: str | None = None
 
 
 def _cache_bytes(free_gib: float) -> int:
@@ -50,12 +56,18 @@ def _shorter_or_more_cache(values: Values) -> Settings:
     yield "kv_cache_memory_bytes", math.ceil(float(values["needed"]) * 1.05 * _GIB)
 
 
+def _less_at_once(_values: Values) -> Settings:
+    yield from (("gpu_memory_utilization", 0.8), ("devices", "'1'"), ("max_num_seqs", 1))
+    yield DTYPE, "bfloat16"
+
+
 def _longest(values: Values) -> Settings:
     known = [int(value) for name in ("derived", "named") if (value := values.get(name))]
     yield "max_model_len", max(known)
 
 
 def _table() -> Iterable[Translation]:
+    """Messages about memory."""
     sizes = r"\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\)"
     share = r"utilization \((?P<share>[\d.]+), (?P<wanted>[\d.]+) GiB\)"
     yield Translation(
@@ -81,6 +93,27 @@ def _table() -> Iterable[Translation]:
         "no memory is left for the KV cache",
         lambda values: [("kv_cache_memory_bytes", _GIB), ("gpu_memory_utilization", 0.95)],
     )
+    yield Translation(
+        re.compile(r"CUDA out of memory\. Tried to allocate (?P<size>[\d.]+ \w+)"),
+        "out of memory on the device: {size} more could not be allocated",
+        _less_at_once,
+    )
+    # torch's allocator of the host.
+    yield Translation(
+        re.compile(r"DefaultCPUAllocator: can't allocate memory: you tried to allocate (?P<size>\d+) bytes"),
+        "out of memory on the host: {size} bytes more could not be allocated",
+        lambda values: [item for item in _less_at_once(values) if item[0] not in ("gpu_memory_utilization", "devices")],
+    )
+    # diffusers and accelerate advise to move parts of a pipeline to the host, which is a method call and no key.
+    yield Translation(
+        re.compile(r"enable_(model|sequential|group)_(cpu_)?offload"),
+        "the pipeline does not fit on the device",
+        _less_at_once,
+    )
+
+
+def _table_of_sizes() -> Iterable[Translation]:
+    """Messages about lengths and batches while loading."""
     yield Translation(
         re.compile(
             r"at least one request with the model's max seq len \((?P<asked>\d+)\), \((?P<needed>[\d.]+) GiB KV cache "
@@ -109,13 +142,53 @@ def _table() -> Iterable[Translation]:
         _longest,
     )
     yield Translation(
-        re.compile(r"CUDA out of memory\. Tried to allocate (?P<size>[\d.]+ \w+)"),
-        "out of memory on the device: {size} more could not be allocated",
-        lambda values: [("gpu_memory_utilization", 0.8), ("devices", "'1'"), ("max_num_seqs", 1)],
+        re.compile(r"max_num_batched_tokens \((?P<tokens>\d+)\) must be greater .* max_num_seqs \((?P<seqs>\d+)\)"),
+        "`max_num_batched_tokens` ({tokens}) is smaller than `max_num_seqs` ({seqs})",
+        lambda values: [("max_num_batched_tokens", values["seqs"]), ("max_num_seqs", values["tokens"])],
     )
 
 
-TRANSLATIONS = tuple(_table())
+def _table_of_requests() -> Iterable[Translation]:
+    """Messages about one request."""
+    yield Translation(
+        re.compile(
+            r"decoder prompt \(length \d+\).* longer than the maximum model length of (?P<limit>\d+)"
+            r"|This model's maximum context length is (?P<context>\d+) tokens"
+        ),
+        "the prompt is longer than stage `{stage}` takes: {limit}{context} tokens, at least one of them for the answer",
+        lambda values: [("max_model_len", "N")],
+        advice="shorten it",
+    )
+    yield Translation(
+        re.compile(
+            r"contains a\(n\) (?P<modality>\w+) item with (?P<tokens>\d+) embedding tokens, which exceeds the "
+            r"pre-allocated encoder cache size (?P<limit>\d+)"
+        ),
+        "this {modality} takes {tokens} tokens; stage `{stage}` has room for {limit}",
+        lambda values: [("max_num_batched_tokens", values["tokens"])],
+        advice="use a smaller one",
+    )
+    yield Translation(
+        re.compile(r"At most 0 (?P<modality>\w+)\(s\) may be provided in one prompt\.(?P<ours> Set `--limit)?"),
+        "stage `{stage}` takes no {modality}",
+        _limit_if_ours,
+    )
+    yield Translation(
+        re.compile(
+            r"At most (?P<limit>\d+) (?P<modality>\w+)\(s\) may be provided in one prompt\.(?P<ours> Set `--limit)?"
+        ),
+        "stage `{stage}` takes at most {limit} {modality} per request",
+        _limit_if_ours,
+    )
+
+
+def _limit_if_ours(values: Values) -> Settings:
+    """Set the stage's own limit, if it is not the model's."""
+    if values["ours"]:
+        yield "limit_mm_per_prompt", f"'{{{values['modality']}: N}}'"
+
+
+TRANSLATIONS = (*_table(), *_table_of_sizes(), *_table_of_requests())
 # Options that other programs have for keys of ours; `--max-model-len` and the like follow from the keys.
 _OTHER_NAMES = {"VLLM_CPU_KVCACHE_SPACE": "kv_cache_memory_bytes", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "max_model_len"}
 _OPTION = re.compile(r"--[a-z][a-z0-9-]+|\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b")
@@ -128,16 +201,21 @@ def translate(message: str, stage: StageConfig) -> tuple[str, str | None]:
         found = translation.pattern.search(message)
         if found is not None:
             values = {name: value or "" for name, value in found.groupdict().items()}
-            keys = type(stage).model_fields
-            settings = [
-                f"`--set {stage.name}.{key}={value}`"
-                for key, value in translation.settings(values)
-                if key in keys and has_effect(keys[key], stage.backend)
-            ]
-            return translation.message.format(**values), " or ".join(settings)
+            settings = [_setting(stage, key, value) for key, value in translation.settings(values)]
+            advice = " or ".join(filter(None, settings))
+            hint = ", or ".join(filter(None, (translation.advice, advice)))
+            return translation.message.format(stage=stage.name, **values), hint or None
     if _REMOTE_CODE.search(message):
         return message, "`--trust-remote-code` lets the checkpoint's own code run, if you trust it"
     return _OPTION.sub(lambda found: _ours(found[0], stage), message), None
+
+
+def _setting(stage: StageConfig, key: str, value: object) -> str | None:
+    """An option that sets a key; None if the stage has no such key."""
+    if key == DTYPE:
+        return f"`--set {key}={value}`"
+    keys = type(stage).model_fields
+    return f"`--set {stage.name}.{key}={value}`" if key in keys and has_effect(keys[key], stage.backend) else None
 
 
 def _ours(option: str, stage: StageConfig) -> str:

@@ -1,0 +1,99 @@
+"""Decode video files to evenly spaced RGB frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from omni_cli.errors import InputError
+from omni_cli.inputs.files import open_input
+from omni_cli.outputs import Video
+
+if TYPE_CHECKING:
+    import av
+    import numpy as np
+
+# vLLM's default, and enough for its video models.
+MAX_NUM_FRAMES = 32
+MAX_VIDEO_S = 600.0
+MAX_VIDEO_PIXELS = 256 * 1024 * 1024
+# Beyond this a header is more likely broken than intended.
+_MAX_FPS = 1000.0
+
+
+def load_video(path: Path) -> Video:
+    """Decode a video file; `MAX_NUM_FRAMES` frames of a longer one.
+
+    At most `MAX_VIDEO_S` seconds, and `MAX_VIDEO_PIXELS` pixels in all frames that are kept. Sound is not read. Raises
+    `InputError` for a file that cannot be used.
+    """
+    with open_input(path, "video file") as file:
+        return decode_video(file, f"video file `{path}`")
+
+
+def decode_video(file: BinaryIO, name: str, max_pixels: int = MAX_VIDEO_PIXELS, max_s: float = MAX_VIDEO_S) -> Video:
+    """Decode a video from an open file; `name` identifies it in messages."""
+    try:
+        import av
+    except ImportError as error:
+        raise InputError(f"reading the {name} needs PyAV", hint="pip install 'omni-cli[video]'") from error
+    import numpy as np
+
+    try:
+        total, fps = _count_frames(file, name, max_s)
+        # As vLLM's loaders do.
+        wanted = np.linspace(0, total - 1, min(total, MAX_NUM_FRAMES), dtype=int)
+        file.seek(0)
+        frames = np.stack(list(_frames(file, name, {int(index) for index in wanted}, max_pixels)))
+    except (av.error.FFmpegError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"cannot read the {name}: {reason}", hint="MP4, MOV, WebM, MKV and AVI can be read") from error
+    if len(frames) < len(wanted):
+        raise InputError(f"the {name} is truncated: it has fewer frames than its header says")
+    return Video(frames, fps=fps, total_num_frames=total, frames_indices=tuple(int(index) for index in wanted))
+
+
+def _count_frames(file: BinaryIO, name: str, max_s: float) -> tuple[int, float]:
+    """The number of frames, from the packets, and the frame rate; decodes nothing."""
+    import av
+
+    with av.open(file, mode="r", metadata_errors="replace") as container:
+        stream = _stream(container, name)
+        fps = float(stream.average_rate or stream.guessed_rate or 0)
+        if not 0 < fps <= _MAX_FPS:
+            raise InputError(f"the {name} has no usable frame rate")
+        total = 0
+        for packet in container.demux(stream):
+            total += packet.size > 0
+            if total > max_s * fps:
+                raise InputError(f"the {name} is longer than {max_s:.0f} s, the maximum", hint="cut it")
+    if not total:
+        raise InputError(f"the {name} has no frames")
+    return total, fps
+
+
+def _frames(file: BinaryIO, name: str, wanted: set[int], max_pixels: int) -> Iterator[np.ndarray]:
+    """The wanted frames, uint8 RGB (height, width, 3), as a player shows them."""
+    import av
+    import numpy as np
+
+    with av.open(file, mode="r", metadata_errors="replace") as container:
+        stream = _stream(container, name)
+        stream.thread_type = "AUTO"
+        if stream.width * stream.height * len(wanted) > max_pixels:
+            raise InputError(
+                f"the {name} has {stream.width}x{stream.height} pixels per frame; the maximum is "
+                f"{max_pixels // len(wanted)} for {len(wanted)} frames",
+                hint="scale it down",
+            )
+        for index, frame in enumerate(container.decode(stream)):
+            if index in wanted:
+                pixels = frame.to_ndarray(format="rgb24")
+                yield np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90)))
+
+
+def _stream(container: av.container.InputContainer, name: str) -> Any:
+    if not container.streams.video:
+        raise InputError(f"the {name} has no video stream")
+    return container.streams.video[0]

@@ -1,0 +1,166 @@
+"""From a request to vLLM's prompt: the chat template, the placeholders of its media, and the media themselves.
+
+All three are vLLM's own: its renderer finds the checkpoint's template and the placeholder of an image in it, and its
+processor knows which media the model takes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import soxr
+from vllm.exceptions import VLLMClientError
+from vllm.renderers import ChatParams
+from vllm.renderers.hf import HfRenderer, resolve_chat_template
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from omni_cli.config.schema import ARStageConfig
+from omni_cli.errors import InputError
+from omni_cli.outputs import Message, Part
+from omni_cli.stage.library_messages import translate
+from omni_cli.stage.messages import AudioInput, StageRequest, VideoInput
+
+# vLLM's parts for media that come separately: an id in place of the content.
+_PARTS: Mapping[str, Mapping[str, object]] = {
+    "image": {"type": "image_pil", "image_pil": None, "uuid": "image"},
+    "audio": {"type": "audio_url", "audio_url": None, "uuid": "audio"},
+    "video": {"type": "video_url", "video_url": None, "uuid": "video"},
+}
+_NOUNS = {"image": "images", "audio": "audio", "video": "video"}
+
+
+class PromptMaker:
+    """Makes the prompts of one engine; raises `InputError` for a request that its model does not take."""
+
+    def __init__(self, engine: LLMEngine, stage: ARStageConfig) -> None:
+        self._renderer = engine.renderer
+        self._model_config = engine.vllm_config.model_config
+        self._stage = stage
+        self.takes = self._allowed_media()
+
+    def _allowed_media(self) -> frozenset[str]:
+        if not self._model_config.is_multimodal_model:
+            return frozenset()
+        limits = self._processor.info.allowed_mm_limits
+        return frozenset(name for name, limit in limits.items() if limit)
+
+    def prompt(self, request: StageRequest) -> dict[str, Any]:
+        """vLLM's prompt: the text as the tokenizer receives it, and the media."""
+        media = {"image": request.images, "audio": request.audio, "video": request.videos}
+        self._check_media(name for name, items in media.items() if items)
+        prompt: dict[str, Any] = {"prompt": request.prompt if request.raw else self._text(request)}
+        if any(media.values()):
+            prompt["multi_modal_data"] = {
+                name: [self._item(item) for item in items] for name, items in media.items() if items
+            }
+        if request.videos and not self._processor.info.data_parser.video_needs_metadata:
+            # Else the frame rate would be a default, and with it the times of the frames.
+            metadata = [_metadata(video) for video in request.videos]
+            prompt["mm_processor_kwargs"] = {"video_metadata": metadata, "do_sample_frames": False}
+        return prompt
+
+    @property
+    def _processor(self) -> Any:
+        return self._renderer.get_mm_processor()
+
+    def tokenize_params(self, request: StageRequest) -> Any:
+        """vLLM's parameters for tokenizing: a chat template writes the special tokens itself."""
+        if request.raw or not self._has_template:
+            return self._renderer.default_cmpl_tok_params
+        return self._renderer.default_chat_tok_params.with_kwargs(add_special_tokens=False)
+
+    def _check_media(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self.takes:
+                taken = " and ".join(["text", *(_NOUNS[name] for name in _NOUNS if name in self.takes)])
+                raise InputError(f"stage `{self._stage.name}` takes no {name}: this model takes {taken}")
+
+    @functools.cached_property
+    def _has_template(self) -> bool:
+        if not isinstance(self._renderer, HfRenderer):
+            return True  # a tokenizer with a format of its own, such as Mistral's
+        tokenizer = self._renderer.get_tokenizer()
+        return resolve_chat_template(tokenizer, None, None, model_config=self._model_config) is not None
+
+    def _text(self, request: StageRequest) -> str:
+        messages = conversation_of(request)
+        system_prompt = self._stage.system_prompt
+        if system_prompt is not None and messages[0].role != "system":
+            messages = (Message("system", (Part("text", system_prompt),)), *messages)
+        if not self._has_template:
+            return _only_text(messages)
+        params = ChatParams(chat_template_kwargs={"add_generation_prompt": True, "tokenize": False})
+        conversation: list[Any] = [{"role": message.role, "content": _content(message)} for message in messages]
+        try:
+            _, prompt = self._renderer.render_messages(conversation, params)
+        except (ValueError, VLLMClientError) as error:
+            if getattr(error, "parameter", None) is not None:  # of vLLM's own checks, such as the number of images
+                message, hint = translate(one_line(error), self._stage)
+                raise InputError(message, hint=hint) from error
+            raise InputError(f"the model's chat template refuses this conversation: {one_line(error)}") from error
+        return str(prompt["prompt"])
+
+    def _item(self, item: object) -> object:
+        match item:
+            case AudioInput():
+                return self._at_model_rate(item)
+            case VideoInput():
+                return item.frames.numpy(), {**_metadata(item), "do_sample_frames": False}
+            case _:
+                from PIL import Image
+
+                return Image.fromarray(item.numpy())  # type: ignore[attr-defined]  # an `Array`
+
+    def _at_model_rate(self, audio: AudioInput) -> object:
+        # vLLM would resample with a package that an installation need not have.
+        target = self._processor.info.data_parser.audio_resampler.target_sr
+        samples = audio.samples.numpy()
+        return samples if target is None else (soxr.resample(samples, audio.sample_rate, target), target)
+
+
+def _content(message: Message) -> object:
+    """vLLM's content of a message; plain text where there is nothing else."""
+    if all(part.type == "text" for part in message.parts):
+        return "".join(part.text for part in message.parts)
+    return [{"type": "text", "text": part.text} if part.type == "text" else _PARTS[part.type] for part in message.parts]
+
+
+def _only_text(messages: tuple[Message, ...]) -> str:
+    """The prompt of a model without a chat template."""
+    (message, *more) = messages
+    if more or any(part.type != "text" for part in message.parts):
+        raise InputError(
+            "this model has no chat template: it takes one message of text",
+            hint="write the model's own marks for media into the prompt, and add `--raw`",
+        )
+    return "".join(part.text for part in message.parts)
+
+
+def _metadata(video: VideoInput) -> dict[str, object]:
+    return {
+        "total_num_frames": video.total_num_frames,
+        "fps": video.fps,
+        "duration": video.total_num_frames / video.fps,
+        "video_backend": "pyav",
+        "frames_indices": list(video.frames_indices),
+    }
+
+
+def conversation_of(request: StageRequest) -> tuple[Message, ...]:
+    """The messages of a request; a prompt is one, after its media. Raises `InputError` where nothing is said."""
+    messages = request.messages
+    if not messages:
+        media = [Part("audio") for _ in request.audio] + [Part("image") for _ in request.images]
+        media += [Part("video") for _ in request.videos]
+        messages = (Message("user", (*media, Part("text", request.prompt))),)
+    if not any(part.text or part.type != "text" for message in messages for part in message.parts):
+        raise InputError("the prompt is empty", hint="give it something to answer")
+    return messages
+
+
+def one_line(error: BaseException) -> str:
+    """The text of an exception, without what vLLM's own append to it: a parameter's name and value."""
+    text = error.args[0] if isinstance(error, VLLMClientError) and error.args else error
+    return " ".join(str(text).split())

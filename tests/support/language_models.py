@@ -1,0 +1,84 @@
+"""Runs language models' stages in this process, one after another; a script: vLLM binds its process.
+
+Reads a JSON task from stdin: by name, a checkpoint `folder` and its `requests` (`prompt`, and seeds of `image`,
+`audio` and `video` samples). Writes JSON to the path in argv: by name the media that the model `takes`, and for each
+request its token ids when it runs `alone` and when it runs with the others at `once`, or its error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+MAX_TOKENS = 12
+
+
+def main() -> None:
+    task = json.loads(sys.stdin.read())
+    from omni_cli.compat.libraries import prepare_libraries
+
+    prepare_libraries()
+    Path(sys.argv[1]).write_text(json.dumps({name: answers(**model) for name, model in task.items()}))
+
+
+def answers(folder: str, requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    from stage_specs import spec_of
+
+    from omni_cli.checkpoints.derive import derive_profile
+    from omni_cli.config.schema import EngineConfig
+    from omni_cli.families import Machine
+    from omni_cli.models.registry import load_stage
+
+    config = EngineConfig.model_validate(derive_profile(Path(folder), Machine("cpu", 1 << 30), folder))
+    stage: Any = load_stage(spec_of(config.stages[0], folder), lambda report: None)
+    alone = [run(stage, [request])[0] for request in requests]
+    once = run(stage, requests)
+    stage.close()
+    return {"takes": sorted(stage.prompts.takes), "alone": alone, "once": once}
+
+
+def run(stage: Any, requests: Sequence[dict[str, Any]]) -> list[Any]:
+    """Token ids, or the error."""
+    from omni_cli.errors import OmniError
+    from omni_cli.stage.messages import Failure, RequestDone
+
+    done: dict[str, Any] = {}
+    for number, request in enumerate(requests):
+        try:
+            stage.add(stage_request(str(number), **request))
+        except OmniError as error:
+            done[str(number)] = f"{type(error).__name__}: {error.message}"
+    while stage.has_work():
+        for report in stage.step():
+            if isinstance(report, Failure):
+                done[str(report.request_id)] = report.message
+            elif isinstance(report, RequestDone):
+                done[report.request_id] = list(report.text.token_ids)
+    return [done[str(number)] for number in range(len(requests))]
+
+
+def stage_request(
+    request_id: str, prompt: str, image: Sequence[int] = (), audio: Sequence[int] = (), video: Sequence[int] = ()
+) -> Any:
+    from media_samples import clip, image_of, tone
+
+    from omni_cli.stage.messages import Array, AudioInput, StageRequest, VideoInput
+
+    videos = [clip(seed) for seed in video]
+    return StageRequest(
+        request_id,
+        prompt=prompt,
+        images=tuple(Array.of(image_of(seed)) for seed in image),
+        audio=tuple(AudioInput(Array.of(samples), rate) for samples, rate in map(tone, audio)),
+        videos=tuple(
+            VideoInput(Array.of(item.frames), item.fps, item.total_num_frames, item.frames_indices) for item in videos
+        ),
+        sampling={"temperature": 0.0, "max_tokens": MAX_TOKENS},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""Small checkpoints of real architectures with random weights, as transformers saves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from omni_cli.checkpoints.corpus import training_text
+
+_NUM_WORDS = 700
+_DECODER = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 2048,
+}
+_CHAT = (
+    "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+_PARTS = (
+    "{% for m in messages %}<|start|>{{ m['role'] }}\n"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
+    "{% if c['type'] == 'text' %}{{ c['text'] }}IMAGEAUDIOVIDEO{% endif %}{% endfor %}{% endif %}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+def _template(**marks: str) -> str:
+    """A template that takes parts, and writes a mark for each medium."""
+    branches = "".join(f"{{% elif c['type'] == '{kind}' %}}{mark}" for kind, mark in marks.items())
+    return _PARTS.replace("IMAGEAUDIOVIDEO", branches)
+
+
+def _tokenizer(special: Sequence[str] = (), *, bos: bool = False, template: str = _CHAT) -> Any:
+    words = ["<|pad|>", "<|begin|>", "<|start|>", "<|end|>", *special]
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_NUM_WORDS,
+        special_tokens=words,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(training_text(num_words=_NUM_WORDS), trainer)
+    if bos:  # written by the tokenizer, and by the template: one too many unless somebody looks
+        from tokenizers.processors import TemplateProcessing
+
+        backend.post_processor = TemplateProcessing(
+            single="<|begin|> $A", special_tokens=[("<|begin|>", backend.token_to_id("<|begin|>"))]
+        )
+        template = "<|begin|>" + template
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<|begin|>",
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        extra_special_tokens=list(special),
+        chat_template=template,
+        model_max_length=2048,
+    )
+
+
+def _ids(tokenizer: Any) -> dict[str, int]:
+    return {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
+def _save(folder: Path, model: Any, processor: Any, *, embedding_std: float = 1.0) -> Path:
+    """Random weights large enough that an answer is not one token over and over."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            if weight.ndim == 1:
+                weight.add_(0.05 * noise)
+            else:
+                fan_in = weight.shape[-1] if weight.ndim <= 3 else weight[0].numel()
+                weight.copy_(noise * (embedding_std if "embed" in name else 1.5 / fan_in**0.5))
+    model.float().save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def qwen3(folder: Path) -> Path:
+    tokenizer = _tokenizer()
+    config = transformers.Qwen3Config(**_DECODER, **_ids(tokenizer), tie_word_embeddings=False)
+    return _save(folder, transformers.Qwen3ForCausalLM(config), tokenizer)
+
+
+def llama(folder: Path) -> Path:
+    """With a beginning-of-sequence token that both the tokenizer and the template write."""
+    tokenizer = _tokenizer(bos=True)
+    config = transformers.LlamaConfig(**_DECODER, **_ids(tokenizer))
+    return _save(folder, transformers.LlamaForCausalLM(config), tokenizer)
+
+
+def gemma3(folder: Path) -> Path:
+    """Sliding and full attention by turns."""
+    tokenizer = _tokenizer(bos=True)
+    config = transformers.Gemma3TextConfig(
+        **_DECODER, **_ids(tokenizer), sliding_window=16, layer_types=["sliding_attention", "full_attention"]
+    )
+    # The embeddings are the last layer as well: large ones would repeat the last token.
+    return _save(folder, transformers.Gemma3ForCausalLM(config), tokenizer, embedding_std=0.05)
+
+
+def qwen3_moe(folder: Path) -> Path:
+    tokenizer = _tokenizer()
+    config = transformers.Qwen3MoeConfig(
+        **_DECODER,
+        **_ids(tokenizer),
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        norm_topk_prob=True,
+        tie_word_embeddings=False,
+    )
+    return _save(folder, transformers.Qwen3MoeForCausalLM(config), tokenizer)
+
+
+def idefics3(folder: Path) -> Path:
+    """Images, each as tiles."""
+    tiles = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
+    special = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *tiles]
+    tokenizer = _tokenizer(special, template=_template(image="<image>"))
+    text = transformers.LlamaConfig(**_DECODER, **_ids(tokenizer))
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 64,
+        "patch_size": 8,
+    }
+    config = transformers.Idefics3Config(
+        text_config=text.to_dict(),
+        vision_config=vision,
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        scale_factor=4,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+    )
+    processor = transformers.Idefics3Processor(
+        image_processor=transformers.Idefics3ImageProcessor(
+            size={"longest_edge": 128}, max_image_size={"longest_edge": 64}, do_image_splitting=True
+        ),
+        tokenizer=tokenizer,
+        image_seq_len=4,
+        chat_template=tokenizer.chat_template,
+    )
+    return _save(folder, transformers.Idefics3ForConditionalGeneration(config), processor)
+
+
+def qwen2_audio(folder: Path) -> Path:
+    special = ["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"]
+    tokenizer = _tokenizer(special, template=_template(audio="<|audio_bos|><|AUDIO|><|audio_eos|>"))
+    text = transformers.Qwen2Config(**{**_DECODER, "max_position_embeddings": 2048}, **_ids(tokenizer))
+    audio = {
+        "d_model": 64,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 128,
+        "num_mel_bins": 80,
+    }
+    config = transformers.Qwen2AudioConfig(
+        text_config=text.to_dict(),
+        audio_config=audio,
+        audio_token_index=tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
+    )
+    processor = transformers.Qwen2AudioProcessor(
+        feature_extractor=transformers.WhisperFeatureExtractor(feature_size=80),
+        tokenizer=tokenizer,
+        chat_template=tokenizer.chat_template,
+    )
+    return _save(folder, transformers.Qwen2AudioForConditionalGeneration(config), processor)
+
+
+def _vision_tokenizer() -> tuple[Any, dict[str, int]]:
+    """Qwen's marks of images and video, and their ids by the name that a configuration has for each."""
+    marks = {name: f"<|vision_start|><|{name}_pad|><|vision_end|>" for name in ("image", "video")}
+    special = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+    tokenizer = _tokenizer(special, template=_template(**marks))
+    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    return tokenizer, dict(zip(names, tokenizer.convert_tokens_to_ids(special), strict=True))
+
+
+def qwen2_5_vl(folder: Path) -> Path:
+    """Images and video, whose frame rate is part of the positions."""
+    tokenizer, ids = _vision_tokenizer()
+    text = transformers.Qwen2_5_VLTextConfig(
+        **_DECODER,
+        **_ids(tokenizer),
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]},
+    )
+    vision = {
+        "depth": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_heads": 2,
+        "out_hidden_size": _DECODER["hidden_size"],
+        "patch_size": 8,
+        "window_size": 32,
+        "fullatt_block_indexes": [1],
+    }
+    config = transformers.Qwen2_5_VLConfig(
+        text_config=text.to_dict(), vision_config=vision, **ids, tie_word_embeddings=False
+    )
+    size = {"shortest_edge": 16 * 16, "longest_edge": 128 * 128}
+    processor = transformers.Qwen2_5_VLProcessor(
+        image_processor=transformers.Qwen2VLImageProcessor(patch_size=8, merge_size=2, size=size),
+        tokenizer=tokenizer,
+        video_processor=transformers.Qwen2VLVideoProcessor(patch_size=8, merge_size=2, size=size),
+        chat_template=tokenizer.chat_template,
+    )
+    return _save(folder, transformers.Qwen2_5_VLForConditionalGeneration(config), processor)
+
+
+def qwen3_vl(folder: Path) -> Path:
+    """Images and video with times between their frames."""
+    tokenizer, ids = _vision_tokenizer()
+    text = transformers.Qwen3VLTextConfig(
+        **_DECODER,
+        **_ids(tokenizer),
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "mrope_section": [6, 5, 5],
+            "mrope_interleaved": True,
+        },
+    )
+    vision = {
+        "depth": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_heads": 2,
+        "out_hidden_size": _DECODER["hidden_size"],
+        "patch_size": 8,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0],
+    }
+    config = transformers.Qwen3VLConfig(
+        text_config=text.to_dict(),
+        vision_config=vision,
+        **ids,
+        tie_word_embeddings=False,
+    )
+    pixels = {"shortest_edge": 16 * 16, "longest_edge": 128 * 128}
+    processor = transformers.Qwen3VLProcessor(
+        image_processor=transformers.Qwen2VLImageProcessor(patch_size=8, merge_size=2, size=pixels),
+        tokenizer=tokenizer,
+        video_processor=transformers.Qwen3VLVideoProcessor(
+            patch_size=8, merge_size=2, size={"shortest_edge": 16 * 16, "longest_edge": 8 * 64 * 64}
+        ),
+        chat_template=tokenizer.chat_template,
+    )
+    return _save(folder, transformers.Qwen3VLForConditionalGeneration(config), processor)
+
+
+BUILDERS: dict[str, Callable[[Path], Path]] = {
+    builder.__name__: builder
+    for builder in (qwen3, llama, gemma3, qwen3_moe, idefics3, qwen2_audio, qwen2_5_vl, qwen3_vl)
+}
