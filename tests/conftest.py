@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Files that share a server or an engine, by the end of their names; each group runs on one worker.
 TOGETHER = (
+    ("/report/test_page.py", "/report/test_utilisation.py"),
     ("/test_chain.py", "/test_conversations.py", "/test_not_numbers.py", "/test_streaming.py"),
     tuple(
         f"/serve/test_{name}.py"

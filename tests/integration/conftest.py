@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.answers import forked
 
 from omni_cli.compat.torchvision import ensure_torchvision_importable
 from omni_cli.config.loader import load_profile
@@ -67,6 +68,7 @@ class RunningEngine:
 def _engines() -> Iterator[Any]:
     """`start(profile, *overrides, model=None)` -> a `RunningEngine` that is closed at the end."""
     engines: list[RunningEngine] = []
+    forked()
 
     def start(profile: str, *overrides: str, model: str | None = None) -> RunningEngine:
         engines.append(RunningEngine(load_profile(profile, list(overrides), model, False, None)))

@@ -2,35 +2,59 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import multiprocessing
 import os
-import subprocess
+import runpy
 import sys
 from collections.abc import Mapping
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import omni_cli
+from omni_cli.config.loader import load_profile
+from omni_cli.engine.process.fork_server import ForkServer
 
-ROOT = Path(omni_cli.__file__).parents[1]
+SUPPORT = Path(__file__).parent
+
+
+@functools.cache
+def forked() -> ForkServerContext:
+    """Processes with the slow imports done, which take as long as most tests: made once, until the test runner ends.
+
+    Engines that the test runner starts come from it, too.
+    """
+    omni = load_profile("tiny-omni")
+    every = SimpleNamespace(backends=frozenset({"diffusers", "vllm"}), model=omni.model, stages=omni.stages)
+    return ForkServer(every).start()  # type: ignore[arg-type] # what it reads of a configuration
 
 
 def answer_of(
     script: str, task: Mapping[str, Any], folder: Path, *, timeout_s: float = 240, **environment: str
 ) -> dict[str, Any]:
     """Give `tests/support/SCRIPT.py` a task as JSON; `folder` is where it writes its answer, as JSON."""
-    answer = folder / "answer.json"
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "support" / f"{script}.py"), str(answer)],
-        input=json.dumps(task),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        # Two processes of one test share its cores: threads that wait must not spin.
-        env={**os.environ, "PYTHONPATH": path, "OMP_WAIT_POLICY": "passive", **environment},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    answer, asked, log = (folder / name for name in ("answer.json", "task.json", "log.txt"))
+    asked.write_text(json.dumps(task))
+    process = forked().Process(target=_run, args=(script, asked, answer, log, {**os.environ, **environment}))
+    process.start()
+    process.join(timeout_s)
+    if process.exitcode != 0:
+        process.kill()
+    assert process.exitcode == 0, log.read_text()[-4000:] if log.exists() else "it never began"
     content: dict[str, Any] = json.loads(answer.read_text())
     return content
+
+
+def _run(script: str, task: Path, answer: Path, log: Path, environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    written = os.open(log, os.O_WRONLY | os.O_CREAT)
+    for number in (1, 2):
+        os.dup2(written, number)
+    sys.stdin = task.open()
+    sys.argv = [script, str(answer)]
+    sys.path.insert(0, str(SUPPORT))
+    multiprocessing.process.current_process().daemon = False
+    runpy.run_path(str(SUPPORT / f"{script}.py"), run_name="__main__")

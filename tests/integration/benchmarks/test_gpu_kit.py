@@ -94,6 +94,7 @@ def test_diffusion_modes_on_a_cpu(tmp_path):
     assert load_record(tmp_path / "copies.json").variants and load_record(tmp_path / "batch.json").variants
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_ar_modes_on_a_cpu(tmp_path):
     run_script(

@@ -9,8 +9,8 @@ from support.samples import sample
 
 pages = command_pages.load()
 PAGES = sorted(path.name for path in pages.PAGES.glob("*.md"))
-# A minute each; `make test-all` runs them.
-LONGEST = ("bench.md", "serve.md")
+# Half a minute to a minute each; `make test-all` runs them.
+LONGEST = ("bench.md", "loadtest.md", "profile.md", "serve.md")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the pages show a machine without a GPU")

@@ -318,6 +318,7 @@ def make(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_a_model_in_a_process_of_its_own_is_said_to_be_there_and_gets_no_hint_of_gaps(tmp_path: Path) -> None:
     rank = ("--stage", "thinker", "--set", "thinker.distributed_executor_backend=mp")
     ended = run_omni(tmp_path, "profile", *rank, "--num-iters", "1", "--output-dir", str(tmp_path / "out"))

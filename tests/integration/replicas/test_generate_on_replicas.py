@@ -84,6 +84,7 @@ def test_a_replica_that_is_killed_loses_nothing(
     assert stage["name"] == "image" and stage["peak_memory_bytes"]["host"] > 0
 
 
+@pytest.mark.nightly
 def test_a_file_that_is_resumed_skips_what_is_done(
     requests: Path, in_one_process: dict[str, bytes], tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_replica_that_is_killed_loses_nothing_and_is_replaced(server: OmniServ
     assert image_from(server, 3) == alone[3]
 
 
+@pytest.mark.nightly
 def test_a_stage_that_is_killed_loses_nothing(server: OmniServer, alone: list[str]) -> None:
     server.wait_until(lambda: len(server.stage_processes()) == 2)
     known = len(server.log("replicas"))

@@ -83,6 +83,7 @@ def test_a_stop_signal_lets_running_requests_end(folder: Path) -> None:
     assert (ended.code, ended.leftovers) == (0, ())
 
 
+@pytest.mark.nightly
 def test_what_takes_longer_than_the_drain_timeout_gets_an_error(folder: Path) -> None:
     """On a server that anybody may use, which comes with a warning."""
     server = OmniServer(folder, "--profile", "tiny-image", "--host", "0.0.0.0", "--drain-timeout", "1")

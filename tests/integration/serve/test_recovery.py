@@ -66,6 +66,7 @@ def test_a_killed_talker_takes_only_its_own_requests_with_it(mortal: OmniServer)
     assert mortal.metric("omni_stage_restarts_total", stage="talker") == 1
 
 
+@pytest.mark.nightly
 def test_the_same_stage_may_die_again(mortal: OmniServer) -> None:
     for index in (0, 1):
         name = ("thinker", "talker")[index]
