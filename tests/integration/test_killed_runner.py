@@ -9,6 +9,7 @@ import time
 import uuid
 from pathlib import Path
 
+import pytest
 from support.omni_process import GONE_WITHIN_S, ROOT, TIMEOUT_S
 from support.reaper import marked
 
@@ -32,6 +33,7 @@ def test_that_is_killed(start_engine, tmp_path_factory):
 """
 
 
+@pytest.mark.nightly
 def test_a_killed_runner_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "test_never_ends.py").write_text(NEVER_ENDS)
     mark = uuid.uuid4().hex

@@ -42,7 +42,7 @@ def requests(prefix: str, *, stream: bool) -> list[GenerateRequest]:
         spoken("one", max_tokens=1),
         spoken("two", max_tokens=2),
         spoken("short", "Good morning.", max_tokens=9),
-        spoken("long", "Tell me a story about a tin roof, and then another one.", max_tokens=300),
+        spoken("long", "Tell me a story about a tin roof, and then another one.", max_tokens=150),
         spoken("sound", "What is it?", audio=(sound,)),
         spoken("image", "What is it?", images=(image,)),
         spoken("both", "And now?", audio=(sound,), images=(image,), max_tokens=20),
@@ -113,7 +113,7 @@ def test_one_after_another_are_the_same_bit_for_bit_as_at_once(tiny_omni, at_onc
         assert np.array_equal(audio_of(one), audio_of(other)), "chunks do not depend on when codes come"
 
 
-@pytest.mark.parametrize("name", sample(["slow_thinker", "slow_talker"], ["slow_thinker"]))
+@pytest.mark.parametrize("name", sample(["slow_thinker", "slow_talker"], []))
 def test_a_slow_stage_changes_nothing(request, name):
     """`full` talker prompts, in which images and sounds have positions of their own."""
     engine = request.getfixturevalue(name)
@@ -122,7 +122,7 @@ def test_a_slow_stage_changes_nothing(request, name):
 
 
 def test_audio_begins_before_the_text_has_ended(tiny_omni):
-    (events,) = tiny_omni.events([spoken("early", max_tokens=600, stream_audio=True)])
+    (events,) = tiny_omni.events([spoken("early", max_tokens=300, stream_audio=True)])
     kinds = [type(event) for event in events]
     last_text = max(place for place, kind in enumerate(kinds) if kind is TextDelta)
     assert kinds.index(AudioChunk) < last_text

@@ -77,6 +77,7 @@ def test_generate_builds_and_runs_it(omni: Callable[..., Ended], tmp_path: Path)
     check_framed(Path(image["path"]).read_bytes())
 
 
+@pytest.mark.nightly
 def test_bench_varies_a_key_of_its_own(omni: Callable[..., Ended]) -> None:
     ended = omni(
         "bench", "--profile", PROFILE, "--json", "-q", "--num-iters", "2", "--num-iters-warmup", "1",
@@ -132,6 +133,7 @@ def test_its_keys_have_the_usual_diagnostics(omni: Callable[..., Ended]) -> None
     speech.check_error(2, "makes text and image, not `audio`")
 
 
+@pytest.mark.nightly
 def test_a_vllm_that_may_not_load_our_plugin(omni: Callable[..., Ended]) -> None:
     ended = omni("generate", "--profile", PROFILE, "-q", "hello", VLLM_PLUGINS="lora_hf_hub_resolver")
     ended.check_error(

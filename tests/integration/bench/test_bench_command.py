@@ -199,12 +199,14 @@ def test_an_interrupt_while_loading_leaves_nothing(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.nightly
 def test_the_deadline_ends_a_run(tmp_path: Path) -> None:
     ended = run_omni(tmp_path, *IMAGE, "--timeout", "2")
     ended.check_error(6, "not finish within 2 s")
     ended.check_clean()
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
 def test_against_a_commit(tmp_path: Path) -> None:
     asked = subprocess.run(

@@ -84,6 +84,7 @@ def test_a_process_that_hangs_is_named(tmp_path: Path) -> None:
         with_process(Launch("slow"), use)
 
 
+@pytest.mark.nightly
 def test_a_prompt_that_is_too_long_is_the_users_mistake(tmp_path: Path) -> None:
     async def use(process: VariantProcess) -> None:
         request = load_request(tmp_path, "tiny-omni", stage="thinker", input_len=3000)
@@ -128,6 +129,7 @@ class Notes:
         pass
 
 
+@pytest.mark.nightly
 def test_variants_that_do_not_fit_together_are_loaded_alternately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def waveforms(emitted: list, *request_ids: str) -> dict[str, np.ndarray]:
     return {report.request_id: report.audio.samples.numpy() for report in done}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_stage_compiles_while_it_loads_and_sounds_nearly_as_it_did():
     made = {}

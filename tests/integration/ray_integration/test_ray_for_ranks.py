@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 # As in a stage's process, where vLLM has imported Ray already.
 _SCRIPT = """
 import json, signal, sys
@@ -44,6 +46,7 @@ assert not ray.is_initialized()
 _STRANGER = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False); print(ray.get(ray.put(1)))"
 
 
+@pytest.mark.nightly
 def test_it_is_closed_to_others_leaves_signals_alone_and_leaves_nothing() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

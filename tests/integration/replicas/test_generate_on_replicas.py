@@ -71,6 +71,7 @@ def replica_processes(running: OmniProcess) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.nightly
 def test_a_replica_that_is_killed_loses_nothing(
     requests: Path, in_one_process: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_file_that_is_resumed_skips_what_is_done(
     assert again.document["results"] == resumed.document["results"]
 
 
+@pytest.mark.nightly
 def test_what_no_replica_can_load_is_one_error(requests: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     ended = run_omni(tmp_path, *command(requests, tmp_path / "out", "--model", str(tmp_path / "model")))

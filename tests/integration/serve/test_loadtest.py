@@ -176,6 +176,7 @@ def start_long(server: OmniServer, folder: Path) -> OmniProcess:
     return process
 
 
+@pytest.mark.nightly
 def test_a_server_that_is_killed(tmp_path: Path) -> None:
     folder = tmp_path / "server"
     folder.mkdir()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.omni_server import OmniServer
 
 TESTS = Path(__file__).parents[2]
@@ -30,5 +31,6 @@ def test_schemathesis_finds_nothing_in_text_and_speech(omni: OmniServer, tmp_pat
     check(omni, tmp_path)
 
 
+@pytest.mark.nightly
 def test_schemathesis_finds_nothing_in_images(image_server: OmniServer, tmp_path: Path) -> None:
     check(image_server, tmp_path)

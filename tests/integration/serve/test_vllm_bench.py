@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.omni_server import CHAT, OmniServer
 
 import omni_cli
@@ -25,6 +26,7 @@ main(parser.parse_args())
 """
 
 
+@pytest.mark.nightly
 def test_no_request_fails(omni: OmniServer, tiny_omni_path: Path, tmp_path: Path) -> None:
     arguments = {
         "--backend": "openai-chat",
