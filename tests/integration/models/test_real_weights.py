@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.answers import ROOT
 from support.language_model_reference import Reference
-from support.omni_process import run_omni
+from support.omni_process import ROOT, run_omni
 
 QUESTION = "What is the capital of France?"
 MAX_TOKENS = 24
