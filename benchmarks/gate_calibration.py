@@ -20,7 +20,7 @@ Sources of slowdowns:
   shorter than all replays together, which the output reports).
 
 * `--measure-loads N`: N times the same stage (`tiny-image`), each loaded in a separate process as `omni bench` loads
-  its variants, interleaved in an order that is drawn anew for every block. Replays are all ordered pairs of them, A
+  its variants, interleaved in an order that is drawn again for every block. Replays are all ordered pairs of them, A
   against A: false alarms show whatever makes two loads of the same code differ, which no single process reveals.
 
 Rates are printed with the 95 % Wilson interval of a proportion.

@@ -157,7 +157,7 @@ class Soak:
             thread.join()
         for name, server in self.servers.items():
             deadline = time.monotonic() + 5
-            while server.metric("omni_requests_inside"):
+            while server.metric("omni_requests_in_flight"):
                 if time.monotonic() > deadline:
                     self.tally.add(name, "requests are still in flight after all clients have disconnected")
                     break

@@ -135,7 +135,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     version and commit: what is measured) and `conditions` (load, clocks: what cannot be chosen). All of `workload`
     must agree; `workload_fingerprint` makes its `fingerprint`. `utilisation` is how busy the machine was meanwhile,
     None in records of a time when nobody looked. `comparisons` and `gate` are kept for readers of the file; omni
-    computes them anew.
+    computes them again.
     """
 
     schema: Literal["omni.bench/1"] = SCHEMA

@@ -97,7 +97,7 @@ def _read_json(label: str, content: bytes, kind: Kind) -> Any:
     try:
         return msgspec.json.decode(content)
     except msgspec.DecodeError as error:
-        # A number that breaks off is called malformed, at the place where the text ends.
+        # A truncated number is called malformed, at the place where the text ends.
         ends_in_number = re.search(r"invalid number \(byte (\d+)\)", str(error))
         if "truncated" in str(error) or (ends_in_number and int(ends_in_number[1]) >= len(content) - 1):
             message = f"`{label}` is truncated after {len(content)} bytes"

@@ -42,6 +42,10 @@ TERMS = {
     r"(?-i:Unwanted|BrokenOff|NoMessage|PicturesOnTheWay|has_company)": _RENAMED,
     rf"(one|processes|tokens|requests|lines|files|bytes|copies|steps|images|samples) a ({_UNIT})": "per",
     r"(?-i:(that|which|what) is no(ne)?)": "is not a",
+    r"(breaks?|broke|broken) off": "fails",
+    r"anew": "again",
+    r"if absent": "Default: ...",
+    r"has to be there": "expected ..., got ...",
 }
 _TERMS = [(re.compile(rf"\b(?:{term})\b", re.IGNORECASE), better) for term, better in TERMS.items()]
 _OPENING = re.compile(r"^(?:What|Whether|Whom|How)\b")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProfileSource:
-    """The profile and the overrides of the command line; every variant loads it anew, with its own overrides."""
+    """The profile and the overrides of the command line; each variant loads it, with its own overrides."""
 
     profile: str
     overrides: tuple[str, ...]

@@ -69,7 +69,7 @@ class _GateReader:
         if self.data.get("version") != 1:
             self._add(("version",), "expected `version: 1`")
         if not isinstance(self.data.get("description", ""), str):
-            self._add(("description",), "`description` is not a text")
+            self._add(("description",), "`description` is not a string")
         general = self._limit(("max_regression",), self.data.get("max_regression"))
         metrics, places = self._metrics(general)
         memory = self._limit((MEMORY,), self.data.get(MEMORY))

@@ -23,7 +23,7 @@ _EXPECTED_TYPE = {
     "int_type": "an integer",
     "int_from_float": "an integer",
     "float_type": "a number",
-    "string_type": "a text",
+    "string_type": "a string",
     "bool_type": "true or false",
     "list_type": "a list",
     "dict_type": "a mapping",
@@ -201,7 +201,7 @@ def _is_union(path: Path) -> bool:
 
 
 def _union_expected(path: Path) -> str:
-    return "a text or a list of texts" if path[-1] == "stop" else "a number, a text, true or false"
+    return "a string or a list of strings" if path[-1] == "stop" else "a number, a string, true or false"
 
 
 def _describe_type(value: object) -> str:
@@ -210,7 +210,7 @@ def _describe_type(value: object) -> str:
     if isinstance(value, int | float):
         return f"the number {visible(str(value), 40)}"
     if isinstance(value, str):
-        return f'the text "{visible(value, 40)}"'
+        return f'the string "{visible(value, 40)}"'
     return "a list" if isinstance(value, list) else "nothing" if value is None else "a mapping"
 
 
@@ -223,7 +223,7 @@ def _type_hint(kind: str, value: Any, quoted: bool) -> str | None:
         if kind == "bool_type" and value.lower() in words:
             return f"write `{words[value.lower()]}`"
     if kind == "string_type" and isinstance(value, int | float):
-        return "put it into quotes"
+        return "put it in quotes"
     if kind == "list_type":
         return "write a list: `[...]`"
     is_whole = isinstance(value, float) and value.is_integer()

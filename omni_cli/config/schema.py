@@ -108,7 +108,7 @@ class Sampling(_Strict):
     )
     max_tokens: Tokens | None = Field(None, description="Maximum number of tokens to generate.")
     min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS, description="Minimum number of tokens to generate.")
-    stop: NonEmpty | list[NonEmpty] | None = Field(None, description="A text, or several, that ends the answer.")
+    stop: NonEmpty | list[NonEmpty] | None = Field(None, description="A string, or several, that end the output.")
     stop_token_ids: list[TokenId] | None = Field(None, description="Token ids that end the answer.")
     ignore_eos: bool | None = Field(None, description="Continue after the end-of-sequence token.")
     seed: int | None = Field(

@@ -261,6 +261,6 @@ def _syntax_diagnostic(source: SourceText, error: yaml.MarkedYAMLError) -> Diagn
         return Diagnostic(place, "a tab cannot indent YAML", "use spaces")
     hint = None
     if "mapping values are not allowed" in problem:
-        hint = "put a text that has `: ` in it into quotes, and check the indentation"
+        hint = "quote a string that contains `: `, and check the indentation"
     context = f" {error.context}" if error.context else ""
     return Diagnostic(place, f"not valid YAML: {visible(problem)}{visible(context)}", hint)

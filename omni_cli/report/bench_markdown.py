@@ -8,13 +8,13 @@ from omni_cli.report.bench_notes import Note, gate_failure, not_comparable, warn
 from omni_cli.report.bench_text import (
     Labels,
     change,
+    comparison_rows,
     gate_rows,
-    memory_change,
     pair_sentence,
     payback_sentence,
     work_sentence,
 )
-from omni_cli.report.bench_units import limit, quantity, ratio, title
+from omni_cli.report.bench_units import limit, title
 from omni_cli.results import Difference, GateResult
 from omni_cli.stats.findings import Findings, Pair
 
@@ -59,28 +59,8 @@ def _gate_table(gate: GateResult, pairs: Sequence[Pair]) -> str:
 
 
 def _pair(pair: Pair, labels: Labels, differences: Sequence[Difference]) -> str:
-    name_a, name_b = map(_cell, labels.of(pair))
-    rows: list[tuple[str, ...]] = [
-        (
-            title(item.metric),
-            quantity(item.metric, item.a_median),
-            quantity(item.metric, item.b_median, item.a_median),
-            ratio(item.ratio, item.ci95),
-            item.verdict,
-        )
-        for item in pair.comparisons
-    ]
-    rows += [
-        (
-            title(peak.metric),
-            quantity(peak.metric, peak.a_bytes),
-            quantity(peak.metric, peak.b_bytes),
-            memory_change(peak),
-            peak.verdict,
-        )
-        for peak in pair.memory
-    ]
-    parts = [_table(("Metric", name_a, name_b, "B / A [95% CI]", "Verdict"), rows)]
+    head, *rows = comparison_rows(pair, labels)
+    parts = [_table([_cell(name) if place in (1, 2) else name for place, name in enumerate(head)], rows)]
     sentences = (work_sentence(pair), pair_sentence(pair, labels), payback_sentence(pair))
     parts += [_cell(sentence) for sentence in sentences if sentence]
     listed = [f"`{_cell(d.field)}` ({_cell(d.a)} → {_cell(d.b)})" for d in (*pair.differences, *differences)]

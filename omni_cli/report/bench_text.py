@@ -73,10 +73,7 @@ def findings_text(findings: Findings, labels: Labels) -> str:
 
 def pair_table(pair: Pair, labels: Labels) -> list[str]:
     """One aligned line per metric: both medians, ratio with interval, verdict; then memory."""
-    name_a, name_b = labels.of(pair)
-    rows: list[tuple[str, ...]] = [("Metric", name_a, name_b, "B / A [95% CI]", "Verdict")]
-    rows += [_comparison_row(item) for item in pair.comparisons]
-    rows += [_memory_row(peak) for peak in pair.memory]
+    rows = comparison_rows(pair, labels)
     if pair.outputs.identical is not None:
         apart = pair.outputs.max_abs_diff
         what = "identical" if pair.outputs.identical else "differ"
@@ -203,32 +200,41 @@ def _heading(pair: Pair, labels: Labels) -> str:
     return f"{name_b} (B) against {name_a} (A), {count(first.blocks, 'block')} each, measured {how}"
 
 
-def _comparison_row(item: Comparison) -> tuple[str, ...]:
-    direction = " (more is better)" if higher_is_better(item.metric) else ""
-    return (
-        title(item.metric) + direction,
-        quantity(item.metric, item.a_median),
-        quantity(item.metric, item.b_median, item.a_median),
-        ratio(item.ratio, item.ci95),
-        item.verdict,
-    )
+def comparison_rows(pair: Pair, labels: Labels) -> list[tuple[str, ...]]:
+    """The columns of a pair's table, then a row per metric and per peak of memory."""
+    head = ("Metric", *labels.of(pair), "B / A [95% CI]", "Verdict")
+    times = [
+        (
+            metric_title(item.metric),
+            quantity(item.metric, item.a_median),
+            quantity(item.metric, item.b_median, item.a_median),
+            ratio(item.ratio, item.ci95),
+            item.verdict,
+        )
+        for item in pair.comparisons
+    ]
+    memory = [
+        (
+            title(peak.metric),
+            quantity(peak.metric, peak.a_bytes),
+            quantity(peak.metric, peak.b_bytes),
+            _memory_change(peak),
+            peak.verdict,
+        )
+        for peak in pair.memory
+    ]
+    return [head, *times, *memory]
 
 
-def memory_change(peak: MemoryPeak) -> str:
+def metric_title(metric: str) -> str:
+    return title(metric) + (" (more is better)" if higher_is_better(metric) else "")
+
+
+def _memory_change(peak: MemoryPeak) -> str:
     """`1.037 (+1.0 GiB)`; with bounds `1.037 [0.98, 1.09]`."""
     if peak.bounds:
         return ratio(peak.ratio, peak.bounds)
     return f"{peak.ratio:.3f} ({size_change(peak.a_bytes, peak.b_bytes)})"
-
-
-def _memory_row(peak: MemoryPeak) -> tuple[str, ...]:
-    return (
-        title(peak.metric),
-        quantity(peak.metric, peak.a_bytes),
-        quantity(peak.metric, peak.b_bytes),
-        memory_change(peak),
-        peak.verdict,
-    )
 
 
 def _cost(peak: MemoryPeak) -> str:

@@ -32,8 +32,8 @@ class Metrics:
     def __init__(self, max_requests: int) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.in_flight = self._gauge("omni_requests_inside", "Requests in flight, running or waiting.")
-        self._gauge("omni_requests_inside_limit", "Limit of requests in flight; further ones get status 429.").set(
+        self.in_flight = self._gauge("omni_requests_in_flight", "Requests in flight, running or waiting.")
+        self._gauge("omni_requests_in_flight_limit", "Limit of requests in flight; further ones get status 429.").set(
             max_requests
         )
         self.ready = self._gauge("omni_engine_ready", "1 while all stages are loaded.")

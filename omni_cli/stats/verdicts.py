@@ -123,6 +123,6 @@ def _is_narrow(summary: Summary | None) -> bool:
 
 
 def own_answer(record: Record) -> Answer:
-    """The variants of a saved record compared anew, with the margin that it was made with."""
+    """The variants of a saved record compared again, with the margin that it was made with."""
     margin = next((item.margin for item in record.comparisons if item.margin), MARGIN)
     return Question(margin=margin).answer(record)

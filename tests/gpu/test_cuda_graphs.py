@@ -44,7 +44,7 @@ def test_replays_equal_eager_calls_bit_for_bit_and_keep_their_outputs():
     denoiser.close()
 
 
-def test_a_tensor_on_the_host_is_copied_in_anew_each_time():
+def test_a_tensor_on_the_host_is_copied_in_again_each_time():
     module = Layers()
     x = torch.randn(64, 256, device="cuda")
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_eviction_bounds_the_pool_and_close_gives_everything_back(reserved):
     assert few_bytes < 0.75 * all_bytes, "two graphs hold less than six"
 
 
-def test_a_pool_is_made_anew_after_its_last_graph_has_gone():
+def test_a_pool_is_made_again_after_its_last_graph_has_gone():
     module, time = Layers(), torch.tensor(0.5, device="cuda")
     denoiser = graphed(module, max_graphs=1)
     with torch.no_grad():

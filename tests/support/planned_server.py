@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer to one chat. `status` other than 200 is an error; `cut_after` breaks off after so many tokens."""
+    """The answer to one chat. `status` other than 200 is an error; `cut_after` tokens later the connection ends."""
 
     first_s: float = 0.0
     gap_s: float = 0.0

@@ -214,7 +214,7 @@ def memory_report() -> MemoryReport:
 
 
 def forget_peaks() -> None:
-    """Let the peaks begin anew, so that those of running do not hide behind those of loading.
+    """Let the peaks begin again, so that those of running do not hide behind those of loading.
 
     Where the kernel does not let a process reset its resident peak, that of loading stays part of it.
     """

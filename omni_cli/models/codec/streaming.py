@@ -23,7 +23,7 @@ MAX_FRAMES_PER_CALL = 1024
 
 @dataclass
 class DecoderState:
-    """What the next piece of one request depends on. Empty before the first piece."""
+    """State of one request between pieces; empty before the first piece."""
 
     # Per convolution with memory: its last inputs (1, in_channels, context_length).
     contexts: dict[int, torch.Tensor] = field(default_factory=dict)

@@ -63,7 +63,7 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         self.pooler = DispatchPooler({"plugin": IdentityPooler()})
         self.listener: WaveformListener | None = None
         self.codes_per_block = codes_per_block(self.token2wav)
-        # The process is this stage's own. By default cuDNN picks the vocoder's kernels anew in every call, and a
+        # The process is this stage's own. By default cuDNN picks the vocoder's kernels again in every call, and a
         # waveform differs by 2e-4 from the previous one. benchmarks/gpu/vocoder_repeats.py measures the cost.
         torch.backends.cudnn.deterministic = True
 

@@ -9,21 +9,21 @@ from omni_cli.report.bench_notes import gate_failure
 from omni_cli.report.bench_text import (
     Labels,
     change,
+    comparison_rows,
     gate_rows,
-    memory_change,
+    metric_title,
     pair_sentence,
     payback_sentence,
     shown,
     work_sentence,
 )
-from omni_cli.report.bench_units import limit, quantity, ratio, title
+from omni_cli.report.bench_units import limit, ratio, title
 from omni_cli.report.html.elements import Figure, Paragraph, Part, Table, Tone, Verdict
 from omni_cli.report.html.figures import Interval, drawn_intervals
 from omni_cli.report.html.machine import sentence
 from omni_cli.report.units import count
 from omni_cli.results import Comparison, GateResult, MemoryPeak
 from omni_cli.stats.findings import Pair
-from omni_cli.stats.metrics import higher_is_better
 
 _GATE_TONES: dict[str, Tone] = {"pass": "good", "inconclusive": "open", "not comparable": "open"}
 _TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "no difference": "plain", "inconclusive": "open"}
@@ -103,9 +103,15 @@ def _forest(name: str, pairs: Sequence[Pair], labels: Labels) -> Figure | None:
             if not item.ratio:
                 continue
             text = f"{ratio(item.ratio, item.ci95)}  {item.verdict}"
-            rows.append(Interval(_metric(item), item.ratio, item.ci95, text, heading, item.verdict != "inconclusive"))
+            rows.append(
+                Interval(
+                    metric_title(item.metric), item.ratio, item.ci95, text, heading, item.verdict != "inconclusive"
+                )
+            )
             heading = ""
-            numbers.append((f"{name_b} / {name_a}", _metric(item), ratio(item.ratio, item.ci95), item.verdict))
+            numbers.append(
+                (f"{name_b} / {name_a}", metric_title(item.metric), ratio(item.ratio, item.ci95), item.verdict)
+            )
     if not rows:
         return None
     margin = pairs[0].comparisons[0].margin
@@ -119,27 +125,7 @@ def _forest(name: str, pairs: Sequence[Pair], labels: Labels) -> Figure | None:
 
 def _pair_table(pair: Pair, labels: Labels) -> Table:
     name_a, name_b = labels.of(pair)
-    rows: list[tuple[str, ...]] = [
-        (
-            _metric(item),
-            quantity(item.metric, item.a_median),
-            quantity(item.metric, item.b_median, item.a_median),
-            ratio(item.ratio, item.ci95),
-            item.verdict,
-        )
-        for item in pair.comparisons
-    ]
-    rows += [
-        (
-            title(peak.metric),
-            quantity(peak.metric, peak.a_bytes),
-            quantity(peak.metric, peak.b_bytes),
-            memory_change(peak),
-            peak.verdict,
-        )
-        for peak in pair.memory
-    ]
-    columns = ("Metric", name_a, name_b, "B / A [95% CI]", "Verdict")
+    columns, *rows = comparison_rows(pair, labels)
     return Table(f"{name_b} (B) against {name_a} (A)", columns, tuple(rows), frozenset({1, 2, 3}))
 
 
@@ -160,7 +146,3 @@ def _pair_notes(pair: Pair) -> list[str]:
         notes.append("Outputs are identical." if pair.outputs.identical else f"Outputs differ{by}.")
     notes += [f"{title(item.metric)}: {item.reason}." for item in pair.comparisons if item.reason]
     return [" ".join(notes)] if notes else []
-
-
-def _metric(item: Comparison) -> str:
-    return title(item.metric) + (" (more is better)" if higher_is_better(item.metric) else "")

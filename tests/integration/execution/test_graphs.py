@@ -126,7 +126,7 @@ def test_the_least_recently_used_graph_goes_first_and_its_memory_with_it():
     assert (counters.graphs_captured, counters.graphs_evicted) == (4, 2)
 
 
-def test_clear_gives_all_back_and_the_next_call_captures_anew():
+def test_clear_gives_all_back_and_the_next_call_captures_again():
     module = Scale()
     backend = FakeBackend()
     graphs, counters = manager(module, backend)

@@ -126,7 +126,7 @@ def test_compiled_blocks_serve_every_number_of_codes():
         request = request_for("Ethan", num_codes, 0.5)
         made = single_mel(velocity, conditioner, request)
         torch.testing.assert_close(made, plain_mel(plain, request), rtol=0, atol=1e-5)
-    assert denoiser.counters.as_dict() == compiled, "no length compiles anew"
+    assert denoiser.counters.as_dict() == compiled, "no length compiles again"
     denoiser.close()
 
 

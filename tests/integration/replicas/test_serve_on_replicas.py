@@ -96,5 +96,5 @@ def test_refusals_are_the_same(server: OmniServer) -> None:
 
 def test_a_client_that_leaves_frees_its_place(server: OmniServer) -> None:
     server.send_and_hang_up(IMAGES, {"prompt": "x"}, after_s=0.1)
-    server.wait_until(lambda: server.metric("omni_requests_inside") == 0)
+    server.wait_until(lambda: server.metric("omni_requests_in_flight") == 0)
     assert image_from(server, 0)

@@ -53,7 +53,7 @@ def busy_s(server: OmniServer) -> float:
 
 def check_idle_within_a_second(server: OmniServer) -> None:
     time.sleep(1.0)
-    assert server.metric("omni_requests_inside") == 0
+    assert server.metric("omni_requests_in_flight") == 0
     before = busy_s(server)
     time.sleep(1.0)
     assert busy_s(server) - before < 0.1
@@ -102,7 +102,7 @@ def is_broken_speech(line: dict[str, Any]) -> bool:
     return line["path"] == SPEECH and line["status"] == 200
 
 
-def test_raw_speech_that_fails_in_the_middle_breaks_off_and_is_no_fault_of_the_server(talkative: OmniServer) -> None:
+def test_raw_speech_that_fails_in_the_middle_ends_early_and_is_no_fault_of_the_server(talkative: OmniServer) -> None:
     """Its status has gone out, and in bare samples nothing can say what went wrong."""
     speech = {"input": "The sun sets.", "voice": "Chelsie", "response_format": "pcm", "stream_format": "audio"}
     address = urllib.parse.urlsplit(talkative.url)

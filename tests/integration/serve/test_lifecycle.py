@@ -72,7 +72,7 @@ def test_one_ready_line_with_the_address(folder: Path) -> None:
 def test_a_stop_signal_lets_running_requests_end(folder: Path) -> None:
     server = OmniServer(folder)
     caller = Caller(server, CHAT, LONG)
-    server.wait_until(lambda: server.metric("omni_requests_inside") == 1)
+    server.wait_until(lambda: server.metric("omni_requests_in_flight") == 1)
     server.process.popen.send_signal(signal.SIGTERM)
     server.wait_until(lambda: server.log("draining"))
     server.wait_until(lambda: health(server) is None, timeout_s=2)
@@ -88,7 +88,7 @@ def test_what_takes_longer_than_the_drain_timeout_gets_an_error(folder: Path) ->
     """On a server that anybody may use, which comes with a warning."""
     server = OmniServer(folder, "--profile", "tiny-image", "--host", "0.0.0.0", "--drain-timeout", "1")
     caller = Caller(server, IMAGES, ENDLESS)
-    server.wait_until(lambda: server.metric("omni_requests_inside") == 1)
+    server.wait_until(lambda: server.metric("omni_requests_in_flight") == 1)
     began = time.monotonic()
     ended = server.stop()
     assert 1 < time.monotonic() - began < 10
@@ -101,7 +101,7 @@ def test_what_takes_longer_than_the_drain_timeout_gets_an_error(folder: Path) ->
 def test_a_second_signal_stops_at_once(folder: Path) -> None:
     server = OmniServer(folder, "--profile", "tiny-image")
     caller = Caller(server, IMAGES, ENDLESS)
-    server.wait_until(lambda: server.metric("omni_requests_inside") == 1)
+    server.wait_until(lambda: server.metric("omni_requests_in_flight") == 1)
     server.process.popen.send_signal(signal.SIGTERM)
     server.wait_until(lambda: server.log("draining"))
     time.sleep(0.6)  # two signals that come together are one

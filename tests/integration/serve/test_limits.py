@@ -34,7 +34,7 @@ def nothing_left_inside(limited: OmniServer) -> Iterator[None]:
 
 def inside(server: OmniServer) -> float:
     body = server.request("GET", "/metrics", authorization=f"Bearer {KEY}").body.decode()
-    (line,) = [line for line in body.splitlines() if line.startswith("omni_requests_inside ")]
+    (line,) = [line for line in body.splitlines() if line.startswith("omni_requests_in_flight ")]
     return float(line.split()[1])
 
 

@@ -202,4 +202,4 @@ def test_an_interrupt_keeps_what_was_measured(image_server: OmniServer, tmp_path
     ended.check_clean()
     assert ended.code == 130 and "error: interrupted" in ended.err
     assert "Benchmark 1" in ended.out and samples_of(tmp_path)
-    image_server.wait_until(lambda: image_server.metric("omni_requests_inside") == 0, timeout_s=10)
+    image_server.wait_until(lambda: image_server.metric("omni_requests_in_flight") == 0, timeout_s=10)

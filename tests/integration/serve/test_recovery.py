@@ -46,7 +46,7 @@ def test_a_killed_talker_takes_only_its_own_requests_with_it(mortal: OmniServer)
     _, talker, _ = mortal.stage_processes()
     with ThreadPoolExecutor(8) as pool:
         spoken = [pool.submit(mortal.request, "POST", CHAT, SPOKEN) for _ in range(4)]
-        mortal.wait_until(lambda: mortal.metric("omni_requests_inside") >= 4)
+        mortal.wait_until(lambda: mortal.metric("omni_requests_in_flight") >= 4)
         mortal.wait_until(lambda: sum(talker.cpu_times()[:2]) > 0.5)
         talker.kill()
         mortal.wait_until(lambda: not is_ready(mortal))
@@ -86,7 +86,7 @@ def test_a_hanging_stage_is_replaced(hanging: OmniServer) -> None:
     # The server itself goes on answering, also where the pipe to the stage is full.
     with ThreadPoolExecutor(4) as pool:
         stuck = [pool.submit(hanging.request, "POST", IMAGES, {"prompt": "x" * 150_000}) for _ in range(4)]
-        hanging.wait_until(lambda: hanging.metric("omni_requests_inside") == 4, timeout_s=2)
+        hanging.wait_until(lambda: hanging.metric("omni_requests_in_flight") == 4, timeout_s=2)
         for answer in stuck:
             check_unavailable(answer.result())
     hanging.wait_until(lambda: is_ready(hanging))

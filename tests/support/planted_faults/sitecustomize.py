@@ -1,7 +1,7 @@
 """A fault in a known place, for tests of what is left afterwards: in the module path of a command, and of its stages.
 
 `PLANTED_FAULT` is `KIND@RANGE@STAGE`, such as `kill@vae decode@image`: the first time that the stage's process
-enters the range. `PLANTED_WHEN` is a file that has to be there by then; the range waits a little for it.
+enters the range. `PLANTED_WHEN` is a file that must exist by then; the range waits a little for it.
 
 `raise` is an error that nobody expects, `memory` memory that is used up, `full` a full disk, `kill` SIGKILL as from the
 system when memory runs out, `exit` a library that ends the process, `hang` a call that never returns.

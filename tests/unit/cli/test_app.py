@@ -178,7 +178,7 @@ def test_a_document_that_was_printed_stays_the_only_one(run: Run) -> None:
     code, out, _ = run("fail", "plain", "--json", "--print-first")
     assert code == 6
     assert json.loads(out) == {"schema": "test/1"}
-    # The next command of the same process starts anew.
+    # The next command of the same process starts again.
     assert json.loads(run("fail", "plain", "--json")[1])["error"]["message"] == "it broke"
 
 

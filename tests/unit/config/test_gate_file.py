@@ -90,7 +90,7 @@ def test_all_mistakes_at_once_in_source_order(tmp_path: Path) -> None:
         ("version: 1\nmetrics: {e2e_s: &x 5%}\n", "an anchor (`&x`) is not allowed in a gate file"),
         ("version: 1\nmetrics: {e2e_s: 5%\n", "not valid YAML"),
         ("version: 1\ndescription: \x1b[31m\n", "2:14: the character U+001B is not allowed in YAML"),
-        ("version: 1\ndescription: [1]\nmax_regression: 5%\n", "`description` is not a text"),
+        ("version: 1\ndescription: [1]\nmax_regression: 5%\n", "`description` is not a string"),
         ("version: 1\noutputs: {max_abs_diff: -1}\n", "invalid value for `outputs`"),
         ("version: 1\nmax_regression: true\n", "`max_regression` is not a percentage"),
         ("version: 1\nmax_regression: 2000%\n", "`2000%` is no limit: expected at most 1000%"),

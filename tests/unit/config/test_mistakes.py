@@ -67,7 +67,7 @@ SINGLE = {
     ),
     "quoted number": (
         ("0.0", "'0.5'"),
-        "8:29 ''0.5'': invalid type for `temperature`: expected a number, got the text \"0.5\" (remove the quotes)",
+        "8:29 ''0.5'': invalid type for `temperature`: expected a number, got the string \"0.5\" (remove the quotes)",
     ),
     "integer with a fraction": (
         ("    kind: ar\n", "    kind: ar\n    block_size: 16.0\n"),
@@ -79,20 +79,20 @@ SINGLE = {
     ),
     "yes for true": (
         ("    kind: ar\n", "    kind: ar\n    enable_prefix_caching: yes\n"),
-        "8:28 'yes': invalid type for `enable_prefix_caching`: expected true or false, got the text \"yes\""
+        "8:28 'yes': invalid type for `enable_prefix_caching`: expected true or false, got the string \"yes\""
         " (write `true`)",
     ),
     "number for a text": (
         ("    kind: ar\n", "    kind: ar\n    devices: 0\n"),
-        "8:14 '0': invalid type for `devices`: expected a text, got the number 0 (put it into quotes)",
+        "8:14 '0': invalid type for `devices`: expected a string, got the number 0 (put it in quotes)",
     ),
     "stop that is not a text": (
         ("temperature: 0.0", "stop: [a, 1]"),
-        "8:26 '1': invalid type for item 2 of `stop`: expected a text, got the number 1 (put it into quotes)",
+        "8:26 '1': invalid type for item 2 of `stop`: expected a string, got the number 1 (put it in quotes)",
     ),
     "stop that is a number": (
         ("temperature: 0.0", "stop: 1"),
-        "8:22 '1': invalid type for `stop`: expected a text or a list of texts, got the number 1",
+        "8:22 '1': invalid type for `stop`: expected a string or a list of strings, got the number 1",
     ),
     "list for a number": (
         ("0.0", "[1]"),
@@ -188,7 +188,7 @@ SINGLE = {
     ),
     "wrong value of a family's key": (
         ("vocoder:\n    kind: diffusion\n", "token2wav:\n    kind: diffusion\n    stream_chunk_codes: none\n"),
-        "11:25 'none': invalid type for `stream_chunk_codes`: expected an integer, got the text \"none\"",
+        "11:25 'none': invalid type for `stream_chunk_codes`: expected an integer, got the string \"none\"",
     ),
     "call on vllm": (
         ("backend: vllm\n", "backend: vllm\n    call: {x: 1}\n"),
@@ -200,7 +200,7 @@ SINGLE = {
     ),
     "call with a list": (
         ("backend: vllm\n", "backend: diffusers\n    call: {x: [1]}\n"),
-        "12:15 '[': invalid type for `x`: expected a number, a text, true or false, got a list",
+        "12:15 '[': invalid type for `x`: expected a number, a string, true or false, got a list",
     ),
     "call with a bad name": (
         ("backend: vllm\n", "backend: diffusers\n    call: {X: 1}\n"),
@@ -301,7 +301,7 @@ SINGLE = {
     "colon in a text": (
         ("name: good", "name: a: b"),
         "2:8 ':': not valid YAML: mapping values are not allowed here"
-        " (put a text that has `: ` in it into quotes, and check the indentation)",
+        " (quote a string that contains `: `, and check the indentation)",
     ),
     "unclosed bracket": (
         (

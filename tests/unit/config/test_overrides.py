@@ -70,7 +70,7 @@ WRONG = {
     "dtyp=float32": "unknown key `dtyp`\nhint: did you mean `dtype`?",
     "dtype=float8": "invalid value for `dtype`: expected one of float32, bfloat16, float16\n"
     "hint: did you mean `float32`?",
-    "thinker.max_num_seqs='4'": 'invalid type for `max_num_seqs`: expected an integer, got the text "4"',
+    "thinker.max_num_seqs='4'": 'invalid type for `max_num_seqs`: expected an integer, got the string "4"',
     "thinker.max_num_seqs=0": "invalid value for `max_num_seqs`: must be at least 1",
     "thinker.sampling.temprature=1": "unknown key `temprature` in `sampling` of stage `thinker`\n"
     "hint: did you mean `temperature`?",

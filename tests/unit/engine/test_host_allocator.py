@@ -47,7 +47,7 @@ def faults_of(mode: str, **variables: str) -> tuple[str, int]:
     return answer, int(faults)
 
 
-def test_runs_after_the_first_take_no_pages_anew() -> None:
+def test_runs_after_the_first_take_no_pages_again() -> None:
     answer, faults = faults_of("keep")
     assert answer == "True"
     assert faults < 100

@@ -144,7 +144,7 @@ def test_a_single_variant_is_its_median(tmp_path: Path) -> None:
     assert not [item for item in found.all("h2") if item.text == "Comparison"]
 
 
-def test_a_variant_that_broke_off_is_said_first(tmp_path: Path) -> None:
+def test_a_failed_variant_comes_first(tmp_path: Path) -> None:
     first, second = pair()
     broken = msgspec.structs.replace(second, samples=(), error="the process was killed")
     found = page_of(record(first, broken), tmp_path)

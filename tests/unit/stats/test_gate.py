@@ -213,7 +213,7 @@ def test_exit_codes_are_those_of_the_contract() -> None:
     assert GateResult(verdict="pass").exit_code is ExitCode.OK
 
 
-def test_a_variant_that_broke_off_fails_the_gate() -> None:
+def test_a_failed_variant_fails_the_gate() -> None:
     a, b = pair(20)
     broken = variant("b", np.full((3, 2), 0.1), slots=ABBA[1], error="out of memory in block 3", memory=Memory())
     found = compare_within(record(a, broken), limits=GateLimits({"e2e_s": 0.05}))
