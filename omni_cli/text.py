@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-def suggest(word: str, known: Iterable[str]) -> str | None:
-    """Return `did you mean ...?` for the nearest known word; None if none is near."""
-    near = get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
+def suggest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Return `did you mean ...?` for the nearest known word; None if none has a similarity of `cutoff`, 0 to 1."""
+    near = get_close_matches(word[:100], list(known), n=1, cutoff=cutoff)
     return f"did you mean `{near[0]}`?" if near else None
 
 

@@ -12,8 +12,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
-from omni_cli.cli.usage import did_you_mean
 from omni_cli.errors import UsageError
+from omni_cli.text import suggest
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LazyGroup(TyperGroup):
         if args[0] not in self.lazy_commands and not args[0].startswith("-"):
             raise UsageError(
                 f"unknown command `{args[0]}`",
-                hint=did_you_mean(args[0], self.lazy_commands) or "see `omni --help`",
+                hint=suggest(args[0], self.lazy_commands) or "see `omni --help`",
             )
         return super().resolve_command(ctx, args)
 

@@ -11,8 +11,8 @@ import typer
 
 from omni_cli.cli.options import MAX_SEED, JsonOption, QuietOption, VerboseOption
 from omni_cli.cli.terminal import console, interrupts
-from omni_cli.cli.usage import did_you_mean
 from omni_cli.errors import UsageError
+from omni_cli.text import suggest
 
 models = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -47,7 +47,7 @@ def build(
     if name not in builtins():
         raise UsageError(
             f"no such built-in model: `{name}`",
-            hint=did_you_mean(name, builtins()) or f"the built-in models are {', '.join(builtins())}",
+            hint=suggest(name, builtins()) or f"the built-in models are {', '.join(builtins())}",
         )
     target = output_dir if output_dir is not None else Path(name)
     start = time.perf_counter()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +21,7 @@ from omni_cli.cli.options import (
 from omni_cli.cli.profile_choice import choose_profile, derive
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, OutputError, UsageError
+from omni_cli.report.tables import aligned
 
 profiles = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -52,11 +52,10 @@ def list_profiles(as_json: JsonOption = False, verbose: VerboseOption = False, q
         ]
         console.print_json({"schema": "omni.profiles.list/1", "profiles": entries})
         return
-    rows = [
-        (config.name, " > ".join(stage.name for stage in config.stages), config.description)
-        for config in configs.values()
-    ]
-    console.print_text(_table(("NAME", "STAGES", "DESCRIPTION"), rows))
+    rows = [("NAME", "STAGES", "DESCRIPTION")]
+    for config in configs.values():
+        rows.append((config.name, " > ".join(stage.name for stage in config.stages), config.description))
+    console.print_text("\n".join(line[2:] for line in aligned(rows)))
 
 
 @profiles.command("show")
@@ -181,13 +180,6 @@ def _check(name_or_path: str) -> dict[str, object]:
         entry["valid"] = False
         entry["diagnostics"] = found or [{**unreadable, "message": error.message, "hint": error.hint}]
     return entry
-
-
-def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Align columns to their longest cell, two spaces apart."""
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows))
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _to_yaml(data: dict[str, object]) -> str:

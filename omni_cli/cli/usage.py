@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any
 
 from omni_cli.errors import UsageError
+from omni_cli.text import suggest
 
 _SERVER_HINT = "`omni loadtest URL` measures a running server"
 # Options of a command that are another command's now.
@@ -20,12 +19,6 @@ _MOVED = {
         "--smaller-is-better": "`omni report RECORD --smaller-is-better FILE` writes it from a saved record",
     },
 }  # fmt: skip
-
-
-def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return `did you mean ...?`, or None if no known word is near; `cutoff` is the minimum similarity, 0 to 1."""
-    near = get_close_matches(word, list(known), n=1, cutoff=cutoff)
-    return f"did you mean `{near[0]}`?" if near else None
 
 
 def is_missing_command(error: Exception) -> bool:
@@ -69,7 +62,7 @@ def _option_hint(option: str, context: Any) -> str | None:
     if moved := _MOVED.get(context.command_path, {}).get(option):
         return moved
     # Short words that only share their dashes are not typos of each other.
-    suggestion = did_you_mean(option, [*known, "--help"], cutoff=0.75)
+    suggestion = suggest(option, [*known, "--help"], cutoff=0.75)
     if suggestion is None and context.parent is None:
         return f"options of a command follow its name; see `{context.command_path} --help`"
     return suggestion or _help_hint(context)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omni_cli.doctor.checkup import MachineFacts, Problem, ProfileVerdict
+from omni_cli.report.tables import aligned
 
 SCHEMA = "omni.doctor/1"
 
@@ -128,5 +129,4 @@ def _gib(size: int) -> str:
 
 
 def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:
-    width = max(len(name) for name, _ in rows)
-    return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)])
+    return "\n".join([title, *aligned(rows)])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from omni_cli.text import suggest
 
 MAX_SEED = 2**32 - 1  # the maximum of NumPy's generator, which vLLM seeds too
 MAX_NUM_INFERENCE_STEPS = 1000
@@ -104,8 +105,8 @@ def _sampling(value: object) -> Mapping[str, object]:
         error = failure.errors()[0]
         key = str(error["loc"][0])
         if error["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(key, Sampling.model_fields, n=1)
-            meant = f"; did you mean `{near[0]}`?" if near else ""
+            near = suggest(key, Sampling.model_fields)
+            meant = f"; {near}" if near else ""
             raise ValueError(f"has an unknown key `{key}`{meant}") from failure
         reason = error["msg"].removeprefix("Input ")
         raise ValueError(f"has an invalid value for `{key}`, which {reason}") from failure

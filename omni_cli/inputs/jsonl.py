@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.files import open_input
 from omni_cli.inputs.request_spec import BadRequest, RequestSpec, check_fields, spec_of
+from omni_cli.text import suggest
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
@@ -92,8 +92,7 @@ def _check_keys(fields: Mapping[str, object]) -> None:
         if key in CHECKERS:
             hint = f'write it as "sampling": {{"{key}": ...}}'
         else:
-            near = difflib.get_close_matches(key, KEYS, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(KEYS)}"
+            hint = suggest(key, KEYS) or f"known keys: {', '.join(KEYS)}"
         raise InputError(f"unknown key `{key}`", hint=hint)
     if "prompt" not in fields:
         raise InputError("the key `prompt` is missing")

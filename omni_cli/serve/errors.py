@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 from pydantic_core import ErrorDetails
@@ -10,6 +9,7 @@ from starlette.responses import JSONResponse
 
 from omni_cli.errors import DeadlineError, OmniError, StageError, UsageError
 from omni_cli.serve.schemas.replies import ErrorReply
+from omni_cli.text import suggest
 
 RETRY_AFTER_S = 1
 
@@ -123,8 +123,8 @@ def validation_error(errors: Sequence[ErrorDetails], known: Sequence[str]) -> AP
             )
         case "extra_forbidden":
             name = str(error["loc"][-1])
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean `{near[0]}`?" if near else ""
+            near = suggest(name, known)
+            hint = f"; {near}" if near else ""
             return APIError(400, f"unknown field `{param}`{hint}", code="unknown_parameter", param=param)
         case "missing":
             what = f"field `{param}` is missing" if param else "the body is missing"
