@@ -1,4 +1,4 @@
-"""A saved measurement, `omni.bench/1`: raw samples and what they were taken under. Everything else is recomputable.
+"""A saved measurement, `omni.bench/1`: raw samples and their conditions. Everything else is recomputable.
 
 Knows no statistics and imports neither torch nor NumPy: `omni compare` starts with it. Times are seconds, sizes
 bytes; what is measured says its unit in its name.
@@ -73,7 +73,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
-    """One treatment. `settings` is what it sets, `effective` what really ran; `error` is set if it failed."""
+    """One treatment. `settings` are the requested settings, `effective` those that ran; `error` is set if it failed."""
 
     name: str
     settings: dict[str, Any] = {}

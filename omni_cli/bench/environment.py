@@ -75,7 +75,7 @@ def code_version(root: Path) -> dict[str, object]:
 
 
 def read_conditions() -> dict[str, object]:
-    """Conditions that nobody chose: the machine's load and its processor's clock."""
+    """Conditions outside anyone's control: the machine's load and its processor's clock."""
     conditions: dict[str, object] = {"load_average": list(os.getloadavg()), "python": sys.executable}
     mhz = [
         float(line.partition(":")[2])

@@ -24,7 +24,7 @@ _MAX_SEED = 2**32
 
 
 class LoadedWorkload:
-    """`config` with the workload's fixed work. `llm` is what is loaded, None before `load`.
+    """`config` with the workload's fixed work. `llm` is the loaded engine, None before `load`.
 
     `records` loads stages that can be asked to record what they do.
     """
@@ -66,7 +66,7 @@ class LoadedWorkload:
 
     async def close(self) -> None:
         """End the stages."""
-        # First: an engine that still loads would wait for imports that nobody wants any more.
+        # First: an engine that is still loading would wait for imports that are no longer needed.
         self._fork_server.stop()
         if self._llm is not None:
             await self._llm.close()
@@ -81,7 +81,7 @@ class LoadedWorkload:
         await self._llm.start(on_event)
 
     async def _make_inputs(self, before: tuple[StageConfig, ...], on_event: Callable[[Event], None]) -> list[bytes]:
-        """Run the stages before the measured ones once, keep what they leave behind, and let them go."""
+        """Run the stages before the measured ones once, keep their outputs, and close them."""
         await self._start(before, on_event)
         requests = [
             dataclasses.replace(request, wants_handoff=True) for request in await asyncio.to_thread(self._requests, 0)

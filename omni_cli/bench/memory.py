@@ -12,7 +12,7 @@ from omni_cli.doctor.machine import read_gpus, read_memory
 from omni_cli.record import Memory
 
 HEADROOM = 0.9
-"""Only this share of what is free is used: inputs, outputs and other programs need some, too."""
+"""Only this share of the free memory is used: inputs, outputs and other programs need some, too."""
 
 
 def memory_of(stages: Mapping[str, StagePeaks]) -> Memory:

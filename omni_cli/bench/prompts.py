@@ -42,7 +42,7 @@ class Prompts:
             words = " ".join(source.choices(_WORDS, k=self._input_len))
             if self._tokenizer is None:
                 return words
-            # A word is a token or more; what is cut off may change how the rest is split, hence the attempts.
+            # A word is a token or more; cutting some may change the split of the rest, hence the attempts.
             text: str = self._tokenizer.decode(self._encode(words)[: self._input_len], skip_special_tokens=False)
             if len(self._encode(text)) == self._input_len:
                 return text

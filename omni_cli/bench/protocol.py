@@ -36,7 +36,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Run(msgspec.Struct, frozen=True, tag=True):
-    """Run the workload once. Equal numbers mean equal prompts and seeds; `outputs` is a file for what comes out."""
+    """Run the workload once. Equal numbers mean equal prompts and seeds; `outputs` is a file for the outputs."""
 
     number: int
     outputs: str | None = None

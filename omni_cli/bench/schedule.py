@@ -1,4 +1,4 @@
-"""Who runs when: ABBA blocks, as many as the time allows."""
+"""The order of runs: ABBA blocks, as many as the time allows."""
 
 from __future__ import annotations
 

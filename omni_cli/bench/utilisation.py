@@ -45,7 +45,7 @@ class Stretch:
 
 
 class UtilisationSampler:
-    """Looks while its `with` block runs; `utilisation()` is what it has seen so far, for any thread."""
+    """Looks while its `with` block runs; `utilisation()` returns the series so far, on any thread."""
 
     def __init__(self, source: Callable[[], Source] = MachineCounters, interval_s: float = INTERVAL_S) -> None:
         self._source = source

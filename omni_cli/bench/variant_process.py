@@ -131,7 +131,7 @@ class VariantProcess:
                 on_loading(reply)
 
     async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
-        """One iteration. `when` says in a failure's sentence what was going on (`block 3`)."""
+        """One iteration. `when` names the current activity in an error message (`block 3`)."""
         await self._send(Run(number, None if outputs is None else str(outputs)), when)
         while True:
             reply = await self._receive(when, timeout_s)

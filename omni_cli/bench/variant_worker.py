@@ -159,7 +159,7 @@ async def _serve(stdin: int, stdout: BinaryIO) -> None:
     watch = asyncio.create_task(gone.wait())
     await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
     watch.cancel()
-    # Whatever it is doing: nobody waits for it any more.
+    # Whatever its state: its result is no longer needed.
     work.cancel()
     await asyncio.wait({work})
     await worker.close()

@@ -1,4 +1,4 @@
-"""`omni doctor`: what this machine can run, and the commands that install what is missing."""
+"""`omni doctor`: what this machine can run, and the commands that install missing packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gate and report options that commands share, and what they mean."""
+"""Gate and report options that commands share, and their meaning."""
 
 from __future__ import annotations
 

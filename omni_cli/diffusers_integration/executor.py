@@ -263,13 +263,13 @@ class DiffusersPipelineExecutor:
                 callback()
 
     def register_failure_callback(self, callback: Callable[[], None]) -> None:
-        """Call `callback` if the executor fails for good; at once if it has already."""
+        """Call `callback` when the executor fails permanently; immediately if it already has."""
         self._failure_callbacks.append(callback)
         if self._failure is not None:
             callback()
 
     def check_health(self) -> None:
-        """`StageError` if the executor has failed for good or was shut down; being asleep is healthy."""
+        """Raise `StageError` if the executor has failed permanently or was shut down; a sleeping one is healthy."""
         stage = self.config.name
         if self._failure is not None:
             raise StageError(f"stage `{stage}` has failed: {self._failure}", stage=stage, hint="start it again")

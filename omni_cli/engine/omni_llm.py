@@ -155,7 +155,7 @@ class OmniLLM:
             self._watchdog.cancel()
         clients, self._clients = list(self._clients.values()), {}
         if not all(future.done() for future in self._loaded.values()):
-            # Still loading: nobody waits for those imports any more.
+            # Still loading: its imports are no longer needed.
             self._fork_server.stop()
         await asyncio.gather(*(client.close() for client in clients))
         for future in self._loaded.values():
@@ -281,7 +281,7 @@ class OmniLLM:
         )
         self._on_event(StageLoading(client.name, client.kind, self._infos[client.name]))
         loaded = self._loaded[client.name]
-        if not loaded.done():  # else nobody waits for it any more
+        if not loaded.done():  # else its result is no longer needed
             # Here rather than where it is awaited: it may end before the waiter runs.
             self._dead.pop(client.name, None)
             loaded.set_result(report)

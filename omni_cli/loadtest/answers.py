@@ -52,7 +52,7 @@ class Reader(Protocol):
     answer: ServerAnswer
 
     def feed(self, chunk: bytes, at_s: float) -> None:
-        """Take what has come. Raises `AnswerError`."""
+        """Process received data. Raises `AnswerError`."""
 
     def finish(self) -> None:
         """The answer is over. Raises `AnswerError` where something is missing."""

@@ -57,7 +57,7 @@ def _treatments(plans: Sequence[tuple[Target, Traffic]], *, varied: bool) -> lis
     """Treatments named by the server or the load; a name that is repeated is A against A."""
     found: list[Treatment] = []
     for target, traffic in plans:
-        # An address may change from run to run; what is compared with a baseline is what was asked of it.
+        # An address may change from run to run; a baseline is compared by the requests.
         settings: dict[str, object] = {"url": target.url, "model": target.model}
         name = target.url.partition("//")[2]
         if varied:

@@ -1,4 +1,4 @@
-"""The server that is measured: its address, and what it says of itself."""
+"""The measured server: its address, and its description of itself."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Send = Callable[[int, float], Coroutine[Any, Any, Outcome]]
 """Sends request `index`, which is due at a time of `time.perf_counter`."""
 
 _TIMER_S = 0.0015
-"""The event loop wakes up to a millisecond late; what is left is spent looking at the clock."""
+"""The event loop wakes up to a millisecond late; the remaining time is spent polling the clock."""
 
 MIN_REQUESTS = 8
 

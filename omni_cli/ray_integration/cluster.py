@@ -20,7 +20,7 @@ from omni_cli.temporary_folder import temporary_folder
 
 # What Ray puts behind its folder: `/session_2026-11-20_19-08-08_333811_14299/sockets/plasma_store` and an index.
 _SOCKET_ROOM = 80
-# A worker's processes end by themselves when it is gone, one of them after it has tidied up.
+# A worker's processes end by themselves after it, one of them after a cleanup.
 _SYSTEM_CONFIG = {"kill_child_processes_on_worker_exit": False, "process_group_cleanup_enabled": False}
 _TOKEN = "RAY_AUTH_TOKEN"
 _PREFIX = "omni-ray-"
@@ -143,7 +143,7 @@ def _has_token(process: psutil.Process, token: str) -> bool:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise `OSError` where nobody listens at HOST:PORT; Ray would go on trying for minutes."""
+    """Raise `OSError` if there is no listener at HOST:PORT; Ray would keep trying for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "//" not in address:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()

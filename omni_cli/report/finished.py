@@ -1,4 +1,4 @@
-"""`results.jsonl`: what has been finished of a file of requests, so that another run need not do it again."""
+"""`results.jsonl`: the finished requests of a file, so that another run can skip them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def file_line(written: WrittenOutput) -> str:
 
 
 def loaded_lines(stages: Sequence[StageInfo]) -> list[str]:
-    """One aligned line a stage: what it is, how it runs, how long it took to load, its memory."""
+    """One aligned line per stage: kind, mode, load time and memory."""
     rows = [
         (
             stage.name,

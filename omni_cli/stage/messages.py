@@ -109,7 +109,7 @@ class MemoryReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngagementReport(msgspec.Struct, frozen=True, tag=True):
-    """Counts of what really happened since the stage began to load: graphs replayed, bytes copied."""
+    """Counters since the stage began to load: graphs replayed, bytes copied."""
 
     counters: dict[str, float]
 
@@ -189,7 +189,7 @@ class Audio(msgspec.Struct, frozen=True):
 
 
 class HandoffChunk(msgspec.Struct, frozen=True, tag=True):
-    """A part of what the next stage needs, while this one goes on; the last one comes before `RequestDone`."""
+    """A part of the next stage's input, while this one continues; the last part comes before `RequestDone`."""
 
     request_id: str
     handoff: bytes
@@ -204,7 +204,7 @@ class WaveformChunk(msgspec.Struct, frozen=True, tag=True):
 
 
 class RequestDone(msgspec.Struct, frozen=True, tag=True):
-    """A stage has finished a request: what it measured, what it made, and what the next stage needs."""
+    """A finished request of a stage: measurements, output, and the next stage's input."""
 
     request_id: str
     trace: dict[str, Any]

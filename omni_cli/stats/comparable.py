@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from omni_cli.record import Record, Variant
 from omni_cli.results import Difference
 
-# What is measured (omni's version and commit), and what nobody can choose (load, clocks).
+# The subject of the measurement (omni's version and commit) and conditions that cannot be chosen (load, clocks).
 EXEMPT = frozenset({"code", "conditions"})
 _MAX_LISTED = 4
 

@@ -32,7 +32,7 @@ class OmniOutputProcessor(OutputProcessor):
         return super().process_outputs(engine_core_outputs, *args, **kwargs)
 
     def forget(self, request_id: str) -> None:
-        """Drop what is kept of a request that has ended."""
+        """Drop the state of a request that has ended."""
         self.hidden_rows.pop(request_id, None)
         self.not_numbers.discard(request_id)
 

@@ -64,7 +64,7 @@ class OmniRunnerMixin(VllmRunner):
         return self.output_copy.mode
 
     def engagement(self) -> dict[str, float]:
-        """Counters of what has really happened so far."""
+        """Counters so far."""
         return self.output_copy.counters.as_dict()
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:

@@ -73,7 +73,7 @@ class ActiveRequest:
 
 
 class VllmStage:
-    """The engine, its requests and its steps; subclasses define what goes in and what comes out."""
+    """The engine, its requests and its steps; subclasses define inputs and outputs."""
 
     engine_cls: ClassVar[type[LLMEngine]] = LLMEngine
     can_pad: ClassVar[bool] = False

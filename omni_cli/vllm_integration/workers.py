@@ -98,7 +98,7 @@ class OmniWorkerMixin(VllmWorker):
         self.model_runner.payload_limits = limits
 
     def engagement(self) -> dict[str, float] | None:
-        """Called on every rank: counters of what has really happened; None on ranks that return no outputs."""
+        """Called on every rank: counters so far; None on ranks that return no outputs."""
         return self.model_runner.engagement() if self.model_runner.returns_outputs else None
 
     def cudagraph_mode(self) -> str:

@@ -29,7 +29,7 @@ class RequestWorker(Protocol):
 
 
 class RequestEntry(Protocol):
-    """A request that is to be run, or why it cannot be."""
+    """A request to run, or the reason why it cannot run."""
 
     @property
     def request_id(self) -> str: ...
@@ -62,7 +62,7 @@ class RunOutcome:
 
 
 class BaseRun(ABC, Generic[WorkerT, RequestT]):
-    """Runs requests, writes what comes out and closes the worker; use it once."""
+    """Runs requests, writes their outputs and closes the worker; use it once."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
         self._stages: tuple[StageInfo, ...] = ()
 
     async def run(self, *, timeout_s: float | None) -> RunOutcome:
-        """Run everything; what is finished is kept when a signal, the deadline or a full disk ends it early.
+        """Run everything; finished results are kept if a signal, the deadline or a full disk ends it early.
 
         Raises `OmniError` only where the engine could not be started, for then there is nothing to keep.
         """
@@ -134,7 +134,7 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
         self._printer.ended(record)
 
     def _all_records(self, stopped: OmniError | None) -> tuple[RequestRecord, ...]:
-        """A record of every request in order; those that did not end say why, and keep what they had."""
+        """A record of every request in order; unfinished ones have the reason and their partial output."""
         unfinished = stopped or OmniError("the run ended before this request")
         return tuple(
             self._records.get(index)

@@ -48,7 +48,7 @@ def make_engine(config: EngineConfig, *, verbose: bool) -> GenerateEngine:
 
 
 def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, options: GenerateOptions) -> ExitCode:
-    """Run requests on their own engine and show what comes out. Raises `OmniError` if none could run."""
+    """Run requests on their own engine and show their outputs. Raises `OmniError` if none could run."""
     from omni_cli.cli.artifacts import ArtifactWriter
     from omni_cli.cli.generate.run import GenerateRun, PendingRequest
 
@@ -73,7 +73,7 @@ def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, o
 def run_on_replicas(
     specs: Sequence[RequestSpec | BadRequest], config: EngineConfig, replicas: int, options: GenerateOptions
 ) -> ExitCode:
-    """Run requests on several engines and show what comes out. Raises `OmniError` if none could run."""
+    """Run requests on several engines and show their outputs. Raises `OmniError` if none could run."""
     from omni_cli.cli.artifacts import ArtifactWriter
     from omni_cli.cli.generate.replicated_run import ReplicatedRun
     from omni_cli.inputs.capabilities import Capabilities

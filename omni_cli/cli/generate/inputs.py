@@ -45,7 +45,7 @@ def read_specs(
 
 
 def decode_specs(specs: Sequence[RequestSpec | BadRequest], config: EngineConfig) -> list[PendingRequest | BadRequest]:
-    """Read and decode the files of all requests, so that what is wrong with them is known before any load.
+    """Read and decode the files of all requests, so that invalid ones are reported before any load.
 
     A JSONL line with a file that cannot be used becomes a `BadRequest`; for the request of the command line
     itself `InputError` is raised.

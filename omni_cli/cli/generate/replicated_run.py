@@ -1,4 +1,4 @@
-"""One run of `omni generate --replicas`: what is not yet done of a file, on engines that Ray places."""
+"""One run of `omni generate --replicas`: the unfinished requests of a file, on engines that Ray places."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _profiling_run(
 
 
 async def _record(run: ProfilingRun, timeout_s: float | None) -> RecordedSession:
-    """Raises what it fails with, is interrupted by, or has no time left for; the stages have ended by then."""
+    """Record, and raise the run's own error, an interrupt or the deadline; the stages have ended by then."""
     work, stopped = await run_until_stopped(run.run(), timeout_s)
     if stopped is not None:
         raise stopped
@@ -95,7 +95,7 @@ async def _record(run: ProfilingRun, timeout_s: float | None) -> RecordedSession
 
 @contextmanager
 def _working_folder(output_dir: Path) -> Iterator[Path]:
-    """For what the stages leave: on the disk that the results go to, and gone in the end."""
+    """A temporary folder for the stages' files, on the disk of the results."""
     try:
         with (
             folder_if_used(output_dir),

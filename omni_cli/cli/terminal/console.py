@@ -94,7 +94,7 @@ def is_stdout_closed() -> bool:
 
 
 def drop_stdout() -> None:
-    """Send what is buffered or still to come nowhere; Python would fail on it once more while it shuts down."""
+    """Discard buffered and further output; Python would fail on it again while it shuts down."""
     _lead_nowhere(sys.stdout)
 
 
@@ -122,7 +122,7 @@ def _tell(text: str) -> None:
     try:
         sys.stderr.write(text)
     except OSError:
-        # A full disk, or a pipe that nobody reads: nobody can be told, and results do not depend on that.
+        # A full disk or a pipe without a reader: it cannot be reported, and results do not depend on it.
         _lead_nowhere(sys.stderr)
 
 

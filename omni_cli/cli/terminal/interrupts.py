@@ -26,7 +26,7 @@ def install() -> None:
 
 
 def ignore() -> None:
-    """The command has ended; what is left is Python's own end, which takes an interrupt badly."""
+    """Ignore interrupts from now on: the command has ended, and Python's own shutdown handles them badly."""
     _set_all(signal.SIG_IGN)
 
 

@@ -46,7 +46,7 @@ class LiveDisplay:
             from rich.console import Console
             from rich.live import Live
 
-            # The streams stay as they are: what goes to stdout is data, which Rich must not touch.
+            # The streams stay as they are: stdout carries data, which Rich must not touch.
             self._live = Live(
                 get_renderable=self._render,
                 console=Console(file=self._stream, highlight=False),

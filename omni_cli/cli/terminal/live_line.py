@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class LiveLine:
-    """Shows the latest of what `say` is called with."""
+    """Shows the latest text passed to `say`."""
 
     def __init__(self, stream: TextIO, *, quiet: bool, verbose: bool) -> None:
         self._mode = progress_mode(stream, quiet=quiet, verbose=verbose)
-        # Redrawn when there is something new only: a thread that redraws would disturb what is measured.
+        # Redrawn only for new text: a thread that redraws would disturb the measurement.
         self._display = LiveDisplay(stream, self._line, refreshes=False)
         self._text = ""
 

@@ -160,7 +160,7 @@ class StageBoard:
 
 
 class LiveProgress(NoProgress):
-    """A table that redraws itself in place and is gone in the end."""
+    """A table that redraws itself in place and leaves nothing behind."""
 
     def __init__(self, board: StageBoard, stream: TextIO) -> None:
         self._board = board

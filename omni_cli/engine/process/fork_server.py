@@ -116,7 +116,7 @@ class ForkServer:
         server: Any = forkserver._forkserver  # multiprocessing offers no way to end it
         pid = server._forkserver_pid
         if not self._users and pid is not None:
-            # Left alone it would follow this process's end only after finishing imports nobody waits for.
+            # Otherwise it would end only after finishing imports that are no longer needed.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             # Its own clean-up: without it the next user would be sent to the server that has just been killed.

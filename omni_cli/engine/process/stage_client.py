@@ -157,7 +157,7 @@ class StageClient:
                 await self._end_process()
             self._connection.close()
         shutil.rmtree(self._scratch, ignore_errors=True)  # never made if the process was not started
-        # On a busy machine a killed process's end may be noticed later; nobody is left to be notified.
+        # On a busy machine the end of a killed process may be noticed later; there is no one left to notify.
         self._on_report = lambda client, report: None
         self._log.close()
 
@@ -239,7 +239,7 @@ class StageClient:
                 self._connection.send_bytes(content)
 
     def _deliver(self, report: Report | None) -> None:
-        # An interrupt may have closed the loop; then nobody is left to notify.
+        # An interrupt may have closed the loop; then there is no one left to notify.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._handle, report)
 

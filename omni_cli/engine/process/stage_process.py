@@ -94,7 +94,7 @@ def _run(
     loaded: list[Stage],
     emit: _Emitter,
 ) -> None:
-    """Load the stage, put it into `loaded`, and run it; `cluster` takes what is to end after it."""
+    """Load the stage, put it into `loaded`, and run it; `cluster` collects resources to close after it."""
     recorder = Recorder() if spec.records else None
     started_s = time.perf_counter()
 
@@ -159,7 +159,7 @@ def _note_ends(reports: Iterable[Report]) -> None:
 
 def _send_reports(stage: Stage, reports: Sequence[Report], emit: _Emitter) -> None:
     if any(isinstance(report, RequestDone) for report in reports):
-        # Before the requests' ends, so that whoever waits for them sees what they took.
+        # Before the requests' ends, so that their waiters see the figures.
         emit(memory_report())
         emit(EngagementReport(stage.engagement))
     with ranges.mark("send reports"):

@@ -75,7 +75,7 @@ def rows_only(axes: Axes, rows: float) -> None:
 
 
 def row_label(axes: Axes, sheet: Sheet, y: float, left: str, right: str = "", *, strong: bool = True) -> None:
-    """A line of text over a row: what it is at the left, its values at the right edge."""
+    """A line of text over a row: its name at the left, its values at the right edge."""
     room = sheet.width - 16 - len(right) * LETTER
     # On the paper's colour: lines of the grid run behind it.
     behind = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}

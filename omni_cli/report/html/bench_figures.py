@@ -1,4 +1,4 @@
-"""The figures of a bench record, each with the table of what it shows."""
+"""The figures of a bench record, each with a table of its numbers."""
 
 from __future__ import annotations
 

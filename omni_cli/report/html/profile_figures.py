@@ -1,4 +1,4 @@
-"""The figures of a profile, each with the table of what it shows."""
+"""The figures of a profile, each with a table of its numbers."""
 
 from __future__ import annotations
 

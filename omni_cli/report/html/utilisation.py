@@ -12,7 +12,7 @@ from omni_cli.report.units import count
 
 
 def utilisation_figure(name: str, found: Utilisation | None) -> Figure | None:
-    """Processor and devices over time; None where nobody looked."""
+    """Processor and devices over time; None if they were not sampled."""
     if found is None or not found.end_s:
         return None
     panels = [_processor(found)]
