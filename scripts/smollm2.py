@@ -8,6 +8,7 @@ folder is there. Exits with 2 if the packages cannot be installed.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ CANNOT_INSTALL = 2
 
 
 def main() -> int:
+    os.environ.setdefault("TQDM_DISABLE", "1")
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     folder: Path = parser.parse_args().folder
@@ -40,12 +42,20 @@ def main() -> int:
 
 def convert(source: Path, folder: Path) -> None:
     """Write a GGUF file's weights and tokenizer as transformers' own files."""
+    from omni_cli.compat.torchvision import ensure_torchvision_importable
+
+    ensure_torchvision_importable()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     given = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
     AutoTokenizer.from_pretrained(**given).save_pretrained(folder)
-    AutoModelForCausalLM.from_pretrained(**given, dtype=torch.float32).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(**given, dtype=torch.float32)
+    # The weights are numbers now; transformers would refuse to save what it still takes for GGUF.
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
 
 
 if __name__ == "__main__":

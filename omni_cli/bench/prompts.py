@@ -37,22 +37,21 @@ class Prompts:
 
         Raises `CheckpointError` where the tokenizer makes it impossible.
         """
+        added = 0 if self._tokenizer is None else self._tokenizer.num_special_tokens_to_add(False)
         source = random.Random(f"{self._salt}{number}/{index}")
         for _ in range(_ATTEMPTS):
             words = " ".join(source.choices(_WORDS, k=self._input_len))
             if self._tokenizer is None:
                 return words
             # A word is a token or more; cutting some may change the split of the rest, hence the attempts.
-            text: str = self._tokenizer.decode(self._encode(words)[: self._input_len], skip_special_tokens=False)
-            if len(self._encode(text)) == self._input_len:
+            kept = self._tokenizer.encode(words, add_special_tokens=False).ids[: self._input_len - added]
+            text: str = self._tokenizer.decode(kept, skip_special_tokens=False)
+            # With the special tokens that the engine's tokenizer adds as well.
+            if text and len(self._tokenizer.encode(text).ids) == self._input_len:
                 return text
         raise CheckpointError(
             f"found no prompt of exactly {self._input_len} tokens for this tokenizer", hint="try another `--input-len`"
         )
-
-    def _encode(self, text: str) -> list[int]:
-        # With the special tokens that the engine's tokenizer adds as well.
-        return list(self._tokenizer.encode(text).ids)
 
 
 def _load_tokenizer(folder: Path) -> Any | None:

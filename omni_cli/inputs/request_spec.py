@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from omni_cli.outputs import GenerateRequest, Modality
 
 MAX_IMAGE_PIXELS = 4096 * 4096
 
+FILE_FIELDS = ("audio", "image", "video")
 _SAMPLING_FIELDS = ("max_tokens", "temperature")
 
 Label = Callable[[str], str]
@@ -39,6 +40,16 @@ class RequestSpec:
     sampling: Mapping[str, object] = field(default_factory=dict)
     diffusion: Mapping[str, object] = field(default_factory=dict)
     place: str | None = None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All of its files."""
+        return tuple(path for name in FILE_FIELDS for path in getattr(self, name))
+
+    def with_files(self, change: Callable[[Path], Path]) -> RequestSpec:
+        """The same request with other names for its files."""
+        audio, image, video = (tuple(map(change, getattr(self, name))) for name in FILE_FIELDS)
+        return replace(self, audio=audio, image=image, video=video)
 
 
 def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: Label) -> dict[str, Any]:
@@ -74,9 +85,9 @@ def spec_of(checked: Mapping[str, Any], *, request_id: str, folder: Path, place:
     return RequestSpec(
         request_id=request_id,
         prompt=checked["prompt"],
-        audio=tuple(folder / path for path in checked.get("audio", ())),
-        image=tuple(folder / path for path in checked.get("image", ())),
-        video=tuple(folder / path for path in checked.get("video", ())),
+        audio=checked.get("audio", ()),
+        image=checked.get("image", ()),
+        video=checked.get("video", ()),
         seed=checked.get("seed"),
         modalities=checked.get("modalities"),
         raw=checked.get("raw", False),
@@ -84,7 +95,7 @@ def spec_of(checked: Mapping[str, Any], *, request_id: str, folder: Path, place:
         sampling=sampling,
         diffusion={name: checked[name] for name in PIPELINE_ARGUMENTS if name in checked},
         place=place,
-    )
+    ).with_files(lambda path: folder / path)
 
 
 def build_request(spec: RequestSpec, *, seed: int, warn: Warn) -> GenerateRequest:

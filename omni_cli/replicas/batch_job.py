@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import dataclasses
 import pickle
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -143,11 +142,7 @@ def _wait_for_ray_data() -> None:
 
 def _absolute(spec: RequestSpec) -> RequestSpec:
     """Make its file names absolute, so that they are valid in another process."""
-    return dataclasses.replace(
-        spec,
-        audio=tuple(path.absolute() for path in spec.audio),
-        image=tuple(path.absolute() for path in spec.image),
-    )
+    return spec.with_files(lambda path: path.absolute())
 
 
 def _as_omni_error(error: BaseException) -> OmniError:

@@ -52,7 +52,7 @@ class FinishedRequests:
         """Changes with the request, with a file of it that has been written to since, and with the profile."""
         described: dict[str, object] = dataclasses.asdict(dataclasses.replace(spec, place=None))
         described["modalities"] = None if spec.modalities is None else sorted(spec.modalities)
-        described["files"] = [_state(path) for path in (*spec.audio, *spec.image)]
+        described["files"] = [_state(path) for path in spec.files]
         return _digest([described, self._config])
 
     def add(self, key: str, record: RequestRecord) -> None:

@@ -74,8 +74,9 @@ class PromptMaker:
     def _check_media(self, names: Iterable[str]) -> None:
         for name in names:
             if name not in self.takes:
-                taken = " and ".join(["text", *(_NOUNS[name] for name in _NOUNS if name in self.takes)])
-                raise InputError(f"stage `{self._stage.name}` takes no {name}: this model takes {taken}")
+                *taken, last = ["text", *(noun for medium, noun in _NOUNS.items() if medium in self.takes)]
+                what = f"{', '.join(taken)} and {last}" if taken else last
+                raise InputError(f"stage `{self._stage.name}` takes no {name}: this model takes {what}")
 
     @functools.cached_property
     def _has_template(self) -> bool:
@@ -158,6 +159,19 @@ def conversation_of(request: StageRequest) -> tuple[Message, ...]:
     if not any(part.text or part.type != "text" for message in messages for part in message.parts):
         raise InputError("the prompt is empty", hint="give it something to answer")
     return messages
+
+
+def apply_chat_template(processor: Any, conversation: list[dict[str, Any]]) -> str:
+    """The prompt of a conversation by transformers' processor, for a model that vLLM has no processor for.
+
+    Raises `InputError` where the template refuses.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        return str(processor.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+    except TemplateError as error:
+        raise InputError(f"the model's chat template refuses this conversation: {one_line(error)}") from error
 
 
 def one_line(error: BaseException) -> str:

@@ -274,3 +274,5 @@ BUILDERS: dict[str, Callable[[Path], Path]] = {
     builder.__name__: builder
     for builder in (qwen3, llama, gemma3, qwen3_moe, idefics3, qwen2_audio, qwen2_5_vl, qwen3_vl)
 }
+# The others differ from these in degree.
+OFTEN = ("llama", "qwen3_moe", "idefics3", "qwen2_audio", "qwen3_vl")

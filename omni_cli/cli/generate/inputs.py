@@ -14,7 +14,7 @@ from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.jsonl import read_requests
-from omni_cli.inputs.request_spec import BadRequest, RequestSpec, build_request, check_fields, spec_of
+from omni_cli.inputs.request_spec import FILE_FIELDS, BadRequest, RequestSpec, build_request, check_fields, spec_of
 from omni_cli.outputs import GenerateRequest
 
 MAX_STDIN_BYTES = 16 * 1024 * 1024
@@ -35,7 +35,7 @@ def read_specs(
         prompt = _read_prompt(given.get("prompt"), capabilities)
         checked = check_fields({**given, "prompt": prompt}, capabilities, _label)
         return [spec_of(checked, request_id="0", folder=Path())]
-    for name in ("prompt", "audio", "image", "video"):
+    for name in ("prompt", *FILE_FIELDS):
         if name in given:
             raise UsageError(
                 f"{_label(name)} and `--requests` exclude each other",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from support.answers import answer_of
 from support.language_model_reference import Reference
 from support.language_models import MAX_TOKENS
-from support.tiny_models import BUILDERS
+from support.samples import sample
+from support.tiny_models import BUILDERS, OFTEN
 
 PROMPTS = (
     "hello",
@@ -19,7 +21,7 @@ PROMPTS = (
     "a",
     "once upon a time",
     "seven",
-    "under grey skies",
+    "grey skies",
     "?",
 )
 MEDIA: Mapping[str, tuple[str, ...]] = {
@@ -28,6 +30,7 @@ MEDIA: Mapping[str, tuple[str, ...]] = {
     "qwen2_5_vl": ("image", "video"),
     "qwen3_vl": ("image", "video"),
 }
+NAMES = sample(tuple(BUILDERS), OFTEN)
 
 
 def requests_of(name: str) -> list[dict[str, Any]]:
@@ -40,36 +43,54 @@ def requests_of(name: str) -> list[dict[str, Any]]:
     return requests
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("models")
-    return {name: build(root / name) for name, build in BUILDERS.items()}
+def missing(name: str) -> list[str]:
+    """The media that a model does not take."""
+    return sorted({"image", "audio", "video"} - set(MEDIA.get(name, ())))
+
+
+class Stages:
+    """The answers of all stages that are often run, or of all others, by one process each."""
+
+    def __init__(self, new_folder: Callable[[str], Path]) -> None:
+        self._new_folder = new_folder
+        self.folder = functools.cache(self._folder)
+        self._answers = functools.cache(self._answers_of)
+
+    def answers(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._answers(tuple(other for other in BUILDERS if (other in OFTEN) == (name in OFTEN)))
+        return found[name]
+
+    def _folder(self, name: str) -> Path:
+        return BUILDERS[name](self._new_folder("model") / name)
+
+    def _answers_of(self, names: tuple[str, ...]) -> dict[str, Any]:
+        refused = {name: [{"prompt": "hello", kind: [0]} for kind in missing(name)] for name in names}
+        task = {
+            name: {"folder": str(self.folder(name)), "requests": [*requests_of(name), *refused[name]]} for name in names
+        }
+        return answer_of("language_models", task, self._new_folder("answers"))
 
 
 @pytest.fixture(scope="module")
-def answers(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    task = {name: {"folder": str(folder), "requests": requests_of(name)} for name, folder in folders.items()}
-    for name in task:
-        missing = sorted({"image", "audio", "video"} - set(MEDIA.get(name, ())))
-        task[name]["requests"] += [{"prompt": "hello", kind: [0]} for kind in missing]
-    return answer_of("language_models", task, tmp_path_factory.mktemp("answers"))
+def stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
+    return Stages(tmp_path_factory.mktemp)
 
 
-@pytest.mark.parametrize("name", BUILDERS)
-def test_tokens_are_those_of_transformers(name: str, folders: dict[str, Path], answers: Any) -> None:
-    reference = Reference(folders[name])
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_are_those_of_transformers(name: str, stages: Stages) -> None:
+    reference = Reference(stages.folder(name))
     expected = [reference.tokens(max_tokens=MAX_TOKENS, **request) for request in requests_of(name)]
     assert len({tuple(tokens) for tokens in expected}) > len(PROMPTS) // 2, "answers that depend on the prompt"
-    assert answers[name]["alone"][: len(PROMPTS)] == expected
-    assert answers[name]["once"][: len(PROMPTS)] == expected
+    answers = stages.answers(name)
+    assert answers["alone"][: len(PROMPTS)] == expected
+    assert answers["once"][: len(PROMPTS)] == expected
 
 
-@pytest.mark.parametrize("name", BUILDERS)
-def test_a_medium_that_a_model_lacks_is_one_error(name: str, answers: Any) -> None:
-    kinds = MEDIA.get(name, ())
-    assert answers[name]["takes"] == sorted(kinds)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_medium_that_a_model_lacks_is_one_error(name: str, stages: Stages) -> None:
+    answers, kinds = stages.answers(name), MEDIA.get(name, ())
+    assert answers["takes"] == sorted(kinds)
     taken = {(): "text", ("image",): "text and images", ("audio",): "text and audio"}
-    says = taken.get(kinds, "text and images and video")
-    missing = sorted({"image", "audio", "video"} - set(kinds))
-    expected = [f"InputError: stage `model` takes no {kind}: this model takes {says}" for kind in missing]
-    assert answers[name]["alone"][len(PROMPTS) :] == answers[name]["once"][len(PROMPTS) :] == expected
+    says = taken.get(kinds, "text, images and video")
+    expected = [f"InputError: stage `model` takes no {kind}: this model takes {says}" for kind in missing(name)]
+    assert answers["alone"][len(PROMPTS) :] == answers["once"][len(PROMPTS) :] == expected

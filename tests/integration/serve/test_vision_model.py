@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,13 @@ import numpy as np
 import openai
 import pytest
 from support.language_model_reference import Reference
-from support.media_samples import clip, image_of
+from support.media_samples import clip, image_of, write_lossless
 from support.omni_server import OmniServer
 from support.tiny_models import qwen3_vl
 
 from omni_cli.encoding import encode_png, encode_wav
-from omni_cli.outputs import Video
 
-av = pytest.importorskip("av")
+pytest.importorskip("av")
 MAX_TOKENS = 12
 
 
@@ -36,22 +34,10 @@ def data_url(kind: str, content: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def lossless(video: Video) -> bytes:
-    file = io.BytesIO()
-    with av.open(file, "w", format="matroska") as container:
-        stream = container.add_stream("ffv1", rate=round(video.fps))
-        stream.height, stream.width = video.frames.shape[1:3]
-        stream.pix_fmt = "bgr0"
-        for frame in video.frames:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
-        container.mux(stream.encode())
-    return file.getvalue()
-
-
 def test_images_and_video_go_in(server: OmniServer, folder: Path) -> None:
     parts = [
         {"type": "image_url", "image_url": {"url": data_url("image/png", encode_png(image_of(1)))}},
-        {"type": "video_url", "video_url": {"url": data_url("video/x-matroska", lossless(clip(2)))}},
+        {"type": "video_url", "video_url": {"url": data_url("video/x-matroska", write_lossless(clip(2)))}},
         {"type": "text", "text": "compare them"},
     ]
     answer = server.client().chat.completions.create(
@@ -67,5 +53,5 @@ def test_images_and_video_go_in(server: OmniServer, folder: Path) -> None:
 def test_a_medium_that_it_does_not_take_is_refused(server: OmniServer, folder: Path) -> None:
     sound = base64.b64encode(encode_wav(np.zeros(1600, np.float32), 16000)).decode()
     part = {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}}
-    with pytest.raises(openai.BadRequestError, match="takes no audio: this model takes text and images and video"):
+    with pytest.raises(openai.BadRequestError, match="takes no audio: this model takes text, images and video"):
         server.client().chat.completions.create(model=folder.name, messages=[{"role": "user", "content": [part]}])

@@ -9,7 +9,7 @@ import pytest
 
 from omni_cli.config.loader import load_profile
 from omni_cli.errors import OutputError
-from omni_cli.inputs.request_spec import RequestSpec
+from omni_cli.inputs.request_spec import FILE_FIELDS, RequestSpec
 from omni_cli.outputs import TextOutput
 from omni_cli.report.finished import FinishedRequests
 from omni_cli.report.records import RequestRecord, WrittenOutput
@@ -49,9 +49,11 @@ def test_a_key_is_of_the_request_and_the_profile_and_not_of_its_line(
     assert len(keys | {key}) == len(others) + 2
 
 
-def test_a_file_that_has_changed_is_another_request(finished: FinishedRequests, tmp_path: Path) -> None:
-    sound = tmp_path / "sound.wav"
-    spec = RequestSpec("a", "hello", audio=(sound,))
+@pytest.mark.parametrize("field", FILE_FIELDS)
+def test_a_file_that_has_changed_is_another_request(finished: FinishedRequests, tmp_path: Path, field: str) -> None:
+    sound = tmp_path / "file"
+    spec = RequestSpec("a", "hello", **{field: (sound,)})
+    assert spec.with_files(lambda path: path.with_suffix(".x")).files == (tmp_path / "file.x",)
     keys = {finished.key(spec)}
     for content in (b"one", b"other"):
         sound.write_bytes(content)

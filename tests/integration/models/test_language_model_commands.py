@@ -1,0 +1,50 @@
+"""Commands on language models without a profile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from support.language_model_reference import Reference
+from support.media_samples import clip, image_of, write_lossless
+from support.omni_process import run_omni
+from support.tiny_models import llama, qwen3_vl
+
+pytest.importorskip("av")
+MAX_TOKENS = 8
+
+
+def test_a_file_of_requests_with_images_and_video(tmp_path: Path) -> None:
+    folder = qwen3_vl(tmp_path / "model")
+    Image.fromarray(image_of(1)).save(tmp_path / "a.png")
+    (tmp_path / "b.mkv").write_bytes(write_lossless(clip(2)))
+    lines = [
+        {"prompt": "what is it?", "image": "a.png"},
+        {"prompt": "what is it?", "video": "b.mkv"},
+        {"prompt": "what is it?", "audio": "none.wav"},
+    ]
+    (tmp_path / "requests.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    arguments = ("--model", str(folder), "--requests", str(tmp_path / "requests.jsonl"), "--max-tokens", MAX_TOKENS)
+    ended = run_omni(tmp_path, "generate", *map(str, arguments), "--json", "-q")
+    seen, watched, unheard = json.loads(ended.out)["results"]
+    reference = Reference(folder)
+    assert seen["outputs"][0]["token_ids"] == reference.tokens("what is it?", MAX_TOKENS, image=[1])
+    assert watched["outputs"][0]["token_ids"] == reference.tokens("what is it?", MAX_TOKENS, video=[2])
+    assert unheard["status"] == "error" and "cannot open the audio file" in unheard["message"]
+    assert ended.code == 2
+
+
+@pytest.mark.nightly
+def test_they_are_measured_and_recorded(tmp_path: Path) -> None:
+    folder = llama(tmp_path / "model")
+    common = ("--model", str(folder), "--num-iters", "2", "--input-len", "12", "--output-len", "6", "--json", "-q")
+    (tmp_path / "bench").mkdir()
+    bench = run_omni(tmp_path / "bench", "bench", *common, "--batch-size", "4")
+    assert bench.code == 0, bench.err
+    (variant,) = json.loads(bench.out)["variants"]
+    assert [sample["work"]["output_tokens"] for sample in variant["samples"]] == [24, 24]
+    profile = run_omni(tmp_path, "profile", *common, "--output-dir", str(tmp_path / "profile"))
+    assert profile.code == 0, profile.err
+    assert [stage["name"] for stage in json.loads(profile.out)["stages"]] == ["model"]
