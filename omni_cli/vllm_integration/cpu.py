@@ -1,5 +1,6 @@
 """The CPU twins of `gpu.py`: the same mixins over vLLM's CPU runner and worker."""
 
+import torch
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -8,12 +9,35 @@ from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin, DiffusionRunn
 from omni_cli.vllm_integration.workers import OmniWorkerMixin
 
 
+class _Discarded(torch.Generator):
+    """For tokens that are dropped. vLLM winds the request's generator back after one, which a CPU's cannot do."""
+
+    def get_offset(self) -> int:
+        return 0
+
+    def set_offset(self, offset: int) -> None:
+        pass
+
+
 class OmniCPUModelRunner(OmniRunnerMixin, CPUModelRunner):
     """vLLM's V1 CPU runner that decodes request payloads."""
 
 
 class CPUARModelRunner(ARRunnerMixin, OmniCPUModelRunner):
-    """Tokens as vLLM makes them, and hidden states per request in `pooler_output`."""
+    """Tokens as vLLM makes them, and hidden states per request in `pooler_output`.
+
+    A prompt that is processed in chunks draws a token after each, and only the last is kept.
+    """
+
+    def sample_tokens(self, grammar_output: object) -> object:
+        generators = self.input_batch.generators
+        unfinished = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0].tolist()
+        seeded = {index: generators[index] for index in unfinished if index in generators}
+        generators.update(dict.fromkeys(seeded, _Discarded()))
+        try:
+            return super().sample_tokens(grammar_output)
+        finally:
+            generators.update(seeded)
 
 
 class CPUDiffusionModelRunner(DiffusionRunnerMixin, OmniCPUModelRunner):

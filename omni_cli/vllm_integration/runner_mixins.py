@@ -52,6 +52,7 @@ class OmniRunnerMixin(VllmRunner):
         self.request_payloads: dict[str, RequestPayload] = {}
         self.payload_limits = DEFAULT_LIMITS
         self._step_spans: list[ComputedSpan] = []
+        self._has_later_positions = False
         # vLLM's executor takes the outputs of one rank; the others copy nothing. With an external launcher every
         # rank has an executor of its own.
         is_alone = self.parallel_config.distributed_executor_backend == "external_launcher"
@@ -100,13 +101,25 @@ class OmniRunnerMixin(VllmRunner):
         self.request_payloads.pop(request_id, None)
 
     def _init_mrope_positions(self, req_state: Any) -> None:
-        """M-RoPE positions (3, num_prompt_tokens) that came with the request; else the model computes them."""
+        """M-RoPE positions (3, num_positions) that came with the request; else the model computes them.
+
+        Those of the prompt, and of as many tokens after it as there are.
+        """
         given: torch.Tensor | None = self.request_payloads[req_state.req_id].information.get("mrope_positions")
         if given is None:
             super()._init_mrope_positions(req_state)
             return
         req_state.mrope_positions = given
         req_state.mrope_position_delta = int(given.max()) + 1 - given.shape[1]
+        self._has_later_positions |= given.shape[1] > req_state.num_prompt_tokens
+
+    def _calc_mrope_positions(self, scheduler_output: SchedulerOutput) -> None:
+        super()._calc_mrope_positions(scheduler_output)
+        if not self._has_later_positions:
+            return
+        for span in self._spans(scheduler_output):
+            given = self.requests[span.request_id].mrope_positions[:, span.start : span.start + span.length]
+            self.mrope_positions.cpu[:, span.row : span.row + given.shape[1]] = given
 
     def _prepare_inputs(self, scheduler_output: SchedulerOutput, *args: object, **kwargs: object) -> object:
         prepared = super()._prepare_inputs(scheduler_output, *args, **kwargs)
