@@ -45,9 +45,10 @@ class StageRole:
 
     `stage` is the class that runs it: called with a `StageSpec` and `emit`, it returns a loaded `Stage`. `input` names
     the role whose output it takes, None for the first. `makes` is its output for the user; None if only the next stage
-    gets one. `settings` declares the stage's own profile keys: a class derived from `config.schema.ARStageConfig` or
-    `DiffusionStageConfig`; None if it has no others. A checkpoint must have at least one file of each group in
-    `needed_files`, and one of `processor_files` if its configuration describes a vision or audio encoder.
+    gets one. `takes` names request fields that affect it, beside those that follow from `makes`. `settings` declares
+    the stage's own profile keys: a class derived from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if
+    it has no others. A checkpoint must have at least one file of each group in `needed_files`, and one of
+    `processor_files` if its configuration describes a vision or audio encoder.
     """
 
     name: str
@@ -56,6 +57,7 @@ class StageRole:
     stage: Reference
     input: str | None = None
     makes: Literal["text", "audio", "image"] | None = None
+    takes: tuple[str, ...] = ()
     settings: Reference | None = None
     needed_files: tuple[tuple[str, ...], ...] = ()
     processor_files: tuple[str, ...] = ()

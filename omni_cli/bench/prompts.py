@@ -17,7 +17,7 @@ _WORDS = (
 )
 # fmt: on
 _ATTEMPTS = 200
-_TOKENIZERS = ("tokenizer.json", "tokenizer/tokenizer.json")
+_TOKENIZERS = ("tokenizer.json", "tokenizer/tokenizer.json", "processor/tokenizer.json")
 
 
 class Prompts:

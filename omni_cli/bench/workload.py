@@ -95,7 +95,7 @@ def with_fixed_work(config: EngineConfig, output_len: int, given_lengths: Collec
 
 
 def _with_fixed_length(stage: StageConfig, output_len: int, given_lengths: Collection[str]) -> StageConfig:
-    if not isinstance(stage, ARStageConfig):
+    if not isinstance(stage, ARStageConfig) or stage.has_given_length:
         return stage
     length = output_len
     if stage.name in given_lengths:

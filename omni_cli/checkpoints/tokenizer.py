@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer
 from transformers import Qwen2Tokenizer
 
 from omni_cli.checkpoints.corpus import training_text
@@ -48,7 +48,7 @@ def train_tokenizer(vocab_size: int, model_max_length: int) -> Qwen2Tokenizer:
     num_merges = vocab_size - 256 - len(SPECIAL_TOKENS)
     if num_merges < 128:
         raise ValueError(f"a vocabulary of {vocab_size} is too small; the minimum is {256 + len(SPECIAL_TOKENS) + 128}")
-    vocab, merges = _train_bpe(vocab_size - len(SPECIAL_TOKENS))
+    vocab, merges = train_bpe(vocab_size - len(SPECIAL_TOKENS))
     if len(merges) != num_merges:
         raise ValueError(f"a vocabulary of {vocab_size} is too large for the training text")
     vocab |= {token: len(vocab) + index for index, token in enumerate(SPECIAL_TOKENS)}
@@ -66,13 +66,19 @@ def train_tokenizer(vocab_size: int, model_max_length: int) -> Qwen2Tokenizer:
     return tokenizer
 
 
-def _train_bpe(vocab_size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
+def byte_level_tokenizer() -> Tokenizer:
+    """An untrained tokenizer with Qwen2's normalizer and pre-tokenizer."""
+    untrained = Qwen2Tokenizer(vocab={}, merges=[], eos_token=None, pad_token=None, unk_token=None)
+    backend: Tokenizer = untrained.backend_tokenizer
+    return backend
+
+
+def train_bpe(vocab_size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Vocabulary in id order, and merges in rank order."""
     from tokenizers import trainers
     from tokenizers.pre_tokenizers import ByteLevel
 
-    # An untrained Qwen2 tokenizer, for its own normalizer and pre-tokenizer.
-    backend = Qwen2Tokenizer(vocab={}, merges=[], eos_token=None, pad_token=None, unk_token=None).backend_tokenizer
+    backend = byte_level_tokenizer()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, initial_alphabet=sorted(ByteLevel.alphabet()), show_progress=False
     )

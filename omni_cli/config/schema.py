@@ -239,12 +239,24 @@ class ARStageConfig(_Stage):
     )
 
     @property
+    def has_given_length(self) -> bool:
+        """True if something other than `sampling` determines its number of tokens."""
+        return False
+
+    @property
     def has_ranks_elsewhere(self) -> bool:
         """True for several ranks, and for a single one if an executor is set."""
         return self.num_ranks > 1 or self.distributed_executor_backend is not None
 
 
-class DiffusionStageConfig(_Stage):
+class ImageSize(_Strict):
+    """Keys of stages that determine the size of an image."""
+
+    height: Pixels | None = Field(None, description="Height of the image in pixels.")
+    width: Pixels | None = Field(None, description="Width of the image in pixels.")
+
+
+class DiffusionStageConfig(_Stage, ImageSize):
     """A diffusion stage: a fixed number of denoising steps, on vLLM or on a diffusers pipeline."""
 
     kind: Annotated[Literal["diffusion"], _KIND] = Field(description="Denoises in a fixed number of steps.")
@@ -252,8 +264,6 @@ class DiffusionStageConfig(_Stage):
     num_inference_steps: int | None = Field(None, ge=1, le=1000, description="Denoising steps.")
     guidance_scale: float | None = Field(None, ge=0, le=1000, description="Strength of guidance.")
     negative_prompt: Text | None = Field(None, description="Content to avoid in the image.")
-    height: Pixels | None = Field(None, description="Height of the image in pixels.")
-    width: Pixels | None = Field(None, description="Width of the image in pixels.")
     execution: Execution = Field("eager", description="Execution mode of a denoising step.")
     batching: Annotated[Batching, KeyNotes(values={"vllm": ("exact", "padded"), "diffusers": ("exact", "stacked")})] = (
         Field(

@@ -74,7 +74,7 @@ class PipelineCall:
         """The arguments of the call that a resolved request sets, its prompts included."""
         standard = {name: getattr(request, name) for name in PIPELINE_ARGUMENTS}
         chosen = {name: value for name, value in standard.items() if value is not None and name in self.defaults}
-        return {"prompt": request.prompt, **chosen, **request.call}
+        return {"prompt": request.prompt, **chosen, **request.call, **request.conditions}
 
 
 def resolve_request(
@@ -160,7 +160,7 @@ def check_call_argument(name: str, call: PipelineCall) -> None:
 
 
 def _takes_tensor(name: str) -> bool:
-    return name.endswith(("_embeds", "_mask", "_image", "_image_embeds")) or name in ("image", "latents")
+    return name.endswith(("_embeds", "_mask", "_image", "_ids", "_grid_thw")) or name in ("image", "latents")
 
 
 def _check_names(request: DiffusionRequest, call: PipelineCall) -> None:

@@ -65,6 +65,7 @@ class DiffusersPipelineExecutor:
         device: str | None = None,
         trust_remote_code: bool = False,
         *,
+        unused_parts: Sequence[str] = (),
         prompt_cache_entries: int = 64,
         max_pixels: int = MAX_PIXELS,
         make_pipeline: Callable[[], Any] | None = None,
@@ -72,10 +73,11 @@ class DiffusersPipelineExecutor:
         """Loads the pipeline of `model` (a diffusers folder or a Hugging Face repo id).
 
         `device` is torch's name for it; None means the stage's `devices`, else the first CUDA device, else
-        the CPU. `prompt_cache_entries` bounds the prompt cache, 0 turns it off. `make_pipeline`
-        gives a pipeline, on `device` and in `dtype`, instead of the one at `model`, which is then only a name;
-        it is called again when the executor wakes up from level 2. Raises `CheckpointError` for a model that
-        cannot be used, `UsageError` for stage settings that the pipeline does not take, `StageError` otherwise.
+        the CPU. `unused_parts` of the pipeline are not loaded. `prompt_cache_entries` bounds the prompt cache, 0 turns
+        it off. `make_pipeline` gives a pipeline, on `device` and in `dtype`, instead of the one at `model`, which is
+        then only a name; it is called again when the executor wakes up from level 2. Raises `CheckpointError` for a
+        model that cannot be used, `UsageError` for stage settings that the pipeline does not take, `StageError`
+        otherwise.
         """
         check_supported(config)
         self.config = config
@@ -84,6 +86,7 @@ class DiffusersPipelineExecutor:
         self.dtype = dtype
         self.max_pixels = max_pixels
         self.trust_remote_code = trust_remote_code
+        self.unused_parts = unused_parts
         self.prompt_cache_entries = prompt_cache_entries
         self.device = device or _device_of(config)
         check_device(config, self.device)
@@ -110,6 +113,7 @@ class DiffusersPipelineExecutor:
             self.device,
             stage=self.config.name,
             trust_remote_code=self.trust_remote_code,
+            unused_parts=self.unused_parts,
         )
 
     def _load_model(self) -> None:

@@ -6,7 +6,7 @@ import difflib
 import importlib
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,9 +23,11 @@ _OTHER_TASKS = {
 }
 
 
-def load_pipeline(model: str, dtype: str, device: str, *, stage: str, trust_remote_code: bool) -> object:
+def load_pipeline(
+    model: str, dtype: str, device: str, *, stage: str, trust_remote_code: bool, unused_parts: Sequence[str] = ()
+) -> object:
     """The text-to-image pipeline at `model` (folder or Hugging Face repo id), on `device`, weights in
-    `dtype`.
+    `dtype`; without its `unused_parts`.
 
     `CheckpointError` for a folder that is missing, broken or no text-to-image pipeline; `StageError` when
     there is not enough memory for it.
@@ -40,9 +42,14 @@ def load_pipeline(model: str, dtype: str, device: str, *, stage: str, trust_remo
         raise CheckpointError(f"no such folder: {model}", hint="name a diffusers folder or a Hugging Face repo id")
     try:
         with _quiet_loading():
-            models = _load_models(Path(model), parts, getattr(torch, dtype))
+            used = {name: spec for name, spec in parts.items() if name not in unused_parts}
+            models = _load_models(Path(model), used, getattr(torch, dtype))
             pipeline = DiffusionPipeline.from_pretrained(
-                model, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, **models
+                model,
+                dtype=getattr(torch, dtype),
+                trust_remote_code=trust_remote_code,
+                **models,
+                **dict.fromkeys(unused_parts),
             )
             check_text_to_image(type(pipeline))
             pipeline.to(device)

@@ -48,7 +48,13 @@ def _is_clip(tokenizer: object) -> bool:
 
 
 def _count(pipeline: Any, tokenizer: Any, text: str) -> int:
-    """Count tokens towards the limit: with special tokens, without the dropped part of a template."""
+    """Count tokens towards the limit: with special tokens, without the dropped part of a template.
+
+    Some pipelines encode only the texts in quotes, each on its own.
+    """
+    if hasattr(pipeline, "get_glyph_texts"):
+        (quoted,) = pipeline.get_glyph_texts(text)
+        return max((len(tokenizer(part, verbose=False).input_ids) for part in quoted), default=0)
     template = getattr(pipeline, "prompt_template_encode", None)
     if _is_clip(tokenizer) or not isinstance(template, str) or "{}" not in template:
         return len(tokenizer(text, verbose=False).input_ids)

@@ -21,7 +21,8 @@ class DiffusionRequest:
     `None` means the stage's value, else the pipeline's own default. `height` and `width` are pixels; `call`
     holds further arguments of the pipeline call by diffusers' names. `num_prompt_tokens` holds the token counts
     of prompt and negative prompt for each of the pipeline's tokenizers; `DiffusersPipelineExecutor.resolve` fills
-    it when it has checked the request, so None means "not checked yet".
+    it when it has checked the request, so None means "not checked yet". `conditions` are further arguments of the call
+    that the stage before has made, such as tensors; only requests without them can be stacked.
     """
 
     request_id: str
@@ -34,13 +35,21 @@ class DiffusionRequest:
     seed: int = 0
     call: Mapping[str, Any] = field(default_factory=dict)
     num_prompt_tokens: tuple[int, ...] | None = None
+    conditions: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
-    def from_arguments(cls, request_id: str, prompt: str, seed: int, arguments: Mapping[str, Any]) -> DiffusionRequest:
+    def from_arguments(
+        cls,
+        request_id: str,
+        prompt: str,
+        seed: int,
+        arguments: Mapping[str, Any],
+        conditions: Mapping[str, object] | None = None,
+    ) -> DiffusionRequest:
         """A request from flat call arguments by diffusers' names, such as `GenerateRequest.diffusion`."""
         standard = {name: arguments[name] for name in PIPELINE_ARGUMENTS if name in arguments}
         call = {name: value for name, value in arguments.items() if name not in standard}
-        return cls(request_id, prompt, seed=seed, call=call, **standard)
+        return cls(request_id, prompt, seed=seed, call=call, conditions=conditions or {}, **standard)
 
 
 def batch_key(request: DiffusionRequest) -> Hashable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import ClassVar
 
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
@@ -18,11 +19,18 @@ DEFAULT_MAX_NUM_SEQS = 4
 class DiffusersStage:
     """The executor and its scheduler; one step is one batch."""
 
+    unused_parts: ClassVar[tuple[str, ...]] = ()
+    """Parts of the pipeline whose work another stage does; they are not loaded."""
+
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         assert isinstance(spec.stage, DiffusionStageConfig)
         self.emit = emit
         self.executor = DiffusersPipelineExecutor(
-            spec.stage, spec.model, spec.dtype, trust_remote_code=spec.trust_remote_code
+            spec.stage,
+            spec.model,
+            spec.dtype,
+            trust_remote_code=spec.trust_remote_code,
+            unused_parts=self.unused_parts,
         )
         self.executor.compile_or_warm_up_model()
         self.scheduler = DiffusionScheduler(spec.stage.max_num_seqs or DEFAULT_MAX_NUM_SEQS)
@@ -50,12 +58,14 @@ class DiffusersStage:
         return self.executor.engagement
 
     def add(self, request: StageRequest) -> None:
-        resolved = self.executor.resolve(
-            DiffusionRequest.from_arguments(request.request_id, request.prompt, request.seed, request.diffusion)
-        )
+        resolved = self.executor.resolve(self.diffusion_request(request))
         self.added_s[request.request_id] = time.perf_counter()
         self.num_steps[request.request_id] = resolved.num_inference_steps
         self.scheduler.add_request(resolved)
+
+    def diffusion_request(self, request: StageRequest) -> DiffusionRequest:
+        """The arguments of the pipeline's call."""
+        return DiffusionRequest.from_arguments(request.request_id, request.prompt, request.seed, request.diffusion)
 
     def append(self, command: AppendInput) -> None:
         raise NotImplementedError("a diffusers pipeline takes its prompt as a whole")

@@ -44,6 +44,7 @@ class Capabilities:
             assert role is not None  # or the family would not fit
             if stage.kind == "diffusion":
                 fields |= _OF_DIFFUSION
+            fields |= set(role.takes)
             if role.makes is not None:
                 modalities.append(role.makes)
                 fields |= _FIELDS[role.makes]
