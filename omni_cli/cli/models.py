@@ -12,6 +12,7 @@ import typer
 from omni_cli.cli.options import MAX_SEED, JsonOption, QuietOption, VerboseOption
 from omni_cli.cli.terminal import console, interrupts
 from omni_cli.errors import UsageError
+from omni_cli.families import builtins
 from omni_cli.text import suggest
 
 models = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -24,7 +25,7 @@ def _models() -> None:
 
 @models.command("build")
 def build(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="tiny-omni, small-omni or tiny-image.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(builtins())}.")],
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", min=0, max=MAX_SEED, help="Seed of the random weights.")
     ] = 0,
@@ -42,7 +43,6 @@ def build(
     """
     from omni_cli.checkpoints.build import build_folder
     from omni_cli.checkpoints.files import count_parameters
-    from omni_cli.families import builtins
 
     if name not in builtins():
         raise UsageError(

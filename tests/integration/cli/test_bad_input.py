@@ -148,6 +148,15 @@ def rename_architecture(path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": ["LlamaForCausalLM"]}))
 
 
+def leave_out(path: Path) -> None:
+    """Remove a component, and its name from the index."""
+    remove(path)
+    index = path.with_name("model_index.json")
+    index.write_text(
+        json.dumps({name: part for name, part in json.loads(index.read_text()).items() if name != path.name})
+    )
+
+
 BROKEN_CHECKPOINTS = {
     "weights cut short": ("tiny-omni", "model.safetensors", truncate, "model.safetensors` has "),
     "weights missing": ("tiny-omni", "model.safetensors", remove, "has no weights"),
@@ -168,6 +177,19 @@ BROKEN_CHECKPOINTS = {
         "diffusion_pytorch_model.safetensors` has ",
     ),
     "component's config that is not JSON": ("tiny-image", "vae/config.json", garble, "is not valid JSON"),
+    "no AR model": ("tiny-glm-image", "vision_language_encoder", remove, "no component `vision_language_encoder`"),
+    "no glyph encoder": (
+        "tiny-glm-image",
+        "text_encoder",
+        leave_out,
+        "has no text_encoder/config.json, which stage `d",
+    ),
+    "no tokenizer of the AR model": (
+        "tiny-glm-image",
+        "processor/tokenizer.json",
+        remove,
+        "has no processor/tokenizer.json, which stage `prior` needs",
+    ),
     "index that is not JSON": ("tiny-image", "model_index.json", garble, "is not valid JSON"),
 }
 

@@ -20,6 +20,7 @@ CALLABLES = [
     (f"{RUNNER}._update_states", ["scheduler_output"], "is overridden to decode request payloads"),
     (f"{RUNNER}._prepare_inputs", ["scheduler_output"], "is overridden to note which rows belong to which request"),
     (f"{RUNNER}._init_mrope_positions", ["req_state"], "is overridden to take positions that came with a request"),
+    (f"{RUNNER}._calc_mrope_positions", ["scheduler_output"], "is overridden for such positions after the prompt"),
     (
         f"{RUNNER}._model_forward",
         ["input_ids", "positions", "intermediate_tensors", "inputs_embeds"],
@@ -102,6 +103,37 @@ CALLABLES = [
         "is the talker's layer",
     ),
     (
+        "vllm.model_executor.models.glm4:Glm4DecoderLayer.__init__",
+        ["vllm_config", "prefix", "config"],
+        "is the prior's",
+    ),
+    (
+        "vllm.model_executor.layers.rotary_embedding:get_rope",
+        ["head_size", "max_position", "is_neox_style", "rope_parameters"],
+        "makes the prior's rotary embedding",
+    ),
+    ("vllm.config:VllmConfig.with_hf_config", ["hf_config", "architectures"], "is called for the prior's decoder"),
+    (
+        "transformers.models.glm_image.modeling_glm_image:GlmImageVisionModel.forward",
+        ["pixel_values", "grid_thw"],
+        "encodes the prior's images",
+    ),
+    (
+        "transformers.models.glm_image.modeling_glm_image:GlmImageVQVAE.encode",
+        ["hidden_states"],
+        "makes tokens of the prior's images",
+    ),
+    (
+        "diffusers.pipelines.glm_image.pipeline_glm_image:GlmImagePipeline.__call__",
+        ["image", "prior_token_ids", "prior_token_image_ids", "source_image_grid_thw"],
+        "is the decoder",
+    ),
+    (
+        "diffusers.pipelines.glm_image.pipeline_glm_image:GlmImagePipeline.get_glyph_texts",
+        ["prompt"],
+        "is called for the texts whose length is limited",
+    ),
+    (
         "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni:Qwen2_5OmniToken2WavModel.forward",
         ["code", "conditioning", "reference_mel", "num_steps", "guidance_scale", "sway_coefficient"],
         "is token2wav",
@@ -158,6 +190,12 @@ FIELDS = [
     ("vllm.compilation.cuda_graph:CUDAGraphEntry", ["cudagraph"], "is there once a graph was captured"),
     ("vllm.distributed.parallel_state:GroupCoordinator", ["is_first_rank", "is_last_rank"], "are read"),
     ("vllm.config:ParallelConfig", ["distributed_executor_backend"], "is read"),
+    ("vllm.config:ParallelConfig", ["worker_extension_cls"], "adds the prior's `image_tokens` to our worker"),
+    (
+        "vllm.v1.worker.gpu_input_batch:CachedRequestState",
+        ["mrope_positions", "mrope_position_delta"],
+        "are positions that came with a request",
+    ),
     ("vllm.v1.core.sched.output:NewRequestData", ["req_id", "sampling_params", "pooling_params"], "are read"),
     (
         "vllm.v1.core.sched.output:SchedulerOutput",
@@ -215,6 +253,11 @@ ATTRIBUTES = [
     ),
     ("vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_run", ["outputs = self.model("]),
     ("vllm.v1.worker.gpu_input_batch:InputBatch.__init__", ["self.num_computed_tokens_cpu", "self.req_id_to_index"]),
+    ("vllm.v1.worker.gpu_input_batch:InputBatch.__init__", ["self.generators: dict[int, torch.Generator] = {}"]),
+    (
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync",
+        ["self.discard_request_mask.np[:num_reqs]", "gen.set_offset(gen.get_offset()"],
+    ),
     (
         "vllm.v1.engine.llm_engine:LLMEngine.__init__",
         ["self.renderer", "self.output_processor = OutputProcessor(", "self.engine_core"],
@@ -247,6 +290,17 @@ ATTRIBUTES = [
         ["self.num_embeddings", "self.embedding_dim"],
     ),
     ("vllm.model_executor.models.qwen2:Qwen2Model", ["decoder_layer_type", "self.embed_tokens"]),
+    ("vllm.model_executor.models.llama:LlamaModel", ["layer_type: type[nn.Module]", "self.make_empty_intermediate_"]),
+    ("vllm.model_executor.models.glm4:Glm4Attention.__init__", ["self.rotary_emb = get_rope(", "self.head_dim"]),
+    (
+        "vllm.model_executor.models.glm4:Glm4ForCausalLM",
+        ["self.model(", "self.logits_processor(self.lm_head", "mapper=self.hf_to_vllm_mapper"],
+    ),
+    ("vllm.v1.worker.gpu_input_batch:CachedRequestState.__post_init__", ["self.num_prompt_tokens"]),
+    (
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._calc_mrope_positions",
+        ["self.mrope_positions.cpu", "req.mrope_positions["],
+    ),
 ]
 
 OVERRIDES = [
@@ -261,6 +315,9 @@ OVERRIDES = [
     ("omni_cli.models.qwen2_5_omni.packing", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
     ("omni_cli.models.qwen2_5_omni.vocoder", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
     ("omni_cli.models.qwen2_5_omni.talker", "vllm.model_executor.models.qwen2"),
+    ("omni_cli.models.glm_image.prior_model", "vllm.model_executor.models.glm4"),
+    ("omni_cli.models.glm_image.prior_model", "transformers.models.glm_image.modeling_glm_image"),
+    ("omni_cli.models.glm_image.grids", "transformers.models.glm_image.modeling_glm_image"),
     ("omni_cli.models.qwen2_5_omni.token2wav", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
 ]
 LONGEST_SHARED_RUN = 3

@@ -63,6 +63,11 @@ def test_every_ar_stage_makes_exactly_as_many_tokens_as_asked_for() -> None:
     assert fixed.stage("token2wav") == CONFIG.stage("token2wav")
 
 
+def test_a_stage_whose_length_follows_from_its_input_stays_as_it_is() -> None:
+    glm_image = load_profile("tiny-glm-image")
+    assert with_fixed_work(glm_image, 7).stage("prior") == glm_image.stage("prior")
+
+
 def test_a_length_that_was_set_for_a_stage_holds_for_it() -> None:
     overrides = ("talker.sampling.max_tokens=50", "thinker.max_num_seqs=2")
     assert lengths_given_by(overrides) == ("talker",)

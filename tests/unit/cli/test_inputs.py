@@ -15,6 +15,7 @@ import soundfile
 from PIL import Image
 from support.profile_text import make_config
 
+from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs import audio as audio_module
@@ -283,6 +284,15 @@ def test_what_profiles_make() -> None:
 def test_option_without_effect(config: EngineConfig, field: str) -> None:
     with pytest.raises(UsageError, match=f"`{field}` has no effect with profile `{config.name}`"):
         Capabilities.of(config).check_field(field, f"`{field}`")
+
+
+def test_options_that_a_stage_takes_besides_those_of_its_output() -> None:
+    capabilities = Capabilities.of(load_profile("tiny-glm-image"))
+    assert capabilities.modalities == ("image",)
+    for field in ("image", "temperature", "height", "num_inference_steps"):
+        capabilities.check_field(field, field)
+    with pytest.raises(UsageError, match="`max_tokens` has no effect"):
+        capabilities.check_field("max_tokens", "`max_tokens`")
 
 
 def test_files_are_made_unless_only_text_is_wanted() -> None:

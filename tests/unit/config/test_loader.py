@@ -19,7 +19,16 @@ from omni_cli.config.yaml_writer import to_yaml
 from omni_cli.errors import ExitCode, ProfileError
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 
-NAMES = ["qwen-image", "qwen2.5-omni-3b", "qwen2.5-omni-7b", "small-omni", "tiny-image", "tiny-omni"]
+NAMES = [
+    "glm-image",
+    "qwen-image",
+    "qwen2.5-omni-3b",
+    "qwen2.5-omni-7b",
+    "small-omni",
+    "tiny-glm-image",
+    "tiny-image",
+    "tiny-omni",
+]
 
 
 def test_the_bundled_profiles() -> None:
@@ -145,7 +154,7 @@ class TestJsonSchema:
             {"model": ""},
             {"dtype": "float8"},
             {"stages": {}},
-            {"stages": {"a": {"kind": "ar", "height": 3}}},
+            {"stages": {"a": {"kind": "ar", "guidance_scale": 3}}},
             {"stages": {"a": {"kind": "arr"}}},
             {"stages": {"A b": {"kind": "ar"}}},
             {"stages": {"a": {"kind": "ar", "max_num_seqs": None}}},

@@ -1,0 +1,1 @@
+"""Builder of GLM-Image checkpoints with random weights."""

@@ -1,0 +1,76 @@
+"""GLM-Image's diffusion stage on a diffusers pipeline. Never imports vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from PIL import Image
+
+from omni_cli.config.schema import DiffusionStageConfig, StageConfig
+from omni_cli.diffusers_integration.requests import DiffusionRequest
+from omni_cli.diffusers_integration.stage import DiffusersStage
+from omni_cli.errors import InputError, StageError
+from omni_cli.models.glm_image.grids import FACTOR, PriorHandoff, upsampled
+from omni_cli.stage.messages import Report, StageRequest
+from omni_cli.stage.payloads import PayloadLimits, decode_additional_information
+from omni_cli.stage.protocol import StageSpec
+
+
+class DecoderStage(DiffusersStage):
+    """An image of the prior's tokens."""
+
+    unused_parts = ("vision_language_encoder", "processor")
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        _check_settings(spec.stage)
+        self._payload_limits = PayloadLimits.of(spec.stage)
+        super().__init__(spec, emit)
+        self._num_image_tokens = self.executor.pipeline.transformer.config.prior_vq_quantizer_codebook_size
+
+    def diffusion_request(self, request: StageRequest) -> DiffusionRequest:
+        assert request.handoff is not None  # the decoder never starts a chain
+        given = PriorHandoff.from_information(decode_additional_information(request.handoff, self._payload_limits))
+        self._check_tokens(given.token_ids)
+        rows, columns = given.token_ids.shape
+        arguments = {**request.diffusion, "height": FACTOR * rows, "width": FACTOR * columns}
+        return DiffusionRequest.from_arguments(
+            request.request_id, given.prompt, request.seed, arguments, self._conditions(given)
+        )
+
+    def _conditions(self, given: PriorHandoff) -> dict[str, object]:
+        """The arguments of the pipeline's call that hold tokens and images."""
+        device = self.executor.device
+        conditions: dict[str, object] = {"prior_token_ids": upsampled(given.token_ids)[None].to(device)}
+        if given.images:
+            grids = [[1, 2 * rows, 2 * columns] for rows, columns in (ids.shape for ids in given.image_token_ids)]
+            token_ids = torch.cat([upsampled(ids) for ids in given.image_token_ids])
+            conditions |= {
+                "image": [Image.fromarray(image.numpy()) for image in given.images],
+                "prior_token_image_ids": [token_ids.to(device)],
+                "source_image_grid_thw": [torch.tensor(grids, device=device)],
+            }
+        return conditions
+
+    def _check_tokens(self, token_ids: torch.Tensor) -> None:
+        largest = int(token_ids.max())
+        if largest >= self._num_image_tokens:
+            raise StageError(
+                f"the model made token {largest}, which is not an image token",
+                stage="prior",
+                hint="try another seed",
+            )
+
+
+def _check_settings(stage: StageConfig) -> None:
+    assert isinstance(stage, DiffusionStageConfig)
+    if stage.height is not None or stage.width is not None:
+        raise InputError(
+            f"stage `{stage.name}`: its `height` and `width` have no effect: the prior's tokens determine the size",
+            hint="set `prior.height` and `prior.width`",
+        )
+    if stage.batching != "exact":
+        raise InputError(
+            f"stage `{stage.name}`: this model has no `batching: {stage.batching}`",
+            hint=f"--set {stage.name}.batching=exact",
+        )

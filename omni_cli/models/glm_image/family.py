@@ -1,0 +1,49 @@
+"""GLM-Image: prior -> decoder."""
+
+from __future__ import annotations
+
+from omni_cli.families import CheckpointNeeds, Family, StageRole
+
+_HERE = "omni_cli.models.glm_image"
+_PRIOR = "GlmImageForConditionalGeneration"
+
+FAMILY = Family(
+    name="glm_image",
+    title="GLM-Image",
+    entry_file="model_index.json",
+    architectures=("GlmImagePipeline",),
+    roles=(
+        StageRole(
+            name="prior",
+            kind="ar",
+            backend="vllm",
+            stage=f"{_HERE}.prior_stage:PriorStage",
+            settings=f"{_HERE}.settings:PriorConfig",
+            takes=("image", "sampling", "temperature"),
+            needed_files=(
+                ("vision_language_encoder/config.json",),
+                ("processor/tokenizer.json",),
+                ("processor/processor_config.json", "processor/preprocessor_config.json"),
+            ),
+        ),
+        StageRole(
+            name="decoder",
+            kind="diffusion",
+            backend="diffusers",
+            stage=f"{_HERE}.decoder_stage:DecoderStage",
+            input="prior",
+            makes="image",
+            needed_files=(
+                ("transformer/config.json",),
+                ("text_encoder/config.json",),
+                ("vae/config.json",),
+                ("scheduler/scheduler_config.json",),
+                ("tokenizer/tokenizer_config.json",),
+            ),
+        ),
+    ),
+    vllm_models={_PRIOR: f"{_HERE}.prior_model:{_PRIOR}"},
+    builtins={"tiny-glm-image": f"{_HERE}.checkpoint.builder:tiny_glm_image"},
+    profile=f"{_HERE}.profile:stages_of",
+    published={"zai-org/GLM-Image": CheckpointNeeds(download_bytes=36 * 10**9, gpu_bytes=80 * 10**9)},
+)

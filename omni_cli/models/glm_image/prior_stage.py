@@ -1,0 +1,165 @@
+"""GLM-Image's autoregressive stage on a vLLM engine: a prompt in, the tokens of an image out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm import SamplingParams
+
+from omni_cli.errors import InputError, StageError
+from omni_cli.models.glm_image.grids import PriorHandoff, mrope_positions
+from omni_cli.models.glm_image.prompts import PriorProcessor, PriorPrompt, check_size
+from omni_cli.models.glm_image.settings import PriorConfig
+from omni_cli.stage.messages import Report, StageRequest
+from omni_cli.stage.payloads import encode_additional_information
+from omni_cli.stage.protocol import StageSpec
+from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
+from omni_cli.vllm_integration.stage import ActiveRequest, TextStage
+
+_DEFAULT_PIXELS = 1024
+# Of the decoder's arguments; the pipeline takes no other that a request can set.
+_ARGUMENTS = ("height", "width", "num_inference_steps", "guidance_scale")
+# The other fields of `Sampling` count tokens, which are given, or those of the prompt, for which there are no logits.
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
+
+
+@dataclass(frozen=True)
+class _Image:
+    """The prompt of a request, and the token ids (rows, columns) of its condition images."""
+
+    prompt: PriorPrompt
+    image_token_ids: tuple[torch.Tensor, ...]
+
+
+class PriorStage(TextStage):
+    """Image tokens from a prompt, and from images; as many as the size of the image demands."""
+
+    makes_text = False
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        assert isinstance(spec.stage, PriorConfig)
+        _check_sampling(spec.stage.sampling.given(), f"stage `{spec.stage.name}`: ")
+        self._default_size = (spec.stage.height, spec.stage.width)
+        self._processor = PriorProcessor(Path(spec.model, "processor"))
+        # To vLLM, this part of the pipeline is the checkpoint.
+        super().__init__(replace(spec, model=str(Path(spec.model, "vision_language_encoder"))), emit)
+        config = self.engine.vllm_config.model_config
+        self._start_token_id: int = config.hf_config.image_start_token_id
+        self._end_token_id: int = config.hf_config.image_end_token_id
+        self._image_token_id: int = config.hf_config.image_token_id
+        self._num_logits: int = config.hf_config.text_config.vision_vocab_size
+        self._max_model_len: int = config.max_model_len
+
+    def engine_args(self) -> dict[str, object]:
+        return {
+            **super().engine_args(),
+            "skip_tokenizer_init": True,
+            "worker_extension_cls": "omni_cli.models.glm_image.prior_model.ImageTokens",
+        }
+
+    def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
+        request = active.request
+        self._check_arguments(request)
+        height, width = self._size(request)
+        check_size(height, width)
+        images = [image.numpy() for image in request.images]
+        prompt = self._processor.make(request.prompt, images, height, width, raw=request.raw)
+        self._check_length(prompt, height, width)
+        image_token_ids = self._image_tokens(prompt)
+        active.context["image"] = _Image(prompt, image_token_ids)
+        positions = mrope_positions(prompt.token_ids, self._start_token_id, prompt.images, prompt.targets)
+        params = self.sampling_params(
+            request,
+            detokenize=False,
+            max_tokens=prompt.num_new_tokens,
+            stop_token_ids=[self._end_token_id],
+            extra_args={
+                ADDITIONAL_INFORMATION: encode_additional_information(
+                    {"mrope_positions": positions}, self.payload_limits
+                )
+            },
+        )
+        # The same tokens in another grid have other positions, which are no part of vLLM's block hashes.
+        salt = f"{prompt.images}{request.cache_salt or ''}"
+        return {"prompt_token_ids": self._filled(prompt.token_ids, image_token_ids), "cache_salt": salt}, params
+
+    def _check_arguments(self, request: StageRequest) -> None:
+        for name in request.diffusion:
+            if name not in _ARGUMENTS:
+                raise InputError(f"this pipeline takes no `{name}`", hint=f"remove `{name}`")
+        _check_sampling(request.sampling)
+        if request.messages or request.audio or request.videos:
+            raise InputError("this model takes a prompt and images")
+
+    def _size(self, request: StageRequest) -> tuple[int, int]:
+        """Height and width in pixels: the request's, the profile's, or those of the first image."""
+        given = (request.diffusion.get("height"), request.diffusion.get("width"))
+        of_image = request.images[0].shape[:2] if request.images else (_DEFAULT_PIXELS, _DEFAULT_PIXELS)
+        height, width = (
+            next(int(pixels) for pixels in choices if pixels is not None)
+            for choices in zip(given, self._default_size, of_image, strict=True)
+        )
+        return height, width
+
+    def _check_length(self, prompt: PriorPrompt, height: int, width: int) -> None:
+        length = len(prompt.token_ids) + prompt.num_new_tokens
+        if length > self._max_model_len:
+            name = self.spec.stage.name
+            raise InputError(
+                f"an image of {width}x{height} pixels takes {prompt.num_new_tokens} tokens after a prompt of "
+                f"{len(prompt.token_ids)}; stage `{name}` takes {self._max_model_len} in all",
+                hint=f"make it smaller, or allow more with `--set {name}.max_model_len={length}`",
+            )
+
+    def _image_tokens(self, prompt: PriorPrompt) -> tuple[torch.Tensor, ...]:
+        if prompt.pixel_values is None:
+            return ()
+        found = self.engine.collective_rpc("image_tokens", args=(prompt.pixel_values, prompt.image_grids))
+        return tuple(next(tokens for tokens in found if tokens is not None))
+
+    def _filled(self, token_ids: list[int], image_token_ids: tuple[torch.Tensor, ...]) -> list[int]:
+        """The prompt with image tokens for its placeholders."""
+        tokens = iter([token_id for image in image_token_ids for token_id in image.flatten().tolist()])
+        return [next(tokens) if token_id == self._image_token_id else token_id for token_id in token_ids]
+
+    def sampling_params(self, request: StageRequest, **extra: object) -> SamplingParams:
+        # vLLM takes the size of the vocabulary for "all", also where it is greedy, and there are fewer logits.
+        given = {"top_k": 0, **self.spec.ar.sampling.given(), **request.sampling}
+        top_k = given["top_k"]
+        if given.get("temperature") == 0:
+            extra |= {"temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0}
+        elif top_k in (-1, 0) or (isinstance(top_k, int) and top_k > self._num_logits):
+            extra["top_k"] = self._num_logits
+        return super().sampling_params(request, **extra)
+
+    def max_tokens(self, request: StageRequest) -> int | None:
+        active = self.active.get(request.request_id)
+        return None if active is None else active.context["image"].prompt.num_new_tokens
+
+    def handoff(self, active: ActiveRequest, output: Any) -> bytes:
+        image: _Image = active.context["image"]
+        num_tokens = image.prompt.num_new_tokens
+        if len(active.token_ids) < num_tokens or self._end_token_id in active.token_ids:
+            raise StageError(
+                f"the model ended the image after {len(active.token_ids)} of {num_tokens} tokens",
+                stage=self.spec.stage.name,
+                hint="try another seed",
+            )
+        rows, columns = image.prompt.targets[-1]
+        token_ids = torch.tensor(active.token_ids[num_tokens - rows * columns :]).view(rows, columns)
+        images = tuple(torch.from_numpy(array.numpy().copy()) for array in active.request.images)
+        handoff = PriorHandoff(active.request.prompt, token_ids, images, image.image_token_ids)
+        return encode_additional_information(handoff.information())
+
+
+def _check_sampling(sampling: Mapping[str, object], prefix: str = "") -> None:
+    for name in sampling:
+        if name not in _SAMPLING:
+            raise InputError(
+                f"{prefix}this model's sampling has no `{name}`: the size of the image determines the number of tokens",
+                hint=f"remove `{name}`; it has {', '.join(f'`{name}`' for name in _SAMPLING)}",
+            )

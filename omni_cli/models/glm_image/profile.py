@@ -1,0 +1,52 @@
+"""The default profile of a GLM-Image checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omni_cli.checkpoints.derive import kv_cache, read_config, weights_bytes
+from omni_cli.checkpoints.files import read_dtype, read_object
+from omni_cli.families import Machine
+
+# Share of a device for the prior, beside the decoder.
+_SHARE = 0.45
+_MAX_LENGTH = {"cpu": 8192, "cuda": 16384}
+_MAX_NUM_SEQS = {"cpu": 8, "cuda": 16}
+# transformers' default.
+_TOP_K = 50
+
+
+def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
+    """The two stages, with the checkpoint's own sampling; sizes and steps are the pipeline's defaults."""
+    prior = folder / "vision_language_encoder"
+    is_cpu = machine.device == "cpu"
+    given = {"max_model_len": _MAX_LENGTH[machine.device], "max_num_seqs": _MAX_NUM_SEQS[machine.device]}
+    room_bytes = machine.memory_bytes // 2 - weights_bytes(prior)
+    sizes = kv_cache(read_config(prior)["text_config"], read_dtype(prior), **given, room_bytes=room_bytes)
+    return {
+        "prior": {
+            "kind": "ar",
+            "backend": "vllm",
+            **(sizes if is_cpu else {**given, "gpu_memory_utilization": _SHARE}),
+            "cudagraph_mode": "none" if is_cpu else "full_and_piecewise",
+            "output_copy": "async",
+            "sampling": _sampling(prior / "generation_config.json"),
+        },
+        "decoder": {
+            "kind": "diffusion",
+            "backend": "diffusers",
+            "input": "prior",
+            "max_num_seqs": 1 if is_cpu else 4,
+            "execution": "eager",
+            "output_copy": "async",
+        },
+    }
+
+
+def _sampling(file: Path) -> dict[str, Any]:
+    """The sampling of `GlmImagePipeline`, which always samples, by vLLM's names."""
+    config = read_object(file) if file.is_file() else {}
+    named = {name: config[name] for name in ("temperature", "top_p") if config.get(name) is not None}
+    top_k = config.get("top_k")
+    return {"temperature": 1.0, **named, "top_k": _TOP_K if top_k is None else top_k}

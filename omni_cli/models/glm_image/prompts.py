@@ -1,0 +1,119 @@
+"""From a request to the tokens of the prior's prompt, by the checkpoint's own processor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from omni_cli.errors import InputError
+from omni_cli.models.glm_image.grids import FACTOR, Grid
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_LATENT_FACTOR = FACTOR // 2
+
+
+@dataclass(frozen=True)
+class PriorPrompt:
+    """A tokenized prompt. `targets` are the grids to be made, in the order in which the model writes them.
+
+    The last one is the image, the one before it, of a prompt without images, a preview. `pixel_values` and
+    `image_grids` are the processor's for the images in the prompt.
+    """
+
+    token_ids: list[int]
+    targets: tuple[Grid, ...]
+    images: tuple[Grid, ...] = ()
+    pixel_values: torch.Tensor | None = None
+    image_grids: torch.Tensor | None = None
+
+    @property
+    def num_new_tokens(self) -> int:
+        """The tokens of all grids that the model writes."""
+        return sum(rows * columns for rows, columns in self.targets)
+
+
+class PriorProcessor:
+    """The processor of a checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import GlmImageProcessor
+
+        self._processor = GlmImageProcessor.from_pretrained(folder)
+
+    def make(self, prompt: str, images: Sequence[np.ndarray], height: int, width: int, *, raw: bool) -> PriorPrompt:
+        """Tokenize a prompt with its images, uint8 RGB (height, width, 3), as `GlmImagePipeline` does.
+
+        With `raw`, without the chat template. Raises `InputError` for what the model cannot use.
+        """
+        self._check_prompt(prompt)
+        inputs = self._inputs(prompt, images, height, width, raw)
+        grids: torch.Tensor = inputs["image_grid_thw"]
+        found = [(rows, columns) for _, rows, columns in grids.tolist()]
+        num_images = len(images)
+        _check_images(images, found[:num_images])
+        return PriorPrompt(
+            token_ids=inputs["input_ids"][0].tolist(),
+            # The model writes a preview first, which the processor names last.
+            targets=tuple(reversed(found[num_images:])),
+            images=tuple(found[:num_images]),
+            pixel_values=inputs["pixel_values"] if images else None,
+            image_grids=grids[:num_images] if images else None,
+        )
+
+    def _inputs(self, prompt: str, images: Sequence[np.ndarray], height: int, width: int, raw: bool) -> Any:
+        from PIL import Image
+
+        decoded = [Image.fromarray(image) for image in images]
+        if raw and images:
+            raise InputError("images need the chat template", hint="send the prompt without `raw`")
+        options = {"target_h": height, "target_w": width}
+        content = [*({"type": "image", "image": image} for image in decoded), {"type": "text", "text": prompt}]
+        try:
+            if raw:
+                return self._processor(text=[prompt], return_tensors="pt", **options)
+            return self._processor.apply_chat_template(
+                [[{"role": "user", "content": content}]],
+                tokenize=True,
+                return_dict=True,
+                return_tensors="pt",
+                processor_kwargs=options,
+            )
+        except ValueError as error:
+            raise InputError(f"the model cannot use this image: {error}") from error
+
+    def _check_prompt(self, prompt: str) -> None:
+        if not prompt.strip():
+            raise InputError("the prompt is empty", hint="describe the image")
+        tokenizer = self._processor.tokenizer
+        for token in (tokenizer.image_token, tokenizer.bos_token, tokenizer.eos_token):
+            if token in prompt:
+                raise InputError(f"the prompt contains `{token}`, which the model reserves", hint="remove it")
+
+
+def check_size(height: int, width: int) -> None:
+    """Raise `InputError` unless an image of this size is a whole number of tokens."""
+    for name, pixels in (("height", height), ("width", width)):
+        if pixels % FACTOR or not pixels:
+            below, above = pixels // FACTOR * FACTOR, (pixels // FACTOR + 1) * FACTOR
+            near = f"{below} or {above}" if below else str(above)
+            raise InputError(
+                f"`{name}` must be a multiple of {FACTOR} for this model, not {pixels}", hint=f"use {near}"
+            )
+
+
+def _check_images(images: Sequence[np.ndarray], grids: Sequence[Grid]) -> None:
+    """The decoder encodes an image as it is, the prior what its processor has scaled: both must have one grid."""
+    for image, (rows, columns) in zip(images, grids, strict=True):
+        height, width = image.shape[:2]
+        if (height // _LATENT_FACTOR, width // _LATENT_FACTOR) != (2 * rows, 2 * columns):
+            raise InputError(
+                f"the model cannot use an image of {width}x{height} pixels: its processor makes "
+                f"{columns * FACTOR}x{rows * FACTOR} of it",
+                hint=f"scale the image to {columns * FACTOR}x{rows * FACTOR}",
+            )

@@ -1,0 +1,13 @@
+"""Profile keys that only GLM-Image's stages have."""
+
+from __future__ import annotations
+
+from omni_cli.config.schema import ARStageConfig, ImageSize
+
+
+class PriorConfig(ARStageConfig, ImageSize):
+    """Keys of the prior. Without a size, an image is as large as the request's first image, else 1024x1024."""
+
+    @property
+    def has_given_length(self) -> bool:
+        return True
