@@ -15,9 +15,6 @@ from omni_cli.record import Sample, describe_failures, failures_of
 TOLERANCE = 0.1
 """By how much the parts of a time may miss it or exceed it, as a share of it; the median over a variant's runs."""
 
-SLACK_S = 0.005
-"""And this much more: messages between processes take their time, however short the work is."""
-
 
 @dataclass(frozen=True)
 class Ineffective:
@@ -50,11 +47,8 @@ def treatment_failure(treatment: Treatment, stages: Sequence[LoadedStage]) -> st
     return None
 
 
-def unaccounted(shares: Mapping[str, Sequence[float]], seconds: Sequence[float]) -> str | None:
-    """A sentence where the parts of the times do not make them up; `shares` are by kind, `seconds` the whole times."""
-    if not seconds:
-        return None
-    allowed = TOLERANCE + SLACK_S / statistics.median(seconds)
+def unaccounted(shares: Mapping[str, Sequence[float]]) -> str | None:
+    """A sentence where the parts of the times do not make them up; `shares` are by kind."""
     words = {
         "stages": "the stages' times make up {:.0%} of the end-to-end time",
         "steps": "the parts of the diffusion stage make up {:.0%} of its time",
@@ -62,8 +56,8 @@ def unaccounted(shares: Mapping[str, Sequence[float]], seconds: Sequence[float])
     }
     for kind, values in shares.items():
         share = statistics.median(values)
-        if abs(share - 1) > allowed:
-            return f"{words[kind].format(share)}, more than {allowed:.0%} off"
+        if abs(share - 1) > TOLERANCE:
+            return f"{words[kind].format(share)}, more than {TOLERANCE:.0%} off"
     return None
 
 

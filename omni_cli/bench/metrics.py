@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, StageTrace
 from omni_cli.stats.metrics import samples_for
 
 _ITL_PERCENTILE = 90
+SLACK_S = 0.005
+"""Messages between processes take their time, however short the work is."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,8 @@ def accounted_of(iteration: Iteration) -> Mapping[str, float]:
 
     `stages`: the stages' latencies within the request's time. `steps`: the parts of a diffusion stage within its
     latency. `tokens`: the last token's time within an AR stage's latency. The first two only where a request is alone
-    and its stages run one after another: else they wait for one another in between.
+    and its stages run one after another: else they wait for one another in between. Of each difference, `SLACK_S` is
+    accounted for.
     """
     shares: dict[str, list[float]] = {}
     for request in iteration.requests:
@@ -145,13 +149,18 @@ def accounted_of(iteration: Iteration) -> Mapping[str, float]:
         is_alone = len(iteration.requests) == 1 and not streams
         if is_alone:
             total = sum(trace.latency_s for trace in request.result.stages)
-            shares.setdefault("stages", []).append(total / request.seconds)
+            shares.setdefault("stages", []).append(_share(total, request.seconds))
         for trace in request.result.stages:
             if trace.token_times_s:
-                shares.setdefault("tokens", []).append(trace.token_times_s[-1] / trace.latency_s)
+                shares.setdefault("tokens", []).append(_share(trace.token_times_s[-1], trace.latency_s))
             if trace.denoise_step_s and is_alone:
                 parts = sum(trace.denoise_step_s) + sum(
                     value or 0.0 for value in (trace.text_encode_s, trace.vae_decode_s, trace.vocoder_s)
                 )
-                shares.setdefault("steps", []).append(parts / trace.latency_s)
+                shares.setdefault("steps", []).append(_share(parts, trace.latency_s))
     return {name: statistics.median(values) for name, values in shares.items()}
+
+
+def _share(parts_s: float, whole_s: float) -> float:
+    missing_s = whole_s - parts_s
+    return 1 - math.copysign(max(0.0, abs(missing_s) - SLACK_S), missing_s) / whole_s

@@ -126,7 +126,7 @@ class RecordBuilder:
         """Mark a variant as failed whose requests failed, or whose times are not made up by their parts."""
         for measured in self.measured:
             reason = failed_requests(measured.samples)
-            reason = reason or unaccounted(measured.accounted, [sample.e2e_s for sample in measured.samples])
+            reason = reason or unaccounted(measured.accounted)
             if reason is not None and measured.error is None:
                 measured.error = reason
 

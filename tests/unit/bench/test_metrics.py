@@ -94,6 +94,14 @@ def test_shares_of_a_request_that_is_alone() -> None:
     assert set(overlapping) == {"tokens"}, "stages that run side by side take more than the request does"
 
 
+@pytest.mark.parametrize(("latency_s", "share"), [(0.5, 1.0), (0.504, 1.0), (0.496, 1.0), (1.005, 0.5), (0.255, 1.94)])
+def test_five_milliseconds_of_a_stage_are_accounted_for(latency_s: float, share: float) -> None:
+    """However long the other stages take."""
+    traces = (ar("thinker", [9.0]), vocoder(latency_s))
+    alone = Iteration(9.0, (request(*traces, seconds=9.0),), (("thinker", "ar"), ("token2wav", "diffusion")))
+    assert accounted_of(alone)["steps"] == pytest.approx(share, rel=0.01)
+
+
 def test_the_first_audio_of_each_request_counts() -> None:
     audio = AudioOutput(np.zeros(24_000, np.float32), 24_000)
     requests = tuple(request(vocoder(), seconds=2.0, outputs=(audio,), ttfp_s=ttfp_s) for ttfp_s in (0.2, 0.9, 0.3))
