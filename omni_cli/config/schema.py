@@ -256,7 +256,7 @@ class ImageSize(_Strict):
     width: Pixels | None = Field(None, description="Width of the image in pixels.")
 
 
-class DiffusionStageConfig(_Stage, ImageSize):
+class DiffusionStageConfig(ImageSize, _Stage):
     """A diffusion stage: a fixed number of denoising steps, on vLLM or on a diffusers pipeline."""
 
     kind: Annotated[Literal["diffusion"], _KIND] = Field(description="Denoises in a fixed number of steps.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from omni_cli.config.schema import ARStageConfig, ImageSize
 
 
-class PriorConfig(ARStageConfig, ImageSize):
+class PriorConfig(ImageSize, ARStageConfig):
     """Keys of the prior. Without a size, an image is as large as the request's first image, else 1024x1024."""
 
     @property
