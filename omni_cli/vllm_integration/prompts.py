@@ -50,7 +50,7 @@ class PromptMaker:
         """vLLM's prompt: the text as the tokenizer receives it, and the media."""
         media = {"image": request.images, "audio": request.audio, "video": request.videos}
         self._check_media(name for name, items in media.items() if items)
-        prompt: dict[str, Any] = {"prompt": request.prompt if request.raw else self._text(request)}
+        prompt: dict[str, Any] = {"prompt": request.prompt} if request.raw else self._chat(request)
         if any(media.values()):
             prompt["multi_modal_data"] = {
                 name: [self._item(item) for item in items] for name, items in media.items() if items
@@ -85,14 +85,16 @@ class PromptMaker:
         tokenizer = self._renderer.get_tokenizer()
         return resolve_chat_template(tokenizer, None, None, model_config=self._model_config) is not None
 
-    def _text(self, request: StageRequest) -> str:
+    def _chat(self, request: StageRequest) -> dict[str, Any]:
+        """The conversation through the chat template: a text, or token ids from a tokenizer with its own format."""
         messages = conversation_of(request)
         system_prompt = self._stage.system_prompt
         if system_prompt is not None and messages[0].role != "system":
             messages = (Message("system", (Part("text", system_prompt),)), *messages)
         if not self._has_template:
-            return _only_text(messages)
-        params = ChatParams(chat_template_kwargs={"add_generation_prompt": True, "tokenize": False})
+            return {"prompt": _only_text(messages)}
+        tokenizes = not isinstance(self._renderer, HfRenderer)
+        params = ChatParams(chat_template_kwargs={"add_generation_prompt": True, "tokenize": tokenizes})
         conversation: list[Any] = [{"role": message.role, "content": _content(message)} for message in messages]
         try:
             _, prompt = self._renderer.render_messages(conversation, params)
@@ -101,7 +103,7 @@ class PromptMaker:
                 message, hint = translate(one_line(error), self._stage)
                 raise InputError(message, hint=hint) from error
             raise InputError(f"the model's chat template refuses this conversation: {one_line(error)}") from error
-        return str(prompt["prompt"])
+        return {name: prompt[name] for name in ("prompt", "prompt_token_ids") if name in prompt}
 
     def _item(self, item: object) -> object:
         match item:

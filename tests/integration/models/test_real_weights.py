@@ -28,7 +28,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.nightly  # a download of 94 MiB, and half a gigabyte to convert: a minute
+@pytest.mark.nightly  # a download of 94 MiB, and half a gigabyte to convert
 def test_it_knows_the_capital_of_france_as_transformers_does(smollm2: Path, tmp_path: Path) -> None:
     ended = run_omni(
         tmp_path, "generate", "--model", str(smollm2), "--max-tokens", str(MAX_TOKENS), "--json", "-q", QUESTION
