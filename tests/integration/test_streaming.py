@@ -106,6 +106,7 @@ def test_eight_at_once_are_what_they_are_without_streaming(at_once, whole):
     assert_alike(at_once, whole)
 
 
+@pytest.mark.nightly
 def test_one_after_another_are_the_same_bit_for_bit_as_at_once(tiny_omni, at_once, whole):
     alone = [tiny_omni.run(each) for each in requests("alone", stream=True)[2:5]]
     assert_alike(alone, whole[2:5])

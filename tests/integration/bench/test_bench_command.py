@@ -152,7 +152,7 @@ def is_leader(pid: int) -> bool:
     return os.getpgid(pid) == pid
 
 
-@pytest.mark.parametrize("killed", sample_of(["the variant", "its stage"], ["its stage"]))
+@pytest.mark.parametrize("killed", sample_of(["the variant", "its stage"], []))
 def test_a_variant_that_is_killed_is_named_and_the_samples_are_kept(tmp_path: Path, killed: str) -> None:
     path = tmp_path / "record.json"
     process = OmniProcess(
@@ -223,6 +223,7 @@ def test_against_a_commit(tmp_path: Path) -> None:
     assert ended.document["comparisons"][0]["outputs"] == {"identical": True, "max_abs_diff": 0.0}
 
 
+@pytest.mark.nightly
 def test_a_baseline_of_this_machine_and_one_of_another(tmp_path: Path) -> None:
     baseline = tmp_path / "baseline.json"
     first, second, third = (tmp_path / name for name in ("a", "b", "c"))

@@ -237,6 +237,7 @@ def test_repo_in_the_cache_of_the_hub(folder: Path, copy_of: Callable[[str], Pat
     assert (ended.code, ended.err, ended.output_files) == (0, "", ("0.png",))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_speakers_that_only_loading_shows_to_be_broken(folder: Path, copy_of: Callable[[str], Path]) -> None:
     model = copy_of("tiny-omni")
@@ -317,6 +318,7 @@ def test_full_disk(folder: Path, full_disk: Path) -> None:
     assert [path.name for path in full_disk.iterdir()] == ["filler"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_disk_that_is_full_when_the_answer_comes(folder: Path) -> None:
     """Files may have 8 KiB: enough to begin with, not for an image. One request of a text-only answer is kept."""
@@ -344,6 +346,7 @@ def test_stdout_that_nobody_reads(folder: Path) -> None:
     assert "error:" not in ended.err
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_behind_stdout(folder: Path) -> None:

@@ -77,13 +77,7 @@ def check_clean(ended: Ended, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("point", "kind"),
-    table(
-        LOAD_POINTS,
-        [
-            (LOAD_POINTS[0], "raise"),
-            (LOAD_POINTS[1], "memory"),
-        ],
-    ),
+    table(LOAD_POINTS, [(LOAD_POINTS[0], "raise"), (LOAD_POINTS[1], "memory")]),
 )
 def test_while_loading(folder: Path, point: tuple[str, str], kind: str) -> None:
     stage, place = point
@@ -98,13 +92,7 @@ def test_while_loading(folder: Path, point: tuple[str, str], kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("place", "kind"),
-    table(
-        IMAGE_POINTS,
-        [
-            ("engine step", "exit"),
-            ("denoising step 2", "hang"),
-        ],
-    ),
+    table(IMAGE_POINTS, [("denoising step 2", "hang")]),
 )
 def test_images(folder: Path, place: str, kind: str) -> None:
     """Of many images, in the middle: those that are done are whole, the others report what happened."""
@@ -131,12 +119,7 @@ def test_images(folder: Path, place: str, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("point", "kind"),
-    table(
-        CHAIN_POINTS,
-        [
-            (CHAIN_POINTS[4], "kill"),
-        ],
-    ),
+    table(CHAIN_POINTS, [(CHAIN_POINTS[4], "kill")]),
 )
 def test_a_chain(folder: Path, point: tuple[str, str], kind: str) -> None:
     """One request on its way through three stages: what the stages before have made is in its result."""

@@ -696,6 +696,7 @@ print(output.outputs[0].pixels.shape, any(name.startswith("vllm") for name in sy
     assert "it/s" not in done.stderr, "no progress bar of any library"
 
 
+@pytest.mark.nightly
 def test_a_single_step_that_a_schedule_cannot_make_is_the_requests_fault(folders):
     executor = start(folders["qwen_image"], DiffusionStageConfig.named("image"))
     try:

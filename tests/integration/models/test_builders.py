@@ -149,6 +149,7 @@ def test_what_is_in_the_way_stays_as_it_is(omni_folder: Path, tmp_path: Path) ->
     assert digests(empty) == before
 
 
+@pytest.mark.nightly
 def test_a_file_that_cannot_be_written_whole(tmp_path: Path) -> None:
     """A limit on the file size fails like a full disk: in the middle of a file; here of several kinds."""
     code = """

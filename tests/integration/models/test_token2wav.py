@@ -113,6 +113,7 @@ def test_a_graph_for_each_number_of_codes_and_kind_of_guidance():
     assert (counters.graph_replays, counters.eager_calls) == (40, 0)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_compiled_blocks_serve_every_number_of_codes():
     plain, model = token2wav(), token2wav()

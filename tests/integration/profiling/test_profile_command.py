@@ -263,6 +263,7 @@ def test_json_prints_the_record(omni: Run) -> None:
     assert omni.ended.err == ""
 
 
+@pytest.mark.nightly
 def test_what_a_stage_in_the_middle_gets_is_recorded_first(tmp_path: Path) -> None:
     ended = run_omni(tmp_path, "profile", "--stage", "talker", "--num-iters", "1", "--output-len", "4", "--json")
     ended.check_clean()

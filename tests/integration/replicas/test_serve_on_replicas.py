@@ -62,6 +62,7 @@ def test_the_answers_are_those_of_one_process_and_both_replicas_work(server: Omn
     assert server.metric("omni_stage_peak_memory_bytes", where="host") > 0
 
 
+@pytest.mark.nightly
 def test_a_replica_that_is_killed_loses_nothing_and_is_replaced(server: OmniServer, alone: list[str]) -> None:
     killed = replicas(server)[0]
     with ThreadPoolExecutor(NUM_REQUESTS) as pool:

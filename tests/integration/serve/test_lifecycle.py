@@ -98,6 +98,7 @@ def test_what_takes_longer_than_the_drain_timeout_gets_an_error(folder: Path) ->
     assert server.raw_log.startswith("warning: anyone who can reach 0.0.0.0 can use this server\n\nhint: set a key")
 
 
+@pytest.mark.nightly
 def test_a_second_signal_stops_at_once(folder: Path) -> None:
     server = OmniServer(folder, "--profile", "tiny-image")
     caller = Caller(server, IMAGES, ENDLESS)

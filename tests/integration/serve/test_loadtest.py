@@ -94,6 +94,7 @@ def test_spoken_chats(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
             assert rtf == pytest.approx(e2e_s / audio_s, rel=1e-4)
 
 
+@pytest.mark.nightly
 def test_speech(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
     # With this seed; of random weights some say nothing, which is an error of its own.
     ended = bench(omni.url, "--endpoint", "speech", "--input-len", "12", "--seed", "2", *FEW)

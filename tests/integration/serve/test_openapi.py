@@ -15,7 +15,7 @@ TESTS = Path(__file__).parents[2]
 
 def check(server: OmniServer, folder: Path) -> None:
     """Run all checks of schemathesis; that valid data is accepted, by the rule of `schemathesis_hooks`."""
-    checks = ("--checks", "all", "--exclude-checks", "positive_data_acceptance", "-n", "4", "--seed", "1")
+    checks = ("--checks", "all", "--exclude-checks", "positive_data_acceptance", "-n", "2", "--seed", "1")
     ended = subprocess.run(
         [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", *checks],
         capture_output=True,

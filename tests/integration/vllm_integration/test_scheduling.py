@@ -81,6 +81,7 @@ def test_an_abort_of_one_that_waits_ends_it_alone_and_leaves_nothing(request, me
         assert result["left"] == {"stage": [], "scheduler": [], "supplies": 0, "worker": []}
 
 
+@pytest.mark.nightly
 def test_pipeline_ranks_have_two_steps_in_progress_and_none_stalls(roomy, tiny_omni_path, tmp_path):
     """An attempt that finds nothing to run during a step does not predict what that step makes possible."""
     ranks = run(
