@@ -108,9 +108,10 @@ class StageTrace:
     """One stage's work for one request; times are seconds on the stage's own monotonic clock.
 
     `token_times_s` is the time of each output token since the request's arrival; tokens of one engine step share a
-    time. Of a diffusion stage, `text_encode_s`, `denoise_step_s` (one entry per step) and `vae_decode_s` or
-    `vocoder_s` are its parts, on the device's clock. `num_chunks` counts the chunks of streamed audio; None if it was
-    not streamed.
+    time. `output_codes` are a talker's frames, with one code per codebook; `code_predictor_s` is, for each token, the
+    time of its step for all codes after the first. Of a diffusion stage, `text_encode_s`, `denoise_step_s` (one entry
+    per step) and `vae_decode_s` or `vocoder_s` are its parts. Those times are on the device's clock. `num_chunks`
+    counts the chunks of streamed audio; None if it was not streamed.
     """
 
     name: str
@@ -120,6 +121,8 @@ class StageTrace:
     num_input_tokens: int | None = None
     num_output_tokens: int | None = None
     output_token_ids: tuple[int, ...] | None = None
+    output_codes: tuple[tuple[int, ...], ...] | None = None
+    code_predictor_s: tuple[float, ...] | None = None
     num_inference_steps: int | None = None
     effective: Mapping[str, Any] = field(default_factory=dict)
     token_times_s: tuple[float, ...] | None = None

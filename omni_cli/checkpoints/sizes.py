@@ -29,3 +29,13 @@ class DecoderSizes:
     def mrope_section(self) -> list[int]:
         """Rotary pairs for time, height and width, in Qwen's own proportions 2 : 3 : 3."""
         return [self.head_dim // 8, self.head_dim * 3 // 16, self.head_dim * 3 // 16]
+
+
+@dataclass(frozen=True)
+class EncoderSizes:
+    """The audio or the vision encoder in front of a thinker."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int

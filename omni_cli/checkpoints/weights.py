@@ -57,6 +57,18 @@ def random_state_dict(
     return state
 
 
+def shape_head(weight: torch.Tensor, *, never: list[int], end: int, end_gain: float) -> None:
+    """Make the `never` rows of a head (vocab_size, hidden_size) lose every greedy choice, except `end`.
+
+    A zero row has logit zero, far below the best of many random ones. The end row is lengthened so that it wins about
+    equally often at every vocabulary size: the best of n normal variables grows like sqrt(2 ln n).
+    """
+    num_rivals = weight.shape[0] - len(never)
+    end_row = weight[end] * (end_gain * math.sqrt(2 * math.log(num_rivals)))
+    weight[never] = 0.0
+    weight[end] = end_row
+
+
 def _gain(name: str, gains: Mapping[str, float]) -> float:
     matches = [part for part in gains if part in name]
     return gains[max(matches, key=len)] if matches else 1.0
@@ -72,6 +84,12 @@ def _moments(name: str, module: nn.Module, parameter: nn.Parameter, gain: float)
         return 0.0, _BIAS_STD
     if isinstance(module, nn.Embedding):
         return 0.0, gain
+    if kind.endswith(("TopKRouter", "Experts")):
+        # Rows, or one matrix per expert, that are no modules of their own.
+        return 0.0, gain / math.sqrt(parameter.shape[-1])
+    if kind.endswith(("LayerScale", "ConvNeXtBlock")):
+        # Trained from almost zero; here each layer weighs enough to be missed.
+        return 0.5, 0.1
     if isinstance(module, nn.ConvTranspose1d):
         # Each output sample sums over the input channels and only every stride-th kernel tap.
         taps = parameter.shape[0] * parameter.shape[2] / module.stride[0]

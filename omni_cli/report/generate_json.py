@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import OmniError
@@ -16,6 +17,7 @@ _OPTIONAL_OF_TRACE = (
     "num_input_tokens",
     "num_output_tokens",
     "output_token_ids",
+    "output_codes",
     "num_inference_steps",
 )
 
@@ -90,6 +92,11 @@ def _trace(trace: StageTrace) -> dict[str, object]:
     for name in _OPTIONAL_OF_TRACE:
         value = getattr(trace, name)
         if value is not None:
-            stage[name] = [int(token) for token in value] if name == "output_token_ids" else value
+            stage[name] = _integers(value) if name in ("output_token_ids", "output_codes") else value
     stage["effective"] = dict(trace.effective)
     return stage
+
+
+def _integers(value: Any) -> Any:
+    """Token ids, or frames of codes, as lists of Python's own numbers."""
+    return [_integers(each) for each in value] if isinstance(value, Sequence) else int(value)

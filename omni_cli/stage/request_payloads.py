@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +16,7 @@ from omni_cli.stage.payloads import (
     encode_additional_information,
     encode_prompt_embeds,
     integer_of,
+    integers_of,
     tensor_of,
 )
 
@@ -25,6 +27,11 @@ PROMPT_EMBEDS = "omni_prompt_embeds"
 ADDITIONAL_INFORMATION = "omni_additional_information"
 # In the information: `decode_conditions` is only a beginning (`arriving_conditions`).
 MORE_CONDITIONS_FOLLOW = "more_conditions_follow"
+# In the information: prompt positions whose rows are hidden states, for models that project them in another way.
+HIDDEN_POSITIONS = "hidden_positions"
+
+Projection = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
+"""Rows (num_rows, embedding_size), and which of them are hidden states -> rows (num_rows, hidden_size)."""
 
 
 @dataclass(frozen=True)
@@ -99,18 +106,24 @@ class RequestPayload:
         return max(0, min(length, self._num_bare_tokens - start))
 
     def conditions(
-        self, start: int, length: int, device: torch.device, dtype: torch.dtype | None = None
+        self,
+        start: int,
+        length: int,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+        project: Projection | None = None,
     ) -> torch.Tensor | None:
         """Condition rows (length, embedding_size) of positions [start, start + length), or None without any.
 
         Position p is conditioned on row p of the prompt embeddings followed by the `decode_conditions` rows; past
         the end the last row holds, which is the padding that the producer puts there. `dtype` None leaves it as it is.
-        Raises `RuntimeError` for a position whose row has not arrived.
+        `project` is applied once to each row that arrives. Raises `RuntimeError` for a position whose row has not
+        arrived.
         """
         if self.prompt_embeds is None:
             return None
         if self._arrived:
-            self._to_device(torch.cat(self._arrived), device, dtype)
+            self._to_device(torch.cat(self._arrived), device, dtype, project)
             self._arrived = []
         assert self._conditions is not None  # where there are prompt embeddings, there have been rows
         rows = self._conditions[start : min(start + length, self._num_conditions)]
@@ -123,18 +136,24 @@ class RequestPayload:
         last = self._conditions[self._num_conditions - 1].expand(missing, -1)
         return last if missing == length else torch.cat([rows, last])
 
-    def _to_device(self, rows: torch.Tensor, device: torch.device, dtype: torch.dtype | None) -> None:
+    def _to_device(
+        self, rows: torch.Tensor, device: torch.device, dtype: torch.dtype | None, project: Projection | None
+    ) -> None:
         """Put `rows` after those that are there; the room doubles, so that each is moved a few times at most."""
+        rows = rows.to(dtype or rows.dtype)
+        if device.type == "cuda":
+            rows = rows.pin_memory()  # or the copy would wait for all that runs on the device
+        if project is not None:
+            # Positions in the prompt: all of it arrives at first.
+            hidden = integers_of(self.information, HIDDEN_POSITIONS) if HIDDEN_POSITIONS in self.information else []
+            rows = project(rows.to(device, non_blocking=True), hidden if self._conditions is None else [])
         end = self._num_conditions + rows.shape[0]
         if self._conditions is None or end > self._conditions.shape[0]:
             room = max(end, 2 * self._num_conditions)
-            grown = torch.empty((room, rows.shape[1]), dtype=dtype or rows.dtype, device=device)
+            grown = torch.empty((room, rows.shape[1]), dtype=rows.dtype, device=device)
             if self._conditions is not None:
                 grown[: self._num_conditions] = self._conditions[: self._num_conditions]
             self._conditions = grown
-        rows = rows.to(self._conditions.dtype)
-        if device.type == "cuda":
-            rows = rows.pin_memory()  # or the copy would wait for all that runs on the device
         self._conditions[self._num_conditions : end].copy_(rows, non_blocking=True)
         self._num_conditions = end
 

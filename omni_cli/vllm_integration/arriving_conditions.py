@@ -1,4 +1,4 @@
-"""Condition rows that reach a request after its start: the step that needs them sends them to the workers."""
+"""Condition rows, or codes, that reach a request after its start, sent to the workers with a step."""
 
 from __future__ import annotations
 
@@ -25,3 +25,13 @@ def attach_arrived(scheduler_output: SchedulerOutput, arrived: Mapping[str, Arri
 def arrived_with(scheduler_output: SchedulerOutput) -> Mapping[str, Arrived]:
     """The rows that `attach_arrived` has attached; empty if there are none."""
     return getattr(scheduler_output, "omni_arrived", {})
+
+
+def attach_codes(scheduler_output: SchedulerOutput, codes: Mapping[str, torch.Tensor]) -> None:
+    """Attach the latest codes (1, num_codebooks) by the engine's request id, for pipeline ranks that made none."""
+    scheduler_output.omni_codes = codes
+
+
+def codes_with(scheduler_output: SchedulerOutput) -> Mapping[str, torch.Tensor]:
+    """The codes that `attach_codes` has attached; empty if there are none."""
+    return getattr(scheduler_output, "omni_codes", {})

@@ -15,13 +15,14 @@ import torch
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from omni_cli.vllm_integration.arriving_conditions import Arrived, attach_arrived
+from omni_cli.vllm_integration.arriving_conditions import Arrived, attach_arrived, attach_codes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
     from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
 else:
     VllmScheduler = object  # the mixin is combined with one of vLLM's schedulers below
@@ -48,6 +49,8 @@ class ConditionedSchedulerMixin(VllmScheduler):
         super().__init__(*args, **kwargs)
         # Ends with the request, however that ends.
         self._supplies: WeakKeyDictionary[Request, Supply] = WeakKeyDictionary()
+        # With pipeline ranks: codes that the last rank has predicted, and the first one does not have yet.
+        self._codes: dict[str, torch.Tensor] = {}
         self._num_steps_under_way = 0
         self._has_scheduled = True
 
@@ -86,16 +89,24 @@ class ConditionedSchedulerMixin(VllmScheduler):
         unsent = [request for request in scheduled if request in self._supplies and self._supplies[request].unsent]
         if unsent:
             attach_arrived(output, {request.request_id: self._supplies[request].take() for request in unsent})
+        if self._codes:
+            attach_codes(output, self._codes)
+            self._codes = {}
         self._has_scheduled = output.total_num_scheduled_tokens > 0
         self._num_steps_under_way += self._has_scheduled
         return output
 
-    def update_from_output(self, scheduler_output: SchedulerOutput, *args: object, **kwargs: object) -> object:
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput, *args: object, **kwargs: object
+    ) -> object:
         if scheduler_output.total_num_scheduled_tokens > 0:
             self._num_steps_under_way -= 1
             # Pipeline ranks have several steps under way: a try that found nothing may have come before this one's end.
             self._has_scheduled = True
-        return super().update_from_output(scheduler_output, *args, **kwargs)
+        if self.use_pp and model_runner_output.pooler_output:
+            made = zip(model_runner_output.req_ids, model_runner_output.pooler_output, strict=True)
+            self._codes |= {request_id: codes for request_id, codes in made if codes is not None}
+        return super().update_from_output(scheduler_output, model_runner_output, *args, **kwargs)
 
     @staticmethod
     def _take_out(queue: Any, lacking: list[Request]) -> list[Request]:

@@ -5,7 +5,8 @@ from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin, DiffusionRunnerMixin, OmniRunnerMixin
+from omni_cli.vllm_integration.code_runner import CodeRunnerMixin
+from omni_cli.vllm_integration.runner_mixins import DiffusionRunnerMixin, OmniRunnerMixin
 from omni_cli.vllm_integration.workers import OmniWorkerMixin
 
 
@@ -23,8 +24,8 @@ class OmniCPUModelRunner(OmniRunnerMixin, CPUModelRunner):
     """vLLM's V1 CPU runner that decodes request payloads."""
 
 
-class CPUARModelRunner(ARRunnerMixin, OmniCPUModelRunner):
-    """Tokens as vLLM makes them, and hidden states per request in `pooler_output`.
+class CPUARModelRunner(CodeRunnerMixin, OmniCPUModelRunner):
+    """Tokens as vLLM makes them; hidden states per request, or codes, in `pooler_output`.
 
     A prompt that is processed in chunks draws a token after each, and only the last is kept.
     """

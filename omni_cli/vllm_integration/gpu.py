@@ -4,7 +4,8 @@ from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
-from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin, DiffusionRunnerMixin, OmniRunnerMixin
+from omni_cli.vllm_integration.code_runner import CodeRunnerMixin
+from omni_cli.vllm_integration.runner_mixins import DiffusionRunnerMixin, OmniRunnerMixin
 from omni_cli.vllm_integration.workers import OmniWorkerMixin
 
 
@@ -12,8 +13,8 @@ class OmniGPUModelRunner(OmniRunnerMixin, GPUModelRunner):
     """vLLM's V1 runner that decodes request payloads."""
 
 
-class GPUARModelRunner(ARRunnerMixin, OmniGPUModelRunner):
-    """Tokens as vLLM makes them, and hidden states per request in `pooler_output`."""
+class GPUARModelRunner(CodeRunnerMixin, OmniGPUModelRunner):
+    """Tokens as vLLM makes them; hidden states per request, or codes, in `pooler_output`."""
 
 
 class GPUDiffusionModelRunner(DiffusionRunnerMixin, OmniGPUModelRunner):

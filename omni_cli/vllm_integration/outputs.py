@@ -38,3 +38,18 @@ class AsyncOmniModelRunnerOutput(AsyncModelRunnerOutput):
 
     def get_output(self) -> OmniModelRunnerOutput:
         return self._finish()
+
+
+def with_payloads(
+    output: ModelRunnerOutput | AsyncModelRunnerOutput,
+    payloads: Callable[[ModelRunnerOutput], Mapping[str, torch.Tensor]],
+) -> OmniModelRunnerOutput | AsyncOmniModelRunnerOutput:
+    """Attach what `payloads` makes of an output; if it is still being copied to the host, once that is done."""
+    if isinstance(output, AsyncModelRunnerOutput):
+
+        def finish() -> OmniModelRunnerOutput:
+            plain = output.get_output()
+            return OmniModelRunnerOutput.with_payloads(plain, payloads(plain))
+
+        return AsyncOmniModelRunnerOutput(finish)
+    return OmniModelRunnerOutput.with_payloads(output, payloads(output))

@@ -2,6 +2,7 @@
 
     OmniRunnerMixin            decodes request payloads, sets M-RoPE positions that came with a request
     ├── ARRunnerMixin          hidden states per request, beside tokens that stay as they are
+    │   └── CodeRunnerMixin    the codes of a frame after its token (`code_runner.py`)
     └── DiffusionRunnerMixin   one tensor per request, no logits and no sampling
 
 `workers.py` has vLLM build one of these in place of its own.
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.distributed import get_pp_group, get_tp_group
 from vllm.sequence import IntermediateTensors
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 
 from omni_cli.execution.copies import PendingCopy, make_output_copy
 from omni_cli.execution.ranges import mark
@@ -30,7 +31,7 @@ from omni_cli.vllm_integration.diffusion_entry import (
     start_together,
 )
 from omni_cli.vllm_integration.graph_counters import GraphCounters
-from omni_cli.vllm_integration.outputs import AsyncOmniModelRunnerOutput, OmniModelRunnerOutput
+from omni_cli.vllm_integration.outputs import AsyncOmniModelRunnerOutput, OmniModelRunnerOutput, with_payloads
 from omni_cli.vllm_integration.row_ledger import ComputedSpan, RowLedger
 
 if TYPE_CHECKING:
@@ -152,7 +153,9 @@ class ARRunnerMixin(OmniRunnerMixin):
     """Hidden states per request through `pooler_output`; tokens, logprobs and everything else are vLLM's.
 
     A request asks for its hidden states (`WANTS_HIDDEN_STATES`); for the others nothing is gathered, copied or kept.
-    A model with `fill_conditions` gets, before each forward pass, the rows that each position is conditioned on.
+    A model with `fill_conditions` gets, before each forward pass, the rows that each position is conditioned on, once
+    through its `project_conditions`, if it has that. A model with `handoff_rows` keeps other rows there than its last
+    hidden states for the next stage.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -194,21 +197,28 @@ class ARRunnerMixin(OmniRunnerMixin):
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         super().load_model(*args, **kwargs)
-        fill_conditions = getattr(self.get_model(), "fill_conditions", None)
+        model = self.get_model()
+        fill_conditions = getattr(model, "fill_conditions", None)
         self._fill_conditions = fill_conditions if get_pp_group().is_first_rank else None
+        self._project_conditions = getattr(model, "project_conditions", None)
 
     def _needs_spans(self) -> bool:
         wanted = any(payload.wants_hidden_states for payload in self.request_payloads.values())
         return wanted or self._fill_conditions is not None
 
+    def _fill_inputs(self) -> None:
+        """Give the model what it reads beside token ids in the next forward pass."""
+        if self._fill_conditions is None:
+            return
+        spans = [(self.request_payloads[s.request_id], s.start, s.length) for s in self._step_spans]
+        dtype, project = self.model_config.dtype, self._project_conditions
+        self._fill_conditions(
+            [payload.conditions(first, count, self.device, dtype, project) for payload, first, count in spans],
+            [payload.num_bare(first, count) for payload, first, count in spans],
+        )
+
     def _model_forward(self, *args: object, **kwargs: object) -> object:
-        if self._fill_conditions is not None:
-            spans = [(self.request_payloads[s.request_id], s.start, s.length) for s in self._step_spans]
-            dtype = self.model_config.dtype
-            self._fill_conditions(
-                [payload.conditions(first, count, self.device, dtype) for payload, first, count in spans],
-                [payload.num_bare(first, count) for payload, first, count in spans],
-            )
+        self._fill_inputs()
         self._step_replays = self.graph_counters.count_step()
         with mark("model forward"):
             return super()._model_forward(*args, **kwargs)
@@ -217,14 +227,16 @@ class ARRunnerMixin(OmniRunnerMixin):
         state = self.execute_model_state
         spans = self._wanted_spans() if state is not None and self.returns_outputs else []
         # Before sampling, which may draft into the same buffers, and beside which the copy can run.
-        pending = self._start_copy(state.hidden_states, spans) if spans else None
+        pending = self._start_copy(self._handoff_rows(state.hidden_states), spans) if spans else None
         with mark("sampling"):
             output = super().sample_tokens(grammar_output)
         if pending is None:
             return output
-        if isinstance(output, AsyncModelRunnerOutput):
-            return AsyncOmniModelRunnerOutput(lambda: self._with_hidden_states(spans, pending, output.get_output()))
-        return self._with_hidden_states(spans, pending, output)
+        return with_payloads(output, lambda plain: self._hidden_states(spans, pending, plain))
+
+    def _handoff_rows(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor | None = getattr(self.get_model(), "handoff_rows", None)
+        return hidden_states if rows is None else rows
 
     def _wanted_spans(self) -> list[ComputedSpan]:
         wanted = [s for s in self._step_spans if self.request_payloads[s.request_id].wants_hidden_states]
@@ -241,11 +253,13 @@ class ARRunnerMixin(OmniRunnerMixin):
                 return self.output_copy.start(torch.cat(parts))
             # A graph writes its next output over this one, a drafter may, and on a CPU nothing says that no layer does.
             reused = self._step_replays or self.speculative_config is not None or self.device.type == "cpu"
+            reused = reused or hasattr(self.get_model(), "handoff_rows")
             return self.output_copy.start(parts[0], reused=reused)
 
-    def _with_hidden_states(
+    def _hidden_states(
         self, spans: list[ComputedSpan], pending: PendingCopy, output: ModelRunnerOutput
-    ) -> OmniModelRunnerOutput:
+    ) -> dict[str, torch.Tensor]:
+        """The step's rows by request, once they have arrived."""
         with mark("wait for output copy"):
             rows = pending.get()
         if rows.is_pinned():
@@ -254,8 +268,7 @@ class ARRunnerMixin(OmniRunnerMixin):
         if any(span.num_draft_tokens for span in spans):
             spans, rows = self._accepted(spans, rows, output)
         owed = self.row_ledger.settle_step(spans, rows)
-        payloads = {span.request_id: part for span, part in zip(spans, owed, strict=True) if len(part)}
-        return OmniModelRunnerOutput.with_payloads(output, payloads)
+        return {span.request_id: part for span, part in zip(spans, owed, strict=True) if len(part)}
 
     def _accepted(
         self, spans: list[ComputedSpan], rows: torch.Tensor, output: ModelRunnerOutput

@@ -100,8 +100,12 @@ class Reference:
         content: list[dict[str, Any]] = [{"type": "audio", "audio": ""} for _ in request.audio]
         content += [{"type": "image", "image": ""} for _ in request.images]
         content.append({"type": "text", "text": request.prompt})
+        conversation = [
+            {"role": message.role, "content": [{"type": part.type, part.type: part.text} for part in message.parts]}
+            for message in request.messages
+        ]
         text = self.processor.apply_chat_template(
-            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+            conversation or [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
         )
         return self.processor(
             text=[text],

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from omni_cli.config.schema import MAX_TOKENS, VLLM_ONLY, ARStageConfig, DiffusionStageConfig, Precision
+from omni_cli.config.schema import MAX_TOKENS, VLLM_ONLY, ARStageConfig, Precision
+from omni_cli.models.codec.settings import Codes, WaveformConfig
 
 TalkerPrompt = Literal["full", "plain"]
-Codes = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 
 
 class TalkerConfig(ARStageConfig):
@@ -22,7 +22,7 @@ class TalkerConfig(ARStageConfig):
     )
 
 
-class Token2WavConfig(DiffusionStageConfig):
+class Token2WavConfig(WaveformConfig):
     """Keys of token2wav."""
 
     precision: Annotated[Precision, VLLM_ONLY] = Field(
@@ -30,11 +30,6 @@ class Token2WavConfig(DiffusionStageConfig):
     )
     sway_coefficient: Annotated[float | None, VLLM_ONLY] = Field(
         None, ge=-1, le=1, description="Bends the time steps towards the start (below 0); vLLM's token2wav."
-    )
-    stream: Annotated[bool | None, VLLM_ONLY] = Field(
-        None,
-        description="Send audio in chunks as it is made, and begin each stage while the one before it still runs; "
-        "token2wav's, for requests that do not say it themselves.",
     )
     stream_first_chunk_codes: Annotated[Codes | None, VLLM_ONLY] = Field(
         None, description="Codec tokens in the first chunk. Default: 24."
@@ -48,7 +43,3 @@ class Token2WavConfig(DiffusionStageConfig):
     stream_look_ahead_codes: Annotated[Codes | None, VLLM_ONLY] = Field(
         None, description="Codec tokens after a chunk that it waits for and is computed with. Default: 24."
     )
-
-    @property
-    def streams(self) -> bool:
-        return bool(self.stream)

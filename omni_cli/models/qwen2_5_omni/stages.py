@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,24 +20,15 @@ from omni_cli.models.qwen2_5_omni.connectors import (
 from omni_cli.models.qwen2_5_omni.partial_handoff import PartialHandoff
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
-from omni_cli.models.qwen2_5_omni.tensors import open_tensor
 from omni_cli.stage.messages import (
     AppendInput,
     Report,
     StageRequest,
 )
-from omni_cli.stage.payloads import (
-    PayloadError,
-    decode_additional_information,
-    encode_additional_information,
-)
+from omni_cli.stage.payloads import decode_additional_information, encode_additional_information
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.stage.request_payloads import (
-    MORE_CONDITIONS_FOLLOW,
-    WANTS_HIDDEN_STATES,
-    payload_arguments,
-)
-from omni_cli.vllm_integration.conditioned_scheduler import scheduler_of
+from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
+from omni_cli.vllm_integration.conditioned_stage import ConditionedPrompt, ConditionedStage, EmbeddingTable
 from omni_cli.vllm_integration.stage import ActiveRequest, TextStage
 
 # Blocks filled by a request without hidden states hold no rows, so the two kinds must not share a prefix. Both have a
@@ -67,11 +58,15 @@ class ThinkerStage(TextStage):
             active.context["reply"] = (prompt_ids, reply_ids)
             prompt["prompt_token_ids"] = [*prompt_ids, *reply_ids[:-1]]
             params = self.sampling_params(request, max_tokens=1, min_tokens=0)
-        salt = HIDDEN_STATES_SALT if request.wants_handoff else TEXT_SALT
+        salt = HIDDEN_STATES_SALT if self.wants_rows(request) else TEXT_SALT
         prompt["cache_salt"] = salt + prompt.get("cache_salt", "")
-        if request.wants_handoff:
+        if self.wants_rows(request):
             params.extra_args = {WANTS_HIDDEN_STATES: True}
         return prompt, params
+
+    def wants_rows(self, request: StageRequest) -> bool:
+        """True if the next stage needs hidden states of this request."""
+        return request.wants_handoff
 
     def with_reply(self, prompt: str, reply: str) -> tuple[list[int], list[int]]:
         """Token ids of a prompt and of a given answer to it; the answer's last one ends it."""
@@ -120,7 +115,7 @@ class ThinkerStage(TextStage):
         return None if part is None else encode_additional_information(part)
 
 
-class TalkerStage(TextStage):
+class TalkerStage(ConditionedStage):
     """Codec tokens from the thinker's output."""
 
     makes_text = False
@@ -129,33 +124,13 @@ class TalkerStage(TextStage):
         super().__init__(spec, emit)
         assert isinstance(spec.stage, TalkerConfig)
         self._talker_prompt = spec.stage.talker_prompt
-        self.scheduler = scheduler_of(self.engine)
-        self.config = self.engine.vllm_config.model_config.hf_config
-        # The checkpoint's generation_config.json is the thinker's; its end tokens mean nothing among codec ids.
-        self.engine.input_processor.generation_config_fields = {}
         self.speakers = load_speakers(spec.model)
-        self._thinker_embeddings = open_tensor(spec.model, "thinker.model.embed_tokens.weight")
-        # True while all requests wait for the thinker: then there is nothing to step for until a command arrives.
-        self._is_stalled = False
+        self._embed = EmbeddingTable(spec.model, "thinker.model.embed_tokens.weight", self.dtype)
 
     def engine_args(self) -> dict[str, object]:
-        return {
-            **super().engine_args(),
-            "hf_overrides": talker_config,
-            "skip_tokenizer_init": True,
-            # All prompts are the same mask ids; their differences are not part of vLLM's block hashes.
-            "enable_prefix_caching": False,
-            "scheduler_cls": "omni_cli.vllm_integration.conditioned_scheduler.make_scheduler",
-        }
+        return {**super().engine_args(), "hf_overrides": talker_config}
 
-    def _embed(self, token_ids: Sequence[int]) -> torch.Tensor:
-        table = self._thinker_embeddings
-        if max(token_ids, default=0) >= table.shape[0]:
-            raise PayloadError(f"token id {max(token_ids)} exceeds the thinker's {table.shape[0]} embeddings")
-        rows = table[torch.tensor(token_ids, dtype=torch.long)]
-        return rows.to(self.engine.vllm_config.model_config.dtype)
-
-    def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
+    def begin(self, active: ActiveRequest) -> tuple[ConditionedPrompt, dict[str, object]]:
         request = active.request
         assert request.handoff is not None  # the talker never starts a chain
         speaker = self.speakers[pick_speaker(self.speakers, request.speaker)]
@@ -167,49 +142,12 @@ class TalkerStage(TextStage):
             talker_prompt=self._talker_prompt,
             is_whole=not request.more_follows,
         )
-        information = {**given.information(), MORE_CONDITIONS_FOLLOW: [int(request.more_follows)]}
-        params = self.sampling_params(
-            request,
-            detokenize=False,
-            stop_token_ids=[self.config.tts_codec_end_token_id, self.config.tts_codec_pad_token_id],
-            extra_args=payload_arguments(
-                given.prompt_embeds,
-                information,
-                self.payload_limits,
-                same_process=not self.spec.stage.has_ranks_elsewhere,
-            ),
-        )
-        params.skip_clone = True  # these are this request's alone, and a deep copy would copy its tensors
-        active.context["num_conditions"] = len(given.prompt_embeds) + len(given.decode_conditions)
-        return {"prompt_token_ids": given.prompt_token_ids}, params
+        ends = [self.config.tts_codec_end_token_id, self.config.tts_codec_pad_token_id]
+        return given, {"stop_token_ids": ends}
 
-    def add(self, request: StageRequest) -> None:
-        super().add(request)
-        self._is_stalled = False
-        if request.more_follows:
-            active = self.active[request.request_id]
-            self.scheduler.expect_conditions(active.engine_id, active.context["num_conditions"])
-
-    def append(self, command: AppendInput) -> None:
-        self._is_stalled = False
-        active = self.active.get(command.request_id)
-        if active is None:
-            return  # the talker may end before the text does
+    def more_rows(self, command: AppendInput) -> torch.Tensor:
         reply = ReplyRows.from_information(decode_additional_information(command.handoff, self.payload_limits))
-        rows = more_conditions(reply, config=self.config, embed=self._embed, is_last=command.is_last)
-        self.scheduler.append_conditions(active.engine_id, rows, is_last=command.is_last)
-
-    def abort(self, request_id: str) -> None:
-        self._is_stalled = False
-        super().abort(request_id)
-
-    def has_work(self) -> bool:
-        return super().has_work() and not self._is_stalled
-
-    def step(self) -> list[Report]:
-        reports = super().step()
-        self._is_stalled = self.scheduler.is_stalled
-        return reports
+        return more_conditions(reply, config=self.config, embed=self._embed, is_last=command.is_last)
 
     def handoff(self, active: ActiveRequest, output: object) -> bytes:
         return encode_additional_information({"codec_token_ids": active.token_ids})

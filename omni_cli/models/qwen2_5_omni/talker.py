@@ -7,8 +7,7 @@ that vLLM sees ordinary token ids and batches, splits and preempts the request l
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,7 +23,8 @@ from vllm.model_executor.models.qwen2 import Qwen2Model
 from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
-from omni_cli.models.qwen2_5_omni.weights import shards_with_prefix
+from omni_cli.checkpoints.shards import shards_with_prefix
+from omni_cli.vllm_integration.conditioned_model import ConditionedModel
 
 
 def _decoder_layer(config: Any, cache_config: Any = None, quant_config: Any = None, prefix: str = "") -> nn.Module:
@@ -37,7 +37,7 @@ def _decoder_layer(config: Any, cache_config: Any = None, quant_config: Any = No
     return LlamaDecoderLayer(vllm_config=get_current_vllm_config(), prefix=prefix, config=config)
 
 
-class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsMRoPE):
+class Qwen2_5OmniTalkerForConditionalGeneration(ConditionedModel, SupportsPP, SupportsMRoPE):
     """The talker alone; loads the weights called `talker.` of a whole Qwen2.5-Omni checkpoint."""
 
     hf_to_vllm_mapper = WeightsMapper(
@@ -80,37 +80,6 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
         else:
             self.lm_head = PPMissingLayer()
 
-    def make_condition_buffers(self, num_rows: int, embedding_size: int, hidden_size: int) -> None:
-        # Persistent, because a captured CUDA graph reads the addresses it was captured with.
-        self.register_buffer("conditions", torch.zeros(num_rows, embedding_size), persistent=False)
-        self.register_buffer("bare", torch.zeros(num_rows, 1, dtype=torch.bool), persistent=False)
-        self.register_buffer("projected", torch.zeros(num_rows, hidden_size), persistent=False)
-        self._has_bare = False
-
-    def fill_conditions(self, rows: Sequence[torch.Tensor | None], num_bare: Sequence[int]) -> None:
-        """Set the conditions of the next forward pass, one item per request, in batch order.
-
-        `rows` (num_rows, embedding_size) are on the device, in the model's dtype; None, for a request without any,
-        raises `ValueError`. The first `num_bare` of them omit the embedding of their codec token. Rows past the last
-        request keep their values: a captured graph of a larger batch computes them, and nobody reads the result.
-        """
-        given = [part for part in rows if part is not None]
-        if len(given) < len(rows):
-            raise ValueError("a talker request needs prompt_embeds: the thinker's rows for its prompt")
-        size = self.conditions.shape[1]
-        for part in given:
-            if part.shape[1] != size:
-                raise ValueError(f"the talker is conditioned on rows of {size}, got {part.shape[1]}")
-        ends = list(itertools.accumulate(part.shape[0] for part in given))
-        torch.cat(given, out=self.conditions[: ends[-1]])
-        if self._has_bare:
-            self.bare.zero_()
-        self._has_bare = any(num_bare)
-        for part, end, count in zip(given, ends, num_bare, strict=True):
-            if count:
-                first = end - part.shape[0]
-                self.bare[first : first + count] = True
-
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Codec embeddings (num_tokens, embedding_size); zero for the mask id."""
         embeds = self.model.embed_tokens(input_ids)
@@ -126,11 +95,8 @@ class Qwen2_5OmniTalkerForConditionalGeneration(nn.Module, SupportsPP, SupportsM
         """`input_ids` (num_tokens,) codec ids, `positions` (3, num_tokens) -> hidden (num_tokens, hidden_size)."""
         if get_pp_group().is_first_rank and inputs_embeds is None:
             assert input_ids is not None
-            num_tokens = input_ids.shape[0]
-            embeds = self.embed_input_ids(input_ids).masked_fill_(self.bare[:num_tokens], 0)
-            embeds += self.conditions[:num_tokens]
-            self.projected[:num_tokens].copy_(self.thinker_to_talker_proj(embeds)[0])
-            inputs_embeds = self.projected[:num_tokens]
+            embeds = self.conditioned(self.embed_input_ids(input_ids))
+            inputs_embeds = self.as_input(self.thinker_to_talker_proj(embeds)[0])
         return self.model(None, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:

@@ -17,12 +17,12 @@ from vllm.model_executor.layers.pooler import DispatchPooler, IdentityPooler
 from vllm.model_executor.models.interfaces import IsAttentionFree
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
+from omni_cli.checkpoints.shards import shards_with_prefix
 from omni_cli.execution.denoiser import Denoiser
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers
 from omni_cli.models.qwen2_5_omni.speech_request import DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer, codes_per_block
-from omni_cli.models.qwen2_5_omni.weights import shards_with_prefix
 from omni_cli.vllm_integration.diffusion_entry import DiffusionInput, NoOutput
 
 # Two seconds of sound: several blocks of the DiT's attention.

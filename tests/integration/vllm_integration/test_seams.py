@@ -15,6 +15,9 @@ from omni_cli.engine.devices import NO_RAY_ON_CPU
 
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 
+QWEN3_OMNI = "transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe"
+THINKER = "vllm.model_executor.models.qwen3_omni_moe_thinker:Qwen3OmniMoeThinkerForConditionalGeneration"
+
 # (where, parameters that must be there, what we do with it)
 CALLABLES = [
     (f"{RUNNER}._update_states", ["scheduler_output"], "is overridden to decode request payloads"),
@@ -39,6 +42,7 @@ CALLABLES = [
         "is called with a diffusion's tensors",
     ),
     (f"{RUNNER}.sample_tokens", ["grammar_output"], "is overridden to attach hidden states"),
+    (f"{RUNNER}._sample", ["logits"], "is overridden to predict the other codes of a frame"),
     (f"{RUNNER}.initialize_kv_cache", ["kv_cache_config"], "is overridden to keep rows of cached blocks"),
     (f"{RUNNER}.load_model", [], "is overridden to find the diffusion's entry point and who fills conditions"),
     (f"{RUNNER}.capture_model", [], "is overridden to note which graphs there are and what they took"),
@@ -166,11 +170,41 @@ CALLABLES = [
         ],
         "computes the talker's positions",
     ),
+    (
+        f"{QWEN3_OMNI}:Qwen3OmniMoePreTrainedModelForConditionalGeneration.get_rope_index",
+        [
+            "input_ids",
+            "image_grid_thw",
+            "video_grid_thw",
+            "attention_mask",
+            "use_audio_in_video",
+            "audio_seqlens",
+            "second_per_grids",
+        ],
+        "computes the talker's positions",
+    ),
+    (
+        f"{QWEN3_OMNI}:Qwen3OmniMoePreTrainedModelForConditionalGeneration.get_llm_pos_ids_for_vision",
+        [],
+        "is called by `get_rope_index`",
+    ),
+    (f"{QWEN3_OMNI}:Qwen3OmniMoeTalkerResizeMLP.forward", ["hidden_state"], "projects the talker's conditions"),
+    (
+        f"{QWEN3_OMNI}:Qwen3OmniMoeTalkerCodePredictorDecoderLayer.forward",
+        ["hidden_states", "attention_mask", "past_key_values", "position_embeddings"],
+        "is the code predictor's layer",
+    ),
+    ("transformers.cache_utils:Cache.update", ["key_states", "value_states", "layer_idx"], "is what `FrameCache` has"),
+    (f"{THINKER}.iter_mm_features", ["mm_features"], "is overridden to correct the offsets"),
+    (f"{THINKER}.set_aux_hidden_state_layers", ["layers"], "is called with the layer that the talker listens to"),
+    ("vllm.model_executor.models.qwen3_moe:Qwen3MoeModel.__init__", ["vllm_config", "prefix"], "is the talker's model"),
 ]
 
 # (where, fields that must be there, what we do with them)
 FIELDS = [
     ("vllm.v1.worker.gpu_model_runner:ExecuteModelState", ["hidden_states", "scheduler_output"], "are read"),
+    ("vllm.v1.worker.gpu_model_runner:ExecuteModelState", ["sample_hidden_states"], "is what codes are predicted from"),
+    ("vllm.v1.outputs:SamplerOutput", ["sampled_token_ids"], "is what codes are predicted from"),
     (
         "vllm.v1.outputs:ModelRunnerOutput",
         ["req_ids", "req_id_to_index", "sampled_token_ids", "pooler_output"],
@@ -197,6 +231,7 @@ FIELDS = [
         "are positions that came with a request",
     ),
     ("vllm.v1.core.sched.output:NewRequestData", ["req_id", "sampling_params", "pooling_params"], "are read"),
+    ("vllm.v1.core.sched.output:NewRequestData", ["prompt_token_ids"], "is counted"),
     (
         "vllm.v1.core.sched.output:SchedulerOutput",
         ["total_num_scheduled_tokens"],
@@ -222,7 +257,10 @@ ATTRIBUTES = [
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__",
         ["self.device", "self.speculative_config", "self.parallel_config", "self.cudagraph_dispatcher"],
     ),
-    ("vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__", ["self.broadcast_pp_output"]),
+    (
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__",
+        ["self.broadcast_pp_output", "self.discard_request_mask"],
+    ),
     ("vllm.v1.worker.worker_base:WorkerBase.__init__", ["self.distributed_init_method"]),
     (
         "vllm.v1.worker.gpu_worker:Worker.init_device",
@@ -301,6 +339,12 @@ ATTRIBUTES = [
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner._calc_mrope_positions",
         ["self.mrope_positions.cpu", "req.mrope_positions["],
     ),
+    (
+        "vllm.model_executor.models.qwen3_moe:Qwen3MoeModel",
+        ["self.embed_tokens", "self.make_empty_intermediate_tensors", "hf_to_vllm_mapper"],
+    ),
+    # Twice the token that begins an image: in the text before it, and again. Our thinker's offsets are one less.
+    (f"{THINKER}.get_mrope_input_positions", ["text_len = offset - st", "bos_pos = np.broadcast_to("]),
 ]
 
 OVERRIDES = [
@@ -318,6 +362,11 @@ OVERRIDES = [
     ("omni_cli.models.glm_image.prior_model", "vllm.model_executor.models.glm4"),
     ("omni_cli.models.glm_image.prior_model", "transformers.models.glm_image.modeling_glm_image"),
     ("omni_cli.models.glm_image.grids", "transformers.models.glm_image.modeling_glm_image"),
+    ("omni_cli.vllm_integration.code_runner", "vllm.v1.worker.gpu_model_runner"),
+    ("omni_cli.models.codec.code_predictor", QWEN3_OMNI),
+    ("omni_cli.models.qwen3_omni.connectors", QWEN3_OMNI),
+    ("omni_cli.models.qwen3_omni.talker", "vllm.model_executor.models.qwen3_moe"),
+    ("omni_cli.models.qwen3_omni.thinker", "vllm.model_executor.models.qwen3_omni_moe_thinker"),
     ("omni_cli.models.qwen2_5_omni.token2wav", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
 ]
 LONGEST_SHARED_RUN = 3

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from omni_cli.vllm_integration.code_runner import CodeRunnerMixin
 from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin, DiffusionRunnerMixin, OmniRunnerMixin
 
 V2 = "vllm.v1.worker.gpu"
@@ -24,6 +25,7 @@ MOVES = {
     "_prepare_inputs": (f"{RUNNER}.prepare_inputs", "the spans of a step, from `InputBatch`"),
     "_model_forward": (f"{STATE}.prepare_inputs", "conditions, as inputs of the model; no graph replays a hook"),
     "sample_tokens": (f"{RUNNER}.sample_tokens", "hidden states beside the tokens"),
+    "_sample": (f"{RUNNER}.sample", "the code predictor, between the sampled token and its output"),
     "_pool": (f"{RUNNER}.pool", "one tensor per request of a diffusion"),
     "execute_model": (f"{RUNNER}.execute_model", "outputs of the last pipeline rank"),
     "initialize_kv_cache": (f"{RUNNER}.initialize_kv_cache", "rows of cached blocks"),
@@ -36,7 +38,7 @@ MOVES = {
 
 
 def overridden() -> set[str]:
-    mixins = (OmniRunnerMixin, ARRunnerMixin, DiffusionRunnerMixin)
+    mixins = (OmniRunnerMixin, ARRunnerMixin, CodeRunnerMixin, DiffusionRunnerMixin)
     return {name for mixin in mixins for name, value in vars(mixin).items() if callable(value)} & set(
         dir(GPUModelRunner)
     )

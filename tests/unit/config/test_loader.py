@@ -24,10 +24,12 @@ NAMES = [
     "qwen-image",
     "qwen2.5-omni-3b",
     "qwen2.5-omni-7b",
+    "qwen3-omni-30b-a3b",
     "small-omni",
     "tiny-glm-image",
     "tiny-image",
     "tiny-omni",
+    "tiny-qwen3-omni",
 ]
 
 

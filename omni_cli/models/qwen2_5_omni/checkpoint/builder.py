@@ -16,7 +16,7 @@ from transformers import (
 
 from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
 from omni_cli.checkpoints.tokenizer import train_tokenizer, unreadable_token_ids
-from omni_cli.checkpoints.weights import Draw, normal_tensor, random_state_dict
+from omni_cli.checkpoints.weights import Draw, normal_tensor, random_state_dict, shape_head
 from omni_cli.models.qwen2_5_omni.checkpoint.processor import write_processor
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import SMALL, TINY, OmniSizes
 from omni_cli.models.qwen2_5_omni.speakers import Speaker
@@ -235,13 +235,13 @@ def _weights(
     """Random weights whose outputs are made of readable tokens and of codes, with an end now and then."""
     state = random_state_dict(model, seed, gains=_GAINS, draw=draw)
     talker, vocab_size = config.talker_config, config.thinker_config.text_config.vocab_size
-    _shape_head(
+    shape_head(
         state["thinker.lm_head.weight"],
         never=[*unreadable_token_ids(tokenizer), *range(len(tokenizer), vocab_size)],
         end=tokenizer.eos_token_id,
         end_gain=_TEXT_END_GAIN,
     )
-    _shape_head(
+    shape_head(
         state["talker.codec_head.weight"],
         never=list(range(talker.tts_codec_pad_token_id, talker.vocab_size)),
         end=talker.tts_codec_end_token_id,
@@ -253,18 +253,6 @@ def _weights(
         weight = state[f"{vocoder}{name}.weight"]
         weight -= weight.mean(dim=dims, keepdim=True)
     return state
-
-
-def _shape_head(weight: torch.Tensor, *, never: list[int], end: int, end_gain: float) -> None:
-    """Make the `never` rows of a head (vocab_size, hidden_size) lose every greedy choice, except `end`.
-
-    A zero row has logit zero, far below the best of many random ones. The end row is lengthened so that it wins about
-    equally often at every vocabulary size: the best of n normal variables grows like sqrt(2 ln n).
-    """
-    num_rivals = weight.shape[0] - len(never)
-    end_row = weight[end] * (end_gain * math.sqrt(2 * math.log(num_rivals)))
-    weight[never] = 0.0
-    weight[end] = end_row
 
 
 def _speakers(speaker_dim: int, tokenizer: Qwen2Tokenizer, seed: int) -> dict[str, Speaker]:

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from omni_cli.checkpoints.sizes import DecoderSizes
+from omni_cli.checkpoints.sizes import DecoderSizes, EncoderSizes
 from omni_cli.errors import UsageError
-
-
-@dataclass(frozen=True)
-class EncoderSizes:
-    """The audio or the vision encoder in front of the thinker."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
 
 
 @dataclass(frozen=True)

@@ -33,5 +33,5 @@ def _shard_of(model: str, name: str) -> Path:
         return Path(cached_file(model, SAFE_WEIGHTS_NAME))
     weight_map = json.loads(Path(index).read_text())["weight_map"]
     if name not in weight_map:
-        raise CheckpointError(f"{model} has no weight called {name}", hint="use a complete Qwen2.5-Omni checkpoint")
+        raise CheckpointError(f"{model} has no weight called {name}", hint="use a complete checkpoint")
     return Path(cached_file(model, weight_map[name]))

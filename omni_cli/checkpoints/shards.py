@@ -9,7 +9,7 @@ from pathlib import Path
 def shards_with_prefix(model: str, prefix: str) -> list[str] | None:
     """File names of the safetensors shards that hold weights called `prefix...`.
 
-    None if they are unknown (a repo id, a single file), which means all of them. Without this, each of the three stages
+    None if they are unknown (a repo id, a single file), which means all of them. Without this, each stage
     would read the whole checkpoint.
     """
     index = Path(model) / "model.safetensors.index.json"

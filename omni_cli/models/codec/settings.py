@@ -1,0 +1,25 @@
+"""Profile keys of stages that make sound from codes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from omni_cli.config.schema import MAX_TOKENS, VLLM_ONLY, DiffusionStageConfig
+
+Codes = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+
+
+class WaveformConfig(DiffusionStageConfig):
+    """Keys of the last stage of a chain that speaks."""
+
+    stream: Annotated[bool | None, VLLM_ONLY] = Field(
+        None,
+        description="Send audio in chunks as it is made, and begin each stage while the one before it still runs; "
+        "that of the stage which makes audio, for requests that do not say it themselves.",
+    )
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.stream)

@@ -1,0 +1,1 @@
+"""Qwen3-Omni: thinker -> talker with a code predictor -> code2wav."""

@@ -1,0 +1,206 @@
+"""Qwen3-Omni: thinker -> talker -> code2wav.
+
+The arithmetic is that of transformers' `Qwen3OmniMoeForConditionalGeneration.generate`, for one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from omni_cli.errors import InputError
+from omni_cli.stage.payloads import PayloadError, integers_of, tensor_of
+from omni_cli.stage.request_payloads import HIDDEN_POSITIONS
+
+MEDIA_FIELDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "audio_feature_lengths")
+_MEDIA_ROWS = "media_rows"
+
+Embed = Callable[[Sequence[int]], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class TokenHandoff:
+    """The thinker's output for one request: of text, the token ids are all that the talker needs.
+
+    `reply_token_ids` are those that the thinker went on from, without its last. `media_rows` (num_tokens, hidden_size)
+    are layer `accept_hidden_layer`'s at the prompt's tokens of images, videos and audio, None without any; `media`
+    holds their grids and lengths.
+
+    From a thinker that has not finished it is the start of a handoff, followed by more token ids.
+    """
+
+    prompt_token_ids: list[int]
+    reply_token_ids: list[int]
+    media_rows: torch.Tensor | None = None
+    media: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def from_information(cls, information: dict[str, object]) -> TokenHandoff:
+        """Raise `PayloadError` if something is missing or of the wrong type."""
+        return cls(
+            integers_of(information, "prompt_token_ids"),
+            integers_of(information, "reply_token_ids"),
+            tensor_of(information, _MEDIA_ROWS, num_dims=2) if _MEDIA_ROWS in information else None,
+            {
+                name: tensor_of(information, name, num_dims=2 if "grid_thw" in name else 1)
+                for name in MEDIA_FIELDS
+                if name in information
+            },
+        )
+
+    def information(self) -> dict[str, object]:
+        rows = {} if self.media_rows is None else {_MEDIA_ROWS: self.media_rows}
+        return {
+            "prompt_token_ids": self.prompt_token_ids,
+            "reply_token_ids": self.reply_token_ids,
+            **rows,
+            **self.media,
+        }
+
+
+@dataclass(frozen=True)
+class SpokenPrompt:
+    """A talker request: codec ids of the prompt, their conditions (P, embedding_size), and those of later steps.
+
+    Rows at `hidden_positions` are hidden states, the others embeddings; the talker projects the two in different ways.
+    `mrope_positions` (3, P) int64, None if they count up from 0. The first `num_bare_tokens` omit the embedding of
+    their codec id.
+    """
+
+    prompt_token_ids: list[int]
+    prompt_embeds: torch.Tensor
+    decode_conditions: torch.Tensor
+    hidden_positions: list[int]
+    mrope_positions: torch.Tensor | None
+    num_bare_tokens: int
+
+    def information(self) -> dict[str, object]:
+        """Values sent next to the prompt embeddings."""
+        values: dict[str, object] = {
+            "decode_conditions": self.decode_conditions,
+            "num_bare_tokens": [self.num_bare_tokens],
+        }
+        if self.hidden_positions:
+            values[HIDDEN_POSITIONS] = self.hidden_positions
+        return values if self.mrope_positions is None else {**values, "mrope_positions": self.mrope_positions}
+
+
+def thinker_to_talker(
+    handoff: TokenHandoff, *, config: Any, embed: Embed, speaker_id: int, is_whole: bool = True
+) -> SpokenPrompt:
+    """Build the talker's input rows. `config` is the `Qwen3OmniMoeConfig`; `embed` looks up the thinker's embeddings.
+
+    The prompt is what users said, then the head of the assistant's turn: its first three tokens, four padding tokens,
+    text-begin, and the first token of the reply, of which the last six add codec embeddings. Each further token of the
+    reply conditions one step, then a text-end and a padding row, which `more_conditions` adds if the handoff is not
+    whole.
+    """
+    talker, prompt_ids = config.talker_config, handoff.prompt_token_ids
+    user = _user_positions(prompt_ids, config)
+    turn = [*prompt_ids[_assistant_start(prompt_ids, config) :], *handoff.reply_token_ids]
+    # A reply of a single token, which the reference cannot speak, has no first row: the text ends there.
+    first = turn[3:4] or [config.tts_eos_token_id]
+    head = [*turn[:3], *[config.tts_pad_token_id] * 4, config.tts_bos_token_id, *first]
+    later = [*turn[4:], *(_ending(config)[len(turn) <= 3 :] if is_whole else ())]
+    text_ids = [*(prompt_ids[position] for position in user), *head]
+    rows = embed(text_ids)
+    media_ids = media_token_ids(config)
+    hidden_positions = [row for row, position in enumerate(user) if prompt_ids[position] in media_ids]
+    if hidden_positions:
+        rows[hidden_positions] = _rows_of_users(handoff, user, media_ids, rows)
+    codec = [
+        talker.codec_nothink_id,
+        talker.codec_think_bos_id,
+        talker.codec_think_eos_id,
+        speaker_id,
+        talker.codec_pad_id,
+        talker.codec_bos_id,
+    ]
+    num_bare = len(rows) - len(codec)
+    has_grids = any("grid_thw" in name for name in handoff.media)
+    position_ids = [*text_ids[: len(user)], *[config.tts_pad_token_id] * len(head)]
+    return SpokenPrompt(
+        prompt_token_ids=[talker.codec_pad_id] * num_bare + codec,
+        prompt_embeds=rows,
+        decode_conditions=embed(later),
+        hidden_positions=hidden_positions,
+        mrope_positions=mrope_positions(position_ids, handoff.media, config) if has_grids else None,
+        num_bare_tokens=num_bare,
+    )
+
+
+def more_conditions(token_ids: Sequence[int], *, config: Any, embed: Embed, is_last: bool) -> torch.Tensor:
+    """Build the rows (num_rows, embedding_size) after those of `thinker_to_talker` and of earlier calls."""
+    return embed([*token_ids, *(_ending(config) if is_last else ())])
+
+
+def media_token_ids(config: Any) -> frozenset[int]:
+    """The tokens in whose place the thinker puts images, videos and audio."""
+    thinker = config.thinker_config
+    return frozenset({thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id})
+
+
+def _ending(config: Any) -> list[int]:
+    """Tokens after the last one of the reply: text-end, and padding, which holds for all further steps."""
+    return [config.tts_eos_token_id, config.tts_pad_token_id]
+
+
+def _user_positions(token_ids: Sequence[int], config: Any) -> list[int]:
+    """Positions of all that users said: from a turn's start token, which a role follows, to the next one."""
+    positions, is_user = [], False
+    for position, token_id in enumerate(token_ids):
+        if token_id == config.im_start_token_id or position == 0:
+            is_user = token_ids[position + 1 : position + 2] == [config.user_token_id]
+        if is_user:
+            positions.append(position)
+    return positions
+
+
+def _assistant_start(token_ids: Sequence[int], config: Any) -> int:
+    turn = [config.im_start_token_id, config.assistant_token_id]
+    for position in range(len(token_ids) - 2, -1, -1):
+        if list(token_ids[position : position + 2]) == turn:
+            return position
+    raise InputError(
+        "the prompt has no assistant's turn, and speech begins with one",
+        hint="leave out `--raw`, or ask for text alone with `--modalities text`",
+    )
+
+
+def _rows_of_users(
+    handoff: TokenHandoff, user: Sequence[int], media_ids: frozenset[int], rows: torch.Tensor
+) -> torch.Tensor:
+    """Those of the media rows that belong to users' turns, (num_tokens, hidden_size)."""
+    positions = [position for position, token_id in enumerate(handoff.prompt_token_ids) if token_id in media_ids]
+    given = handoff.media_rows
+    if given is None or given.shape != (len(positions), rows.shape[1]):
+        shape = None if given is None else tuple(given.shape)
+        raise PayloadError(f"media rows are of shape {shape} instead of {(len(positions), rows.shape[1])}")
+    wanted = set(user)
+    return given[[index for index, position in enumerate(positions) if position in wanted]].to(rows.dtype)
+
+
+def mrope_positions(token_ids: Sequence[int], media: dict[str, torch.Tensor], config: Any) -> torch.Tensor:
+    """M-RoPE positions (3, num_tokens) int64 of a talker's prompt with images or video, as in transformers."""
+    from transformers import Qwen3OmniMoePreTrainedModelForConditionalGeneration as Reference
+
+    # transformers' own talker looks for the audio encoder's configuration in its own, which has none.
+    known = SimpleNamespace(**config.talker_config.to_dict(), audio_config=config.thinker_config.audio_config)
+    model: Any = SimpleNamespace(config=known, spatial_merge_size=config.talker_config.spatial_merge_size)
+    model.get_llm_pos_ids_for_vision = lambda *args: Reference.get_llm_pos_ids_for_vision(model, *args)
+    ids = torch.tensor([token_ids])
+    positions, _ = Reference.get_rope_index(
+        model,
+        ids,
+        media.get("image_grid_thw"),
+        media.get("video_grid_thw"),
+        torch.ones_like(ids),
+        False,
+        media.get("audio_feature_lengths"),
+        media.get("second_per_grid_ts"),
+    )
+    return positions[:, 0].long()

@@ -1,0 +1,50 @@
+"""Qwen3-Omni: thinker -> talker with a code predictor -> code2wav."""
+
+from __future__ import annotations
+
+from omni_cli.families import CheckpointNeeds, Family, StageRole
+from omni_cli.models.qwen3_omni.architectures import CODE2WAV, INNER, OMNI, TALKER, THINKER
+
+_HERE = "omni_cli.models.qwen3_omni"
+
+FAMILY = Family(
+    name="qwen3_omni",
+    title="Qwen3-Omni",
+    architectures=(OMNI,),
+    roles=(
+        StageRole(
+            name="thinker",
+            kind="ar",
+            backend="vllm",
+            stage=f"{_HERE}.stages:Qwen3ThinkerStage",
+            makes="text",
+            needed_files=(
+                ("tokenizer.json", "vocab.json"),
+                ("processor_config.json", "preprocessor_config.json"),
+            ),
+        ),
+        StageRole(name="talker", kind="ar", backend="vllm", stage=f"{_HERE}.stages:Qwen3TalkerStage", input="thinker"),
+        StageRole(
+            name="code2wav",
+            kind="diffusion",
+            backend="vllm",
+            stage=f"{_HERE}.code2wav_stage:Code2WavStage",
+            input="talker",
+            makes="audio",
+            settings=f"{_HERE}.settings:Code2WavConfig",
+        ),
+    ),
+    vllm_models={
+        THINKER: f"{_HERE}.thinker:Qwen3OmniMoeThinkerForSpeech",
+        TALKER: f"{_HERE}.talker:Qwen3OmniMoeTalkerForConditionalGeneration",
+        CODE2WAV: f"{_HERE}.code2wav:Qwen3OmniMoeCode2WavForDiffusion",
+    },
+    builtins={"tiny-qwen3-omni": f"{_HERE}.checkpoint.builder:tiny_qwen3_omni"},
+    preload=("vllm.model_executor.models.qwen3_omni_moe_thinker",),
+    inner_architectures=INNER,
+    profile=f"{_HERE}.profile:stages_of",
+    published={
+        "Qwen/Qwen3-Omni-30B-A3B-Instruct": CheckpointNeeds(download_bytes=71 * 10**9, gpu_bytes=141 * 10**9),
+        "Qwen/Qwen3-Omni-30B-A3B-Thinking": CheckpointNeeds(download_bytes=64 * 10**9, gpu_bytes=80 * 10**9),
+    },
+)

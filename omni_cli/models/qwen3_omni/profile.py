@@ -1,0 +1,69 @@
+"""The default profile of a Qwen3-Omni checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omni_cli.checkpoints.derive import kv_cache, read_config, weights_bytes
+from omni_cli.checkpoints.files import read_dtype
+from omni_cli.families import Machine
+
+# Shares of a device that all three stages use, as in the profile of the 30B model.
+_SHARES = {"thinker": 0.65, "talker": 0.15, "code2wav": 0.05}
+_MAX_LENGTH = {"cpu": 4096, "cuda": 32768}
+_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
+
+
+def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
+    """The thinker alone where the checkpoint makes no speech, else all three stages, with transformers' sampling."""
+    config = read_config(folder)
+    is_cpu = machine.device == "cpu"
+    speaks = bool(config.get("enable_audio_output", True))
+    decoders = {"thinker": config["thinker_config"]["text_config"]}
+    if speaks:
+        decoders["talker"] = config["talker_config"]["text_config"]
+    # Half of a host's memory, in equal parts: each stage is a process, and other programs run next to them.
+    room_bytes = (machine.memory_bytes // 2 - weights_bytes(folder)) // len(decoders)
+
+    def common(name: str) -> dict[str, Any]:
+        given = {"max_model_len": _MAX_LENGTH[machine.device], "max_num_seqs": _MAX_NUM_SEQS[machine.device]}
+        sizes = kv_cache(decoders[name], read_dtype(folder), **given, room_bytes=room_bytes)
+        return {
+            **(sizes if is_cpu else {**given, "gpu_memory_utilization": _SHARES[name] if speaks else 0.9}),
+            "cudagraph_mode": "none" if is_cpu else "full_and_piecewise",
+            "output_copy": "async",
+        }
+
+    thinker = {
+        "kind": "ar",
+        "backend": "vllm",
+        **common("thinker"),
+        "sampling": {"temperature": 0.0, "max_tokens": 1024},
+    }
+    if not speaks:
+        return {"thinker": thinker}
+    return {
+        "thinker": thinker,
+        "talker": {
+            "kind": "ar",
+            "backend": "vllm",
+            "input": "thinker",
+            **common("talker"),
+            "sampling": {
+                "temperature": 0.9,
+                "top_k": 50,
+                "repetition_penalty": 1.05,
+                "max_tokens": 1024 if is_cpu else 4096,
+            },
+        },
+        "code2wav": {
+            "kind": "diffusion",
+            "backend": "vllm",
+            "input": "talker",
+            "max_num_seqs": 8 if is_cpu else 32,
+            **({} if is_cpu else {"gpu_memory_utilization": _SHARES["code2wav"]}),
+            "execution": "eager",
+            "output_copy": "async",
+        },
+    }

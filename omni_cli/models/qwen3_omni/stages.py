@@ -1,0 +1,177 @@
+"""Qwen3-Omni's thinker and talker on vLLM engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from omni_cli.errors import InputError, StageError
+from omni_cli.models.qwen2_5_omni.stages import ThinkerStage
+from omni_cli.models.qwen3_omni.architectures import THINKER, talker_config
+from omni_cli.models.qwen3_omni.connectors import (
+    TokenHandoff,
+    media_token_ids,
+    more_conditions,
+    thinker_to_talker,
+)
+from omni_cli.stage.messages import AppendInput, Report, RequestDone, StageRequest
+from omni_cli.stage.payloads import decode_additional_information, encode_additional_information, integers_of
+from omni_cli.stage.protocol import StageSpec
+from omni_cli.vllm_integration.conditioned_stage import ConditionedPrompt, ConditionedStage, EmbeddingTable
+from omni_cli.vllm_integration.stage import ActiveRequest
+
+# transformers' own default, where the checkpoint has it.
+DEFAULT_SPEAKER = "ethan"
+# Frames are sent to code2wav in parts, each of which costs a message.
+FRAMES_PER_PART = 4
+
+
+class Qwen3ThinkerStage(ThinkerStage):
+    """Text, audio, images and video in; text out, and for the talker its tokens and the rows of its media."""
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        super().__init__(spec, emit)
+        self._media_ids = media_token_ids(self.engine.vllm_config.model_config.hf_config)
+
+    def engine_args(self) -> dict[str, object]:
+        return {**super().engine_args(), "hf_overrides": {"architectures": [THINKER]}}
+
+    def prepared(self, active: ActiveRequest, engine_input: Any) -> None:
+        super().prepared(active, engine_input)
+        num_tokens = len(engine_input["prompt_token_ids"])
+        for places in engine_input.get("mm_placeholders", {}).values():
+            # vLLM counts positions from the tokens around a placeholder, and ends where there are none.
+            if any(place.offset == 0 or place.offset + place.length == num_tokens for place in places):
+                raise InputError(
+                    "the prompt must begin and end each image and each sound with their own tokens",
+                    hint="write `<|vision_start|><|image_pad|><|vision_end|>`, "
+                    "`<|audio_start|><|audio_pad|><|audio_end|>`, or leave out `--raw`",
+                )
+
+    def wants_rows(self, request: StageRequest) -> bool:
+        return request.wants_handoff and bool(request.audio or request.images or request.videos)
+
+    def _new_tokens(self, active: ActiveRequest) -> list[int]:
+        """Tokens that the model went on from, or certainly will, and that have not been sent: all but the last."""
+        begin = active.context.get("num_sent", 0)
+        active.context["num_sent"] = max(begin, len(active.token_ids) - 1)
+        return active.token_ids[begin : active.context["num_sent"]]
+
+    def _begin(self, active: ActiveRequest, prompt_ids: Sequence[int]) -> dict[str, object]:
+        rows = None
+        if self.wants_rows(active.request):
+            rows = self._rows(active)
+            assert rows is not None
+            places = [place for place, token_id in enumerate(prompt_ids) if token_id in self._media_ids]
+            rows = rows[places]
+        handoff = TokenHandoff(list(prompt_ids), self._new_tokens(active), rows, active.context.get("media", {}))
+        return handoff.information()
+
+    def handoff(self, active: ActiveRequest, output: Any) -> bytes:
+        return encode_additional_information(self._begin(active, output.prompt_token_ids))
+
+    def partial_handoff(self, active: ActiveRequest, output: Any) -> bytes | None:
+        has_begun = active.context.get("num_sent", 0) > 0
+        if not output.finished and len(active.token_ids) - 1 <= active.context.get("num_sent", 0):
+            return None
+        if has_begun:
+            self.processor.take_hidden_rows(active.request.request_id)
+            return encode_additional_information({"token_ids": self._new_tokens(active)})
+        return encode_additional_information(self._begin(active, output.prompt_token_ids))
+
+
+def speaking_config(spec: StageSpec) -> Any:
+    """The checkpoint's configuration; raises `StageError` where it has a thinker alone."""
+    config = AutoConfig.from_pretrained(spec.model)
+    if not config.enable_audio_output:
+        raise StageError(
+            "this checkpoint has a thinker alone (`enable_audio_output` is false in its config.json)",
+            stage=spec.stage.name,
+            hint="`omni profiles create MODEL` writes a profile that fits it",
+        )
+    return config
+
+
+class Qwen3TalkerStage(ConditionedStage):
+    """Frames of codes from the thinker's tokens: their first codes are the tokens that vLLM samples."""
+
+    makes_text = False
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        self._omni = speaking_config(spec)
+        super().__init__(spec, emit)
+        self._speakers: dict[str, int] = {name.lower(): code for name, code in self.config.speaker_id.items()}
+        self._embed = EmbeddingTable(spec.model, "thinker.model.embed_tokens.weight", self.dtype)
+
+    def engine_args(self) -> dict[str, object]:
+        # Codes reach the first pipeline rank with the next step, which must not be under way before they are known.
+        pipelined = {"async_scheduling": False} if self.spec.stage.pipeline_parallel_size > 1 else {}
+        return {**super().engine_args(), "hf_overrides": talker_config, **pipelined}
+
+    def speaker_id(self, name: str | None) -> int:
+        """The codec id of a speaker; raises `InputError` with the list."""
+        if name is None:
+            return self._speakers.get(DEFAULT_SPEAKER, next(iter(self._speakers.values())))
+        if name.lower() not in self._speakers:
+            raise InputError(f"unknown speaker `{name}`", hint=f"this model has {', '.join(self._speakers)}")
+        return self._speakers[name.lower()]
+
+    def begin(self, active: ActiveRequest) -> tuple[ConditionedPrompt, dict[str, object]]:
+        request = active.request
+        assert request.handoff is not None  # the talker never starts a chain
+        given = thinker_to_talker(
+            TokenHandoff.from_information(decode_additional_information(request.handoff, self.payload_limits)),
+            config=self._omni,
+            embed=self._embed,
+            speaker_id=self.speaker_id(request.speaker),
+            is_whole=not request.more_follows,
+        )
+        return given, {"stop_token_ids": [self.config.codec_eos_token_id]}
+
+    def more_rows(self, command: AppendInput) -> torch.Tensor:
+        token_ids = integers_of(decode_additional_information(command.handoff, self.payload_limits), "token_ids")
+        return more_conditions(token_ids, config=self._omni, embed=self._embed, is_last=command.is_last)
+
+    def output(self, active: ActiveRequest, output: Any) -> list[Report]:
+        rows = self.processor.take_hidden_rows(active.request.request_id)
+        if rows is not None:
+            active.context.setdefault("codes", []).extend(rows[:, :-1].unbind())
+            active.context.setdefault("predictor_ns", []).extend(rows[:, -1].tolist())
+        return super().output(active, output)
+
+    def _frames(self, active: ActiveRequest, begin: int = 0) -> torch.Tensor:
+        """Frames (num_frames, num_codebooks) int64 from `begin` on.
+
+        As in the reference, the last token is none: it ends the speech, or is where it was cut off.
+        """
+        codes = active.context.get("codes", [])
+        token_ids = active.token_ids[begin:-1]
+        frames = codes[begin : max(begin, len(active.token_ids) - 1)]
+        if [int(frame[0]) for frame in frames] != token_ids:
+            raise StageError(
+                f"{len(frames)} frames of codes do not fit {len(token_ids)} tokens", stage=self.spec.stage.name
+            )
+        return torch.stack(frames) if frames else torch.zeros((0, self.config.num_code_groups), dtype=torch.long)
+
+    def done(self, active: ActiveRequest, output: Any, now: float) -> RequestDone:
+        report = super().done(active, output, now)
+        report.trace["output_codes"] = self._frames(active).tolist()
+        report.trace["code_predictor_s"] = [spent / 1e9 for spent in active.context.get("predictor_ns", [])]
+        return report
+
+    def handoff(self, active: ActiveRequest, output: object) -> bytes:
+        return encode_additional_information({"codes": self._frames(active)})
+
+    def partial_handoff(self, active: ActiveRequest, output: Any) -> bytes | None:
+        begin = active.context.get("num_handed_over", 0)
+        frames = self._frames(active, begin)
+        if not output.finished:
+            # The newest one waits for another: the last part must not be empty.
+            frames = frames[:-1]
+            if len(frames) < FRAMES_PER_PART:
+                return None
+        active.context["num_handed_over"] = begin + len(frames)
+        return encode_additional_information({"codes": frames})

@@ -1,0 +1,192 @@
+"""Qwen3-Omni's talker as a vLLM model: frames of codes from the thinker's tokens and its rows of images and audio.
+
+vLLM samples the first code of each frame as the talker's token; the code predictor draws the others within the step
+(`predict_codes`). A position's input is its condition row plus the embeddings of all its codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import nn
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
+    Qwen3OmniMoeTalkerResizeMLP,
+)
+from vllm.config import VllmConfig
+from vllm.distributed import get_pp_group
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsPP
+from vllm.model_executor.models.qwen3_moe import Qwen3MoeModel
+from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper, maybe_prefix
+from vllm.sequence import IntermediateTensors
+
+from omni_cli.checkpoints.shards import shards_with_prefix
+from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling
+from omni_cli.vllm_integration.conditioned_model import ConditionedModel
+
+# What transformers suppresses at the end of the talker's vocabulary, but for the end token.
+NUM_SUPPRESSED_IDS = 1024
+# transformers' for the code predictor of a talker that samples; they are not settings there either.
+SAMPLING = CodeSampling(top_k=50, top_p=0.8)
+_PREDICTOR = "talker.code_predictor."
+
+
+class Qwen3OmniMoeTalkerForConditionalGeneration(ConditionedModel, SupportsPP, SupportsMRoPE):
+    """The talker alone; loads the weights called `talker.` of a whole Qwen3-Omni checkpoint."""
+
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_prefix={
+            "talker.codec_head.": "lm_head.",
+            "talker.model.codec_embedding.": "model.embed_tokens.",
+            "talker.model.": "model.",
+            "talker.": "",
+            "thinker.": None,
+            "code2wav.": None,
+        }
+    )
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        text = config.text_config
+        self.config = config
+        self.num_codebooks: int = config.num_code_groups
+        self.allow_patterns_overrides = shards_with_prefix(vllm_config.model_config.model, "talker.")
+        self.model = Qwen3MoeModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        # Small, and read by the code predictor too: a copy per rank costs less than the ranks' exchange of rows.
+        self.model.embed_tokens = nn.Embedding(text.vocab_size, text.hidden_size)
+        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+        self.logits_processor = LogitsProcessor(text.vocab_size)
+        self.max_num_seqs: int = vllm_config.scheduler_config.max_num_seqs
+        ends = get_pp_group()
+        self.text_projection: nn.Module = PPMissingLayer()
+        self.hidden_projection: nn.Module = PPMissingLayer()
+        self.code_predictor: nn.Module = PPMissingLayer()
+        self.lm_head: nn.Module = PPMissingLayer()
+        if ends.is_first_rank:
+            self.text_projection = Qwen3OmniMoeTalkerResizeMLP(config)
+            self.hidden_projection = Qwen3OmniMoeTalkerResizeMLP(config)
+            num_rows = vllm_config.scheduler_config.max_num_batched_tokens
+            self.make_condition_buffers(num_rows, text.hidden_size, text.hidden_size)
+        if ends.is_first_rank or ends.is_last_rank:
+            self.code_predictor = Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration._from_config(
+                config.code_predictor_config, dtype=torch.get_default_dtype()
+            )
+        if ends.is_last_rank:
+            self.lm_head = ParallelLMHead(text.vocab_size, text.hidden_size, prefix=maybe_prefix(prefix, "codec_head"))
+
+    def prepare_predictor(self) -> None:
+        """Allocate the code predictor's buffers, once the weights are where they stay."""
+        predictor = self.code_predictor
+        network = CodeNetwork(
+            config=predictor.config,
+            layers=predictor.model.layers,
+            norm=predictor.model.norm,
+            rotary_emb=predictor.model.rotary_emb,
+            embed=self._embed_codes,
+            head=lambda index, hidden: predictor.lm_head[index - 1](hidden),
+        )
+        weight = self.model.embed_tokens.weight
+        # Not an attribute of a module: vLLM would look for weights of its name.
+        self._predictors = (
+            CodePredictor(
+                network,
+                num_codebooks=self.num_codebooks,
+                max_batch=self.max_num_seqs,
+                sampling=SAMPLING,
+                dtype=weight.dtype,
+                device=weight.device,
+            ),
+        )
+
+    def _embed_codes(self, index: int, codes: torch.Tensor) -> torch.Tensor:
+        table = self.code_predictor.model.codec_embedding[index - 1] if index else self.model.embed_tokens
+        rows: torch.Tensor = table(codes)
+        return rows
+
+    def predict_codes(
+        self,
+        hidden: torch.Tensor,
+        first_codes: torch.Tensor,
+        draws: torch.Tensor | None,
+        is_greedy: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes (batch, num_codebooks) and input rows (batch, hidden_size) without the first code's embedding."""
+        codes, rows = self._predictors[0](hidden, first_codes, draws, is_greedy)
+        return codes, rows
+
+    def rows_of_codes(self, codes: torch.Tensor) -> torch.Tensor:
+        """Input rows (num_frames, hidden_size) of codes (num_frames, num_codebooks), as those of `predict_codes`."""
+        rows = torch.zeros_like(self._embed_codes(0, codes[:, 0]))
+        for index in range(1, self.num_codebooks):
+            rows = rows + self._embed_codes(index, codes[:, index])
+        return rows
+
+    def add_rows(self, rows: torch.Tensor) -> None:
+        """Add rows (num_tokens, hidden_size) to the conditions of the next forward pass."""
+        self.conditions[: rows.shape[0]] += rows
+
+    def project_conditions(self, rows: torch.Tensor, hidden_positions: Sequence[int]) -> torch.Tensor:
+        """Rows (num_rows, thinker_hidden_size) as the talker adds them, (num_rows, hidden_size)."""
+        size = self.config.thinker_hidden_size
+        if rows.shape[1] != size:
+            raise ValueError(f"the talker is conditioned on rows of {size}, got {rows.shape[1]}")
+        projected: torch.Tensor = self.text_projection(rows)
+        if hidden_positions:
+            places = torch.tensor(hidden_positions, device=rows.device)
+            projected[places] = self.hidden_projection(rows[places])
+        return projected
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings (num_tokens, hidden_size) of first codes and special ids."""
+        embeds: torch.Tensor = self.model.embed_tokens(input_ids)
+        return embeds
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor | IntermediateTensors:
+        """`input_ids` (num_tokens,) codec ids, `positions` (3, num_tokens) -> hidden (num_tokens, hidden_size)."""
+        if get_pp_group().is_first_rank and inputs_embeds is None:
+            assert input_ids is not None
+            inputs_embeds = self.as_input(self.conditioned(self.embed_input_ids(input_ids)))
+        return self.model(None, positions, intermediate_tensors, inputs_embeds)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
+        if logits is not None:
+            end, first = self.config.codec_eos_token_id, logits.shape[-1] - NUM_SUPPRESSED_IDS
+            logits[:, max(first, 0) : end] = float("-inf")
+            logits[:, max(end + 1, first, 0) :] = float("-inf")
+        return logits
+
+    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[object]) -> tuple[torch.Tensor, int]:
+        """Positions (3, num_tokens) of a prompt without images or video; others arrive with the request."""
+        return torch.arange(len(input_tokens)).expand(3, -1), 0
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        loaded: set[str] = set()
+        mapper = self.hf_to_vllm_mapper | self.model.hf_to_vllm_mapper
+        # vLLM's names for stacked weights are its own layers'; the code predictor is transformers'.
+        loaded |= AutoWeightsLoader(self).load_weights(self._without_predictor(weights, loaded), mapper=mapper)
+        if not isinstance(self.code_predictor, PPMissingLayer):
+            self.prepare_predictor()
+        return loaded
+
+    def _without_predictor(
+        self, weights: Iterable[tuple[str, torch.Tensor]], loaded: set[str]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The other weights, while those of the code predictor are loaded and noted in `loaded`."""
+        own = dict(self.code_predictor.named_parameters())
+        for name, weight in weights:
+            if not name.startswith(_PREDICTOR):
+                yield name, weight
+            elif own:
+                own[name.removeprefix(_PREDICTOR)].data.copy_(weight)
+                loaded.add(name.removeprefix("talker."))

@@ -1,0 +1,78 @@
+"""Qwen3-Omni's thinker as vLLM has it, with the rows that the talker gets of images, videos and audio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed import get_pp_group
+from vllm.model_executor.models.qwen3_omni_moe_thinker import Qwen3OmniMoeThinkerForConditionalGeneration
+from vllm.model_executor.models.utils import make_empty_intermediate_tensors_factory
+from vllm.sequence import IntermediateTensors
+
+_ROWS = "handoff_rows"
+
+
+class Qwen3OmniMoeThinkerForSpeech(Qwen3OmniMoeThinkerForConditionalGeneration):
+    """vLLM's. `handoff_rows` (max_num_batched_tokens, hidden_size) are those of layer `accept_hidden_layer`.
+
+    A pipeline rank that has the layer, or has received its rows, sends them on beside its hidden states.
+    """
+
+    handoff_rows: torch.Tensor
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        config = vllm_config.model_config.hf_config
+        self._speaks: bool = config.enable_audio_output
+        if self._speaks:
+            self._prepare_rows(vllm_config, config)
+
+    def _prepare_rows(self, vllm_config: VllmConfig, config: Any) -> None:
+        num_rows = vllm_config.scheduler_config.max_num_batched_tokens
+        hidden_size = config.thinker_config.text_config.hidden_size
+        # Persistent, because a captured CUDA graph writes to the addresses it was captured with.
+        self.register_buffer(_ROWS, torch.zeros(num_rows, hidden_size), persistent=False)
+        self.make_empty_intermediate_tensors = make_empty_intermediate_tensors_factory(
+            ["hidden_states", "residual", _ROWS], hidden_size
+        )
+        layer, decoder = config.talker_config.accept_hidden_layer, self.language_model.model
+        if get_pp_group().is_last_rank and layer >= decoder.start_layer:
+            self.set_aux_hidden_state_layers((layer,))
+        elif decoder.start_layer < layer <= decoder.end_layer:
+            # vLLM returns such rows from the last rank alone.
+            decoder.layers[layer - 1].register_forward_hook(self._keep_rows)
+
+    def _keep_rows(self, _layer: object, _args: object, output: tuple[torch.Tensor, torch.Tensor]) -> None:
+        hidden_states, residual = output
+        self.handoff_rows[: hidden_states.shape[0]].copy_(hidden_states + residual)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: object,
+    ) -> torch.Tensor | IntermediateTensors:
+        if intermediate_tensors is not None and self._speaks:
+            received = intermediate_tensors[_ROWS]
+            self.handoff_rows[: received.shape[0]].copy_(received)
+        output = super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)
+        if isinstance(output, IntermediateTensors) and self._speaks:
+            output.tensors[_ROWS] = self.handoff_rows[: output["hidden_states"].shape[0]]
+        elif isinstance(output, tuple):
+            output, (rows,) = output
+            self.handoff_rows[: rows.shape[0]].copy_(rows)
+        return output
+
+    def iter_mm_features(self, mm_features: list[Any]) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        """Offsets of the tokens that begin an image, video or audio.
+
+        vLLM 0.30 takes the offsets of its placeholders for those, which come one token later, and so all M-RoPE
+        positions of an image are one too large.
+        """
+        for offset, modality, data in super().iter_mm_features(mm_features):
+            yield offset - 1, modality, data

@@ -1,0 +1,161 @@
+"""Frames of codes that a model with a code predictor has made, by request: they are part of its own later input.
+
+The predictor runs after the first code of a frame was sampled. The input row of that position is needed in the next
+step, and again when a preempted request is computed again, so a request's codes are kept until it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+    from omni_cli.vllm_integration.row_ledger import ComputedSpan
+
+_FRAMES_PER_BLOCK = 64
+# As in vLLM's sampler.
+_GREEDY_BELOW = 1e-5
+
+
+class CodeModel(Protocol):
+    """Methods of a model with a code predictor."""
+
+    num_codebooks: int
+
+    def predict_codes(
+        self,
+        hidden: torch.Tensor,
+        first_codes: torch.Tensor,
+        draws: torch.Tensor | None,
+        is_greedy: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes (batch, num_codebooks) and input rows (batch, hidden_size) without the first code's embedding."""
+
+    def rows_of_codes(self, codes: torch.Tensor) -> torch.Tensor:
+        """Input rows (num_frames, hidden_size) of codes (num_frames, num_codebooks), as those of `predict_codes`."""
+
+    def add_rows(self, rows: torch.Tensor) -> None:
+        """Add rows (num_tokens, hidden_size) to the conditions of the next forward pass."""
+
+
+class Draws:
+    """Numbers in [0, 1) per frame; they depend on the request's seed and the frame alone."""
+
+    def __init__(self, seed: int, per_frame: int) -> None:
+        self._seed = seed % (1 << 64)
+        self._per_frame = per_frame
+        self._block = -1
+        self._rows = np.empty((0, per_frame), np.float32)
+
+    def of(self, frame: int) -> np.ndarray:
+        """(per_frame,) float32."""
+        block, offset = divmod(frame, _FRAMES_PER_BLOCK)
+        if block != self._block:
+            generator = np.random.default_rng([self._seed, block])
+            self._rows = generator.random((_FRAMES_PER_BLOCK, self._per_frame), dtype=np.float32)
+            self._block = block
+        row: np.ndarray = self._rows[offset]
+        return row
+
+
+@dataclass
+class RequestFrames:
+    """The frames of one request, each (num_codebooks,) int64 on the device."""
+
+    num_prompt_tokens: int
+    draws: Draws
+    is_greedy: bool
+    codes: list[torch.Tensor] = field(default_factory=list)
+
+    def put(self, frame: int, codes: torch.Tensor) -> None:
+        # A step may repeat the last frame, whose token vLLM has thrown away; the codes are the same again.
+        del self.codes[frame:]
+        if len(self.codes) != frame:
+            raise RuntimeError(f"frame {frame} was made, and {len(self.codes)} frames are known")
+        self.codes.append(codes)
+
+    def first_of(self, span: ComputedSpan) -> int:
+        """The first position of the span that a frame has; its end if none has."""
+        return min(span.end, max(span.start, self.num_prompt_tokens))
+
+    def codes_of(self, span: ComputedSpan) -> list[torch.Tensor]:
+        """Codes of the positions of a span that are frames."""
+        first = self.first_of(span)
+        start, count = first - self.num_prompt_tokens, span.end - first
+        if count > len(self.codes) - start:
+            raise RuntimeError(f"request {span.request_id}: the codes of frame {len(self.codes)} are not known")
+        return self.codes[start : start + count] if count else []
+
+
+class FrameStore:
+    """The frames of all requests in a worker."""
+
+    def __init__(self, model: CodeModel, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        self._requests: dict[str, RequestFrames] = {}
+        # The latest step's rows (num_requests, hidden_size), and of each its request, position and length, 1.
+        self._latest: torch.Tensor | None = None
+        self._latest_of: list[tuple[str, int, int]] = []
+
+    def begin(self, request_id: str, num_prompt_tokens: int, params: SamplingParams) -> None:
+        """Start a request."""
+        draws = Draws(params.seed or 0, self._model.num_codebooks - 1)
+        self._requests[request_id] = RequestFrames(num_prompt_tokens, draws, params.temperature < _GREEDY_BELOW)
+
+    @property
+    def num_codebooks(self) -> int:
+        return self._model.num_codebooks
+
+    def receive(self, request_id: str, codes: torch.Tensor) -> None:
+        """Keep codes (num_codebooks,) of the next frame, which another rank has predicted."""
+        request = self._requests.get(request_id)
+        if request is not None:  # it may have ended meanwhile
+            request.put(len(request.codes), codes)
+
+    def forget(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+
+    def predict(self, spans: Sequence[ComputedSpan], hidden: torch.Tensor, first_codes: torch.Tensor) -> torch.Tensor:
+        """Codes (num_requests, num_codebooks) of the frames that begin with `first_codes` (num_requests,).
+
+        `spans` are what the step computed of each request, up to the position before the frame; `hidden` (num_requests,
+        hidden_size) is the state at that position.
+        """
+        requests = [self._requests[span.request_id] for span in spans]
+        frames = [span.end - request.num_prompt_tokens for span, request in zip(spans, requests, strict=True)]
+        draws = is_greedy = None
+        if not all(request.is_greedy for request in requests):
+            drawn = np.stack([request.draws.of(frame) for request, frame in zip(requests, frames, strict=True)])
+            draws = torch.from_numpy(drawn).to(self._device, non_blocking=True)
+            is_greedy = torch.tensor([[request.is_greedy] for request in requests], device=self._device)
+        codes, rows = self._model.predict_codes(hidden, first_codes.long(), draws, is_greedy)
+        for request, frame, row in zip(requests, frames, codes.unbind(), strict=True):
+            request.put(frame, row)
+        self._latest, self._latest_of = rows, [(span.request_id, span.end, 1) for span in spans]
+        return codes
+
+    def fill(self, spans: Sequence[ComputedSpan]) -> None:
+        """Give the model the rows of frames among the positions of the next forward pass."""
+        if (
+            self._latest is not None
+            and [(span.request_id, span.start, span.length) for span in spans] == self._latest_of
+        ):
+            self._model.add_rows(self._latest)
+            return
+        parts = [(span, self._requests[span.request_id]) for span in spans]
+        codes = [code for span, request in parts for code in request.codes_of(span)]
+        if not codes:
+            return
+        made_rows = self._model.rows_of_codes(torch.stack(codes))
+        made = made_rows.split([len(request.codes_of(span)) for span, request in parts])
+        rows = made_rows.new_zeros((sum(span.length for span in spans), made_rows.shape[1]))
+        for (span, request), part in zip(parts, made, strict=True):
+            rows[span.row + request.first_of(span) - span.start : span.row + span.length] = part
+        self._model.add_rows(rows)

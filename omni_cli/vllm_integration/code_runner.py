@@ -1,0 +1,115 @@
+"""The codes of a frame after the first, predicted within the step that samples the first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.distributed import get_pp_group
+
+from omni_cli.execution.copies import PendingCopy
+from omni_cli.execution.ranges import mark
+from omni_cli.execution.timeline import Clock, clock_for
+from omni_cli.vllm_integration.arriving_conditions import codes_with
+from omni_cli.vllm_integration.code_frames import FrameStore
+from omni_cli.vllm_integration.outputs import with_payloads
+from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    from omni_cli.vllm_integration.row_ledger import ComputedSpan
+
+
+@dataclass(frozen=True)
+class StepCodes:
+    """The codes (num_requests, num_codebooks) of a step, which may still be being copied, and when they were made."""
+
+    request_ids: list[str]
+    pending: PendingCopy
+    began: object
+    ended: object
+
+    def rows(self, clock: Clock) -> dict[str, torch.Tensor]:
+        """By request (1, num_codebooks + 1) int64: the codes, and the nanoseconds that the step took for all codes."""
+        codes = self.pending.get()
+        spent = codes.new_full((len(codes), 1), round(clock.seconds(self.began, self.ended) * 1e9))
+        return dict(zip(self.request_ids, torch.cat([codes, spent], dim=1).split(1), strict=True))
+
+
+class CodeRunnerMixin(ARRunnerMixin):
+    """For models with `predict_codes` (`code_frames.CodeModel`); nothing changes for others.
+
+    A step's codes leave the worker in `pooler_output`, one row next to each sampled token (`StepCodes.rows`).
+    """
+
+    frames: FrameStore | None = None
+
+    def load_model(self, *args: object, **kwargs: object) -> None:
+        super().load_model(*args, **kwargs)
+        model = self.get_model()
+        self.frames = FrameStore(model, self.device) if hasattr(model, "predict_codes") else None
+        self._sampled_hidden: torch.Tensor | None = None
+        self._codes: StepCodes | None = None
+        self._clock = clock_for(self.device.type)
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> object:
+        if self.frames is not None:
+            for request in scheduler_output.scheduled_new_reqs:
+                self.frames.begin(request.req_id, len(request.prompt_token_ids), request.sampling_params)
+            if not get_pp_group().is_last_rank:
+                for request_id, codes in codes_with(scheduler_output).items():
+                    self.frames.receive(request_id, codes[0, : self.frames.num_codebooks].to(self.device))
+        return super()._update_states(scheduler_output)
+
+    def _forget_request(self, request_id: str) -> None:
+        super()._forget_request(request_id)
+        if self.frames is not None:
+            self.frames.forget(request_id)
+
+    def _needs_spans(self) -> bool:
+        return super()._needs_spans() or self.frames is not None
+
+    def _fill_inputs(self) -> None:
+        super()._fill_inputs()
+        if self.frames is not None and self._fill_conditions is not None:
+            self.frames.fill(self._step_spans)
+
+    def sample_tokens(self, grammar_output: object) -> object:
+        state = self.execute_model_state
+        if self.frames is None or state is None:
+            return super().sample_tokens(grammar_output)
+        self._sampled_hidden, self._codes = state.sample_hidden_states, None
+        output = super().sample_tokens(grammar_output)
+        self._sampled_hidden = None
+        if self._codes is None:
+            return output
+        return with_payloads(output, lambda _, made=self._codes: made.rows(self._clock))
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        output = super()._sample(*args, **kwargs)
+        if self._sampled_hidden is not None:
+            began = self._clock.mark()
+            with mark("code predictor"):
+                predicted = self._predict(self._sampled_hidden, output.sampled_token_ids)
+            ended = self._clock.mark()
+            if predicted is not None and self.returns_outputs:
+                spans, codes = predicted
+                with mark("output copy"):
+                    pending = self.output_copy.start(codes, reused=True)
+                self._codes = StepCodes([span.request_id for span in spans], pending, began, ended)
+        return output
+
+    def _predict(self, hidden: torch.Tensor, sampled: torch.Tensor) -> tuple[list[ComputedSpan], torch.Tensor] | None:
+        """Codes of all requests whose token counts, None for none: those with a part of a prompt sample in vain."""
+        assert self.frames is not None
+        (kept,) = np.nonzero(~self.discard_request_mask.np[: len(self._step_spans)])
+        if not len(kept):
+            return None
+        spans = [self._step_spans[index] for index in kept]
+        if len(kept) < len(self._step_spans):
+            rows = torch.from_numpy(kept).to(self.device, non_blocking=True)
+            hidden, sampled = hidden[rows], sampled[rows]
+        return spans, self.frames.predict(spans, hidden, sampled[:, 0])

@@ -1,0 +1,60 @@
+"""A model each of whose positions is conditioned on a row that comes with the request, such as a talker."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+
+class ConditionedModel(nn.Module):
+    """Buffers that are filled before each forward pass and read in it; our runner calls `fill_conditions`."""
+
+    conditions: torch.Tensor
+    bare: torch.Tensor
+    inputs: torch.Tensor
+
+    def make_condition_buffers(self, num_rows: int, embedding_size: int, hidden_size: int) -> None:
+        # Persistent, because a captured CUDA graph reads the addresses it was captured with.
+        self.register_buffer("conditions", torch.zeros(num_rows, embedding_size), persistent=False)
+        self.register_buffer("bare", torch.zeros(num_rows, 1, dtype=torch.bool), persistent=False)
+        self.register_buffer("inputs", torch.zeros(num_rows, hidden_size), persistent=False)
+        self._has_bare = False
+
+    def fill_conditions(self, rows: Sequence[torch.Tensor | None], num_bare: Sequence[int]) -> None:
+        """Set the conditions of the next forward pass, one item per request, in batch order.
+
+        `rows` (num_rows, embedding_size) are on the device, in the model's dtype; None, for a request without any,
+        raises `ValueError`. The first `num_bare` of them omit the embedding of their token. Rows past the last
+        request keep their values: a captured graph of a larger batch computes them, and nobody reads the result.
+        """
+        given = [part for part in rows if part is not None]
+        if len(given) < len(rows):
+            raise ValueError("a talker request needs prompt_embeds: the thinker's rows for its prompt")
+        size = self.conditions.shape[1]
+        for part in given:
+            if part.shape[1] != size:
+                raise ValueError(f"the talker is conditioned on rows of {size}, got {part.shape[1]}")
+        ends = list(itertools.accumulate(part.shape[0] for part in given))
+        torch.cat(given, out=self.conditions[: ends[-1]])
+        if self._has_bare:
+            self.bare.zero_()
+        self._has_bare = any(num_bare)
+        for part, end, count in zip(given, ends, num_bare, strict=True):
+            if count:
+                first = end - part.shape[0]
+                self.bare[first : first + count] = True
+
+    def conditioned(self, embeds: torch.Tensor) -> torch.Tensor:
+        """Embeddings (num_tokens, embedding_size) of a forward pass's tokens, with the conditions added in place."""
+        num_tokens = embeds.shape[0]
+        embeds = embeds.masked_fill_(self.bare[:num_tokens], 0)
+        embeds += self.conditions[:num_tokens]
+        return embeds
+
+    def as_input(self, rows: torch.Tensor) -> torch.Tensor:
+        """Copy input rows (num_tokens, hidden_size) to where they always are."""
+        inputs = self.inputs[: rows.shape[0]]
+        return inputs.copy_(rows)

@@ -1,0 +1,121 @@
+"""An autoregressive stage each of whose positions is conditioned on a row of its input stage's, such as a talker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from vllm import SamplingParams
+
+from omni_cli.checkpoints.tensors import open_tensor
+from omni_cli.stage.messages import AppendInput, Report, StageRequest
+from omni_cli.stage.payloads import PayloadError
+from omni_cli.stage.protocol import StageSpec
+from omni_cli.stage.request_payloads import MORE_CONDITIONS_FOLLOW, payload_arguments
+from omni_cli.vllm_integration.conditioned_scheduler import scheduler_of
+from omni_cli.vllm_integration.stage import ActiveRequest, TextStage
+
+
+class ConditionedPrompt(Protocol):
+    """A prompt of codec ids, its rows (num_prompt_tokens, embedding_size), and those of later steps."""
+
+    @property
+    def prompt_token_ids(self) -> list[int]: ...
+    @property
+    def prompt_embeds(self) -> torch.Tensor: ...
+    @property
+    def decode_conditions(self) -> torch.Tensor: ...
+
+    def information(self) -> dict[str, object]:
+        """Values sent next to the prompt embeddings, `decode_conditions` among them."""
+
+
+class EmbeddingTable:
+    """Looks up rows of another stage's embeddings, of which only those that are read are loaded."""
+
+    def __init__(self, model: str, name: str, dtype: torch.dtype) -> None:
+        self._table = open_tensor(model, name)
+        self._dtype = dtype
+
+    def __call__(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """(num_tokens, embedding_size) on the host."""
+        if max(token_ids, default=0) >= self._table.shape[0]:
+            raise PayloadError(f"token id {max(token_ids)} exceeds the thinker's {self._table.shape[0]} embeddings")
+        return self._table[torch.tensor(token_ids, dtype=torch.long)].to(self._dtype)
+
+
+class ConditionedStage(TextStage):
+    """Takes its conditions whole or as they arrive; a request that lacks one sits steps out."""
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        super().__init__(spec, emit)
+        self.scheduler = scheduler_of(self.engine)
+        self.config: Any = self.engine.vllm_config.model_config.hf_config
+        self.dtype: torch.dtype = self.engine.vllm_config.model_config.dtype
+        # The checkpoint's generation_config.json is the thinker's; its end tokens mean nothing among codec ids.
+        self.engine.input_processor.generation_config_fields = {}
+        # True while all requests wait for their input: then there is nothing to step for until a command arrives.
+        self._is_stalled = False
+
+    def engine_args(self) -> dict[str, object]:
+        return {
+            **super().engine_args(),
+            "skip_tokenizer_init": True,
+            # All prompts are the same ids; their differences are not part of vLLM's block hashes.
+            "enable_prefix_caching": False,
+            "scheduler_cls": "omni_cli.vllm_integration.conditioned_scheduler.make_scheduler",
+        }
+
+    def begin(self, active: ActiveRequest) -> tuple[ConditionedPrompt, dict[str, object]]:
+        """The prompt of a request, and the sampling parameters that the model needs."""
+        raise NotImplementedError
+
+    def more_rows(self, command: AppendInput) -> torch.Tensor:
+        """Further conditions (num_rows, embedding_size)."""
+        raise NotImplementedError
+
+    def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
+        request = active.request
+        given, sampling = self.begin(active)
+        information = {**given.information(), MORE_CONDITIONS_FOLLOW: [int(request.more_follows)]}
+        params = self.sampling_params(
+            request,
+            detokenize=False,
+            extra_args=payload_arguments(
+                given.prompt_embeds,
+                information,
+                self.payload_limits,
+                same_process=not self.spec.stage.has_ranks_elsewhere,
+            ),
+            **sampling,
+        )
+        params.skip_clone = True  # these are this request's alone, and a deep copy would copy its tensors
+        active.context["num_conditions"] = len(given.prompt_embeds) + len(given.decode_conditions)
+        return {"prompt_token_ids": given.prompt_token_ids}, params
+
+    def add(self, request: StageRequest) -> None:
+        super().add(request)
+        self._is_stalled = False
+        if request.more_follows:
+            active = self.active[request.request_id]
+            self.scheduler.expect_conditions(active.engine_id, active.context["num_conditions"])
+
+    def append(self, command: AppendInput) -> None:
+        self._is_stalled = False
+        active = self.active.get(command.request_id)
+        if active is None:
+            return  # it may end before its input does
+        self.scheduler.append_conditions(active.engine_id, self.more_rows(command), is_last=command.is_last)
+
+    def abort(self, request_id: str) -> None:
+        self._is_stalled = False
+        super().abort(request_id)
+
+    def has_work(self) -> bool:
+        return super().has_work() and not self._is_stalled
+
+    def step(self) -> list[Report]:
+        reports = super().step()
+        self._is_stalled = self.scheduler.is_stalled
+        return reports

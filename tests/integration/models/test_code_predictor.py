@@ -1,0 +1,212 @@
+"""The code predictor against transformers' own, and what its draws depend on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerCodePredictorConfig
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
+)
+
+from omni_cli.checkpoints.weights import random_state_dict
+from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling
+from omni_cli.vllm_integration.code_frames import Draws, FrameStore
+from omni_cli.vllm_integration.row_ledger import ComputedSpan
+
+CODES, CODEBOOKS, WIDTH, MAX_BATCH = 96, 6, 64, 8
+
+
+@pytest.fixture(scope="module")
+def reference():
+    config = Qwen3OmniMoeTalkerCodePredictorConfig(
+        vocab_size=CODES,
+        hidden_size=WIDTH,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_code_groups=CODEBOOKS,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    )
+    model = Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration(config).eval()
+    model.load_state_dict(random_state_dict(model, 3, gains={"q_proj": 2.0, "k_proj": 2.0, "lm_head": 2.0}))
+    return model
+
+
+@pytest.fixture(scope="module")
+def first_table():
+    return torch.randn(CODES, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def predictor(reference, first_table):
+    def embed(index: int, codes: torch.Tensor) -> torch.Tensor:
+        return reference.model.codec_embedding[index - 1](codes) if index else first_table[codes]
+
+    network = CodeNetwork(
+        config=reference.config,
+        layers=reference.model.layers,
+        norm=reference.model.norm,
+        rotary_emb=reference.model.rotary_emb,
+        embed=embed,
+        head=lambda index, hidden: reference.lm_head[index - 1](hidden),
+    )
+    return CodePredictor(
+        network,
+        num_codebooks=CODEBOOKS,
+        max_batch=MAX_BATCH,
+        sampling=CodeSampling(top_k=20, top_p=0.8),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
+
+def inputs(batch: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, WIDTH, generator=draw), torch.randint(0, CODES, (batch,), generator=draw)
+
+
+@torch.no_grad()
+def test_greedy_codes_and_rows_equal_the_reference_step_after_step(reference, predictor, first_table):
+    """The cache is the same memory in every step, of larger and of smaller batches."""
+    for step, batch in enumerate((1, 5, 8, 2, 1)):
+        hidden, first = inputs(batch, step)
+        codes, rows = predictor(hidden, first)
+        for request in range(batch):
+            expected = reference.generate(
+                inputs_embeds=torch.stack([hidden[request], first_table[first[request]]])[None],
+                max_new_tokens=CODEBOOKS - 1,
+                do_sample=False,
+            )[0].tolist()
+            assert codes[request].tolist() == [int(first[request]), *expected]
+            summed = sum(
+                table.weight[code] for table, code in zip(reference.model.codec_embedding, expected, strict=True)
+            )
+            torch.testing.assert_close(rows[request], summed)
+
+
+@torch.no_grad()
+def test_draws_are_spread_as_the_reference_spreads_them(reference, predictor, first_table):
+    hidden, first = inputs(1)
+    logits = reference(inputs_embeds=torch.stack([hidden, first_table[first]], dim=1)).logits[:, -1]
+    warped = LogitsProcessorList([TopKLogitsWarper(20), TopPLogitsWarper(0.8)])(None, logits)
+    expected = warped.softmax(dim=-1)[0]
+    assert (expected > 0).sum() > 2
+    counts, num_steps = torch.zeros(CODES), 500
+    draws = Draws(7, MAX_BATCH * (CODEBOOKS - 1))
+    sampled = torch.zeros(MAX_BATCH, 1, dtype=torch.bool)
+    for step in range(num_steps):
+        drawn = torch.from_numpy(draws.of(step)).view(MAX_BATCH, -1)
+        codes, _ = predictor(hidden.expand(MAX_BATCH, -1), first.expand(MAX_BATCH), drawn, sampled)
+        counts += torch.bincount(codes[:, 1], minlength=CODES)
+    shares = counts / (num_steps * MAX_BATCH)
+    assert not shares[expected == 0].any()
+    # Four standard deviations of the most uncertain share.
+    assert (shares - expected).abs().max() < 4 * (0.25 / (num_steps * MAX_BATCH)) ** 0.5
+
+
+@torch.no_grad()
+def test_extreme_draws_stay_among_the_codes_that_are_kept(reference, predictor, first_table):
+    hidden, first = inputs(2, seed=5)
+    sampled = torch.zeros(2, 1, dtype=torch.bool)
+    greedy, _ = predictor(hidden, first)
+    lowest, _ = predictor(hidden, first, torch.zeros(2, CODEBOOKS - 1), sampled)
+    assert lowest.tolist() == greedy.tolist()  # the most probable code comes first
+    highest, _ = predictor(hidden, first, torch.full((2, CODEBOOKS - 1), 1 - 2**-24), sampled)
+    logits = reference(inputs_embeds=torch.stack([hidden, first_table[first]], dim=1)).logits[:, -1]
+    warped = LogitsProcessorList([TopKLogitsWarper(20), TopPLogitsWarper(0.8)])(None, logits)
+    assert warped.gather(1, highest[:, 1:2]).isfinite().all()
+
+
+@torch.no_grad()
+def test_greedy_and_sampled_requests_share_a_step(predictor):
+    hidden, first = inputs(4, seed=9)
+    alone, _ = predictor(hidden, first)
+    drawn = torch.rand(4, CODEBOOKS - 1, generator=torch.Generator().manual_seed(2))
+    is_greedy = torch.tensor([[True], [False], [True], [False]])
+    codes, _ = predictor(hidden, first, drawn, is_greedy)
+    assert codes[::2].tolist() == alone[::2].tolist()
+    assert codes[1::2].tolist() != alone[1::2].tolist()
+    (one, _), (three, _) = (
+        predictor(hidden[i : i + 1], first[i : i + 1], drawn[i : i + 1], is_greedy[i : i + 1]) for i in (1, 3)
+    )
+    assert codes[1::2].tolist() == [*one.tolist(), *three.tolist()]
+
+
+def test_draws_depend_on_seed_and_frame_alone():
+    rows = [Draws(4, 3).of(frame).tolist() for frame in range(200)]
+    backwards = Draws(4, 3)
+    assert [backwards.of(frame).tolist() for frame in reversed(range(200))] == rows[::-1]
+    assert len({tuple(row) for row in rows}) == 200
+    assert Draws(5, 3).of(0).tolist() != rows[0]
+    assert Draws(-1, 3).of(0).tolist() == Draws(2**64 - 1, 3).of(0).tolist()
+
+
+class Recorder:
+    """A model whose code `n` of every codebook adds rows of n; it keeps what it is given."""
+
+    num_codebooks = 2
+
+    def __init__(self) -> None:
+        self.added: list[list[float]] = []
+
+    def predict_codes(self, hidden, first_codes, draws, is_greedy):
+        codes = torch.stack([first_codes, first_codes], dim=1)
+        return codes, self.rows_of_codes(codes)
+
+    def rows_of_codes(self, codes):
+        return codes[:, 1:].float()
+
+    def add_rows(self, rows):
+        self.added.append(rows[:, 0].tolist())
+
+
+def spans(*computed: tuple[str, int, int]) -> list[ComputedSpan]:
+    made, row = [], 0
+    for request_id, start, length in computed:
+        made.append(ComputedSpan(request_id, start, length, row))
+        row += length
+    return made
+
+
+def step(store: FrameStore, *computed: tuple[str, int, int], codes: list[int]) -> None:
+    store.fill(spans(*computed))
+    store.predict(spans(*computed), torch.zeros(len(codes), 1), torch.tensor(codes))
+
+
+def test_frames_reach_the_positions_that_they_belong_to():
+    model = Recorder()
+    store = FrameStore(model, torch.device("cpu"))
+    greedy = SimpleNamespace(seed=0, temperature=0.0)
+    store.begin("a", 3, greedy)
+    store.begin("b", 2, greedy)
+    step(store, ("a", 0, 3), ("b", 0, 2), codes=[11, 21])
+    assert model.added == []  # no frames in prompts
+    step(store, ("a", 3, 1), ("b", 2, 1), codes=[12, 22])
+    step(store, ("b", 3, 1), ("a", 4, 1), codes=[23, 13])  # in another order
+    step(store, ("a", 5, 1), codes=[14])  # one sits out
+    assert model.added == [[11, 21], [22, 12], [13]]
+    # Computed again after a preemption, in two parts, beside the other.
+    model.added.clear()
+    store.fill(spans(("a", 0, 2), ("b", 4, 1)))
+    store.fill(spans(("a", 2, 5)))
+    assert model.added == [[0, 0, 23], [0, 11, 12, 13, 14]]
+
+
+def test_a_frame_that_is_made_again_replaces_the_first_and_a_gap_is_an_error():
+    model = Recorder()
+    store = FrameStore(model, torch.device("cpu"))
+    store.begin("a", 1, SimpleNamespace(seed=0, temperature=0.0))
+    step(store, ("a", 0, 1), codes=[11])
+    step(store, ("a", 0, 1), codes=[31])
+    store.fill(spans(("a", 1, 1)))
+    assert model.added == [[31]]
+    with pytest.raises(RuntimeError, match="frame 3 was made, and 1 frames are known"):
+        store.predict(spans(("a", 3, 1)), torch.zeros(1, 1), torch.tensor([1]))
+    with pytest.raises(RuntimeError, match="the codes of frame"):
+        store.fill(spans(("a", 1, 3)))
