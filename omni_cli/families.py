@@ -47,8 +47,9 @@ class StageRole:
     the role whose output it takes, None for the first. `makes` is its output for the user; None if only the next stage
     gets one. `takes` names request fields that affect it, beside those that follow from `makes`. `settings` declares
     the stage's own profile keys: a class derived from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if
-    it has no others. A checkpoint must have at least one file of each group in `needed_files`, and one of
-    `processor_files` if its configuration describes a vision or audio encoder.
+    it has no others. A checkpoint must have at least one file of each group in `needed_files`, weights whose names
+    begin with each of `needed_weights`, and one of `processor_files` if its configuration describes a vision or audio
+    encoder.
     """
 
     name: str
@@ -61,6 +62,7 @@ class StageRole:
     settings: Reference | None = None
     needed_files: tuple[tuple[str, ...], ...] = ()
     processor_files: tuple[str, ...] = ()
+    needed_weights: tuple[str, ...] = ()
 
     def fits(self, stage: StageShape) -> bool:
         """Tell whether a profile's stage can have this role, whatever its name."""

@@ -121,6 +121,11 @@ def count_parameters(folder: Path) -> int:
     )
 
 
+def weight_names(folder: Path) -> frozenset[str]:
+    """Names of the tensors in the safetensors files of `folder`; empty if its weights are in another format."""
+    return frozenset(name for file in folder.glob("*.safetensors") for name in _check_safetensors(file))
+
+
 def _nearby(folder: Path) -> str | None:
     """Hint at a checkpoint one level down, as after unpacking into another folder."""
     for name in ("config.json", "model_index.json"):

@@ -16,6 +16,7 @@ from torch import nn
 
 _BIAS_STD = 0.05
 _NORM_STD = 0.05
+_CODEBOOK_ONES = ("cluster_usage", "initialized")
 
 Draw = Callable[[str, tuple[int, ...], float, float, int], torch.Tensor]
 """Draw a tensor from its name, shape, mean, standard deviation and seed."""
@@ -51,9 +52,21 @@ def random_state_dict(
             name = f"{module_name}.{parameter_name}" if module_name else parameter_name
             mean, std = _moments(name, module, parameter, _gain(name, gains or {}))
             state[name] = draw(prefix + name, tuple(parameter.shape), mean, std, seed)
+    state |= _codebooks(model, seed, prefix, draw)
     persistent = model.state_dict().keys() - state.keys()
     if persistent:
         raise TypeError(f"no rule for the buffers {sorted(persistent)} of {type(model).__name__}")
+    return state
+
+
+def _codebooks(model: nn.Module, seed: int, prefix: str, draw: Draw) -> dict[str, torch.Tensor]:
+    """Vectors of the codes of residual quantizers, which are kept as sums over `cluster_usage` occurrences."""
+    state: dict[str, torch.Tensor] = {}
+    for path, module in model.named_modules():
+        if type(module).__name__.endswith("EuclideanCodebook"):
+            vectors = f"{path}.embed_sum"
+            state[vectors] = draw(prefix + vectors, tuple(module.embed_sum.shape), 0.0, 1.0, seed)
+            state |= {f"{path}.{name}": torch.ones(module.get_buffer(name).shape) for name in _CODEBOOK_ONES}
     return state
 
 
@@ -90,9 +103,12 @@ def _moments(name: str, module: nn.Module, parameter: nn.Parameter, gain: float)
     if kind.endswith(("LayerScale", "ConvNeXtBlock")):
         # Trained from almost zero; here each layer weighs enough to be missed.
         return 0.5, 0.1
+    if kind.endswith("CodebooksHead"):
+        # One matrix (hidden_size, vocab_size) per codebook.
+        return 0.0, gain / math.sqrt(parameter.shape[1])
     if isinstance(module, nn.ConvTranspose1d):
         # Each output sample sums over the input channels and only every stride-th kernel tap.
-        taps = parameter.shape[0] * parameter.shape[2] / module.stride[0]
+        taps = parameter.shape[0] / module.groups * parameter.shape[2] / module.stride[0]
         return 0.0, gain / math.sqrt(taps)
     if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return 0.0, gain / math.sqrt(parameter[0].numel())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omni_cli.checkpoints.files import describes_encoder, read_family, read_model_kind
+from omni_cli.checkpoints.files import describes_encoder, read_family, read_model_kind, weight_names
 from omni_cli.config.schema import EngineConfig, StageConfig
 from omni_cli.errors import CheckpointError
 from omni_cli.families import Family, families
@@ -17,6 +17,7 @@ def check_fit(config: EngineConfig, model: str) -> None:
     """Raise `CheckpointError` if a stage cannot be part of the checkpoint in the folder `model`."""
     folder = Path(model)
     family = read_family(folder)
+    names_of_weights = weight_names(folder)
     for stage in config.stages:
         role = family.role(stage.name)
         if role is None or not role.fits(stage):
@@ -26,6 +27,11 @@ def check_fit(config: EngineConfig, model: str) -> None:
             if not any((folder / name).is_file() for name in names):
                 raise CheckpointError(
                     f"`{folder}` has no {names[0]}, which stage `{stage.name}` needs", hint=_INCOMPLETE
+                )
+        for part in role.needed_weights if names_of_weights else ():
+            if not any(name.startswith(part) for name in names_of_weights):
+                raise CheckpointError(
+                    f"`{folder}` has no weights called `{part}...`, which stage `{stage.name}` needs", hint=_INCOMPLETE
                 )
 
 

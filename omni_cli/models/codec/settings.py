@@ -23,3 +23,14 @@ class WaveformConfig(DiffusionStageConfig):
     @property
     def streams(self) -> bool:
         return bool(self.stream)
+
+
+class CodecConfig(WaveformConfig):
+    """Keys of a stage that decodes frames of codes, exactly and in pieces of any size."""
+
+    stream_first_chunk_frames: Annotated[Codes, VLLM_ONLY] = Field(
+        4, description="Frames of codes in the first chunk of streamed audio."
+    )
+    stream_chunk_frames: Annotated[Codes, VLLM_ONLY] = Field(
+        12, description="Frames of codes in each further chunk of streamed audio."
+    )

@@ -28,10 +28,10 @@ FAMILY = Family(
             name="code2wav",
             kind="diffusion",
             backend="vllm",
-            stage=f"{_HERE}.code2wav_stage:Code2WavStage",
+            stage=f"{_HERE}.stages:Code2WavStage",
             input="talker",
             makes="audio",
-            settings=f"{_HERE}.settings:Code2WavConfig",
+            settings="omni_cli.models.codec.settings:CodecConfig",
         ),
     ),
     vllm_models={

@@ -9,24 +9,24 @@ import torch
 from transformers import AutoConfig
 
 from omni_cli.errors import InputError, StageError
+from omni_cli.models.codec.decoder_stage import CodecStage
+from omni_cli.models.codec.frame_stage import FrameStage
 from omni_cli.models.qwen2_5_omni.stages import ThinkerStage
-from omni_cli.models.qwen3_omni.architectures import THINKER, talker_config
+from omni_cli.models.qwen3_omni.architectures import CODE2WAV, THINKER, talker_config
 from omni_cli.models.qwen3_omni.connectors import (
     TokenHandoff,
     media_token_ids,
     more_conditions,
     thinker_to_talker,
 )
-from omni_cli.stage.messages import AppendInput, Report, RequestDone, StageRequest
+from omni_cli.stage.messages import AppendInput, Report, StageRequest
 from omni_cli.stage.payloads import decode_additional_information, encode_additional_information, integers_of
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.vllm_integration.conditioned_stage import ConditionedPrompt, ConditionedStage, EmbeddingTable
+from omni_cli.vllm_integration.conditioned_stage import ConditionedPrompt, EmbeddingTable
 from omni_cli.vllm_integration.stage import ActiveRequest
 
 # transformers' own default, where the checkpoint has it.
 DEFAULT_SPEAKER = "ethan"
-# Frames are sent to code2wav in parts, each of which costs a message.
-FRAMES_PER_PART = 4
 
 
 class Qwen3ThinkerStage(ThinkerStage):
@@ -95,21 +95,18 @@ def speaking_config(spec: StageSpec) -> Any:
     return config
 
 
-class Qwen3TalkerStage(ConditionedStage):
-    """Frames of codes from the thinker's tokens: their first codes are the tokens that vLLM samples."""
-
-    makes_text = False
+class Qwen3TalkerStage(FrameStage):
+    """Frames of codes from the thinker's tokens."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         self._omni = speaking_config(spec)
         super().__init__(spec, emit)
+        self.num_codebooks = self.config.num_code_groups
         self._speakers: dict[str, int] = {name.lower(): code for name, code in self.config.speaker_id.items()}
         self._embed = EmbeddingTable(spec.model, "thinker.model.embed_tokens.weight", self.dtype)
 
     def engine_args(self) -> dict[str, object]:
-        # Codes reach the first pipeline rank with the next step, which must not be under way before they are known.
-        pipelined = {"async_scheduling": False} if self.spec.stage.pipeline_parallel_size > 1 else {}
-        return {**super().engine_args(), "hf_overrides": talker_config, **pipelined}
+        return {**super().engine_args(), "hf_overrides": talker_config}
 
     def speaker_id(self, name: str | None) -> int:
         """The codec id of a speaker; raises `InputError` with the list."""
@@ -135,43 +132,16 @@ class Qwen3TalkerStage(ConditionedStage):
         token_ids = integers_of(decode_additional_information(command.handoff, self.payload_limits), "token_ids")
         return more_conditions(token_ids, config=self._omni, embed=self._embed, is_last=command.is_last)
 
-    def output(self, active: ActiveRequest, output: Any) -> list[Report]:
-        rows = self.processor.take_hidden_rows(active.request.request_id)
-        if rows is not None:
-            active.context.setdefault("codes", []).extend(rows[:, :-1].unbind())
-            active.context.setdefault("predictor_ns", []).extend(rows[:, -1].tolist())
-        return super().output(active, output)
+    def num_spoken(self, active: ActiveRequest) -> int:
+        # As in the reference, the last token is none: it ends the speech, or is where it was cut off.
+        return max(0, len(active.token_ids) - 1)
 
-    def _frames(self, active: ActiveRequest, begin: int = 0) -> torch.Tensor:
-        """Frames (num_frames, num_codebooks) int64 from `begin` on.
 
-        As in the reference, the last token is none: it ends the speech, or is where it was cut off.
-        """
-        codes = active.context.get("codes", [])
-        token_ids = active.token_ids[begin:-1]
-        frames = codes[begin : max(begin, len(active.token_ids) - 1)]
-        if [int(frame[0]) for frame in frames] != token_ids:
-            raise StageError(
-                f"{len(frames)} frames of codes do not fit {len(token_ids)} tokens", stage=self.spec.stage.name
-            )
-        return torch.stack(frames) if frames else torch.zeros((0, self.config.num_code_groups), dtype=torch.long)
+class Code2WavStage(CodecStage):
+    """A waveform from frames of codes."""
 
-    def done(self, active: ActiveRequest, output: Any, now: float) -> RequestDone:
-        report = super().done(active, output, now)
-        report.trace["output_codes"] = self._frames(active).tolist()
-        report.trace["code_predictor_s"] = [spent / 1e9 for spent in active.context.get("predictor_ns", [])]
-        return report
+    architecture = CODE2WAV
 
-    def handoff(self, active: ActiveRequest, output: object) -> bytes:
-        return encode_additional_information({"codes": self._frames(active)})
-
-    def partial_handoff(self, active: ActiveRequest, output: Any) -> bytes | None:
-        begin = active.context.get("num_handed_over", 0)
-        frames = self._frames(active, begin)
-        if not output.finished:
-            # The newest one waits for another: the last part must not be empty.
-            frames = frames[:-1]
-            if len(frames) < FRAMES_PER_PART:
-                return None
-        active.context["num_handed_over"] = begin + len(frames)
-        return encode_additional_information({"codes": frames})
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        speaking_config(spec)
+        super().__init__(spec, emit)

@@ -6,7 +6,7 @@ vLLM samples the first code of each frame as the talker's token; the code predic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -24,8 +24,8 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, 
 from vllm.sequence import IntermediateTensors
 
 from omni_cli.checkpoints.shards import shards_with_prefix
-from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling
-from omni_cli.vllm_integration.conditioned_model import ConditionedModel
+from omni_cli.models.codec.code_predictor import CodeNetwork, CodeSampling
+from omni_cli.models.codec.frame_model import FrameModel, load_apart
 
 # What transformers suppresses at the end of the talker's vocabulary, but for the end token.
 NUM_SUPPRESSED_IDS = 1024
@@ -34,7 +34,7 @@ SAMPLING = CodeSampling(top_k=50, top_p=0.8)
 _PREDICTOR = "talker.code_predictor."
 
 
-class Qwen3OmniMoeTalkerForConditionalGeneration(ConditionedModel, SupportsPP, SupportsMRoPE):
+class Qwen3OmniMoeTalkerForConditionalGeneration(FrameModel, SupportsPP, SupportsMRoPE):
     """The talker alone; loads the weights called `talker.` of a whole Qwen3-Omni checkpoint."""
 
     hf_to_vllm_mapper = WeightsMapper(
@@ -86,48 +86,15 @@ class Qwen3OmniMoeTalkerForConditionalGeneration(ConditionedModel, SupportsPP, S
             layers=predictor.model.layers,
             norm=predictor.model.norm,
             rotary_emb=predictor.model.rotary_emb,
-            embed=self._embed_codes,
+            embed=self.embed_codes,
             head=lambda index, hidden: predictor.lm_head[index - 1](hidden),
         )
-        weight = self.model.embed_tokens.weight
-        # Not an attribute of a module: vLLM would look for weights of its name.
-        self._predictors = (
-            CodePredictor(
-                network,
-                num_codebooks=self.num_codebooks,
-                max_batch=self.max_num_seqs,
-                sampling=SAMPLING,
-                dtype=weight.dtype,
-                device=weight.device,
-            ),
-        )
+        self.use_predictor(network, SAMPLING, self.max_num_seqs)
 
-    def _embed_codes(self, index: int, codes: torch.Tensor) -> torch.Tensor:
+    def embed_codes(self, index: int, codes: torch.Tensor) -> torch.Tensor:
         table = self.code_predictor.model.codec_embedding[index - 1] if index else self.model.embed_tokens
         rows: torch.Tensor = table(codes)
         return rows
-
-    def predict_codes(
-        self,
-        hidden: torch.Tensor,
-        first_codes: torch.Tensor,
-        draws: torch.Tensor | None,
-        is_greedy: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Codes (batch, num_codebooks) and input rows (batch, hidden_size) without the first code's embedding."""
-        codes, rows = self._predictors[0](hidden, first_codes, draws, is_greedy)
-        return codes, rows
-
-    def rows_of_codes(self, codes: torch.Tensor) -> torch.Tensor:
-        """Input rows (num_frames, hidden_size) of codes (num_frames, num_codebooks), as those of `predict_codes`."""
-        rows = torch.zeros_like(self._embed_codes(0, codes[:, 0]))
-        for index in range(1, self.num_codebooks):
-            rows = rows + self._embed_codes(index, codes[:, index])
-        return rows
-
-    def add_rows(self, rows: torch.Tensor) -> None:
-        """Add rows (num_tokens, hidden_size) to the conditions of the next forward pass."""
-        self.conditions[: rows.shape[0]] += rows
 
     def project_conditions(self, rows: torch.Tensor, hidden_positions: Sequence[int]) -> torch.Tensor:
         """Rows (num_rows, thinker_hidden_size) as the talker adds them, (num_rows, hidden_size)."""
@@ -171,22 +138,10 @@ class Qwen3OmniMoeTalkerForConditionalGeneration(ConditionedModel, SupportsPP, S
         return torch.arange(len(input_tokens)).expand(3, -1), 0
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        loaded: set[str] = set()
+        apart: set[str] = set()
         mapper = self.hf_to_vllm_mapper | self.model.hf_to_vllm_mapper
-        # vLLM's names for stacked weights are its own layers'; the code predictor is transformers'.
-        loaded |= AutoWeightsLoader(self).load_weights(self._without_predictor(weights, loaded), mapper=mapper)
+        others = load_apart(weights, _PREDICTOR, self.code_predictor, apart)
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(others, mapper=mapper)
         if not isinstance(self.code_predictor, PPMissingLayer):
             self.prepare_predictor()
-        return loaded
-
-    def _without_predictor(
-        self, weights: Iterable[tuple[str, torch.Tensor]], loaded: set[str]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The other weights, while those of the code predictor are loaded and noted in `loaded`."""
-        own = dict(self.code_predictor.named_parameters())
-        for name, weight in weights:
-            if not name.startswith(_PREDICTOR):
-                yield name, weight
-            elif own:
-                own[name.removeprefix(_PREDICTOR)].data.copy_(weight)
-                loaded.add(name.removeprefix("talker."))
+        return loaded | {name.removeprefix("talker.") for name in apart}

@@ -17,6 +17,8 @@ RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 
 QWEN3_OMNI = "transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe"
 THINKER = "vllm.model_executor.models.qwen3_omni_moe_thinker:Qwen3OmniMoeThinkerForConditionalGeneration"
+CSM = "transformers.models.csm.modeling_csm"
+CODE2WAV = "transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe:Qwen3OmniMoeCode2WavTransformerModel"
 
 # (where, parameters that must be there, what we do with it)
 CALLABLES = [
@@ -198,6 +200,31 @@ CALLABLES = [
     (f"{THINKER}.iter_mm_features", ["mm_features"], "is overridden to correct the offsets"),
     (f"{THINKER}.set_aux_hidden_state_layers", ["layers"], "is called with the layer that the talker listens to"),
     ("vllm.model_executor.models.qwen3_moe:Qwen3MoeModel.__init__", ["vllm_config", "prefix"], "is the talker's model"),
+    ("vllm.model_executor.models.llama:LlamaModel.__init__", ["vllm_config", "prefix"], "is CSM's backbone"),
+    (
+        f"{CSM}:CsmDecoderLayer.forward",
+        ["hidden_states", "attention_mask", "past_key_values", "position_embeddings"],
+        "is the depth decoder's layer",
+    ),
+    ("transformers.models.mimi.modeling_mimi:MimiModel.decode", ["audio_codes"], "decodes a piece"),
+    (
+        "transformers.models.mimi.modeling_mimi:MimiTransformerModel.forward",
+        ["hidden_states", "attention_mask", "position_ids", "past_key_values"],
+        "is given keys and values, and the mask that fits them",
+    ),
+    (
+        f"{CODE2WAV}.forward",
+        ["inputs_embeds", "attention_mask", "position_ids", "past_key_values"],
+        "is given keys and values, and the mask that fits them",
+    ),
+    ("transformers.cache_utils:Cache.__init__", ["layers"], "holds a piece's keys and values"),
+    (
+        "transformers.cache_utils:DynamicSlidingWindowLayer.update",
+        ["key_states", "value_states"],
+        "keeps those of the window and returns all",
+    ),
+    ("transformers.conversion_mapping:get_model_conversion_mapping", ["model"], "names a codec's weights"),
+    ("transformers.core_model_loading:apply_renamings", ["source_key", "weight_renamings"], "names a codec's weights"),
 ]
 
 # (where, fields that must be there, what we do with them)
@@ -345,6 +372,19 @@ ATTRIBUTES = [
     ),
     # Twice the token that begins an image: in the text before it, and again. Our thinker's offsets are one less.
     (f"{THINKER}.get_mrope_input_positions", ["text_len = offset - st", "bos_pos = np.broadcast_to("]),
+    ("vllm.model_executor.models.llama:LlamaModel", ["self.embed_tokens", "self.make_empty_intermediate_tensors"]),
+    (
+        f"{CSM}:CsmDepthDecoderModel.__init__",
+        ["self.layers", "self.norm", "self.rotary_emb", "self.inputs_embeds_projector", "self.embed_tokens"],
+    ),
+    (f"{CSM}:CsmCodebooksHead.__init__", ["self.weight"]),
+    ("transformers.models.mimi.modeling_mimi:MimiConv1d.__init__", ["self.conv", "self.causal", "self.pad_mode"]),
+    (
+        "transformers.models.mimi.modeling_mimi:MimiConvTranspose1d.__init__",
+        ["self.conv", "self.causal", "self.trim_right_ratio"],
+    ),
+    (f"{CODE2WAV}.__init__", ["self.rotary_emb"]),
+    ("transformers.models.mimi.modeling_mimi:MimiTransformerModel.__init__", ["self.rotary_emb"]),
 ]
 
 OVERRIDES = [

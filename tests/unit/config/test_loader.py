@@ -26,6 +26,7 @@ NAMES = [
     "qwen2.5-omni-7b",
     "qwen3-omni-30b-a3b",
     "small-omni",
+    "tiny-csm",
     "tiny-glm-image",
     "tiny-image",
     "tiny-omni",

@@ -1,0 +1,108 @@
+"""A codec decoder as a vLLM diffusion model: frames of codes in, samples out, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import apply_renamings
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.pooler import DispatchPooler, IdentityPooler
+from vllm.model_executor.models.interfaces import IsAttentionFree
+
+from omni_cli.checkpoints.shards import shards_with_prefix
+from omni_cli.errors import CheckpointError
+from omni_cli.execution.timeline import clock_for
+from omni_cli.models.codec.streaming import DecoderState, Piece, StreamingCodecDecoder
+from omni_cli.stage.payloads import tensor_of
+from omni_cli.vllm_integration.diffusion_entry import DiffusionInput
+
+
+class CodecForDiffusion(nn.Module, IsAttentionFree):
+    """transformers' codec, whose weights have names with `weights_prefix` in a checkpoint of several models.
+
+    A request of the engine is one piece of a stream, whose state stays here until `forget`. Its prompt is the first
+    codebook's codes; its information has all `codes` (num_codebooks, num_frames), and the `stream` that they belong to.
+    """
+
+    is_pooling_model = True
+    weights_prefix: ClassVar[str]
+    sample_rate: int
+    codebook_size: int
+    num_codebooks: int
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        self._model = vllm_config.model_config.model
+        self.allow_patterns_overrides = shards_with_prefix(self._model, self.weights_prefix)
+        self.codec = self.make_codec(vllm_config.model_config.hf_config)
+        # Not an attribute of a module: it holds the same modules again.
+        self._decoders = (StreamingCodecDecoder(self.codec),)
+        self.pooler = DispatchPooler({"plugin": IdentityPooler()})
+        self._states: dict[str, DecoderState] = {}
+        self._clock = clock_for(vllm_config.device_config.device_type)
+        self._marks: tuple[object, object] | None = None
+
+    def make_codec(self, config: Any) -> nn.Module:
+        """The codec of a checkpoint's configuration; sets `sample_rate`, `codebook_size` and `num_codebooks`."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def sample(self, inputs: Sequence[DiffusionInput]) -> list[torch.Tensor]:
+        """Samples (num_samples,) float32 of each piece; a stream has one at a time."""
+        begin = self._clock.mark()
+        pieces = [self._piece(each) for each in inputs]
+        (decoder,) = self._decoders
+        waveforms = [samples.float() for samples in decoder.decode(pieces)]
+        self._marks = (begin, self._clock.mark())
+        return waveforms
+
+    def _piece(self, given: DiffusionInput) -> Piece:
+        (stream,) = given.information["stream"]
+        codes = tensor_of(dict(given.information), "codes", num_dims=2)
+        return Piece(codes.to(given.token_ids.device).long(), self._states.setdefault(stream, DecoderState()))
+
+    @property
+    def latest_s(self) -> float:
+        """Seconds that the latest call of `sample` took on the device."""
+        assert self._marks is not None
+        return self._clock.seconds(*self._marks)
+
+    def forget(self, stream: str) -> None:
+        """Drop the state of a stream that has ended."""
+        self._states.pop(stream, None)
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Required by vLLM of every model; codes are embedded inside the codec, so here they become (num_tokens, 1)."""
+        return input_ids.unsqueeze(-1).float()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: object = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Serve vLLM's profiling run only. Returns (num_tokens, 1)."""
+        assert input_ids is not None
+        return self.embed_input_ids(input_ids)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load the codec's own, by transformers' names for them; raises `CheckpointError` if any is missing."""
+        prefix, renamings = self.weights_prefix, get_model_conversion_mapping(self.codec)
+        state = {
+            apply_renamings(name.removeprefix(prefix), renamings): weight
+            for name, weight in weights
+            if name.startswith(prefix)
+        }
+        missing = self.codec.load_state_dict(state, strict=False).missing_keys
+        if missing:
+            what = f"weight {prefix}{missing[0]}" if state else f"weights called `{prefix}...`"
+            raise CheckpointError(
+                f"{self._model} lacks a part: it has no {what}, which the codec needs",
+                hint="the folder is incomplete: download or copy it again",
+            )
+        return {f"codec.{name}" for name in state}

@@ -1,0 +1,216 @@
+"""A codec decoder on a vLLM engine: a waveform from frames of codes, in pieces of any size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import msgspec
+import torch
+from vllm import PoolingParams
+
+from omni_cli.errors import InputError, StageError
+from omni_cli.models.codec.frame_stage import CODES
+from omni_cli.models.codec.settings import CodecConfig
+from omni_cli.stage.messages import AppendInput, Array, Audio, Report, RequestDone, StageRequest, WaveformChunk
+from omni_cli.stage.payloads import decode_additional_information, encode_additional_information, tensor_of
+from omni_cli.stage.protocol import StageSpec
+from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
+from omni_cli.vllm_integration.diffusion_entry import NoOutput
+from omni_cli.vllm_integration.stage import ActiveRequest, VllmStage
+
+# Frames of a piece that nobody waits for: more is no faster, and takes more memory.
+WHOLE_PIECE_FRAMES = 256
+# Frames of all pieces in a step.
+FRAMES_PER_STEP = 1024
+# Keys of a diffusion stage that mean nothing without denoising.
+_DENOISING = ("num_inference_steps", "guidance_scale", "negative_prompt", "height", "width", "call")
+
+
+@dataclass
+class CodeStream:
+    """A request; each piece of it is a separate request in the engine, one at a time."""
+
+    request: StageRequest
+    added_s: float
+    # Codes (num_codebooks, num_frames) that no piece has yet.
+    waiting: torch.Tensor
+    has_all_codes: bool = False
+    num_frames: int = 0
+    num_pieces: int = 0
+    is_decoding: bool = False
+    decode_s: float = 0.0
+    samples: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def piece_id(self) -> str:
+        """Id of the latest piece, which no other request has."""
+        return f"{self.request.request_id}\0{self.num_pieces}"
+
+    def take(self, size: int) -> torch.Tensor | None:
+        """The codes of the next piece of `size` frames; None if there are too few, and more will come."""
+        num_waiting = self.waiting.shape[1]
+        if num_waiting < (1 if self.has_all_codes else size):
+            return None
+        piece, self.waiting = self.waiting[:, :size], self.waiting[:, size:]
+        self.num_pieces += 1
+        return piece
+
+
+class CodecStage(VllmStage):
+    """A waveform from frames of codes. `architecture` is that of a `CodecForDiffusion`."""
+
+    architecture: ClassVar[str]
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        assert isinstance(spec.stage, CodecConfig)
+        self.stage = spec.stage
+        given = [name for name in _DENOISING if name in spec.stage.model_fields_set]
+        if given:
+            raise StageError(
+                f"`{given[0]}` has no effect: a codec decoder denoises nothing",
+                stage=spec.stage.name,
+                hint="remove the key from the profile",
+            )
+        if spec.stage.execution != "eager":
+            raise StageError(
+                f"a codec decoder has no `execution: {spec.stage.execution}`",
+                stage=spec.stage.name,
+                hint=f"--set {spec.stage.name}.execution=eager",
+            )
+        super().__init__(spec, emit)
+        (self.model,) = self.engine.collective_rpc("get_model")
+        self._streams: dict[str, CodeStream] = {}
+        self._whole_piece: int = min(WHOLE_PIECE_FRAMES, self.engine.vllm_config.model_config.max_model_len)
+
+    def engine_args(self) -> dict[str, object]:
+        given = super().engine_args()
+        max_model_len = given.get("max_model_len", FRAMES_PER_STEP)
+        assert isinstance(max_model_len, int)
+        return {
+            **given,
+            "hf_overrides": {"architectures": [self.architecture]},
+            "max_model_len": max_model_len,
+            "max_num_batched_tokens": max(max_model_len, FRAMES_PER_STEP),
+        }
+
+    @property
+    def effective(self) -> dict[str, object]:
+        return {**super().effective, "execution": "eager", "stream": self.stage.streams}
+
+    @property
+    def settings(self) -> dict[str, object]:
+        return {
+            **super().settings,
+            "execution": "eager",
+            "stream_first_chunk_frames": self.stage.stream_first_chunk_frames,
+            "stream_chunk_frames": self.stage.stream_chunk_frames,
+        }
+
+    def add(self, request: StageRequest) -> None:
+        if request.diffusion:
+            raise InputError(f"`{next(iter(request.diffusion))}` has no effect: a codec decoder denoises nothing")
+        stream = CodeStream(request, time.perf_counter(), torch.empty((self.model.num_codebooks, 0), dtype=torch.long))
+        self._streams[request.request_id] = stream
+        self._feed(stream, request.handoff, is_last=not request.more_follows)
+
+    def append(self, command: AppendInput) -> None:
+        stream = self._streams.get(command.request_id)
+        if stream is not None:
+            self._feed(stream, command.handoff, is_last=command.is_last)
+
+    def _feed(self, stream: CodeStream, handoff: bytes | None, *, is_last: bool) -> None:
+        assert handoff is not None  # a codec never starts a chain
+        codes = tensor_of(decode_additional_information(handoff, self.payload_limits), CODES, num_dims=2).long().T
+        self._check(codes)
+        stream.waiting = torch.cat([stream.waiting, codes], dim=1)
+        stream.num_frames += codes.shape[1]
+        stream.has_all_codes = is_last
+        if is_last and not stream.num_frames:
+            raise InputError(f"stage `{self.spec.stage.input}` said nothing: it ended at once")
+        self._next_piece(stream)
+        if is_last and not stream.is_decoding:
+            # All frames were decoded before the last stage knew that they were all.
+            self.emit(self._done(stream))
+
+    def _check(self, codes: torch.Tensor) -> None:
+        """`InputError` for codes that the codec does not know."""
+        if codes.shape[0] != self.model.num_codebooks:
+            raise InputError(
+                f"frames of {codes.shape[0]} codes, and the codec has {self.model.num_codebooks} codebooks"
+            )
+        outside = codes[(codes < 0) | (codes >= self.model.codebook_size)]
+        if len(outside):
+            raise InputError(
+                f"the model made code {outside[0]}, and the codec knows 0 to {self.model.codebook_size - 1}"
+            )
+
+    def _next_piece(self, stream: CodeStream) -> None:
+        """Send the engine the next piece, if none is there and enough codes are."""
+        if stream.is_decoding:
+            return
+        codes = stream.take(self._piece_size(stream))
+        if codes is None:
+            return
+        stream.is_decoding = True
+        request = msgspec.structs.replace(stream.request, request_id=stream.piece_id)
+        self.admit(ActiveRequest(request, time.perf_counter(), context={"stream": stream, "codes": codes}))
+
+    def _piece_size(self, stream: CodeStream) -> int:
+        if not stream.request.streams:
+            return self._whole_piece
+        size = self.stage.stream_chunk_frames if stream.num_pieces else self.stage.stream_first_chunk_frames
+        return min(size, self._whole_piece)
+
+    def render(self, active: ActiveRequest) -> tuple[dict[str, Any], PoolingParams]:
+        codes, stream = active.context["codes"], active.context["stream"]
+        information = {CODES: codes.contiguous(), "stream": [stream.request.request_id]}
+        extra = {ADDITIONAL_INFORMATION: encode_additional_information(information, self.payload_limits)}
+        return {"prompt_token_ids": codes[0].tolist()}, PoolingParams(task="plugin", extra_kwargs=extra)
+
+    def request_id_of(self, active: ActiveRequest) -> str:
+        stream: CodeStream = active.context["stream"]
+        return stream.request.request_id
+
+    def output(self, active: ActiveRequest, output: Any) -> list[Report]:
+        stream: CodeStream = active.context["stream"]
+        samples = output.outputs.data
+        if isinstance(samples, NoOutput):
+            raise StageError(samples.reason, stage=self.spec.stage.name)
+        self.check_numbers(samples, "samples")
+        stream.is_decoding = False
+        stream.decode_s += self.model.latest_s
+        reports: list[Report] = []
+        if stream.request.streams:
+            reports.append(WaveformChunk(stream.request.request_id, self._audio(samples)))
+        else:
+            stream.samples.append(samples)
+        self._next_piece(stream)
+        if stream.has_all_codes and not stream.is_decoding:
+            reports.append(self._done(stream))
+        return reports
+
+    def _done(self, stream: CodeStream) -> RequestDone:
+        self._forget(stream.request.request_id)
+        trace = {
+            "latency_s": time.perf_counter() - stream.added_s,
+            "num_input_tokens": stream.num_frames,
+            "vocoder_s": stream.decode_s,
+        }
+        if stream.request.streams:
+            return RequestDone(stream.request.request_id, {**trace, "num_chunks": stream.num_pieces})
+        return RequestDone(stream.request.request_id, trace, audio=self._audio(torch.cat(stream.samples)))
+
+    def _audio(self, samples: torch.Tensor) -> Audio:
+        return Audio(Array.of(samples.numpy()), self.model.sample_rate)
+
+    def _forget(self, request_id: str) -> CodeStream | None:
+        self.model.forget(request_id)
+        return self._streams.pop(request_id, None)
+
+    def abort(self, request_id: str) -> None:
+        stream = self._forget(request_id)
+        if stream is not None:
+            super().abort(stream.piece_id)

@@ -1,0 +1,84 @@
+"""A stage that makes frames of codes: a talker or a backbone with a code predictor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from omni_cli.errors import StageError
+from omni_cli.stage.messages import Report, RequestDone
+from omni_cli.stage.payloads import encode_additional_information
+from omni_cli.vllm_integration.conditioned_stage import ConditionedStage
+from omni_cli.vllm_integration.stage import ActiveRequest
+
+# In a handoff: codes (num_frames, num_codebooks) int64.
+CODES = "codes"
+# Frames are sent to the codec in parts, each of which costs a message.
+FRAMES_PER_PART = 4
+
+
+class FrameStage(ConditionedStage):
+    """The first codes of its frames are the tokens that vLLM samples; the others come next to them from the worker."""
+
+    makes_text = False
+    num_codebooks: int
+
+    def engine_args(self) -> dict[str, object]:
+        # Codes reach the first pipeline rank with the next step, which must not be under way before they are known.
+        pipelined = {"async_scheduling": False} if self.spec.stage.pipeline_parallel_size > 1 else {}
+        return {**super().engine_args(), **pipelined}
+
+    def num_spoken(self, active: ActiveRequest) -> int:
+        """Count the frames so far that are speech."""
+        raise NotImplementedError
+
+    def num_reported(self, active: ActiveRequest) -> int:
+        """Count the frames of a finished request that are part of its `output_codes`."""
+        return self.num_spoken(active)
+
+    def output(self, active: ActiveRequest, output: Any) -> list[Report]:
+        rows = self.processor.take_hidden_rows(active.request.request_id)
+        if rows is not None:
+            active.context.setdefault("codes", []).extend(rows[:, :-1].unbind())
+            active.context.setdefault("predictor_ns", []).extend(rows[:, -1].tolist())
+            if self.is_end(active):
+                active.context["ended"] = True
+                self._finish(active, output)
+        return super().output(active, output)
+
+    def is_end(self, active: ActiveRequest) -> bool:
+        """Tell whether the newest of `codes` in the context ends the speech: vLLM ends it by first codes alone."""
+        return False
+
+    def _finish(self, active: ActiveRequest, output: Any) -> None:
+        if not output.finished:
+            output.finished, output.outputs[0].finish_reason = True, "stop"
+            self.engine.abort_request([active.request.request_id])
+            self.processor.forget(active.request.request_id)
+
+    def frames(self, active: ActiveRequest, begin: int, end: int) -> torch.Tensor:
+        """Frames [begin, end) of a request, (num_frames, num_codebooks) int64."""
+        frames = active.context.get("codes", [])[begin : max(begin, end)]
+        token_ids = active.token_ids[begin : max(begin, end)]
+        if [int(frame[0]) for frame in frames] != token_ids:
+            raise StageError(
+                f"{len(frames)} frames of codes do not fit {len(token_ids)} tokens", stage=self.spec.stage.name
+            )
+        return torch.stack(frames) if frames else torch.zeros((0, self.num_codebooks), dtype=torch.long)
+
+    def done(self, active: ActiveRequest, output: Any, now: float) -> RequestDone:
+        report = super().done(active, output, now)
+        report.trace["output_codes"] = self.frames(active, 0, self.num_reported(active)).tolist()
+        report.trace["code_predictor_s"] = [spent / 1e9 for spent in active.context.get("predictor_ns", [])]
+        return report
+
+    def handoff(self, active: ActiveRequest, output: object) -> bytes:
+        return encode_additional_information({CODES: self.frames(active, 0, self.num_spoken(active))})
+
+    def partial_handoff(self, active: ActiveRequest, output: Any) -> bytes | None:
+        begin, end = active.context.get("num_handed_over", 0), self.num_spoken(active)
+        if end - begin < FRAMES_PER_PART and not output.finished:
+            return None
+        active.context["num_handed_over"] = end
+        return encode_additional_information({CODES: self.frames(active, begin, end)})

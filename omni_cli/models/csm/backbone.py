@@ -1,0 +1,119 @@
+"""CSM's backbone and depth decoder as a vLLM model: frames of codes from text.
+
+vLLM's Llama samples the first code of each frame as its token; the depth decoder draws the others within the step. A
+text's positions are its embeddings, which come with the request; a frame's is the sum of the embeddings of its codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from transformers import CsmDepthDecoderForCausalLM
+from vllm.config import VllmConfig
+from vllm.distributed import get_pp_group
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.models.interfaces import SupportsPP
+from vllm.model_executor.models.llama import LlamaModel
+from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper, maybe_prefix
+from vllm.sequence import IntermediateTensors
+
+from omni_cli.errors import CheckpointError
+from omni_cli.models.codec.code_predictor import CodeNetwork, CodeSampling
+from omni_cli.models.codec.frame_model import FrameModel, load_apart
+
+# Of a depth decoder that samples: the values of the released checkpoint's generation_config.json.
+SAMPLING = CodeSampling(top_k=50, top_p=1.0, temperature=0.9)
+_DEPTH = "depth_decoder."
+
+
+class CsmBackbone(FrameModel, SupportsPP):
+    """Loads the weights of a CSM checkpoint, but for the text embeddings and Mimi."""
+
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_prefix={
+            "backbone_model.embed_tokens.embed_audio_tokens.": "model.embed_tokens.",
+            # The same table, under whichever name it was saved.
+            "depth_decoder.model.embed_tokens.": "model.embed_tokens.",
+            "backbone_model.": "model.",
+            "embed_text_tokens.": None,
+            "codec_model.": None,
+        }
+    )
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        if not config.tie_codebooks_embeddings:
+            raise CheckpointError(
+                f"{vllm_config.model_config.model} has separate code embeddings for backbone and depth decoder "
+                "(`tie_codebooks_embeddings: false`), which this version cannot run"
+            )
+        self.config = config
+        self.num_codebooks: int = config.num_codebooks
+        self.max_num_seqs: int = vllm_config.scheduler_config.max_num_seqs
+        self.model = LlamaModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        # Of all codebooks. The depth decoder reads them too: a copy per rank costs less than an exchange of rows.
+        self.model.embed_tokens = nn.Embedding(config.num_codebooks * config.vocab_size, config.hidden_size)
+        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+        self.logits_processor = LogitsProcessor(config.vocab_size)
+        self.depth_decoder: nn.Module = PPMissingLayer()
+        self.lm_head: nn.Module = PPMissingLayer()
+        if get_pp_group().is_first_rank:
+            num_rows = vllm_config.scheduler_config.max_num_batched_tokens
+            self.make_condition_buffers(num_rows, config.hidden_size, config.hidden_size)
+        if get_pp_group().is_last_rank:
+            self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
+            self.depth_decoder = CsmDepthDecoderForCausalLM._from_config(
+                config.depth_decoder_config, dtype=torch.get_default_dtype()
+            )
+            del self.depth_decoder.model.embed_tokens
+
+    def _prepare_predictor(self) -> None:
+        depth = self.depth_decoder
+        network = CodeNetwork(
+            config=depth.config,
+            layers=depth.model.layers,
+            norm=depth.model.norm,
+            rotary_emb=depth.model.rotary_emb,
+            embed=self.embed_codes,
+            head=lambda index, hidden: hidden @ depth.codebooks_head.weight[index - 1],
+            project=depth.model.inputs_embeds_projector,
+        )
+        self.use_predictor(network, SAMPLING, self.max_num_seqs)
+
+    def embed_codes(self, index: int, codes: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = self.model.embed_tokens(codes + index * self.config.vocab_size)
+        return rows
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings (num_tokens, hidden_size) of first codes."""
+        return self.embed_codes(0, input_ids)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor | IntermediateTensors:
+        """`input_ids` (num_tokens,) first codes, `positions` (num_tokens,) -> hidden (num_tokens, hidden_size)."""
+        if get_pp_group().is_first_rank and inputs_embeds is None:
+            assert input_ids is not None
+            inputs_embeds = self.as_input(self.conditioned(self.embed_input_ids(input_ids)))
+        return self.model(None, positions, intermediate_tensors, inputs_embeds)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
+        return logits
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        loaded: set[str] = set()
+        mapper = self.hf_to_vllm_mapper | self.model.hf_to_vllm_mapper
+        others = load_apart(weights, _DEPTH, self.depth_decoder, loaded)
+        loaded |= AutoWeightsLoader(self).load_weights(others, mapper=mapper)
+        if not isinstance(self.depth_decoder, PPMissingLayer):
+            self._prepare_predictor()
+        return loaded

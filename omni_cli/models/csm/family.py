@@ -1,0 +1,39 @@
+"""CSM: backbone with a depth decoder -> Mimi."""
+
+from __future__ import annotations
+
+from omni_cli.families import CheckpointNeeds, Family, StageRole
+from omni_cli.models.csm.architectures import BACKBONE, CODEC, CSM
+
+_HERE = "omni_cli.models.csm"
+
+FAMILY = Family(
+    name="csm",
+    title="CSM",
+    architectures=(CSM,),
+    roles=(
+        StageRole(
+            name="backbone",
+            kind="ar",
+            backend="vllm",
+            stage=f"{_HERE}.stages:BackboneStage",
+            takes=("sampling", "max_tokens", "temperature", "raw"),
+            needed_files=(("tokenizer.json",), ("processor_config.json", "preprocessor_config.json")),
+            needed_weights=("backbone_model.", "depth_decoder.", "embed_text_tokens.", "lm_head."),
+        ),
+        StageRole(
+            name="codec",
+            kind="diffusion",
+            backend="vllm",
+            stage=f"{_HERE}.stages:MimiStage",
+            input="backbone",
+            makes="audio",
+            settings="omni_cli.models.codec.settings:CodecConfig",
+            needed_weights=("codec_model.",),
+        ),
+    ),
+    vllm_models={BACKBONE: f"{_HERE}.backbone:CsmBackbone", CODEC: f"{_HERE}.codec:CsmCodec"},
+    builtins={"tiny-csm": f"{_HERE}.checkpoint.builder:tiny_csm"},
+    profile=f"{_HERE}.profile:stages_of",
+    published={"sesame/csm-1b": CheckpointNeeds(download_bytes=7 * 10**9, gpu_bytes=16 * 10**9)},
+)

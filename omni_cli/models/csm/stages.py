@@ -1,0 +1,106 @@
+"""CSM's backbone and codec on vLLM engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoProcessor
+
+from omni_cli.errors import InputError
+from omni_cli.models.codec.decoder_stage import CodecStage
+from omni_cli.models.codec.frame_stage import FrameStage
+from omni_cli.models.csm.architectures import BACKBONE, CODEC
+from omni_cli.outputs import Message
+from omni_cli.stage.messages import Report, StageRequest
+from omni_cli.stage.protocol import StageSpec
+from omni_cli.vllm_integration.conditioned_stage import EmbeddingTable
+from omni_cli.vllm_integration.prompts import conversation_of
+from omni_cli.vllm_integration.stage import ActiveRequest
+
+DEFAULT_SPEAKER = "0"
+
+
+@dataclass(frozen=True)
+class TextPrompt:
+    """A text's embeddings (num_tokens, hidden_size)."""
+
+    prompt_embeds: torch.Tensor
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """Any code: its embedding is not added."""
+        return [0] * len(self.prompt_embeds)
+
+    @property
+    def decode_conditions(self) -> torch.Tensor:
+        """Nothing is added to the frames."""
+        return torch.zeros_like(self.prompt_embeds[:1])
+
+    def information(self) -> dict[str, object]:
+        return {"decode_conditions": self.decode_conditions, "num_bare_tokens": [len(self.prompt_embeds)]}
+
+
+class BackboneStage(FrameStage):
+    """Frames of codes from a text; their first codes are the tokens that vLLM samples."""
+
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+        super().__init__(spec, emit)
+        self.num_codebooks = self.config.num_codebooks
+        self._processor: Any = AutoProcessor.from_pretrained(spec.model)
+        self._embed = EmbeddingTable(spec.model, "embed_text_tokens.weight", self.dtype)
+
+    def engine_args(self) -> dict[str, object]:
+        return {**super().engine_args(), "hf_overrides": {"architectures": [BACKBONE]}}
+
+    def begin(self, active: ActiveRequest) -> tuple[TextPrompt, dict[str, object]]:
+        return TextPrompt(self._embed(self._token_ids(active.request))), {}
+
+    def _token_ids(self, request: StageRequest) -> list[int]:
+        """A text after its speaker's number: `[0]hello`."""
+        tokenizer = self._processor.tokenizer
+        if request.raw:
+            if request.speaker is not None:
+                raise InputError("a raw prompt names its speaker itself", hint="drop the speaker, or `raw`")
+            return list(tokenizer(request.prompt).input_ids)
+        speaker = request.speaker or DEFAULT_SPEAKER
+        if not (speaker.isascii() and speaker.isdigit()):
+            raise InputError(f"unknown speaker `{speaker}`", hint="this model's speakers are numbers, from 0 on")
+        text = self._text(request)
+        turn = {"role": speaker, "content": [{"type": "text", "text": text}]}
+        prompt = self._processor.apply_chat_template([turn], tokenize=False)
+        return list(tokenizer(prompt, add_special_tokens=False).input_ids)
+
+    def _text(self, request: StageRequest) -> str:
+        """The text to speak: the reply that is given, else the prompt."""
+        if request.reply is not None:
+            return request.reply
+        messages: tuple[Message, ...] = conversation_of(request)
+        if len(messages) > 1:
+            raise InputError("this model speaks one message, and not a conversation")
+        return "".join(part.text for part in messages[0].parts)
+
+    def is_end(self, active: ActiveRequest) -> bool:
+        """As in the reference, a frame of end ids ends the speech, whatever its last code is."""
+        given = {**self.spec.ar.sampling.given(), **active.request.sampling}
+        frames = active.context["codes"]
+        if given.get("ignore_eos") or len(frames) < int(given.get("min_tokens", 0)):
+            return False
+        return bool((frames[-1][:-1] == self.config.codebook_eos_token_id).all())
+
+    def num_spoken(self, active: ActiveRequest) -> int:
+        frames = active.context.get("codes", [])
+        # A frame of end ids alone has no sound; as in the reference, one with another last code has.
+        is_silent = "ended" in active.context and bool((frames[-1] == self.config.codebook_eos_token_id).all())
+        return len(frames) - is_silent
+
+    def num_reported(self, active: ActiveRequest) -> int:
+        return len(active.token_ids)
+
+
+class MimiStage(CodecStage):
+    """A waveform from frames of codes."""
+
+    architecture = CODEC
