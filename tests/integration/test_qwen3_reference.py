@@ -140,7 +140,6 @@ def test_equal_under_pressure(start_brief_engine, references):
 
 RANKS = {
     "tensor": ("thinker.tensor_parallel_size=2", "talker.tensor_parallel_size=2"),
-    "pipeline": ("thinker.pipeline_parallel_size=2", "talker.pipeline_parallel_size=2"),
 }
 
 
