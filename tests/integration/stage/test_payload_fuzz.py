@@ -119,7 +119,7 @@ def test_limits_come_from_the_profile() -> None:
 @pytest.mark.parametrize(
     ("information", "message"),
     [
-        ({"decode_conditions": [1]}, "decode_conditions: a tensor of 2 dimensions"),
+        ({"decode_conditions": [1]}, "decode_conditions: expected a tensor of 2 dimensions"),
         ({"decode_conditions": torch.zeros(1, 5)}, "do not fit"),
         ({"num_bare_tokens": [1, 2]}, "one integer"),
         ({"num_bare_tokens": torch.zeros(1)}, "a list of integers"),
