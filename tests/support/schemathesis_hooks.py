@@ -8,8 +8,17 @@ from typing import Any
 import schemathesis
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-# Facts of the model or of the content: its speakers, its sizes, a prompt without words, a file that is not an image.
-OF_THE_MODEL = (None, "prompt_too_long", "invalid_image_url", "invalid_image", "invalid_audio", "invalid_base64")
+# Facts of the model or of the content: its speakers, its sizes, a prompt without words, a file that is no image.
+OF_THE_MODEL = (
+    None,
+    "prompt_too_long",
+    "invalid_image_url",
+    "invalid_image",
+    "invalid_video_url",
+    "invalid_video",
+    "invalid_audio",
+    "invalid_base64",
+)
 # Fields that contradict each other, and limits that are options of the command.
 OF_OTHER_FIELDS = ("audio", "audio.format", "response_format", "stream_options", "n", "size")
 
