@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from omni_cli.errors import StageError
@@ -51,8 +52,16 @@ def prepare_models(spec: StageSpec) -> None:
             stage=spec.stage.name,
             hint="install omni-cli again; `-v` shows what vLLM says",
         )
-    for architecture in (spec.architecture, *spec.family.vllm_models, *spec.family.inner_architectures):
+    for architecture in (spec.architecture, *spec.family.vllm_models):
         resolve_in_process(architecture)
+
+
+def resolve_inner(architectures: Iterable[str]) -> None:
+    """Resolve in this process, which may be a rank's, what vLLM looks up while it builds a model of these names."""
+    for family in families().values():
+        if not {*family.architectures, *family.vllm_models}.isdisjoint(architectures):
+            for inner in family.inner_architectures:
+                resolve_in_process(inner)
 
 
 def resolve_in_process(architecture: str) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.stacks import write_stacks_on_signal
+from omni_cli.vllm_integration.registry import resolve_inner
 from omni_cli.vllm_integration.shared_memory import forget_cpu_channels, forget_message_queues
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class OmniWorkerMixin(VllmWorker):
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         with mark("load weights"):
+            resolve_inner(self.vllm_config.model_config.architectures)
             super().load_model(*args, **kwargs)
 
     def determine_available_memory(self) -> int:
