@@ -10,11 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from support import reaper
 
 # OpenMP's threads otherwise spin while they wait for each other, and keep the very ones they wait for from the cores:
 # in models that a test runs itself as in the engine (`engine/process/fork_server.py`). Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# No test asserts a time: on a busy machine an example may take any.
+settings.register_profile("omni", deadline=None)
+settings.load_profile("omni")
 
 # Files that share a server or an engine, by the end of their names; each group runs on one worker.
 TOGETHER = (
