@@ -8,7 +8,7 @@ from typing import Any
 import schemathesis
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-# Facts of the model or of the content: its speakers, its sizes, a prompt without words, a file that is no image.
+# Facts of the model or of the content: its speakers, its sizes, a prompt without words, a file that is not an image.
 OF_THE_MODEL = (
     None,
     "prompt_too_long",
