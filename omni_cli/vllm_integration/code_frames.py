@@ -6,6 +6,7 @@ step, and again when a preempted request is computed again, so a request's codes
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -80,14 +81,10 @@ class RequestFrames:
             raise RuntimeError(f"frame {frame} was made, and {len(self.codes)} frames are known")
         self.codes.append(codes)
 
-    def first_of(self, span: ComputedSpan) -> int:
-        """The first position of the span that a frame has; its end if none has."""
-        return min(span.end, max(span.start, self.num_prompt_tokens))
-
     def codes_of(self, span: ComputedSpan) -> list[torch.Tensor]:
         """Codes of the positions of a span that are frames."""
-        first = self.first_of(span)
-        start, count = first - self.num_prompt_tokens, span.end - first
+        start = max(span.start, self.num_prompt_tokens) - self.num_prompt_tokens
+        count = max(0, span.end - self.num_prompt_tokens - start)
         if count > len(self.codes) - start:
             raise RuntimeError(f"request {span.request_id}: the codes of frame {len(self.codes)} are not known")
         return self.codes[start : start + count] if count else []
@@ -149,13 +146,13 @@ class FrameStore:
         ):
             self._model.add_rows(self._latest)
             return
-        parts = [(span, self._requests[span.request_id]) for span in spans]
-        codes = [code for span, request in parts for code in request.codes_of(span)]
-        if not codes:
+        codes = [self._requests[span.request_id].codes_of(span) for span in spans]
+        if not any(codes):
             return
-        made_rows = self._model.rows_of_codes(torch.stack(codes))
-        made = made_rows.split([len(request.codes_of(span)) for span, request in parts])
+        made_rows = self._model.rows_of_codes(torch.stack(list(itertools.chain.from_iterable(codes))))
         rows = made_rows.new_zeros((sum(span.length for span in spans), made_rows.shape[1]))
-        for (span, request), part in zip(parts, made, strict=True):
-            rows[span.row + request.first_of(span) - span.start : span.row + span.length] = part
+        for span, part in zip(spans, made_rows.split(list(map(len, codes))), strict=True):
+            # Frames are at the end of a span, behind what it has of the prompt.
+            end = span.row + span.length
+            rows[end - len(part) : end] = part
         self._model.add_rows(rows)

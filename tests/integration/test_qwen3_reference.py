@@ -58,8 +58,8 @@ def spoken() -> list[GenerateRequest]:
         *(replace(request, speaker=name) for request, name in zip(requests(), speakers, strict=True)),
         GenerateRequest("turns", messages=turns, images=(image,), audio=(sound,)),
     ]
-    # Whole seconds, windows of the audio encoder: it pads shorter ones to the longest of a batch, in vLLM as in
-    # transformers, and its convolutions see the padding.
+    # Whole seconds, the audio encoder's windows. It pads a shorter one to the longest of a batch, and its convolutions
+    # see the padding: transformers' own output for 0.7 s differs by 3 % of its largest value beside a sound of 1.3 s.
     return [replace(each, audio=tuple((np.resize(s, 16_000), rate) for s, rate in each.audio)) for each in made]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import multiprocessing
 import os
 import runpy
 import sys
@@ -56,5 +55,4 @@ def _run(script: str, task: Path, answer: Path, log: Path, environment: dict[str
     sys.stdin = task.open()
     sys.argv = [script, str(answer)]
     sys.path.insert(0, str(SUPPORT))
-    multiprocessing.process.current_process().daemon = False
     runpy.run_path(str(SUPPORT / f"{script}.py"), run_name="__main__")
