@@ -7,11 +7,17 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from vllm.distributed import get_pp_group
+from vllm.sequence import IntermediateTensors
 
 
 class ConditionedModel(nn.Module):
-    """Buffers that are filled before each forward pass and read in it; our runner calls `fill_conditions`."""
+    """Buffers that are filled before each forward pass and read in it; our runner calls `fill_conditions`.
 
+    `model` is the decoder of vLLM's that runs on the conditioned rows.
+    """
+
+    model: nn.Module
     conditions: torch.Tensor
     bare: torch.Tensor
     inputs: torch.Tensor
@@ -54,7 +60,33 @@ class ConditionedModel(nn.Module):
         embeds += self.conditions[:num_tokens]
         return embeds
 
-    def as_input(self, rows: torch.Tensor) -> torch.Tensor:
-        """Copy input rows (num_tokens, hidden_size) to where they always are."""
-        inputs = self.inputs[: rows.shape[0]]
-        return inputs.copy_(rows)
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings (num_tokens, embedding_size) of codec ids."""
+        raise NotImplementedError
+
+    def project_input(self, rows: torch.Tensor) -> torch.Tensor:
+        """Conditioned rows (num_tokens, embedding_size) in the width of `model`, (num_tokens, hidden_size)."""
+        return rows
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor | IntermediateTensors:
+        """`input_ids` (num_tokens,) codec ids -> hidden (num_tokens, hidden_size).
+
+        `positions` are (num_tokens,), with M-RoPE (3, num_tokens).
+        """
+        if get_pp_group().is_first_rank and inputs_embeds is None:
+            assert input_ids is not None
+            rows = self.project_input(self.conditioned(self.embed_input_ids(input_ids)))
+            # To where a captured graph reads them.
+            inputs_embeds = self.inputs[: rows.shape[0]].copy_(rows)
+        made: torch.Tensor | IntermediateTensors = self.model(None, positions, intermediate_tensors, inputs_embeds)
+        return made
+
+    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[object]) -> tuple[torch.Tensor, int]:
+        """Positions (3, num_tokens) of a prompt without media, for models with M-RoPE; others come with the request."""
+        return torch.arange(len(input_tokens)).expand(3, -1), 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import ClassVar
 
 import torch
-from torch import nn
+from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper
 
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling
 from omni_cli.vllm_integration.conditioned_model import ConditionedModel
@@ -14,29 +15,62 @@ from omni_cli.vllm_integration.conditioned_model import ConditionedModel
 class FrameModel(ConditionedModel):
     """vLLM samples the first code of each frame; `predict_codes` draws the others within the step.
 
-    A position's input is its condition row plus the embeddings of all its codes.
+    A position's input is its condition row plus the embeddings of all its codes. `predictor_name` is the attribute with
+    the predictor's module, missing on ranks without one, and what its weights' names begin with after `weights_prefix`.
     """
 
+    predictor_name: ClassVar[str]
+    weights_prefix: ClassVar[str] = ""
+    sampling: ClassVar[CodeSampling]
+    hf_to_vllm_mapper: ClassVar[WeightsMapper]
     num_codebooks: int
+    max_num_seqs: int
+
+    def code_network(self) -> CodeNetwork:
+        """The parts of the predictor's module that draw codes."""
+        raise NotImplementedError
 
     def embed_codes(self, index: int, codes: torch.Tensor) -> torch.Tensor:
         """Rows (num_codes, hidden_size) of codes (num_codes,) of codebook `index`, 0 for the backbone's."""
         raise NotImplementedError
 
-    def use_predictor(self, network: CodeNetwork, sampling: CodeSampling, max_batch: int) -> None:
-        """Allocate the code predictor's buffers, once the weights are where they stay."""
-        weight = next(network.layers.parameters())
-        # Not an attribute of a module: vLLM would look for weights of its name.
-        self._predictors = (
-            CodePredictor(
-                network,
-                num_codebooks=self.num_codebooks,
-                max_batch=max_batch,
-                sampling=sampling,
-                dtype=weight.dtype,
-                device=weight.device,
-            ),
-        )
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load the model, then allocate the code predictor's buffers; the names of the weights that were used."""
+        apart: set[str] = set()
+        mapper = self.hf_to_vllm_mapper | self.model.hf_to_vllm_mapper
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(self._load_predictor(weights, apart), mapper=mapper)
+        if not isinstance(getattr(self, self.predictor_name), PPMissingLayer):
+            network = self.code_network()
+            weight = next(network.layers.parameters())
+            # Not an attribute of a module: vLLM would look for weights of its name.
+            self._predictors = (
+                CodePredictor(
+                    network,
+                    num_codebooks=self.num_codebooks,
+                    max_batch=self.max_num_seqs,
+                    sampling=self.sampling,
+                    dtype=weight.dtype,
+                    device=weight.device,
+                ),
+            )
+        return loaded | apart
+
+    def _load_predictor(
+        self, weights: Iterable[tuple[str, torch.Tensor]], loaded: set[str]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights of other parts, while the predictor's are copied to it and noted in `loaded`.
+
+        vLLM's names for stacked weights are its own layers'; the predictor is transformers'.
+        """
+        own = dict(getattr(self, self.predictor_name).named_parameters())
+        for name, weight in weights:
+            inner = name.removeprefix(self.weights_prefix)
+            parameter = own.get(inner.removeprefix(f"{self.predictor_name}."))
+            if parameter is None or not inner.startswith(f"{self.predictor_name}."):
+                yield name, weight
+            else:
+                parameter.data.copy_(weight)
+                loaded.add(inner)
 
     def predict_codes(
         self,
@@ -59,20 +93,3 @@ class FrameModel(ConditionedModel):
     def add_rows(self, rows: torch.Tensor) -> None:
         """Add rows (num_tokens, hidden_size) to the conditions of the next forward pass."""
         self.conditions[: rows.shape[0]] += rows
-
-
-def load_apart(
-    weights: Iterable[tuple[str, torch.Tensor]], prefix: str, module: nn.Module, loaded: set[str]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the other weights, while those of `module` are copied to it and noted in `loaded`.
-
-    They are called `prefix...`. vLLM's names for stacked weights are its own layers'; a predictor is transformers'.
-    """
-    own = dict(module.named_parameters())
-    for name, weight in weights:
-        parameter = own.get(name.removeprefix(prefix)) if name.startswith(prefix) else None
-        if parameter is None:
-            yield name, weight
-        else:
-            parameter.data.copy_(weight)
-            loaded.add(name)

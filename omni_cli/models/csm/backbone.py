@@ -6,8 +6,6 @@ text's positions are its embeddings, which come with the request; a frame's is t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import nn
 from transformers import CsmDepthDecoderForCausalLM
@@ -17,21 +15,19 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.interfaces import SupportsPP
 from vllm.model_executor.models.llama import LlamaModel
-from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper, maybe_prefix
-from vllm.sequence import IntermediateTensors
+from vllm.model_executor.models.utils import PPMissingLayer, WeightsMapper, maybe_prefix
 
 from omni_cli.errors import CheckpointError
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodeSampling
-from omni_cli.models.codec.frame_model import FrameModel, load_apart
-
-# Of a depth decoder that samples: the values of the released checkpoint's generation_config.json.
-SAMPLING = CodeSampling(top_k=50, top_p=1.0, temperature=0.9)
-_DEPTH = "depth_decoder."
+from omni_cli.models.codec.frame_model import FrameModel
 
 
 class CsmBackbone(FrameModel, SupportsPP):
     """Loads the weights of a CSM checkpoint, but for the text embeddings and Mimi."""
 
+    predictor_name = "depth_decoder"
+    # Of a depth decoder that samples: the values of the released checkpoint's generation_config.json.
+    sampling = CodeSampling(top_k=50, top_p=1.0, temperature=0.9)
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_prefix={
             "backbone_model.embed_tokens.embed_audio_tokens.": "model.embed_tokens.",
@@ -71,9 +67,9 @@ class CsmBackbone(FrameModel, SupportsPP):
             )
             del self.depth_decoder.model.embed_tokens
 
-    def _prepare_predictor(self) -> None:
+    def code_network(self) -> CodeNetwork:
         depth = self.depth_decoder
-        network = CodeNetwork(
+        return CodeNetwork(
             config=depth.config,
             layers=depth.model.layers,
             norm=depth.model.norm,
@@ -82,7 +78,6 @@ class CsmBackbone(FrameModel, SupportsPP):
             head=lambda index, hidden: hidden @ depth.codebooks_head.weight[index - 1],
             project=depth.model.inputs_embeds_projector,
         )
-        self.use_predictor(network, SAMPLING, self.max_num_seqs)
 
     def embed_codes(self, index: int, codes: torch.Tensor) -> torch.Tensor:
         rows: torch.Tensor = self.model.embed_tokens(codes + index * self.config.vocab_size)
@@ -92,28 +87,6 @@ class CsmBackbone(FrameModel, SupportsPP):
         """Embeddings (num_tokens, hidden_size) of first codes."""
         return self.embed_codes(0, input_ids)
 
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor | IntermediateTensors:
-        """`input_ids` (num_tokens,) first codes, `positions` (num_tokens,) -> hidden (num_tokens, hidden_size)."""
-        if get_pp_group().is_first_rank and inputs_embeds is None:
-            assert input_ids is not None
-            inputs_embeds = self.as_input(self.conditioned(self.embed_input_ids(input_ids)))
-        return self.model(None, positions, intermediate_tensors, inputs_embeds)
-
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
         return logits
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        loaded: set[str] = set()
-        mapper = self.hf_to_vllm_mapper | self.model.hf_to_vllm_mapper
-        others = load_apart(weights, _DEPTH, self.depth_decoder, loaded)
-        loaded |= AutoWeightsLoader(self).load_weights(others, mapper=mapper)
-        if not isinstance(self.depth_decoder, PPMissingLayer):
-            self._prepare_predictor()
-        return loaded

@@ -21,7 +21,6 @@ from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsPP
 from vllm.model_executor.models.llama import LlamaDecoderLayer
 from vllm.model_executor.models.qwen2 import Qwen2Model
 from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper, maybe_prefix
-from vllm.sequence import IntermediateTensors
 
 from omni_cli.checkpoints.shards import shards_with_prefix
 from omni_cli.vllm_integration.conditioned_model import ConditionedModel
@@ -85,19 +84,9 @@ class Qwen2_5OmniTalkerForConditionalGeneration(ConditionedModel, SupportsPP, Su
         embeds = self.model.embed_tokens(input_ids)
         return embeds.masked_fill_((input_ids == self.config.tts_codec_mask_token_id).unsqueeze(-1), 0)
 
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor | IntermediateTensors:
-        """`input_ids` (num_tokens,) codec ids, `positions` (3, num_tokens) -> hidden (num_tokens, hidden_size)."""
-        if get_pp_group().is_first_rank and inputs_embeds is None:
-            assert input_ids is not None
-            embeds = self.conditioned(self.embed_input_ids(input_ids))
-            inputs_embeds = self.as_input(self.thinker_to_talker_proj(embeds)[0])
-        return self.model(None, positions, intermediate_tensors, inputs_embeds)
+    def project_input(self, rows: torch.Tensor) -> torch.Tensor:
+        projected: torch.Tensor = self.thinker_to_talker_proj(rows)[0]
+        return projected
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         logits = self.logits_processor(self.lm_head, hidden_states)
@@ -105,10 +94,6 @@ class Qwen2_5OmniTalkerForConditionalGeneration(ConditionedModel, SupportsPP, Su
             # The reference suppresses the start token in every step.
             logits[:, self.config.tts_codec_start_token_id] = float("-inf")
         return logits
-
-    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[object]) -> tuple[torch.Tensor, int]:
-        """Positions (3, num_tokens) of a prompt without images, audio or video; others arrive with the request."""
-        return torch.arange(len(input_tokens)).expand(3, -1), 0
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         mapper = self.hf_to_vllm_mapper | self.model.hf_to_vllm_mapper

@@ -6,7 +6,7 @@ vLLM samples the first code of each frame as the talker's token; the code predic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -20,23 +20,23 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsPP
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeModel
-from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper, maybe_prefix
-from vllm.sequence import IntermediateTensors
+from vllm.model_executor.models.utils import PPMissingLayer, WeightsMapper, maybe_prefix
 
 from omni_cli.checkpoints.shards import shards_with_prefix
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodeSampling
-from omni_cli.models.codec.frame_model import FrameModel, load_apart
+from omni_cli.models.codec.frame_model import FrameModel
 
 # What transformers suppresses at the end of the talker's vocabulary, but for the end token.
 NUM_SUPPRESSED_IDS = 1024
-# transformers' for the code predictor of a talker that samples; they are not settings there either.
-SAMPLING = CodeSampling(top_k=50, top_p=0.8)
-_PREDICTOR = "talker.code_predictor."
 
 
 class Qwen3OmniMoeTalkerForConditionalGeneration(FrameModel, SupportsPP, SupportsMRoPE):
     """The talker alone; loads the weights called `talker.` of a whole Qwen3-Omni checkpoint."""
 
+    predictor_name = "code_predictor"
+    weights_prefix = "talker."
+    # transformers' for the code predictor of a talker that samples; they are not settings there either.
+    sampling = CodeSampling(top_k=50, top_p=0.8)
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_prefix={
             "talker.codec_head.": "lm_head.",
@@ -78,10 +78,9 @@ class Qwen3OmniMoeTalkerForConditionalGeneration(FrameModel, SupportsPP, Support
         if ends.is_last_rank:
             self.lm_head = ParallelLMHead(text.vocab_size, text.hidden_size, prefix=maybe_prefix(prefix, "codec_head"))
 
-    def prepare_predictor(self) -> None:
-        """Allocate the code predictor's buffers, once the weights are where they stay."""
+    def code_network(self) -> CodeNetwork:
         predictor = self.code_predictor
-        network = CodeNetwork(
+        return CodeNetwork(
             config=predictor.config,
             layers=predictor.model.layers,
             norm=predictor.model.norm,
@@ -89,7 +88,6 @@ class Qwen3OmniMoeTalkerForConditionalGeneration(FrameModel, SupportsPP, Support
             embed=self.embed_codes,
             head=lambda index, hidden: predictor.lm_head[index - 1](hidden),
         )
-        self.use_predictor(network, SAMPLING, self.max_num_seqs)
 
     def embed_codes(self, index: int, codes: torch.Tensor) -> torch.Tensor:
         table = self.code_predictor.model.codec_embedding[index - 1] if index else self.model.embed_tokens
@@ -112,19 +110,6 @@ class Qwen3OmniMoeTalkerForConditionalGeneration(FrameModel, SupportsPP, Support
         embeds: torch.Tensor = self.model.embed_tokens(input_ids)
         return embeds
 
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor | IntermediateTensors:
-        """`input_ids` (num_tokens,) codec ids, `positions` (3, num_tokens) -> hidden (num_tokens, hidden_size)."""
-        if get_pp_group().is_first_rank and inputs_embeds is None:
-            assert input_ids is not None
-            inputs_embeds = self.as_input(self.conditioned(self.embed_input_ids(input_ids)))
-        return self.model(None, positions, intermediate_tensors, inputs_embeds)
-
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
         if logits is not None:
@@ -132,16 +117,3 @@ class Qwen3OmniMoeTalkerForConditionalGeneration(FrameModel, SupportsPP, Support
             logits[:, max(first, 0) : end] = float("-inf")
             logits[:, max(end + 1, first, 0) :] = float("-inf")
         return logits
-
-    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[object]) -> tuple[torch.Tensor, int]:
-        """Positions (3, num_tokens) of a prompt without images or video; others arrive with the request."""
-        return torch.arange(len(input_tokens)).expand(3, -1), 0
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        apart: set[str] = set()
-        mapper = self.hf_to_vllm_mapper | self.model.hf_to_vllm_mapper
-        others = load_apart(weights, _PREDICTOR, self.code_predictor, apart)
-        loaded: set[str] = AutoWeightsLoader(self).load_weights(others, mapper=mapper)
-        if not isinstance(self.code_predictor, PPMissingLayer):
-            self.prepare_predictor()
-        return loaded | {name.removeprefix("talker.") for name in apart}
