@@ -50,8 +50,9 @@ class GenerateRequest:
     `sampling` overrides the first AR stage's `sampling` keys; `diffusion` overrides call arguments of the diffusion
     stage (diffusers' names: `num_inference_steps`, `guidance_scale`, `height`, `width`, `negative_prompt`, ...).
     `audio` holds (samples float32 mono (num_samples,), sample rate Hz) pairs; `images` holds uint8 RGB arrays
-    (height, width, 3). `modalities` None means all that the profile makes. `reply` fixes the first AR stage's answer
-    word for word. `cache_salt` separates prefix caches: entries of another salt, or of none, are not used.
+    (height, width, 3), and so do `control_images` and `mask`, which is white where the model paints.
+    `modalities` None means all that the profile makes. `reply` fixes the first AR stage's answer word for word.
+    `cache_salt` separates prefix caches: entries of another salt, or of none, are not used.
     With `stream_audio`, stages start before their input stage has finished, and audio arrives in `AudioChunk`s as it is
     made; None leaves that to the profile.
 
@@ -65,6 +66,8 @@ class GenerateRequest:
     reply: str | None = None
     audio: tuple[tuple[np.ndarray, int], ...] = ()
     images: tuple[np.ndarray, ...] = ()
+    mask: np.ndarray | None = None
+    control_images: tuple[np.ndarray, ...] = ()
     videos: tuple[Video, ...] = ()
     seed: int = 0
     modalities: frozenset[Modality] | None = None

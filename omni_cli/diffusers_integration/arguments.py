@@ -15,12 +15,16 @@ from typing import Any
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig
 from omni_cli.diffusers_integration.prompt_length import check_prompt_lengths
 from omni_cli.diffusers_integration.requests import DiffusionRequest, freeze
+from omni_cli.diffusers_integration.signature import Medium, PipelineSignature, signature_of_class
 from omni_cli.errors import InputError
 
 # More would need tens of GiB for the VAE alone; the largest size that published text-to-image models are trained for.
 MAX_PIXELS = 4096 * 4096
 MAX_INFERENCE_STEPS = 1000
 MAX_SEED = 2**64 - 1
+
+# A request's media, as messages name them.
+MEDIA: Mapping[Medium, str] = {"image": "an image", "mask": "a mask", "control_image": "a control image"}
 
 # Arguments of a pipeline call that the executor sets itself, with the replacement.
 OWNED_ARGUMENTS: Mapping[str, str] = {
@@ -43,9 +47,11 @@ class PipelineCall:
     """A pipeline's `__call__`, inspected once.
 
     `defaults` maps argument names to their defaults (None if there is none); height and width must be multiples of
-    `size_multiple`; `default_height` and `default_width` are pixels, None if the pipeline does not define them.
+    `size_multiple`; `default_height` and `default_width` are what the pipeline takes where nobody sets them, in pixels,
+    None if that depends on its input.
     """
 
+    signature: PipelineSignature
     defaults: Mapping[str, object]
     size_multiple: int
     default_height: int | None
@@ -63,12 +69,31 @@ class PipelineCall:
         embeds_guidance = getattr(getattr(denoiser, "config", None), "guidance_embeds", None)
         defaults = {p.name: None if p.default is p.empty else p.default for p in named}
         return cls(
+            signature=signature_of_class(type(pipeline)),
             defaults=defaults,
             size_multiple=_size_multiple(pipeline),
             default_height=height,
             default_width=width,
             ignores_guidance_scale=embeds_guidance is False and "true_cfg_scale" in defaults,
         )
+
+    def media_arguments(self, media: Mapping[Medium, object]) -> dict[str, object]:
+        """The arguments of the call for a request's media; raises `InputError` for one that the pipeline lacks."""
+        arguments: dict[str, object] = {}
+        for medium, value in media.items():
+            name = self.signature.argument_for(medium)
+            if name is None:
+                raise InputError(
+                    f"{self.signature.name} takes no {MEDIA[medium].partition(' ')[2]}",
+                    hint=f"remove {_option(medium)}, or use a checkpoint of another pipeline",
+                )
+            if name in arguments:
+                raise InputError(
+                    f"{self.signature.name} takes {MEDIA['image']} or {MEDIA[medium]}, not both",
+                    hint=f"remove {_option(medium)}",
+                )
+            arguments[name] = value
+        return arguments
 
     def arguments(self, request: DiffusionRequest) -> dict[str, object]:
         """The arguments of the call that a resolved request sets, its prompts included."""
@@ -96,6 +121,7 @@ def resolve_request(
     if not resolved.prompt.strip():
         raise InputError("the prompt is empty", hint="describe the image")
     _check_negative_prompt(resolved, call)
+    _check_needs(resolved, call)
     tokens = check_prompt_lengths(pipeline, call.defaults, resolved)
     _ask_pipeline(pipeline, call, resolved)
     return replace(resolved, num_prompt_tokens=tokens)
@@ -136,8 +162,8 @@ def _fill(request: DiffusionRequest, config: DiffusionStageConfig, call: Pipelin
     return replace(
         request,
         negative_prompt=first("negative_prompt"),
-        height=first("height", call.default_height),
-        width=first("width", call.default_width),
+        height=first("height"),
+        width=first("width"),
         num_inference_steps=first("num_inference_steps", call.defaults.get("num_inference_steps")),
         guidance_scale=first("guidance_scale"),
         call={**config.call, **request.call},
@@ -156,7 +182,11 @@ def check_call_argument(name: str, call: PipelineCall) -> None:
         hint = f"did you mean `{near[0]}`?" if near else "it takes " + ", ".join(f"`{n}`" for n in sorted(settable))
         raise InputError(f"the pipeline's call has no argument `{name}`", hint=hint)
     if _takes_tensor(name):
-        raise InputError(f"`{name}` takes tensors or images, which a profile or a command line cannot hold")
+        media = [medium for medium in MEDIA if call.signature.argument_for(medium) == name]
+        raise InputError(
+            f"`{name}` takes tensors or images, which a profile or a command line cannot hold",
+            hint=f"use {_option(media[0])}" if media else None,
+        )
 
 
 def _takes_tensor(name: str) -> bool:
@@ -190,6 +220,22 @@ def _check_negative_prompt(request: DiffusionRequest, call: PipelineCall) -> Non
         raise InputError(
             f"`negative_prompt` has no effect with `{name}` {scale:g}", hint=f"set `{name}` to more than 1"
         )
+
+
+def _check_needs(request: DiffusionRequest, call: PipelineCall) -> None:
+    """Reject a request without what its pipeline needs."""
+    signature = call.signature
+    for medium in signature.needed_media:
+        if signature.argument_for(medium) not in request.conditions:
+            raise InputError(f"{signature.name} needs {MEDIA[medium]}", hint=f"add {_option(medium)}")
+    given = call.arguments(request)
+    for name, argument in signature.arguments.items():
+        if argument.is_required and name not in given:
+            raise InputError(f"{signature.name} needs `{name}`", hint=f"add `--arg {name}=VALUE`")
+
+
+def _option(medium: Medium) -> str:
+    return f"`--{medium.replace('_', '-')} FILE`"
 
 
 def _check_numbers(request: DiffusionRequest, call: PipelineCall) -> None:
@@ -248,7 +294,8 @@ def _ask_pipeline(pipeline: object, call: PipelineCall, request: DiffusionReques
     check = getattr(pipeline, "check_inputs", None)
     if check is None:
         return
-    arguments = {**call.defaults, **call.arguments(request), "callback_on_step_end_tensor_inputs": []}
+    sizes = {"height": call.default_height, "width": call.default_width}
+    arguments = {**call.defaults, **sizes, **call.arguments(request), "callback_on_step_end_tensor_inputs": []}
     # Names that `check_inputs` has and the call does not are remnants of older callbacks: absent means None.
     # `batch_size` is the only exception.
     arguments.setdefault("batch_size", 1)
@@ -257,7 +304,10 @@ def _ask_pipeline(pipeline: object, call: PipelineCall, request: DiffusionReques
     values = {p.name: arguments.get(p.name) for p in parameters if p.default is p.empty or p.name in arguments}
     try:
         check(**values)
-    except (ValueError, TypeError) as error:
+    except TypeError:
+        # The call turns some values into others before it checks them, such as a number into a list of one.
+        return
+    except ValueError as error:
         raise InputError(f"{type(pipeline).__name__} rejects the request: {error}") from error
 
 

@@ -36,10 +36,12 @@ if TYPE_CHECKING:
     from omni_cli.execution.denoiser import Denoiser
 
 _TAGS = frozenset({"weights", "kv_cache"})
+# The side of the images that a pipeline is warmed up with where the stage sets no size.
+_WARM_UP_PIXELS = 512
 
 
 class DiffusersPipelineExecutor:
-    """One text-to-image pipeline in this process.
+    """One image pipeline in this process.
 
     The stage's `batching` decides how the requests of a batch share the device:
 
@@ -182,11 +184,25 @@ class DiffusersPipelineExecutor:
         if self.config.execution == "eager":
             return
         # Two steps: some schedules divide by zero with one.
-        request = self.resolve(DiffusionRequest("warm-up", "warm-up", num_inference_steps=2))
+        request = self.resolve(
+            DiffusionRequest("warm-up", "warm-up", num_inference_steps=2, conditions=self._grey_media())
+        )
         with mark("warm-up"):
             (output,) = self.execute_model(DiffusionSchedulerOutput((request,))).outputs
         if output.error is not None:
             raise output.error
+
+    def _grey_media(self) -> dict[str, object]:
+        """The media that the pipeline needs, in the stage's size."""
+        from PIL import Image
+
+        size = (self.config.width or _WARM_UP_PIXELS, self.config.height or _WARM_UP_PIXELS)
+        return self.call.media_arguments(
+            {
+                medium: Image.new("L" if medium == "mask" else "RGB", size, "grey")
+                for medium in self.call.signature.needed_media
+            }
+        )
 
     def execute_model(
         self,
@@ -240,7 +256,8 @@ class DiffusersPipelineExecutor:
             except OmniError as error:
                 finish(DiffusionOutput(request.request_id, "error", error=error))
                 continue
-            key = resolved.num_prompt_tokens if self.config.batching == "stacked" else request.request_id
+            is_stacked = self.config.batching == "stacked" and not resolved.conditions
+            key = resolved.num_prompt_tokens if is_stacked else request.request_id
             groups.setdefault(key, []).append(resolved)
         return groups.values()
 

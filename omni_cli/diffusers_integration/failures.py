@@ -25,7 +25,8 @@ def describe_failure(raised: Exception, config: StageConfig, requests: Sequence[
     out_of_memory = isinstance(raised, torch.OutOfMemoryError | MemoryError) or "can't allocate" in str(raised)
     translated, hint = translate(" ".join(str(raised).split()), config)
     if out_of_memory:
-        message = f"not enough memory for {len(requests)} of {requests[0].width}x{requests[0].height}"
+        size = "" if requests[0].width is None else f" of {requests[0].width}x{requests[0].height}"
+        message = f"not enough memory for {'an image' if len(requests) == 1 else f'{len(requests)} images'}{size}"
         hint = ", or ".join(filter(None, ("use a smaller `height` and `width`", hint)))
     elif isinstance(raised, BadPixelsError) and all(request.num_inference_steps == 1 for request in requests):
         # Schedules that end at a given noise level divide by zero when the first step is the last.

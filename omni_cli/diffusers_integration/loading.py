@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from omni_cli.diffusers_integration.signature import (
+    IMAGE_FIELDS,
+    Argument,
+    PipelineSignature,
+    signature_of,
+    signature_of_class,
+)
 from omni_cli.errors import CheckpointError, OmniError, StageError
 
-# Arguments that only pipelines for other tasks than text to image have.
-_OTHER_TASKS = {
-    "num_frames": "makes video",
-    "video": "takes video",
-    "audio_length_in_s": "makes audio",
-    "audio_end_in_s": "makes audio",
-    "mask_image": "fills in an image",
-    "strength": "changes an image",
-}
+# What pipelines make, by the first field of their output that is not images.
+_OTHER_OUTPUTS = {"frames": "video", "video": "video", "audios": "audio", "texts": "text", "sequences": "text"}
 
 
 def load_pipeline(
     model: str, dtype: str, device: str, *, stage: str, trust_remote_code: bool, unused_parts: Sequence[str] = ()
 ) -> object:
-    """The text-to-image pipeline at `model` (folder or Hugging Face repo id), on `device`, weights in
+    """The image pipeline at `model` (folder or Hugging Face repo id), on `device`, weights in
     `dtype`; without its `unused_parts`.
 
-    `CheckpointError` for a folder that is missing, broken or no text-to-image pipeline; `StageError` when
+    `CheckpointError` for a folder that is missing, broken or of a pipeline that cannot run here; `StageError` when
     there is not enough memory for it.
     """
     import torch
@@ -51,7 +50,7 @@ def load_pipeline(
                 **models,
                 **dict.fromkeys(unused_parts),
             )
-            check_text_to_image(type(pipeline))
+            check_runnable(signature_of_class(type(pipeline)))
             pipeline.to(device)
     except OmniError:
         raise
@@ -96,37 +95,29 @@ def _load_models(folder: Path, parts: Mapping[str, tuple[str, str]], dtype: obje
     return models
 
 
-def check_text_to_image(pipeline_class: type) -> None:
-    """`CheckpointError` unless the class turns a prompt into images and needs nothing else."""
-    from diffusers.pipelines import auto_pipeline
-
-    if pipeline_class in auto_pipeline.AUTO_TEXT2IMAGE_PIPELINES_MAPPING.values():
-        return
-    name, why = pipeline_class.__name__, None
-    parameters = inspect.signature(pipeline_class.__call__).parameters
-    others = (
-        auto_pipeline.AUTO_IMAGE2IMAGE_PIPELINES_MAPPING,
-        auto_pipeline.AUTO_INPAINT_PIPELINES_MAPPING,
-        auto_pipeline.AUTO_TEXT2VIDEO_PIPELINES_MAPPING,
-        auto_pipeline.AUTO_IMAGE2VIDEO_PIPELINES_MAPPING,
-    )
-    if "prompt" not in parameters:
-        why = "takes no prompt"
-    elif any(pipeline_class in mapping.values() for mapping in others):
-        why = "changes an image or makes video"
-    elif "image" in parameters and "height" not in parameters:
-        why = "changes an image"
+def check_runnable(signature: PipelineSignature) -> None:
+    """`CheckpointError` unless the pipeline makes images from a prompt and, perhaps, images."""
+    made = signature.output_fields
+    why = None
+    if made and not set(made) & set(IMAGE_FIELDS):
+        why = f"it makes {_OTHER_OUTPUTS.get(made[0], f'`{made[0]}`')}, and images only can be written"
+    elif "prompt" not in signature.arguments:
+        why = "it takes no prompt"
     else:
-        why = next((reason for argument, reason in _OTHER_TASKS.items() if argument in parameters), None)
-    if why is None:
-        needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-        needed = [argument for argument in needed if argument not in ("self", "prompt")]
-        why = f"needs {', '.join(f'`{argument}`' for argument in needed)}" if needed else None
-    if why is not None:
-        raise CheckpointError(
-            f"{name} is not a text-to-image pipeline: it {why}",
-            hint="use a checkpoint of a text-to-image pipeline",
+        media = [signature.argument_for(medium) for medium in signature.needed_media]
+        tensors = (
+            name
+            for name, argument in signature.arguments.items()
+            if argument.is_required and name not in media and _takes_tensors(argument)
         )
+        needed = next(tensors, None)
+        why = None if needed is None else f"it needs `{needed}`, which no file and no setting can hold"
+    if why is not None:
+        raise CheckpointError(f"{signature.name} cannot run: {why}", hint="use a checkpoint of another pipeline")
+
+
+def _takes_tensors(argument: Argument) -> bool:
+    return any(word in (argument.annotation or "") for word in ("Tensor", "Image", "ndarray"))
 
 
 def _check_folder(folder: Path, trust_remote_code: bool) -> Mapping[str, tuple[str, str]]:
@@ -148,12 +139,12 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> Mapping[str, tuple[s
             f"{folder} brings its own pipeline code", hint="if you trust it, add `--trust-remote-code`"
         )
     if isinstance(name, str):
-        pipeline_class = getattr(diffusers, name, None)
-        if not isinstance(pipeline_class, type):
+        signature = signature_of(name)
+        if signature is None:
             near = difflib.get_close_matches(name, [n for n in dir(diffusers) if n.endswith("Pipeline")], n=1)
             hint = f"did you mean `{near[0]}`?" if near else f"this is diffusers {diffusers.__version__}"
             raise CheckpointError(f"{index}: diffusers has no pipeline class `{name}`", hint=hint)
-        check_text_to_image(pipeline_class)
+        check_runnable(signature)
     elif not isinstance(name, list):
         raise CheckpointError(f"{index} names no pipeline class (`_class_name`)")
     specs = {part: spec for part, spec in content.items() if not part.startswith("_") and isinstance(spec, list)}

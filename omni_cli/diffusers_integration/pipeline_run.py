@@ -23,6 +23,7 @@ from omni_cli.diffusers_integration.pixels import (
 )
 from omni_cli.diffusers_integration.prompt_cache import PromptCache
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionTimes
+from omni_cli.diffusers_integration.signature import IMAGE_FIELDS
 from omni_cli.execution.ranges import Consecutive, mark
 from omni_cli.execution.timeline import Clock
 
@@ -113,15 +114,17 @@ class PipelineRunner:
 
         Exceptions of `on_step` and of the pipeline propagate, with the pipeline ready for its next call.
         """
+        arguments = self._arguments(requests)
         self._marks = marks = _Marks(self._clock.mark())
         try:
-            images = self._pipeline(**self._arguments(requests), **self._callback(marks, requests[0], on_step)).images
+            made = self._pipeline(**arguments, **self._callback(marks, requests[0], on_step))
         finally:
             self._marks = None
             marks.ranges.close()
             if hasattr(self._pipeline, "_current_timestep"):
                 self._pipeline._current_timestep = None
-        if self.output_type == "pil":
+        images = next(getattr(made, field) for field in IMAGE_FIELDS if hasattr(made, field))
+        if arguments["output_type"] == "pil":
             with mark("output copy"):
                 pixels: Pixels = PixelsHere(pil_to_uint8(images))
             marks.end = self._clock.mark()
@@ -145,7 +148,9 @@ class PipelineRunner:
             arguments["prompt"] = [request.prompt for request in requests]
             if requests[0].negative_prompt is not None:
                 arguments["negative_prompt"] = [request.negative_prompt for request in requests]
-        return {**arguments, "output_type": self.output_type}
+        # What a mask was cropped for is pasted back into the image by Pillow.
+        is_pasted = arguments.get("padding_mask_crop") is not None
+        return {**arguments, "output_type": "pil" if is_pasted else self.output_type}
 
     def _callback(self, marks: _Marks, request: DiffusionRequest, on_step: OnStep) -> dict[str, object]:
         def note_step() -> None:

@@ -1,4 +1,4 @@
-"""A stage over a diffusers pipeline, from a prompt to an image. Never imports vLLM."""
+"""A stage over a diffusers pipeline, from a prompt and images to an image. Never imports vLLM."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
+from omni_cli.diffusers_integration.signature import Medium
 from omni_cli.stage.messages import AppendInput, Array, Failure, Progress, Report, RequestDone, StageRequest
 from omni_cli.stage.protocol import StageSpec
 
@@ -65,7 +66,13 @@ class DiffusersStage:
 
     def diffusion_request(self, request: StageRequest) -> DiffusionRequest:
         """The arguments of the pipeline's call."""
-        return DiffusionRequest.from_arguments(request.request_id, request.prompt, request.seed, request.diffusion)
+        return DiffusionRequest.from_arguments(
+            request.request_id,
+            request.prompt,
+            request.seed,
+            request.diffusion,
+            self.executor.call.media_arguments(media_of(request)),
+        )
 
     def append(self, command: AppendInput) -> None:
         raise NotImplementedError("a diffusers pipeline takes its prompt as a whole")
@@ -123,3 +130,18 @@ class DiffusersStage:
     def close(self, *, process_ends: bool = False) -> None:
         if not process_ends:
             self.executor.shutdown()
+
+
+def media_of(request: StageRequest) -> dict[Medium, object]:
+    """The request's media as Pillow images; several of a kind as a list."""
+    from PIL import Image
+
+    media: dict[Medium, object] = {}
+    given: dict[Medium, tuple[Array, ...]] = {"image": request.images, "control_image": request.control_images}
+    for medium, arrays in given.items():
+        images = [Image.fromarray(array.numpy()) for array in arrays]
+        if images:
+            media[medium] = images[0] if len(images) == 1 else images
+    if request.mask is not None:
+        media["mask"] = Image.fromarray(request.mask.numpy()).convert("L")
+    return media

@@ -169,6 +169,8 @@ class RequestRun:
             reply=request.reply,
             audio=tuple(AudioInput(Array.of(samples), rate) for samples, rate in request.audio),
             images=tuple(Array.of(image) for image in request.images),
+            mask=None if request.mask is None else Array.of(request.mask),
+            control_images=tuple(Array.of(image) for image in request.control_images),
             videos=tuple(
                 VideoInput(Array.of(video.frames), video.fps, video.total_num_frames, video.frames_indices)
                 for video in request.videos

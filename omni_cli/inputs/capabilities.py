@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import UsageError
-from omni_cli.families import family_of_stages
+from omni_cli.families import family_of_stages, load
 from omni_cli.outputs import Modality
 
 _ALWAYS = frozenset({"request_id", "prompt", "seed", "modalities"})
@@ -44,7 +44,7 @@ class Capabilities:
             assert role is not None  # or the family would not fit
             if stage.kind == "diffusion":
                 fields |= _OF_DIFFUSION
-            fields |= set(role.takes)
+            fields |= set(load(role.takes)(config.model) if isinstance(role.takes, str) else role.takes)
             if role.makes is not None:
                 modalities.append(role.makes)
                 fields |= _FIELDS[role.makes]

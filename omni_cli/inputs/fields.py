@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,30 @@ def _paths(value: object) -> tuple[Path, ...]:
     return tuple(Path(path) for path in paths)
 
 
+def _path(value: object) -> tuple[Path, ...]:
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be a file name")
+    return (Path(value),)
+
+
+def _call_arguments(value: object) -> Mapping[str, object]:
+    """A mapping, or words of the form NAME=VALUE, the value in JSON or else text."""
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, list):
+        raise ValueError(f"must be an object of arguments, not {_kind(value)}")
+    arguments = {}
+    for word in value:
+        name, equals, text = str(word).partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"must be NAME=VALUE, not `{word}`")
+        try:
+            arguments[name] = json.loads(text)
+        except ValueError:
+            arguments[name] = text
+    return arguments
+
+
 def _modalities(value: object) -> frozenset[str]:
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -118,6 +143,8 @@ CHECKERS: Mapping[str, Callable[[object], Any]] = {
     "prompt": _prompt,
     "audio": _paths,
     "image": _paths,
+    "mask": _path,
+    "control_image": _paths,
     "video": _paths,
     "seed": _whole_number(0, MAX_SEED),
     "sampling": _sampling,
@@ -129,6 +156,8 @@ CHECKERS: Mapping[str, Callable[[object], Any]] = {
     "negative_prompt": _text,
     "num_inference_steps": _whole_number(1, MAX_NUM_INFERENCE_STEPS),
     "guidance_scale": _number(MAX_GUIDANCE_SCALE),
+    "strength": _number(1),
+    "arg": _call_arguments,
     "height": _whole_number(1, MAX_IMAGE_SIDE),
     "width": _whole_number(1, MAX_IMAGE_SIDE),
 }

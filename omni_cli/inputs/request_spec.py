@@ -18,7 +18,7 @@ from omni_cli.outputs import GenerateRequest, Modality
 
 MAX_IMAGE_PIXELS = 4096 * 4096
 
-FILE_FIELDS = ("audio", "image", "video")
+FILE_FIELDS = ("audio", "image", "mask", "control_image", "video")
 _SAMPLING_FIELDS = ("max_tokens", "temperature")
 
 Label = Callable[[str], str]
@@ -32,6 +32,8 @@ class RequestSpec:
     prompt: str
     audio: tuple[Path, ...] = ()
     image: tuple[Path, ...] = ()
+    mask: tuple[Path, ...] = ()
+    control_image: tuple[Path, ...] = ()
     video: tuple[Path, ...] = ()
     seed: int | None = None
     modalities: frozenset[Modality] | None = None
@@ -48,8 +50,8 @@ class RequestSpec:
 
     def with_files(self, change: Callable[[Path], Path]) -> RequestSpec:
         """The same request with other names for its files."""
-        audio, image, video = (tuple(map(change, getattr(self, name))) for name in FILE_FIELDS)
-        return replace(self, audio=audio, image=image, video=video)
+        files: dict[str, Any] = {name: tuple(map(change, getattr(self, name))) for name in FILE_FIELDS}
+        return replace(self, **files)
 
 
 def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: Label) -> dict[str, Any]:
@@ -85,15 +87,16 @@ def spec_of(checked: Mapping[str, Any], *, request_id: str, folder: Path, place:
     return RequestSpec(
         request_id=request_id,
         prompt=checked["prompt"],
-        audio=checked.get("audio", ()),
-        image=checked.get("image", ()),
-        video=checked.get("video", ()),
+        **{name: checked.get(name, ()) for name in FILE_FIELDS},
         seed=checked.get("seed"),
         modalities=checked.get("modalities"),
         raw=checked.get("raw", False),
         speaker=checked.get("speaker"),
         sampling=sampling,
-        diffusion={name: checked[name] for name in PIPELINE_ARGUMENTS if name in checked},
+        diffusion={
+            **checked.get("arg", {}),
+            **{name: checked[name] for name in (*PIPELINE_ARGUMENTS, "strength") if name in checked},
+        },
         place=place,
     ).with_files(lambda path: folder / path)
 
@@ -105,6 +108,8 @@ def build_request(spec: RequestSpec, *, seed: int, warn: Warn) -> GenerateReques
         prompt=spec.prompt,
         audio=tuple(load_audio(path) for path in spec.audio),
         images=tuple(load_image(path, warn) for path in spec.image),
+        mask=next((load_image(path, warn) for path in spec.mask), None),
+        control_images=tuple(load_image(path, warn) for path in spec.control_image),
         videos=tuple(load_video(path) for path in spec.video),
         seed=seed if spec.seed is None else spec.seed,
         modalities=spec.modalities,

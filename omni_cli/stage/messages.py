@@ -68,6 +68,8 @@ class StageRequest(msgspec.Struct, frozen=True, tag=True):
     reply: str | None = None
     audio: tuple[AudioInput, ...] = ()
     images: tuple[Array, ...] = ()
+    mask: Array | None = None
+    control_images: tuple[Array, ...] = ()
     videos: tuple[VideoInput, ...] = ()
     raw: bool = False
     seed: int = 0

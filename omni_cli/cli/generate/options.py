@@ -20,6 +20,13 @@ class RequestOptions:
     image: Annotated[list[str] | None, option("--image", "FILE", "Image input (PNG, JPEG, WebP, ...). Repeatable.")] = (
         None
     )
+    mask: Annotated[
+        str | None,
+        option("--mask", "FILE", "Mask of the image: white where the model paints, black where the image stays."),
+    ] = None
+    control_image: Annotated[
+        list[str] | None, option("--control-image", "FILE", "Image that controls the layout. Repeatable.")
+    ] = None
     video: Annotated[
         list[str] | None, option("--video", "FILE", "Video input (MP4, WebM, ...), without its sound. Repeatable.")
     ] = None
@@ -41,6 +48,11 @@ class RequestOptions:
     ] = None
     guidance_scale: Annotated[
         float | None, option("--guidance-scale", "G", "Guidance scale of the diffusion stage.")
+    ] = None
+    strength: Annotated[float | None, option("--strength", "S", "How far the input image is changed, 0 to 1.")] = None
+    arg: Annotated[
+        list[str] | None,
+        option("--arg", "NAME=VALUE", "Any other argument of the diffusers pipeline's call. Repeatable."),
     ] = None
     height: Annotated[int | None, option("--height", "PIXELS", "Height of the image.")] = None
     width: Annotated[int | None, option("--width", "PIXELS", "Width of the image.")] = None

@@ -1,4 +1,4 @@
-"""Any pipeline of diffusers: one stage, from a prompt to an image."""
+"""Any image pipeline of diffusers: one stage, from a prompt and images to an image."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ FAMILY = Family(
             backend="diffusers",
             stage="omni_cli.diffusers_integration.stage:DiffusersStage",
             makes="image",
+            takes=f"{_HERE}.inputs:fields_of",
         ),
     ),
     builtins={"tiny-image": f"{_HERE}.builder:tiny_image"},

@@ -1,0 +1,147 @@
+"""Pipelines that take images, against the plain call of diffusers: image to image, inpainting, ControlNet."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import ControlNetModel, DiffusionPipeline, UNet2DConditionModel
+from PIL import Image
+from support.stable_diffusion import build_stable_diffusion
+
+from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
+from omni_cli.diffusers_integration.loading import check_runnable
+from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.diffusers_integration.signature import signature_of
+from omni_cli.diffusers_integration.stage import media_of
+from omni_cli.errors import CheckpointError, InputError
+from omni_cli.models.diffusers_pipeline.builder import tiny_image
+from omni_cli.stage.messages import Array, StageRequest
+
+STAGE = DiffusionStageConfig.named("image", num_inference_steps=4, max_num_seqs=4)
+CLASSES = {
+    "QwenImageImg2ImgPipeline": "qwen_image",
+    "QwenImageInpaintPipeline": "qwen_image",
+    "StableDiffusionImg2ImgPipeline": "stable_diffusion",
+    "StableDiffusionInpaintPipeline": "stable_diffusion",
+    "StableDiffusionControlNetPipeline": "stable_diffusion",
+    "StableDiffusionControlNetImg2ImgPipeline": "stable_diffusion",
+    "StableDiffusionControlNetInpaintPipeline": "stable_diffusion",
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """A checkpoint for each class; those of one architecture have the same weights."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    tiny_image(root / "qwen_image", seed=0)
+    build_stable_diffusion(root / "stable_diffusion")
+    torch.manual_seed(1)
+    unet = UNet2DConditionModel.from_pretrained(root / "stable_diffusion/unet")
+    net = ControlNetModel.from_unet(unet, conditioning_embedding_out_channels=(16, 32))
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)  # its last convolutions begin as zeros, which control nothing
+    net.save_pretrained(root / "controlnet")
+    for name, source in CLASSES.items():
+        shutil.copytree(root / source, root / name, symlinks=True)
+        index = json.loads((root / name / "model_index.json").read_text())
+        index["_class_name"] = name
+        if "ControlNet" in name:
+            shutil.copytree(root / "controlnet", root / name / "controlnet")
+            index["controlnet"] = ["diffusers", "ControlNetModel"]
+        (root / name / "model_index.json").write_text(json.dumps(index))
+    return {name: root / name for name in CLASSES}
+
+
+def pixels(seed: int, height: int = 64, width: int = 64) -> np.ndarray:
+    """A smooth image: noise would drown in the VAE."""
+    small = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    return np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
+
+
+MASK = np.zeros((64, 64, 3), np.uint8)
+MASK[16:48, 8:40] = 255
+MEDIA = {
+    "image": {"images": (Array.of(pixels(1)),)},
+    "mask": {"mask": Array.of(MASK)},
+    "control_image": {"control_images": (Array.of(pixels(2)),)},
+}
+
+
+def make(executor, media: tuple[str, ...], arguments: dict, seed: int = 3) -> np.ndarray:
+    given = {key: value for medium in media for key, value in MEDIA[medium].items()}
+    conditions = executor.call.media_arguments(media_of(StageRequest("0", **given)))
+    request = DiffusionRequest.from_arguments("0", "a red cat", seed, arguments, conditions)
+    (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
+    if output.error is not None:
+        raise output.error
+    return output.pixels
+
+
+@pytest.mark.parametrize(
+    ("name", "media", "arguments"),
+    [
+        ("QwenImageImg2ImgPipeline", ("image",), {"strength": 0.5}),
+        ("QwenImageInpaintPipeline", ("image", "mask"), {"strength": 0.75}),
+        ("StableDiffusionImg2ImgPipeline", ("image",), {"strength": 0.5, "guidance_scale": 3.0}),
+        ("StableDiffusionInpaintPipeline", ("image", "mask"), {}),
+        ("StableDiffusionInpaintPipeline", ("image", "mask"), {"padding_mask_crop": 4}),
+        ("StableDiffusionControlNetPipeline", ("control_image",), {"controlnet_conditioning_scale": 0.5}),
+        ("StableDiffusionControlNetImg2ImgPipeline", ("image", "control_image"), {"strength": 0.5}),
+        ("StableDiffusionControlNetInpaintPipeline", ("image", "mask", "control_image"), {}),
+    ],
+)
+def test_an_image_is_the_plain_call_s_bit_for_bit(folders, name, media, arguments):
+    executor = DiffusersPipelineExecutor(STAGE, str(folders[name]), "float32", "cpu")
+    made = make(executor, media, arguments)
+    plain = DiffusionPipeline.from_pretrained(folders[name])
+    plain.set_progress_bar_config(disable=True)
+    control = "control_image" if "image" in media else "image"
+    values = {
+        "image": ("image", Image.fromarray(pixels(1))),
+        "mask": ("mask_image", Image.fromarray(MASK).convert("L")),
+        "control_image": (control, Image.fromarray(pixels(2))),
+    }
+    given = dict(values[medium] for medium in media)
+    generator = torch.Generator("cpu").manual_seed(3)
+    expected = plain(prompt="a red cat", num_inference_steps=4, generator=generator, **given, **arguments).images[0]
+    np.testing.assert_array_equal(made, np.asarray(expected))
+    assert made.std() > 5, "a flat image would equal anything"
+    without = [medium for medium in executor.call.signature.needed_media if medium in media]
+    for medium in without:
+        option = f"--{medium.replace('_', '-')} FILE"
+        rest = tuple(other for other in media if other != medium)
+        with pytest.raises(InputError, match=f"{name} needs an? ") as caught:
+            make(executor, rest, arguments)
+        assert option in caught.value.hint
+    executor.shutdown()
+
+
+def test_media_that_a_pipeline_lacks_are_refused(folders):
+    executor = DiffusersPipelineExecutor(STAGE, str(folders["StableDiffusionImg2ImgPipeline"]), "float32", "cpu")
+    with pytest.raises(InputError, match="StableDiffusionImg2ImgPipeline takes no mask"):
+        make(executor, ("image", "mask"), {})
+    with pytest.raises(InputError, match="takes an image or a control image, not both"):
+        make(executor, ("image", "control_image"), {})
+    executor.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("CogVideoXPipeline", "it makes video"),
+        ("AudioLDM2Pipeline", "it makes audio"),
+        ("MarigoldDepthPipeline", "it makes `prediction`"),
+        ("DDPMPipeline", "it takes no prompt"),
+        ("KandinskyImg2ImgPipeline", "it needs `image_embeds`"),
+        ("PaintByExamplePipeline", "it takes no prompt"),
+    ],
+)
+def test_a_pipeline_that_cannot_run_is_refused_with_the_reason(name, reason):
+    with pytest.raises(CheckpointError, match=f"{name} cannot run: {reason}"):
+        check_runnable(signature_of(name))
