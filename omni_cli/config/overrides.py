@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from omni_cli.config.diagnostics import Diagnostic, Place, SourceText
 from omni_cli.config.schema import PROFILE_KEYS
-from omni_cli.config.yaml_tree import Path, Tree, has_characters_only, parse_scalar, parse_yaml
+from omni_cli.config.yaml_tree import Path, Tree, find_unprintable, has_characters_only, parse_scalar, parse_yaml
 from omni_cli.text import suggest, visible
 
 _MAX_PARTS = 6
@@ -46,6 +46,10 @@ def _apply(tree: Tree, text: str, place: Place) -> None:
         return
     path = _path(tree, parts, place)
     if path is None:
+        return
+    unprintable = find_unprintable(raw)
+    if unprintable is not None:
+        _refuse(tree, place, unprintable[1], "remove it")
         return
     value = _value(tree, raw, place)
     if value is None:

@@ -72,6 +72,12 @@ def has_characters_only(text: str) -> bool:
     return text.isascii() or _SURROGATE.search(text) is None
 
 
+def find_unprintable(text: str) -> tuple[int, str] | None:
+    """Return the index of the first character that YAML does not allow, and a message that names it."""
+    found = Reader.NON_PRINTABLE.search(text)
+    return found and (found.start(), f"the character U+{ord(found.group()):04X} is not allowed in YAML")
+
+
 def parse_scalar(text: str) -> object:
     """The value of a plain (unquoted) scalar: None, bool, int, float or str."""
     if text in _SPECIAL:
@@ -88,10 +94,10 @@ def parse_yaml(source: SourceText, text: str) -> Tree:
     """Read one YAML document; every mistake becomes a diagnostic of the tree, none is raised."""
     tree = Tree(None, values={(): Place(source)})
     reader = _TreeReader(source, tree)
-    unprintable = Reader.NON_PRINTABLE.search(text)
+    unprintable = find_unprintable(text)
     if unprintable is not None:
-        message = f"the character U+{ord(unprintable.group()):04X} is not allowed in YAML"
-        reader.refuse(source.place_after(text[: unprintable.start()]), message, "remove it")
+        index, message = unprintable
+        reader.refuse(source.place_after(text[:index]), message, "remove it")
         return tree
     try:
         data = reader.read(text)

@@ -43,6 +43,7 @@ FAMILY = Family(
         ),
     ),
     vllm_models={_PRIOR: f"{_HERE}.prior_model:{_PRIOR}"},
+    inner_architectures=("Glm4ForCausalLM",),
     builtins={"tiny-glm-image": f"{_HERE}.checkpoint.builder:tiny_glm_image"},
     profile=f"{_HERE}.profile:stages_of",
     published={"zai-org/GLM-Image": CheckpointNeeds(download_bytes=36 * 10**9, gpu_bytes=80 * 10**9)},

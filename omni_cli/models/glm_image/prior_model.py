@@ -44,6 +44,8 @@ class GlmImageTextModel(LlamaModel):
     """The decoder without its head."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        # Llama's reads it; this configuration has none, because the head's vocabulary is another.
+        vllm_config.model_config.hf_config.tie_word_embeddings = False
         super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=GlmImageDecoderLayer)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.samples import sample
 
 from omni_cli.checkpoints.build import build_folder
 from omni_cli.checkpoints.resolve import resolve_model
@@ -54,9 +55,12 @@ class Reference:
             return output
 
         def in_one_batch(*args: Any, **kwargs: Any) -> Any:
-            """Features with the batch dimension that `GlmImagePipeline` of diffusers 0.42 joins images along.
+            """Work around a bug of diffusers 0.42.1, which `test_the_pipeline_cannot_edit_without_a_workaround` shows.
 
-            transformers 5.23 makes none, so that the pipeline cannot edit images; its own calls are by keyword.
+            `GlmImagePipeline.generate_prior_tokens` joins the features of its images along their first dimension, as if
+            that were the batch. transformers 5.23 returns them as (channels, rows, columns) each, so that
+            `get_image_tokens`, which goes through the first dimension, takes each channel for an image. Here they get a
+            batch dimension. Only the pipeline's call is positional. Images of unequal sizes still cannot be joined.
             """
             output = get_image_features(*args, **kwargs)
             if args:
@@ -142,6 +146,15 @@ def test_tokens_and_image_equal_the_pipeline(
     assert np.array_equal(pixels(result), expected)
 
 
+def test_the_pipeline_cannot_edit_without_a_workaround() -> None:
+    """If this fails, diffusers has fixed the bug: remove the workaround from `Reference`."""
+    from diffusers import GlmImagePipeline
+
+    pipeline = GlmImagePipeline.from_pretrained(resolve_model("builtin:tiny-glm-image"), dtype=torch.float32)
+    with pytest.raises(RuntimeError, match=r"expected input.* to have 64 channels"):
+        pipeline("make it blue", image=[Image.fromarray(random_image(64, 64))], height=64, width=64)
+
+
 @pytest.mark.parametrize("sizes", [[(96, 64)], [(64, 64), (64, 64)]])
 def test_edited_images_equal_the_pipeline(chain: Any, reference: Reference, sizes: list[tuple[int, int]]) -> None:
     images = tuple(random_image(height, width, index) for index, (height, width) in enumerate(sizes))
@@ -209,6 +222,23 @@ def test_wrong_requests_fail_alone(chain: Any) -> None:
         assert isinstance(result.error, InputError), (result.request_id, result.error)
         assert wrong[result.request_id][1] in result.error.message
         assert "\n" not in result.error.message
+
+
+RANKS = {"tensor": "prior.tensor_parallel_size=2", "pipeline": "prior.pipeline_parallel_size=2"}
+
+
+@pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two ranks need two CUDA devices, or none")
+@pytest.mark.parametrize("ranks", sample([*RANKS], ["pipeline"]))
+def test_equal_on_two_ranks(start_brief_engine: Any, chain: Any, ranks: str) -> None:
+    several = start_brief_engine("tiny-glm-image", RANKS[ranks])
+    requests = [
+        request("greedy", SIGN, greedy=True),
+        request("sampled", SIGN, 3, diffusion={"height": 96, "width": 160}),
+        request("edit", "make it blue", 1, images=(random_image(96, 64), random_image(64, 64))),
+    ]
+    for alone, result in zip(chain.run_all(requests), several.run_all(requests), strict=True):
+        assert token_ids(alone) == token_ids(result)
+        assert np.array_equal(pixels(alone), pixels(result))
 
 
 def test_other_sizes_preempted_and_in_chunks(start_brief_engine: Any, tmp_path: Path) -> None:

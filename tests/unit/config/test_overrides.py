@@ -97,10 +97,19 @@ def test_a_wrong_one(override: str, expected: str) -> None:
     assert len(caught.value.diagnostics) == 1
 
 
-def test_an_unprintable_character_in_a_value() -> None:
+@pytest.mark.parametrize(
+    ("value", "shown", "character"),
+    [
+        ('["a\x07"]', '["a\\x07"]', "U+0007"),
+        ("a\x1b[31m", "a\\x1b[31m", "U+001B"),
+        ("a\x1c", "a\\x1c", "U+001C"),
+        ("8\x00", "8\\x00", "U+0000"),
+    ],
+)
+def test_an_unprintable_character_in_a_value(value: str, shown: str, character: str) -> None:
     with pytest.raises(InvalidProfileError) as caught:
-        load_profile("tiny-omni", ['thinker.sampling.stop=["a\x07"]'])
-    message = 'stop=["a\\x07"]: the character U+0007 is not allowed in YAML\nhint: remove it'
+        load_profile("tiny-omni", [f"thinker.sampling.stop={value}"])
+    message = f"stop={shown}: the character {character} is not allowed in YAML\nhint: remove it"
     assert caught.value.message == f"--set thinker.sampling.{message}"
 
 
