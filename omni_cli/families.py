@@ -49,8 +49,8 @@ class StageRole:
     or a function that tells them from a checkpoint's name. `settings` declares
     the stage's own profile keys: a class derived from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if
     it has no others. A checkpoint must have at least one file of each group in `needed_files`, weights whose names
-    begin with each of `needed_weights`, and one of `processor_files` if its configuration describes a vision or audio
-    encoder.
+    begin with each of `needed_weights` (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its
+    configuration describes a vision or audio encoder.
     """
 
     name: str

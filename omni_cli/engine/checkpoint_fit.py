@@ -17,7 +17,6 @@ def check_fit(config: EngineConfig, model: str) -> None:
     """Raise `CheckpointError` if a stage cannot be part of the checkpoint in the folder `model`."""
     folder = Path(model)
     family = read_family(folder)
-    names_of_weights = weight_names(folder)
     for stage in config.stages:
         role = family.role(stage.name)
         if role is None or not role.fits(stage):
@@ -28,10 +27,13 @@ def check_fit(config: EngineConfig, model: str) -> None:
                 raise CheckpointError(
                     f"`{folder}` has no {names[0]}, which stage `{stage.name}` needs", hint=_INCOMPLETE
                 )
-        for part in role.needed_weights if names_of_weights else ():
-            if not any(name.startswith(part) for name in names_of_weights):
+        for part in role.needed_weights:
+            component, _, prefix = part.rpartition("/")
+            names_of_weights = weight_names(folder / component)
+            if names_of_weights and not any(name.startswith(prefix) for name in names_of_weights):
                 raise CheckpointError(
-                    f"`{folder}` has no weights called `{part}...`, which stage `{stage.name}` needs", hint=_INCOMPLETE
+                    f"`{folder / component}` has no weights called `{prefix}*`, which stage `{stage.name}` needs",
+                    hint=_INCOMPLETE,
                 )
 
 

@@ -6,6 +6,8 @@ from omni_cli.families import CheckpointNeeds, Family, StageRole
 
 _HERE = "omni_cli.models.glm_image"
 _PRIOR = "GlmImageForConditionalGeneration"
+# vLLM loads a model without some of its weights, such as those of the head.
+_PRIOR_WEIGHTS = ("model.language_model.", "model.visual.", "model.vqmodel.", "lm_head.")
 
 FAMILY = Family(
     name="glm_image",
@@ -23,8 +25,10 @@ FAMILY = Family(
             needed_files=(
                 ("vision_language_encoder/config.json",),
                 ("processor/tokenizer.json",),
+                ("processor/tokenizer_config.json",),
                 ("processor/processor_config.json", "processor/preprocessor_config.json"),
             ),
+            needed_weights=tuple(f"vision_language_encoder/{prefix}" for prefix in _PRIOR_WEIGHTS),
         ),
         StageRole(
             name="decoder",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from omni_cli.errors import InputError
+from omni_cli.errors import CheckpointError, InputError
 from omni_cli.models.glm_image.grids import FACTOR, Grid
 
 if TYPE_CHECKING:
@@ -39,12 +39,16 @@ class PriorPrompt:
 
 
 class PriorProcessor:
-    """The processor of a checkpoint."""
+    """The processor of a checkpoint; raises `CheckpointError` for one without a chat template."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import GlmImageProcessor
 
         self._processor = GlmImageProcessor.from_pretrained(folder)
+        if self._processor.chat_template is None:
+            raise CheckpointError(
+                f"`{folder}` has no chat template", hint="the folder is incomplete: download or copy it again"
+            )
 
     def make(self, prompt: str, images: Sequence[np.ndarray], height: int, width: int, *, raw: bool) -> PriorPrompt:
         """Tokenize a prompt with its images, uint8 RGB (height, width, 3), as `GlmImagePipeline` does.

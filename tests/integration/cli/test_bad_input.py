@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from support.in_process import run_here
 from support.omni_process import SHORT, Ended, OmniProcess, run_omni
 
@@ -157,6 +158,11 @@ def leave_out(path: Path) -> None:
     )
 
 
+def behead(path: Path) -> None:
+    weights = {name: weight for name, weight in load_file(path).items() if not name.startswith("lm_head.")}
+    save_file(weights, path, metadata={"format": "pt"})
+
+
 BROKEN_CHECKPOINTS = {
     "weights cut short": ("tiny-omni", "model.safetensors", truncate, "model.safetensors` has "),
     "weights missing": ("tiny-omni", "model.safetensors", remove, "has no weights"),
@@ -183,6 +189,12 @@ BROKEN_CHECKPOINTS = {
         "text_encoder",
         leave_out,
         "has no text_encoder/config.json, which stage `d",
+    ),
+    "no head of the AR model": (
+        "tiny-glm-image",
+        "vision_language_encoder/model.safetensors",
+        behead,
+        "vision_language_encoder` has no weights called `lm_head.*`, which stage `prior` needs",
     ),
     "no tokenizer of the AR model": (
         "tiny-glm-image",
