@@ -1,1 +1,1 @@
-"""Workers and model runners over vLLM's V1 runner: hooks overridden, no body copied. Importing this imports nothing."""
+"""Workers and model runners on top of vLLM's V1 runner, which override its hooks and copy no code. Imports nothing."""

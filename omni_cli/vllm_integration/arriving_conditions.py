@@ -1,4 +1,4 @@
-"""Condition rows, or codes, that reach a request after its start, sent to the workers with a step."""
+"""Condition rows and codes that arrive while a request runs; a step's scheduler output carries them to the workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Arrived(NamedTuple):
-    """Rows (num_rows, embedding_size) on the host that follow the request's earlier ones; `is_last`: no more follow."""
+    """Rows (num_rows, embedding_size) on the host, appended to the request's earlier ones; none follow if `is_last`."""
 
     rows: torch.Tensor
     is_last: bool
@@ -23,15 +23,15 @@ def attach_arrived(scheduler_output: SchedulerOutput, arrived: Mapping[str, Arri
 
 
 def arrived_with(scheduler_output: SchedulerOutput) -> Mapping[str, Arrived]:
-    """The rows that `attach_arrived` has attached; empty if there are none."""
+    """Return the rows that `attach_arrived` attached; empty if there are none."""
     return getattr(scheduler_output, "omni_arrived", {})
 
 
 def attach_codes(scheduler_output: SchedulerOutput, codes: Mapping[str, torch.Tensor]) -> None:
-    """Attach the latest codes (1, num_codebooks) by the engine's request id, for pipeline ranks that made none."""
+    """Attach the latest codes (1, num_codebooks) by the engine's request id, for pipeline ranks that predict none."""
     scheduler_output.omni_codes = codes
 
 
 def codes_with(scheduler_output: SchedulerOutput) -> Mapping[str, torch.Tensor]:
-    """The codes that `attach_codes` has attached; empty if there are none."""
+    """Return the codes that `attach_codes` attached; empty if there are none."""
     return getattr(scheduler_output, "omni_codes", {})

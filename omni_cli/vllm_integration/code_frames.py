@@ -1,7 +1,7 @@
-"""Frames of codes that a model with a code predictor has made, by request: they are part of its own later input.
+"""Frames of codes per request, from a model with a code predictor whose later input they are.
 
-The predictor runs after the first code of a frame was sampled. The input row of that position is needed in the next
-step, and again when a preempted request is computed again, so a request's codes are kept until it ends.
+The predictor runs once the first code of a frame is sampled. The next step needs the frame's input row, and so does
+the recomputation of a preempted request, so codes are kept until their request ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GREEDY_BELOW = 1e-5
 
 
 class CodeModel(Protocol):
-    """Methods of a model with a code predictor."""
+    """A model with a code predictor."""
 
     num_codebooks: int
 
@@ -36,17 +36,17 @@ class CodeModel(Protocol):
         draws: torch.Tensor | None,
         is_greedy: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Codes (batch, num_codebooks) and input rows (batch, hidden_size) without the first code's embedding."""
+        """Return codes (batch, num_codebooks), and input rows (batch, hidden_size) without the first codes."""
 
     def rows_of_codes(self, codes: torch.Tensor) -> torch.Tensor:
-        """Input rows (num_frames, hidden_size) of codes (num_frames, num_codebooks), as those of `predict_codes`."""
+        """Return the input rows (num_frames, hidden_size) of codes (num_frames, num_codebooks) of earlier frames."""
 
     def add_rows(self, rows: torch.Tensor) -> None:
         """Add rows (num_tokens, hidden_size) to the conditions of the next forward pass."""
 
 
 class Draws:
-    """Numbers in [0, 1) per frame; they depend on the request's seed and the frame alone."""
+    """Uniform random numbers in [0, 1) for each frame, which depend only on the request's seed and the frame."""
 
     def __init__(self, seed: int, per_frame: int) -> None:
         self._seed = seed % (1 << 64)
@@ -75,14 +75,14 @@ class RequestFrames:
     codes: list[torch.Tensor] = field(default_factory=list)
 
     def put(self, frame: int, codes: torch.Tensor) -> None:
-        # A step may repeat the last frame, whose token vLLM has thrown away; the codes are the same again.
+        # vLLM may discard the last token and repeat its step, which yields the same codes.
         del self.codes[frame:]
         if len(self.codes) != frame:
-            raise RuntimeError(f"frame {frame} was made, and {len(self.codes)} frames are known")
+            raise RuntimeError(f"expected frame {len(self.codes)}, got frame {frame}")
         self.codes.append(codes)
 
     def codes_of(self, span: ComputedSpan) -> list[torch.Tensor]:
-        """Codes of the positions of a span that are frames."""
+        """Return the codes of the span's positions that are frames."""
         start = max(span.start, self.num_prompt_tokens) - self.num_prompt_tokens
         count = max(0, span.end - self.num_prompt_tokens - start)
         if count > len(self.codes) - start:
@@ -97,7 +97,7 @@ class FrameStore:
         self._model = model
         self._device = device
         self._requests: dict[str, RequestFrames] = {}
-        # The latest step's rows (num_requests, hidden_size), and of each its request, position and length, 1.
+        # Rows of the latest step (num_requests, hidden_size), with the request, position and length (1) of each.
         self._latest: torch.Tensor | None = None
         self._latest_of: list[tuple[str, int, int]] = []
 
@@ -111,19 +111,19 @@ class FrameStore:
         return self._model.num_codebooks
 
     def receive(self, request_id: str, codes: torch.Tensor) -> None:
-        """Keep codes (num_codebooks,) of the next frame, which another rank has predicted."""
+        """Keep codes (num_codebooks,) of the next frame, which another rank predicted."""
         request = self._requests.get(request_id)
-        if request is not None:  # it may have ended meanwhile
+        if request is not None:  # it may have ended
             request.put(len(request.codes), codes)
 
     def forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
 
     def predict(self, spans: Sequence[ComputedSpan], hidden: torch.Tensor, first_codes: torch.Tensor) -> torch.Tensor:
-        """Codes (num_requests, num_codebooks) of the frames that begin with `first_codes` (num_requests,).
+        """Predict the codes (num_requests, num_codebooks) of the frames that begin with `first_codes` (num_requests,).
 
-        `spans` are what the step computed of each request, up to the position before the frame; `hidden` (num_requests,
-        hidden_size) is the state at that position.
+        Each of the `spans` ends at the position before the frame; `hidden` (num_requests, hidden_size) is the state
+        there.
         """
         requests = [self._requests[span.request_id] for span in spans]
         frames = [span.end - request.num_prompt_tokens for span, request in zip(spans, requests, strict=True)]
@@ -139,7 +139,7 @@ class FrameStore:
         return codes
 
     def fill(self, spans: Sequence[ComputedSpan]) -> None:
-        """Give the model the rows of frames among the positions of the next forward pass."""
+        """Add to the model's conditions the rows of those positions of the next forward pass that are frames."""
         if (
             self._latest is not None
             and [(span.request_id, span.start, span.length) for span in spans] == self._latest_of
@@ -152,7 +152,7 @@ class FrameStore:
         made_rows = self._model.rows_of_codes(torch.stack(list(itertools.chain.from_iterable(codes))))
         rows = made_rows.new_zeros((sum(span.length for span in spans), made_rows.shape[1]))
         for span, part in zip(spans, made_rows.split(list(map(len, codes))), strict=True):
-            # Frames are at the end of a span, behind what it has of the prompt.
+            # In a span, frames follow the prompt.
             end = span.row + span.length
             rows[end - len(part) : end] = part
         self._model.add_rows(rows)

@@ -1,4 +1,4 @@
-"""A model each of whose positions is conditioned on a row that comes with the request, such as a talker."""
+"""A model that adds to each position's embedding a condition row from the request, such as a talker."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from vllm.sequence import IntermediateTensors
 
 
 class ConditionedModel(nn.Module):
-    """Buffers that are filled before each forward pass and read in it; our runner calls `fill_conditions`.
+    """Buffers that our runner fills before each forward pass, with `fill_conditions`.
 
-    `model` is the decoder of vLLM's that runs on the conditioned rows.
+    `model` is vLLM's decoder, which runs on the conditioned rows.
     """
 
     model: nn.Module
@@ -23,7 +23,7 @@ class ConditionedModel(nn.Module):
     inputs: torch.Tensor
 
     def make_condition_buffers(self, num_rows: int, embedding_size: int, hidden_size: int) -> None:
-        # Persistent, because a captured CUDA graph reads the addresses it was captured with.
+        # Allocated once, because a CUDA graph reads the addresses that it was captured with.
         self.register_buffer("conditions", torch.zeros(num_rows, embedding_size), persistent=False)
         self.register_buffer("bare", torch.zeros(num_rows, 1, dtype=torch.bool), persistent=False)
         self.register_buffer("inputs", torch.zeros(num_rows, hidden_size), persistent=False)
@@ -32,9 +32,9 @@ class ConditionedModel(nn.Module):
     def fill_conditions(self, rows: Sequence[torch.Tensor | None], num_bare: Sequence[int]) -> None:
         """Set the conditions of the next forward pass, one item per request, in batch order.
 
-        `rows` (num_rows, embedding_size) are on the device, in the model's dtype; None, for a request without any,
-        raises `ValueError`. The first `num_bare` of them omit the embedding of their token. Rows past the last
-        request keep their values: a captured graph of a larger batch computes them, and nobody reads the result.
+        `rows` (num_rows, embedding_size) are on the device, in the model's dtype; None raises `ValueError`. The first
+        `num_bare` rows omit the embedding of their token. Rows past the last request keep their values: a graph
+        captured for a larger batch computes them, and the results are ignored.
         """
         given = [part for part in rows if part is not None]
         if len(given) < len(rows):
@@ -54,18 +54,18 @@ class ConditionedModel(nn.Module):
                 self.bare[first : first + count] = True
 
     def conditioned(self, embeds: torch.Tensor) -> torch.Tensor:
-        """Embeddings (num_tokens, embedding_size) of a forward pass's tokens, with the conditions added in place."""
+        """Add the conditions in place to the embeddings (num_tokens, embedding_size) of a forward pass's tokens."""
         num_tokens = embeds.shape[0]
         embeds = embeds.masked_fill_(self.bare[:num_tokens], 0)
         embeds += self.conditions[:num_tokens]
         return embeds
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Embeddings (num_tokens, embedding_size) of codec ids."""
+        """Return the embeddings (num_tokens, embedding_size) of codec ids."""
         raise NotImplementedError
 
     def project_input(self, rows: torch.Tensor) -> torch.Tensor:
-        """Conditioned rows (num_tokens, embedding_size) in the width of `model`, (num_tokens, hidden_size)."""
+        """Project conditioned rows (num_tokens, embedding_size) to the decoder's (num_tokens, hidden_size)."""
         return rows
 
     def forward(
@@ -75,18 +75,18 @@ class ConditionedModel(nn.Module):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor | IntermediateTensors:
-        """`input_ids` (num_tokens,) codec ids -> hidden (num_tokens, hidden_size).
+        """Return hidden states (num_tokens, hidden_size) of codec ids (num_tokens,).
 
-        `positions` are (num_tokens,), with M-RoPE (3, num_tokens).
+        `positions` are (num_tokens,), or (3, num_tokens) with M-RoPE.
         """
         if get_pp_group().is_first_rank and inputs_embeds is None:
             assert input_ids is not None
             rows = self.project_input(self.conditioned(self.embed_input_ids(input_ids)))
-            # To where a captured graph reads them.
+            # Into the buffer that a captured graph reads.
             inputs_embeds = self.inputs[: rows.shape[0]].copy_(rows)
         made: torch.Tensor | IntermediateTensors = self.model(None, positions, intermediate_tensors, inputs_embeds)
         return made
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[object]) -> tuple[torch.Tensor, int]:
-        """Positions (3, num_tokens) of a prompt without media, for models with M-RoPE; others come with the request."""
+        """Return M-RoPE positions (3, num_tokens) of plain text; a request with media brings its own."""
         return torch.arange(len(input_tokens)).expand(3, -1), 0

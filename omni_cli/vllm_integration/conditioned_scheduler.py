@@ -1,8 +1,7 @@
-"""A scheduler for requests whose conditions arrive while they run: those that lack a row sit a step out.
+"""A scheduler for requests whose condition rows arrive while they run; a request that lacks a row skips the step.
 
-A talker's step is conditioned on one row of the thinker's, which may not be there yet. Such a request keeps its place
-and its KV blocks, and the others of the batch run on. vLLM's scheduler is asked to leave requests out by its own
-means; nothing of it is copied.
+Each step of a talker needs one row from the thinker, which may not have arrived yet. The request then keeps its place
+and its KV blocks while the rest of the batch continues. Requests are left out by vLLM's own means.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ else:
 
 @dataclass
 class Supply:
-    """The condition rows of one request: how many there are, and those that the workers do not have yet."""
+    """The number of one request's condition rows, and the rows that have not been sent to the workers."""
 
     num_rows: int
     is_whole: bool = False
@@ -43,31 +42,28 @@ class Supply:
 
 
 class ConditionedSchedulerMixin(VllmScheduler):
-    """Over vLLM's V1 scheduler. Requests that `expect_conditions` was not called for are vLLM's alone."""
+    """Additions to vLLM's V1 scheduler; they affect only requests passed to `expect_conditions`."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        # Ends with the request, however that ends.
+        # Weak keys drop an entry with its request, however the request ends.
         self._supplies: WeakKeyDictionary[Request, Supply] = WeakKeyDictionary()
-        # With pipeline ranks: codes that the last rank has predicted, and the first one does not have yet.
+        # With pipeline ranks: codes that the last rank predicted and that were not sent to the first one yet.
         self._codes: dict[str, torch.Tensor] = {}
         self._num_steps_under_way = 0
         self._has_scheduled = True
 
     @property
     def is_stalled(self) -> bool:
-        """True if another step would do nothing: none is under way, and a try after the last one found nothing."""
+        """True if another step would do nothing: none is in flight, and the latest scheduled no request."""
         return not self._has_scheduled and self._num_steps_under_way == 0
 
     def expect_conditions(self, request_id: str, num_rows: int) -> None:
-        """The request has `num_rows` rows, those of its prompt at least, and more will come."""
+        """Register a request with `num_rows` rows, at least those of its prompt, that more rows will follow."""
         self._supplies[self.requests[request_id]] = Supply(num_rows)
 
     def append_conditions(self, request_id: str, rows: torch.Tensor, *, is_last: bool) -> None:
-        """More rows (num_rows, embedding_size); after the last, further steps hold on to the last row.
-
-        Of a request that has ended, they are dropped.
-        """
+        """Append rows (num_rows, embedding_size), unless the request has ended; steps past the last row repeat it."""
         request = self.requests.get(request_id)
         if request is not None:
             supply = self._supplies[request]
@@ -78,7 +74,7 @@ class ConditionedSchedulerMixin(VllmScheduler):
     def schedule(self, *args: object, **kwargs: object) -> SchedulerOutput:
         lacking = [request for request, supply in self._supplies.items() if _lacks_rows(request, supply)]
         for request in lacking:
-            # How vLLM leaves a running request out of a step; the counter is at this step's number once it begins.
+            # vLLM skips a running request before this step number; `schedule` first increments its counter.
             request.next_decode_eligible_step = self.current_step + 2
         taken = [(queue, self._take_out(queue, lacking)) for queue in (self.waiting, self.skipped_waiting)]
         output = super().schedule(*args, **kwargs)
@@ -101,7 +97,7 @@ class ConditionedSchedulerMixin(VllmScheduler):
     ) -> object:
         if scheduler_output.total_num_scheduled_tokens > 0:
             self._num_steps_under_way -= 1
-            # Pipeline ranks have several steps under way: a try that found nothing may have come before this one's end.
+            # With pipeline ranks several steps are in flight: one scheduled before this one ended may have been empty.
             self._has_scheduled = True
         if self.use_pp and model_runner_output.pooler_output:
             made = zip(model_runner_output.req_ids, model_runner_output.pooler_output, strict=True)
@@ -110,7 +106,7 @@ class ConditionedSchedulerMixin(VllmScheduler):
 
     @staticmethod
     def _take_out(queue: Any, lacking: list[Request]) -> list[Request]:
-        """Preempted requests that lack a row, out of a queue of waiting ones: they would be computed up to that row."""
+        """Remove preempted requests that lack a row from a waiting queue: they would be computed up to that row."""
         out = [request for request in queue if request in lacking]
         if out:
             queue.remove_requests(out)
@@ -118,7 +114,7 @@ class ConditionedSchedulerMixin(VllmScheduler):
 
 
 def _lacks_rows(request: Request, supply: Supply) -> bool:
-    """True if a position that the next step would compute has no row: all up to the newest token's."""
+    """True if a position that the next step would compute, up to the newest token's, has no row."""
     return not supply.is_whole and request.num_tokens_with_spec + request.num_output_placeholders > supply.num_rows
 
 
@@ -131,12 +127,12 @@ class ConditionedAsyncScheduler(ConditionedSchedulerMixin, AsyncScheduler):
 
 
 def make_scheduler(*, vllm_config: VllmConfig, **kwargs: object) -> ConditionedSchedulerMixin:
-    """For `scheduler_cls` of vLLM's engine arguments, which vLLM calls once it knows if it schedules asynchronously."""
+    """Build the scheduler; vLLM calls this in place of a class, once it has decided on asynchronous scheduling."""
     is_async = vllm_config.scheduler_config.async_scheduling
     return (ConditionedAsyncScheduler if is_async else ConditionedScheduler)(vllm_config=vllm_config, **kwargs)
 
 
 def scheduler_of(engine: LLMEngine) -> ConditionedSchedulerMixin:
-    """The scheduler of an engine whose core runs in this process and was given `make_scheduler`."""
+    """Return the scheduler of an engine whose core runs in this process, with `make_scheduler`."""
     scheduler: ConditionedSchedulerMixin = engine.engine_core.engine_core.scheduler
     return scheduler

@@ -1,4 +1,4 @@
-"""An autoregressive stage each of whose positions is conditioned on a row of its input stage's, such as a talker."""
+"""An autoregressive stage whose positions are conditioned on rows from its input stage, such as a talker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from omni_cli.vllm_integration.stage import ActiveRequest, TextStage
 
 
 class ConditionedPrompt(Protocol):
-    """A prompt of codec ids, its rows (num_prompt_tokens, embedding_size), and those of later steps."""
+    """A prompt of codec ids, its condition rows (num_prompt_tokens, embedding_size), and those of later steps."""
 
     @property
     def prompt_token_ids(self) -> list[int]: ...
@@ -28,51 +28,51 @@ class ConditionedPrompt(Protocol):
     def decode_conditions(self) -> torch.Tensor: ...
 
     def information(self) -> dict[str, object]:
-        """Values sent next to the prompt embeddings, `decode_conditions` among them."""
+        """Return the values sent with the prompt embeddings, including `decode_conditions`."""
 
 
 class EmbeddingTable:
-    """Looks up rows of another stage's embeddings, of which only those that are read are loaded."""
+    """Rows of another stage's embedding table, read from the checkpoint as they are needed."""
 
     def __init__(self, model: str, name: str, dtype: torch.dtype) -> None:
         self._table = open_tensor(model, name)
         self._dtype = dtype
 
     def __call__(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """(num_tokens, embedding_size) on the host."""
+        """Return the rows (num_tokens, embedding_size) on the host."""
         if max(token_ids, default=0) >= self._table.shape[0]:
             raise PayloadError(f"token id {max(token_ids)} exceeds the thinker's {self._table.shape[0]} embeddings")
         return self._table[torch.tensor(token_ids, dtype=torch.long)].to(self._dtype)
 
 
 class ConditionedStage(TextStage):
-    """Takes its conditions whole or as they arrive; a request that lacks one sits steps out."""
+    """A stage that takes its conditions at once or as they arrive; a request that lacks one skips steps."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         super().__init__(spec, emit)
         self.scheduler = scheduler_of(self.engine)
         self.config: Any = self.engine.vllm_config.model_config.hf_config
         self.dtype: torch.dtype = self.engine.vllm_config.model_config.dtype
-        # The checkpoint's generation_config.json is the thinker's; its end tokens mean nothing among codec ids.
+        # The checkpoint's generation_config.json is the thinker's; its end tokens are not codec ids.
         self.engine.input_processor.generation_config_fields = {}
-        # True while all requests wait for their input: then there is nothing to step for until a command arrives.
+        # True while all requests wait for input, so that no step runs until a command arrives.
         self._is_stalled = False
 
     def engine_args(self) -> dict[str, object]:
         return {
             **super().engine_args(),
             "skip_tokenizer_init": True,
-            # All prompts are the same ids; their differences are not part of vLLM's block hashes.
+            # Prompts differ in their conditions, which vLLM's block hashes do not cover, and not in their ids.
             "enable_prefix_caching": False,
             "scheduler_cls": "omni_cli.vllm_integration.conditioned_scheduler.make_scheduler",
         }
 
     def begin(self, active: ActiveRequest) -> tuple[ConditionedPrompt, dict[str, object]]:
-        """The prompt of a request, and the sampling parameters that the model needs."""
+        """Return a request's prompt and the sampling parameters that the model needs."""
         raise NotImplementedError
 
     def more_rows(self, command: AppendInput) -> torch.Tensor:
-        """Further conditions (num_rows, embedding_size)."""
+        """Build the conditions (num_rows, embedding_size) that a command brings."""
         raise NotImplementedError
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
@@ -90,7 +90,7 @@ class ConditionedStage(TextStage):
             ),
             **sampling,
         )
-        params.skip_clone = True  # these are this request's alone, and a deep copy would copy its tensors
+        params.skip_clone = True  # not shared between requests; a clone would copy the tensors
         active.context["num_conditions"] = len(given.prompt_embeds) + len(given.decode_conditions)
         return {"prompt_token_ids": given.prompt_token_ids}, params
 
@@ -105,7 +105,7 @@ class ConditionedStage(TextStage):
         self._is_stalled = False
         active = self.active.get(command.request_id)
         if active is None:
-            return  # it may end before its input does
+            return  # the request may end before its input does
         self.scheduler.append_conditions(active.engine_id, self.more_rows(command), is_last=command.is_last)
 
     def abort(self, request_id: str) -> None:

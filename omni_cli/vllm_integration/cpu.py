@@ -11,7 +11,7 @@ from omni_cli.vllm_integration.workers import OmniWorkerMixin
 
 
 class _Discarded(torch.Generator):
-    """For tokens that are dropped. vLLM winds the request's generator back after one, which a CPU's cannot do."""
+    """A generator for tokens that vLLM discards: it rewinds the generator, which a CPU generator does not support."""
 
     def get_offset(self) -> int:
         return 0
@@ -25,9 +25,9 @@ class OmniCPUModelRunner(OmniRunnerMixin, CPUModelRunner):
 
 
 class CPUARModelRunner(CodeRunnerMixin, OmniCPUModelRunner):
-    """Tokens as vLLM makes them; hidden states per request, or codes, in `pooler_output`.
+    """vLLM's tokens, with hidden states or codes per request in `pooler_output`.
 
-    A prompt that is processed in chunks draws a token after each, and only the last is kept.
+    vLLM samples after each chunk of a prompt and keeps only the last token.
     """
 
     def sample_tokens(self, grammar_output: object) -> object:

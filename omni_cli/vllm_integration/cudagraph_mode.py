@@ -1,4 +1,4 @@
-"""An AR stage's `cudagraph_mode`: refused where there are no graphs, and never less than what was asked for."""
+"""Check that an AR stage runs in its `cudagraph_mode`, which vLLM would otherwise lower silently."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omni_cli.errors import StageError
 
 
 def check_platform(stage: ARStageConfig) -> None:
-    """`StageError` where vLLM cannot have CUDA graphs at all; it would leave them out silently."""
+    """Raise `StageError` if the platform has no CUDA graphs."""
     if stage.cudagraph_mode != "none" and current_platform.is_cpu():
         raise StageError(
             f"`cudagraph_mode: {stage.cudagraph_mode}` needs a CUDA device, and the installed vLLM is for CPUs",
@@ -21,7 +21,7 @@ def check_platform(stage: ARStageConfig) -> None:
 
 
 def check_settled(stage: ARStageConfig, mode: str, engagement: Mapping[str, float]) -> None:
-    """`StageError` where vLLM has settled on another mode than the stage's, or has captured nothing for it."""
+    """Raise `StageError` if vLLM chose another mode than the stage's or captured no graph."""
     asked = stage.cudagraph_mode
     if mode != asked:
         raise StageError(

@@ -16,15 +16,15 @@ SMALLEST_SHARE = 1e-6
 def execution_args(cudagraph_mode: CudagraphMode) -> dict[str, object]:
     """Return vLLM's `EngineArgs` for the execution of a step on the device that vLLM is installed for."""
     if current_platform.is_cpu():
-        # Inductor takes minutes to compile a model for the CPU, and there are no graphs to capture.
+        # Compiling for the CPU takes Inductor minutes, and there are no graphs to capture.
         return {"enforce_eager": True}
     return {"compilation_config": {"cudagraph_mode": cudagraph_mode.upper()}}
 
 
 def use_whole_float32() -> None:
-    """Multiply float32 at full precision in this process: attention (Triton) and convolutions (cuDNN) would use TF32.
+    """Disable TF32 in this process, for attention (Triton) and convolutions (cuDNN).
 
-    With its 10 bits, tokens differ from the reference's within twenty steps, and alone from those in a batch.
+    With its 10-bit mantissa, tokens differ from the reference within twenty steps, and alone from in a batch.
     """
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
     torch.backends.cudnn.allow_tf32 = False
@@ -33,7 +33,7 @@ def use_whole_float32() -> None:
 def with_given_cache(args: dict[str, object]) -> dict[str, object]:
     """Return `EngineArgs` that reserve no share of the device's memory if they set the size of the KV cache.
 
-    vLLM checks the share anyway: without this, nine tenths of the device would have to be free for a stage.
+    vLLM checks the share in any case: by default, 92 % of the device would have to be free.
     """
     if current_platform.is_cpu() or "kv_cache_memory_bytes" not in args:
         return args

@@ -1,4 +1,4 @@
-"""Interface between the diffusion runner and a model: the call, accepted results, and their copy to the host."""
+"""Interface between the diffusion runner and a model: the call, the accepted results, and their copy to the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENTRY_POINTS = ("sample", "forward", "diffuse")
 
 @dataclass(frozen=True)
 class DiffusionInput:
-    """One request of a batch: `token_ids` (num_tokens,) on the device, `information` by name, tensors on the host."""
+    """One request of a batch: `token_ids` (num_tokens,) on the device; `information` by name, with host tensors."""
 
     request_id: str
     token_ids: torch.Tensor
@@ -27,7 +27,7 @@ class DiffusionInput:
 
 
 def diffusion_entry(model: nn.Module) -> Callable[..., object]:
-    """Return the method that runs `model` over a list of `DiffusionInput`: the first of `ENTRY_POINTS` that it has."""
+    """Return the first of `ENTRY_POINTS` that `model` has: a method that takes a list of `DiffusionInput`."""
     for name in ENTRY_POINTS:
         method = getattr(type(model), name, None)
         if method is not None and method is not nn.Module.forward:
@@ -38,7 +38,7 @@ def diffusion_entry(model: nn.Module) -> Callable[..., object]:
 
 @dataclass(frozen=True)
 class NoOutput:
-    """Replaces a request's tensor and gives the reason: that request fails, the others of its batch continue."""
+    """The reason why a request has no tensor: it fails, while the rest of its batch continues."""
 
     reason: str
 
@@ -62,7 +62,7 @@ def one_tensor_per_request(result: object, request_ids: list[str]) -> dict[str, 
         none = NoOutput(f"a diffusion model returns a tensor, a list or a dict, not {type(result).__name__}")
         return dict.fromkeys(request_ids, none)
     if isinstance(result, torch.Tensor) and not result.dim():
-        result = ()  # a single number belongs to no request
+        result = ()  # a scalar has no batch dimension
     if len(result) != len(request_ids):
         none = NoOutput(f"the model returned {len(result)} tensors for {len(request_ids)} requests")
         return dict.fromkeys(request_ids, none)

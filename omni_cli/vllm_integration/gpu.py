@@ -1,4 +1,4 @@
-"""Runners and workers on CUDA. Naming one of the workers in vLLM's `worker_cls` is all that it takes."""
+"""Runners and workers on CUDA; vLLM uses a worker that its `worker_cls` names."""
 
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -14,7 +14,7 @@ class OmniGPUModelRunner(OmniRunnerMixin, GPUModelRunner):
 
 
 class GPUARModelRunner(CodeRunnerMixin, OmniGPUModelRunner):
-    """Tokens as vLLM makes them; hidden states per request, or codes, in `pooler_output`."""
+    """vLLM's tokens, with hidden states or codes per request in `pooler_output`."""
 
 
 class GPUDiffusionModelRunner(DiffusionRunnerMixin, OmniGPUModelRunner):

@@ -1,4 +1,4 @@
-"""Count the forward passes of a runner that were replays of CUDA graphs, and the cost of capturing them."""
+"""Count a runner's forward passes that replayed CUDA graphs, and the cost of capturing the graphs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from vllm.forward_context import BatchDescriptor, get_forward_context
 class GraphCounters:
     """Counters of one runner.
 
-    vLLM decides a step's mode and batch shape beforehand and stores both in the forward context; its wrappers then
-    replay the graph captured for that pair. So a step is a replay exactly if its pair was captured, whatever was
-    requested: a model without a part that vLLM compiles runs eagerly in `piecewise` mode, and counts as that.
+    vLLM stores a step's mode and batch shape in the forward context, and its wrappers replay the graph captured for
+    that pair. So a step is a replay exactly if its pair was captured, whatever mode was requested: in `piecewise` mode
+    a model without compiled parts runs eagerly and counts as eager.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class GraphCounters:
         self._eager_calls = 0
 
     def captured(self, pool_bytes: int, seconds: float) -> None:
-        """Record that vLLM has captured its graphs, with their device memory and time."""
+        """Record that vLLM captured its graphs, with their device memory and time."""
         graphs = [
             (wrapper.runtime_mode, shape)
             for wrapper in CUDAGraphWrapper._all_instances

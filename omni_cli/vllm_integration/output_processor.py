@@ -1,4 +1,4 @@
-"""An engine whose output processor keeps hidden states for the stage, and notes NaN logits."""
+"""An engine whose output processor keeps hidden states for the stage and records NaN logits."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutp
 
 
 class OmniOutputProcessor(OutputProcessor):
-    """vLLM's, with `pooling_output` of sampling requests taken off first.
+    """vLLM's output processor, which first removes `pooling_output` from outputs of sampling requests.
 
-    vLLM takes any output with a `pooling_output` for one of a pooling request: it would skip the detokenizer, and
-    the text would be lost.
+    vLLM treats any output with a `pooling_output` as a pooling request's: it skips the detokenizer, and the text would
+    be lost.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -37,13 +37,13 @@ class OmniOutputProcessor(OutputProcessor):
         self.not_numbers.discard(request_id)
 
     def take_hidden_rows(self, request_id: str) -> torch.Tensor | None:
-        """All rows of a request so far, (num_rows, hidden_size), once; None where it asked for none."""
+        """Remove and return a request's rows so far, (num_rows, hidden_size); None if it asked for none."""
         rows = self.hidden_rows.pop(request_id, None)
         return None if rows is None else torch.cat(rows)
 
 
 class TextEngine(LLMEngine):
-    """vLLM's, with our output processor in place of the one that it has built and not used yet."""
+    """vLLM's engine, with its unused output processor replaced by ours."""
 
     output_processor: OmniOutputProcessor
 

@@ -13,10 +13,10 @@ from omni_cli.vllm_integration.diffusion_entry import NoOutput
 
 @dataclass
 class OmniModelRunnerOutput(ModelRunnerOutput):
-    """vLLM's output whose `pooler_output` holds a host tensor or None per request, in the order of `req_ids`.
+    """vLLM's output, whose `pooler_output` holds a host tensor or None per request, in the order of `req_ids`.
 
-    AR runners put hidden states there, (num_rows, hidden_size), next to the sampled tokens; diffusion runners put the
-    finished tensor there, or a `NoOutput`, and sample nothing.
+    For AR runners these are hidden states (num_rows, hidden_size) beside the sampled tokens; for diffusion runners, the
+    finished tensor or a `NoOutput`.
     """
 
     @classmethod
@@ -44,7 +44,7 @@ def with_payloads(
     output: ModelRunnerOutput | AsyncModelRunnerOutput,
     payloads: Callable[[ModelRunnerOutput], Mapping[str, torch.Tensor]],
 ) -> OmniModelRunnerOutput | AsyncOmniModelRunnerOutput:
-    """Attach what `payloads` makes of an output; if it is still being copied to the host, once that is done."""
+    """Attach `payloads(output)`; for an output that is still being copied to the host, once the copy is done."""
     if isinstance(output, AsyncModelRunnerOutput):
 
         def finish() -> OmniModelRunnerOutput:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+# Reports of fast steps arrive together.
+_MIN_RATED_S = 0.1
+
+
 class ProgressDisplay(Protocol):
     """Shows events as they come. Between `hide` and `show` other lines may be written to the terminal."""
 
@@ -108,8 +112,8 @@ class StageRow:
         return f"{done}/{count(sum(total for total in totals if total is not None), self.unit)}"
 
     def rate(self) -> str:
-        """Units a second from the first report to the last; empty until there are two."""
-        if self.first is None or self.last_at <= self.first[0]:
+        """Units per second from the first report to the last, if there is a moment between them."""
+        if self.first is None or self.last_at - self.first[0] < _MIN_RATED_S:
             return ""
         first_at, first_done = self.first
         return f"{(sum(self.done.values()) - first_done) / (self.last_at - first_at):.1f} {self.unit}s/s"

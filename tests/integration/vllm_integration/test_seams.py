@@ -7,10 +7,13 @@ import ast
 import importlib
 import inspect
 import textwrap
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import omni_cli
 from omni_cli.engine.devices import NO_RAY_ON_CPU
 
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
@@ -387,6 +390,70 @@ ATTRIBUTES = [
     ("transformers.models.mimi.modeling_mimi:MimiTransformerModel.__init__", ["self.rotary_emb"]),
 ]
 
+# Imported from vLLM: (where, parameters or members that must be there, what we do with it)
+IMPORTED = [
+    ("vllm:ModelRegistry", ["models", "register_model"], "is where our model classes go"),
+    ("vllm.plugins:load_general_plugins", [], "is called before an engine is configured"),
+    ("vllm.model_executor.models.registry:_RegisteredModel", [], "is a class that vLLM need not inspect again"),
+    ("vllm.engine.arg_utils:EngineArgs", ["model", "worker_cls", "scheduler_cls", "hf_overrides"], "is an engine"),
+    ("vllm.config:get_current_vllm_config", [], "is called while a layer is built"),
+    ("vllm.config:CUDAGraphMode", ["NONE"], "tells whether a step is a replay"),
+    ("vllm.forward_context:get_forward_context", [], "is called in a forward pass"),
+    ("vllm.forward_context:BatchDescriptor", ["num_tokens"], "tells which graph is replayed"),
+    ("vllm.platforms:current_platform", ["is_cpu", "device_type"], "tells the device"),
+    ("vllm.distributed:get_pp_group", [], "is called for this rank's place in the pipeline"),
+    ("vllm.distributed:get_tp_group", [], "is called for this rank's place beside others"),
+    ("vllm.exceptions:VLLMClientError", [], "is a refused request"),
+    ("vllm.sampling_params:RequestOutputKind", ["DELTA"], "is how outputs come"),
+    ("vllm.outputs:RequestOutput", ["outputs", "finished", "request_id"], "is a step's text"),
+    ("vllm.outputs:PoolingRequestOutput", ["outputs", "finished", "request_id"], "is a step's tensor"),
+    ("vllm.renderers:ChatParams", ["chat_template_kwargs"], "goes to the chat template"),
+    ("vllm.renderers.hf:HfRenderer", ["get_tokenizer"], "tells whether there may be no chat template"),
+    (
+        "vllm.renderers.hf:HfRenderer",
+        ["default_cmpl_tok_params", "default_chat_tok_params"],
+        "are for a prompt",
+    ),
+    ("vllm.v1.core.sched.async_scheduler:AsyncScheduler", ["schedule"], "is derived from"),
+    ("vllm.v1.engine.output_processor:OutputProcessorOutput", ["request_outputs"], "is what `process_outputs` returns"),
+    ("vllm.v1.outputs:AsyncModelRunnerOutput", ["get_output"], "is derived from, to add payloads"),
+    ("vllm.sequence:IntermediateTensors", ["tensors", "__getitem__"], "is what pipeline ranks send, with our rows"),
+    ("vllm.compilation.decorators:support_torch_compile", ["dynamic_arg_dims"], "compiles the prior's decoder"),
+    ("vllm.model_executor.layers.linear:ReplicatedLinear", ["input_size", "output_size"], "projects the talker's rows"),
+    (
+        "vllm.model_executor.layers.logits_processor:LogitsProcessor.forward",
+        ["lm_head", "hidden_states"],
+        "makes the logits of a head that is not as large as the vocabulary",
+    ),
+    (
+        "vllm.model_executor.layers.vocab_parallel_embedding:ParallelLMHead",
+        ["num_embeddings", "embedding_dim", "quant_config", "prefix"],
+        "is the head",
+    ),
+    ("vllm.model_executor.layers.pooler:DispatchPooler", ["poolers_by_task"], "lets tensors of a diffusion through"),
+    ("vllm.model_executor.layers.pooler:IdentityPooler", ["get_supported_tasks"], "lets them through unchanged"),
+    ("vllm.model_executor.models.interfaces:IsAttentionFree", ["is_attention_free"], "marks a model without KV cache"),
+    ("vllm.model_executor.models.interfaces:SupportsPP", ["supports_pp", "forward"], "marks models for pipeline ranks"),
+    (
+        "vllm.model_executor.models.interfaces:SupportsMRoPE.get_mrope_input_positions",
+        ["input_tokens", "mm_features"],
+        "is overridden: positions come with the request, else are those of text",
+    ),
+    (
+        "vllm.model_executor.models.utils:AutoWeightsLoader.load_weights",
+        ["weights", "mapper"],
+        "loads a model whose predictor loads itself",
+    ),
+    ("vllm.model_executor.models.utils:WeightsMapper", ["orig_to_new_prefix", "__or__"], "names weights"),
+    ("vllm.model_executor.models.utils:PPMissingLayer", [], "is a part that another rank has"),
+    ("vllm.model_executor.models.utils:maybe_prefix", ["prefix", "name"], "names modules"),
+    (
+        "vllm.model_executor.models.utils:make_empty_intermediate_tensors_factory",
+        ["keys", "hidden_size"],
+        "makes room for the rows that the thinker's ranks send",
+    ),
+]
+
 OVERRIDES = [
     ("omni_cli.vllm_integration.runner_mixins", "vllm.v1.worker.gpu_model_runner"),
     ("omni_cli.vllm_integration.workers", "vllm.v1.worker.gpu_worker"),
@@ -409,6 +476,7 @@ OVERRIDES = [
     ("omni_cli.models.qwen3_omni.thinker", "vllm.model_executor.models.qwen3_omni_moe_thinker"),
     ("omni_cli.models.qwen2_5_omni.token2wav", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
 ]
+ROWS = [*CALLABLES, *FIELDS, *ATTRIBUTES, *IMPORTED]
 LONGEST_SHARED_RUN = 3
 
 
@@ -434,6 +502,70 @@ def test_fields_are_there(where, names, use):
     known = set(getattr(kind, "__annotations__", {})) | set(getattr(kind, "_fields", ())) | set(dir(kind))
     missing = [name for name in names if name not in known]
     assert not missing, f"{where}: {missing} {use} by us, and are gone"
+
+
+@pytest.mark.parametrize(("where", "members", "use"), IMPORTED, ids=[row[0].partition(":")[2] for row in IMPORTED])
+def test_imported_is_there(where, members, use):
+    found = find(where)
+    known = set(dir(found)) | set(getattr(found, "__annotations__", {}))
+    if inspect.isclass(found) or inspect.isfunction(found):
+        known |= set(inspect.signature(found).parameters)
+    missing = [name for name in members if name not in known]
+    assert not missing, f"{where} {use}, and {missing} are gone"
+
+
+def test_each_import_is_listed():
+    """By an import's object: vLLM exports some under several names."""
+    listed = {id(part) for row in ROWS for part in parts_of(row[0])}
+    missing = []
+    for path in sorted(Path(omni_cli.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "vllm":
+                module = importlib.import_module(node.module)
+                missing += [
+                    f"{path.name}: {node.module}:{name.name}"
+                    for name in node.names
+                    if id(getattr(module, name.name)) not in listed
+                ]
+    assert not missing, "\n".join(missing)
+
+
+def test_each_override_is_listed():
+    """A method of ours that hides one of vLLM's: by the class it would else have come from."""
+    listed = {id(find(row[0])) for row in ROWS}
+    missing = set()
+    for cls in our_classes():
+        for position, ours in enumerate(cls.__mro__):
+            if not ours.__module__.startswith("omni_cli."):
+                continue
+            for name, value in vars(ours).items():
+                home = next((base for base in cls.__mro__[position + 1 :] if name in vars(base)), object)
+                if name.startswith("__") or not home.__module__.startswith("vllm."):
+                    continue
+                # Not those that a decorator of vLLM's has added.
+                is_method = inspect.isfunction(value) and value.__module__ == ours.__module__
+                if is_method and id(vars(home)[name]) not in listed:
+                    missing.add(f"{ours.__name__}: {home.__module__}:{home.__qualname__}.{name}")
+    assert not missing, "\n".join(sorted(missing))
+
+
+def our_classes() -> Iterator[type]:
+    """Classes of ours that derive from one of vLLM's."""
+    for path in sorted(Path(omni_cli.__file__).parent.rglob("*.py")):
+        if "from vllm" in path.read_text():
+            name = ".".join(path.relative_to(Path(omni_cli.__file__).parent.parent).with_suffix("").parts)
+            for cls in vars(importlib.import_module(name)).values():
+                if inspect.isclass(cls) and any(base.__module__.startswith("vllm.") for base in cls.__mro__[1:]):
+                    yield cls
+
+
+def parts_of(where: str) -> Iterator[Any]:
+    """The module of a row, and everything on the path to what it names."""
+    module, _, path = where.partition(":")
+    names = path.split(".")
+    yield importlib.import_module(module)
+    for end in range(1, len(names) + 1):
+        yield find(f"{module}:{'.'.join(names[:end])}")
 
 
 @pytest.mark.parametrize(("where", "names"), ATTRIBUTES, ids=[row[0].partition(":")[2] for row in ATTRIBUTES])

@@ -1,13 +1,18 @@
-"""Where each seam moves when vLLM's V2 model runner replaces V1: a note per overridden hook, checked to be complete."""
+"""Where each seam moves when vLLM's V2 model runner replaces V1: a note per overridden hook, and per method of our
+models that vLLM calls, checked to be complete."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from vllm.model_executor.models import interfaces, interfaces_base
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from omni_cli.families import families, load
 from omni_cli.vllm_integration.code_runner import CodeRunnerMixin
 from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin, DiffusionRunnerMixin, OmniRunnerMixin
 
@@ -36,6 +41,48 @@ MOVES = {
     ),
 }
 
+V1_RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+LOADER = "vllm.model_executor.model_loader.default_loader:DefaultModelLoader"
+THINKER = "vllm.model_executor.models.qwen3_omni_moe_thinker:Qwen3OmniMoeThinkerForConditionalGeneration"
+
+# Method of our models: (its caller in V1, its caller in V2, what of it changes)
+MODEL_MOVES = {
+    "load_weights": (f"{LOADER}.load_weights", f"{LOADER}.load_weights", "nothing: no part of the runner"),
+    "forward": (f"{V1_RUNNER}._model_forward", f"{RUNNER}.execute_model", "nothing: buffers are filled before it"),
+    "embed_input_ids": (
+        f"{V1_RUNNER}._preprocess",
+        f"{V2}.model_states.default:DefaultModelState.prepare_inputs_embeds",
+        "nothing: conditioned models add their rows in `forward`",
+    ),
+    "compute_logits": (f"{V1_RUNNER}.execute_model", f"{RUNNER}.sample", "nothing: ids are suppressed in it"),
+    "get_mrope_input_positions": (
+        f"{V1_RUNNER}._init_mrope_positions",
+        f"{V2}.mm.rope:RopeState.init_prefill_positions",
+        "positions that come with a request go to `stage_write` instead",
+    ),
+    "iter_mm_features": (
+        f"{THINKER}.get_mrope_input_positions",
+        f"{THINKER}.get_mrope_input_positions",
+        "nothing: the thinker calls it itself",
+    ),
+}
+
+
+def model_methods() -> set[str]:
+    """Methods of our models that vLLM declares, in its interfaces or in the class that we derive from."""
+    declared = {name for module in (interfaces, interfaces_base) for cls in classes_of(module) for name in vars(cls)}
+    found = set()
+    for reference in {model for family in families().values() for model in family.vllm_models.values()}:
+        bases = load(reference).__mro__
+        known = declared.union({"load_weights"}, *(vars(base) for base in bases if base.__module__.startswith("vllm.")))
+        ours = [base for base in bases if base.__module__.startswith("omni_cli.")]
+        found |= {name for base in ours for name, value in vars(base).items() if inspect.isfunction(value)} & known
+    return {name for name in found if not name.startswith("_")}
+
+
+def classes_of(module: Any) -> Iterator[type]:
+    return (value for value in vars(module).values() if inspect.isclass(value))
+
 
 def overridden() -> set[str]:
     mixins = (OmniRunnerMixin, ARRunnerMixin, CodeRunnerMixin, DiffusionRunnerMixin)
@@ -48,10 +95,27 @@ def test_each_overridden_hook_has_a_note():
     assert overridden() == set(MOVES)
 
 
+def test_each_method_of_a_model_has_a_note():
+    assert model_methods() == set(MODEL_MOVES)
+
+
+@pytest.mark.parametrize(
+    ("method", "where"), [(name, where) for name in MODEL_MOVES for where in MODEL_MOVES[name][:2]]
+)
+def test_vllm_calls_the_method_there(method, where):
+    call = "self.model(" if method == "forward" else f".{method}("
+    assert call in inspect.getsource(find(where)), f"{where} calls `{method}` no more: the note has to say who does"
+
+
 @pytest.mark.parametrize("where", sorted({where for where, _ in MOVES.values()} | {f"{STATE}.remove_request"}))
 def test_the_counterpart_is_there(where):
+    find(where)
+
+
+def find(where: str) -> Any:
     module, _, path = where.partition(":")
     found: Any = importlib.import_module(module)
     for name in path.split("."):
         assert hasattr(found, name), f"{where} is gone: the note has to say where its part moved"
         found = getattr(found, name)
+    return found

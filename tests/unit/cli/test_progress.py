@@ -67,7 +67,9 @@ def test_board_counts_work_and_rate_over_all_requests() -> None:
     assert board.cells()[0][3:] == ("21 tokens", "10.0 tokens/s")
     board.handle(StageProgress("a", "token2wav", 8, 10, "step"))
     board.handle(StageProgress("b", "token2wav", 3, 10, "step"))
-    assert board.cells()[1][3] == "11/20 steps"
+    clock.now += 1e-5
+    board.handle(StageProgress("b", "token2wav", 10, 10, "step"))
+    assert board.cells()[1][3:] == ("18/20 steps", "")
 
 
 def test_board_counts_finished_requests() -> None:
