@@ -1,7 +1,7 @@
-"""From a request to vLLM's prompt: the chat template, the placeholders of its media, and the media themselves.
+"""Convert a request to vLLM's prompt: chat template, placeholders of its media, and the media themselves.
 
-All three are vLLM's own: its renderer finds the checkpoint's template and the placeholder of an image in it, and its
-processor knows which media the model takes.
+vLLM does all three: its renderer finds the checkpoint's template and placeholders, and its processor knows which media
+the model accepts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from omni_cli.outputs import Message, Part
 from omni_cli.stage.library_messages import translate
 from omni_cli.stage.messages import AudioInput, StageRequest, VideoInput
 
-# vLLM's parts for media that come separately: an id in place of the content.
+# vLLM's message parts for media that are sent separately: an id in place of the content.
 _PARTS: Mapping[str, Mapping[str, object]] = {
     "image": {"type": "image_pil", "image_pil": None, "uuid": "image"},
     "audio": {"type": "audio_url", "audio_url": None, "uuid": "audio"},
@@ -32,7 +32,7 @@ _NOUNS = {"image": "images", "audio": "audio", "video": "video"}
 
 
 class PromptMaker:
-    """Makes the prompts of one engine; raises `InputError` for a request that its model does not take."""
+    """Builds the prompts of one engine; raises `InputError` for a request that its model does not accept."""
 
     def __init__(self, engine: LLMEngine, stage: ARStageConfig) -> None:
         self._renderer = engine.renderer
@@ -47,7 +47,7 @@ class PromptMaker:
         return frozenset(name for name, limit in limits.items() if limit)
 
     def prompt(self, request: StageRequest) -> dict[str, Any]:
-        """vLLM's prompt: the text as the tokenizer receives it, and the media."""
+        """Return vLLM's prompt: the text as the tokenizer receives it, and the media."""
         media = {"image": request.images, "audio": request.audio, "video": request.videos}
         self._check_media(name for name, items in media.items() if items)
         prompt: dict[str, Any] = {"prompt": request.prompt} if request.raw else self._chat(request)
@@ -56,7 +56,7 @@ class PromptMaker:
                 name: [self._item(item) for item in items] for name, items in media.items() if items
             }
         if request.videos and not self._processor.info.data_parser.video_needs_metadata:
-            # Else the frame rate would be a default, and with it the times of the frames.
+            # Without metadata, the processor would assume a default frame rate.
             metadata = [_metadata(video) for video in request.videos]
             prompt["mm_processor_kwargs"] = {"video_metadata": metadata, "do_sample_frames": False}
         return prompt
@@ -66,7 +66,7 @@ class PromptMaker:
         return self._renderer.get_mm_processor()
 
     def tokenize_params(self, request: StageRequest) -> Any:
-        """vLLM's parameters for tokenizing: a chat template writes the special tokens itself."""
+        """Return vLLM's tokenization parameters, without special tokens if the chat template adds them."""
         if request.raw or not self._has_template:
             return self._renderer.default_cmpl_tok_params
         return self._renderer.default_chat_tok_params.with_kwargs(add_special_tokens=False)
@@ -81,12 +81,12 @@ class PromptMaker:
     @functools.cached_property
     def _has_template(self) -> bool:
         if not isinstance(self._renderer, HfRenderer):
-            return True  # a tokenizer with a format of its own, such as Mistral's
+            return True  # a tokenizer with its own format, such as Mistral's
         tokenizer = self._renderer.get_tokenizer()
         return resolve_chat_template(tokenizer, None, None, model_config=self._model_config) is not None
 
     def _chat(self, request: StageRequest) -> dict[str, Any]:
-        """The conversation through the chat template: a text, or token ids from a tokenizer with its own format."""
+        """Apply the chat template; returns text, or token ids from a tokenizer with its own format."""
         messages = conversation_of(request)
         system_prompt = self._stage.system_prompt
         if system_prompt is not None and messages[0].role != "system":
@@ -99,7 +99,7 @@ class PromptMaker:
         try:
             _, prompt = self._renderer.render_messages(conversation, params)
         except (ValueError, VLLMClientError) as error:
-            if getattr(error, "parameter", None) is not None:  # of vLLM's own checks, such as the number of images
+            if getattr(error, "parameter", None) is not None:  # from vLLM's own checks, such as the number of images
                 message, hint = translate(one_line(error), self._stage)
                 raise InputError(message, hint=hint) from error
             raise InputError(f"the model's chat template refuses this conversation: {one_line(error)}") from error
@@ -117,21 +117,21 @@ class PromptMaker:
                 return Image.fromarray(item.numpy())  # type: ignore[attr-defined]  # an `Array`
 
     def _at_model_rate(self, audio: AudioInput) -> object:
-        # vLLM would resample with a package that an installation need not have.
+        # vLLM would resample with a package that may not be installed.
         target = self._processor.info.data_parser.audio_resampler.target_sr
         samples = audio.samples.numpy()
         return samples if target is None else (soxr.resample(samples, audio.sample_rate, target), target)
 
 
 def _content(message: Message) -> object:
-    """vLLM's content of a message; plain text where there is nothing else."""
+    """Convert a message's parts to vLLM's content; plain text if there are no media."""
     if all(part.type == "text" for part in message.parts):
         return "".join(part.text for part in message.parts)
     return [{"type": "text", "text": part.text} if part.type == "text" else _PARTS[part.type] for part in message.parts]
 
 
 def _only_text(messages: tuple[Message, ...]) -> str:
-    """The prompt of a model without a chat template."""
+    """Return the prompt for a model without a chat template."""
     (message, *more) = messages
     if more or any(part.type != "text" for part in message.parts):
         raise InputError(
@@ -152,7 +152,7 @@ def _metadata(video: VideoInput) -> dict[str, object]:
 
 
 def conversation_of(request: StageRequest) -> tuple[Message, ...]:
-    """The messages of a request; a prompt is one, after its media. Raises `InputError` where nothing is said."""
+    """Return a request's messages; a prompt becomes one, after its media. Raises `InputError` if they are empty."""
     messages = request.messages
     if not messages:
         media = [Part("audio") for _ in request.audio] + [Part("image") for _ in request.images]
@@ -164,9 +164,9 @@ def conversation_of(request: StageRequest) -> tuple[Message, ...]:
 
 
 def apply_chat_template(processor: Any, conversation: list[dict[str, Any]]) -> str:
-    """The prompt of a conversation by transformers' processor, for a model that vLLM has no processor for.
+    """Apply transformers' chat template, for a model that vLLM has no processor for.
 
-    Raises `InputError` where the template refuses.
+    Raises `InputError` if the template rejects the conversation.
     """
     from jinja2 import TemplateError
 
@@ -177,6 +177,6 @@ def apply_chat_template(processor: Any, conversation: list[dict[str, Any]]) -> s
 
 
 def one_line(error: BaseException) -> str:
-    """The text of an exception, without what vLLM's own append to it: a parameter's name and value."""
+    """Return an exception's text, without the parameter name and value that vLLM's exceptions append."""
     text = error.args[0] if isinstance(error, VLLMClientError) and error.args else error
     return " ".join(str(text).split())

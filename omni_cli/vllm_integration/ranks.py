@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def prepare_ranks(num_ranks: int, stage: str) -> None:
-    """Prepare before there is an engine. Raises `StageError` if there are too few cores for the ranks.
+    """Prepare this process before the engine is created. Raises `StageError` if there are fewer cores than ranks.
 
-    On a CPU, vLLM requires each rank's cores unless the machine has as many NUMA nodes; they are divided evenly here,
-    and `VLLM_CPU_OMP_THREADS_BIND` overrides that.
+    On a CPU with fewer NUMA nodes than ranks, vLLM must be given each rank's cores; they are divided evenly unless
+    `VLLM_CPU_OMP_THREADS_BIND` is set.
     """
-    # Spawned processes first run the main module again; ours must be the one with the imports and workarounds.
+    # A spawned process first reruns the main module, which must be the one with our imports and workarounds.
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("omni_cli.engine.process.preload_vllm")
     if not current_platform.is_cpu() or "VLLM_CPU_OMP_THREADS_BIND" in os.environ:
         return
@@ -35,6 +35,6 @@ def prepare_ranks(num_ranks: int, stage: str) -> None:
 
 
 def forget_shared_memory(engine: LLMEngine) -> None:
-    """Unlink shared memory of the engine and its ranks once it runs, so that it cannot be left behind."""
+    """Unlink the shared memory of a running engine and its ranks, so that nothing remains if they are killed."""
     engine.collective_rpc("forget_message_queues")
     forget_message_queues()

@@ -18,8 +18,8 @@ PLUGIN = "omni_cli"
 def register_models() -> None:
     """Register the models that vLLM lacks, without importing them.
 
-    The entry point `omni_cli` of the group `vllm.general_plugins`: vLLM calls this in each of its processes. A
-    registered model stays: `resolve_in_process` may have been first.
+    The entry point `omni_cli` of the group `vllm.general_plugins`: vLLM calls this in each of its processes. Models
+    that are registered stay as they are, because `resolve_in_process` may have resolved them.
     """
     from vllm import ModelRegistry
 
@@ -57,7 +57,7 @@ def prepare_models(spec: StageSpec) -> None:
 
 
 def resolve_inner(architectures: Iterable[str]) -> None:
-    """Resolve in this process, which may be a rank's, what vLLM looks up while it builds a model of these names."""
+    """Resolve the architectures that vLLM looks up while it builds these, in this process, which may be a rank."""
     for family in families().values():
         if not {*family.architectures, *family.vllm_models}.isdisjoint(architectures):
             for inner in family.inner_architectures:
@@ -67,8 +67,8 @@ def resolve_inner(architectures: Iterable[str]) -> None:
 def resolve_in_process(architecture: str) -> None:
     """Make vLLM inspect a model class in this process.
 
-    vLLM inspects lazily registered classes in a fresh interpreter, which takes seconds and lacks the torchvision
-    workaround (`omni_cli.compat.torchvision`). Unknown names are left for vLLM to reject.
+    vLLM would inspect it in a new interpreter, which takes seconds and lacks the torchvision workaround
+    (`omni_cli.compat.torchvision`). vLLM rejects unknown names later.
     """
     from vllm import ModelRegistry
     from vllm.model_executor.models.registry import _RegisteredModel

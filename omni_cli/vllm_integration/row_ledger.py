@@ -1,9 +1,8 @@
 """Track which hidden-state rows of a request have been sent, so that every position is sent exactly once.
 
-vLLM does not compute each position of a request once, in order: a prefix may come from the KV cache and never be
-computed, a preempted request computes its positions again, a long prompt is split over steps, and rejected draft
-tokens are rolled back. The ledger turns the span that a step computed into the rows that are still owed, and keeps
-the rows of cached blocks to serve prefix hits from them.
+vLLM does not compute each position exactly once and in order: a prefix may come from the KV cache, a preempted request
+is recomputed, a long prompt is split over steps, and rejected draft tokens are rolled back. The ledger determines which
+rows of a computed span have not been sent yet, and keeps the rows of cached blocks for prefix hits.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ import torch
 
 
 class ComputedSpan(NamedTuple):
-    """Positions [start, start + length) of `request_id` were computed; rows [row, row + length) of the step's batch.
+    """Positions [start, start + length) of `request_id`, computed as rows [row, row + length) of the step's batch.
 
-    `block_ids` are the KV-cache blocks that hold the request's positions from block `first_block` on; None without
-    prefix caching. `num_draft_tokens` of the positions were drafted, so that some of the last rows may turn out to be
-    rejected.
+    `block_ids` are the KV-cache blocks of the request's positions from block `first_block` on; None without prefix
+    caching. `num_draft_tokens` of the positions were drafted, and the last of them may be rejected.
     """
 
     request_id: str
@@ -36,7 +34,7 @@ class ComputedSpan(NamedTuple):
         return self.start + self.length
 
     def accepted(self, num_sampled_tokens: int) -> ComputedSpan:
-        """The span without the positions of rejected draft tokens; a step samples one token more than it accepts."""
+        """Return the span without rejected draft tokens; a step samples one more token than it accepts."""
         rejected = max(0, self.num_draft_tokens - max(0, num_sampled_tokens - 1))
         return self._replace(length=self.length - rejected, num_draft_tokens=0)
 
@@ -59,12 +57,12 @@ class RowLedger:
             self._next_position.setdefault(request_id, 0)
 
     def forget(self, request_id: str) -> None:
-        """Drop an ended request; rows settled for it later, from a step in progress, are owed to nobody."""
+        """Drop an ended request, and its rows from a step that is still in progress."""
         with self._lock:
             self._next_position.pop(request_id, None)
 
     def keep_cached_rows(self, num_blocks: int, block_size: int, hidden_size: int, dtype: torch.dtype) -> None:
-        """Keep one row per KV-cache slot in host memory, which the system commits only as rows are written."""
+        """Allocate one row per KV-cache slot on the host; the system commits memory only as rows are written."""
         self._slot_rows = torch.empty((num_blocks * block_size, hidden_size), dtype=dtype)
         self._block_size = block_size
 
@@ -73,7 +71,7 @@ class RowLedger:
         return self._slot_rows is not None
 
     def with_blocks(self, span: ComputedSpan, block_ids: Sequence[int]) -> ComputedSpan:
-        """Copy `span` with those of the request's blocks that settling it needs; `block_ids` are all."""
+        """Return `span` with the blocks that settling it needs, out of all `block_ids` of the request."""
         first = min(span.start, self._next_position.get(span.request_id, 0)) // self._block_size
         return span._replace(block_ids=block_ids[first : -(-span.end // self._block_size)], first_block=first)
 
@@ -83,7 +81,7 @@ class RowLedger:
         `rows` (sum of the spans' lengths, hidden_size) on the host are the step's rows, span by span.
         """
         if self._slot_rows is not None:
-            # Even for an ended request: its blocks are in the prefix cache, and another may start with them.
+            # Even for an ended request: its blocks stay in the prefix cache, where another request may find them.
             self._slot_rows[self._slots_of(spans)] = rows
         parts = rows.split([span.length for span in spans])
         return [self._owed(span, part) for span, part in zip(spans, parts, strict=True)]
@@ -112,7 +110,7 @@ class RowLedger:
 
     def _slots_of(self, spans: Sequence[ComputedSpan]) -> torch.Tensor:
         if all(span.length == 1 for span in spans):
-            # Runs in every decoding step, on a thread that the next step waits for: one small operation for all.
+            # Runs in every decoding step, and the next step waits for it: one small operation for all requests.
             return torch.tensor([self._slot(span) for span in spans])
         return torch.cat([self._slots(span, span.start, span.end) for span in spans])
 

@@ -1,11 +1,11 @@
-"""Additions of our model runners to vLLM's, as mixins over the hooks that `GPUModelRunner` and `CPUModelRunner` share.
+"""Mixins that extend vLLM's model runners through hooks that `GPUModelRunner` and `CPUModelRunner` share.
 
-    OmniRunnerMixin            decodes request payloads, sets M-RoPE positions that came with a request
-    ├── ARRunnerMixin          hidden states per request, beside tokens that stay as they are
+    OmniRunnerMixin            decodes request payloads, sets M-RoPE positions from a request
+    ├── ARRunnerMixin          hidden states per request, beside unchanged tokens
     │   └── CodeRunnerMixin    the codes of a frame after its token (`code_runner.py`)
     └── DiffusionRunnerMixin   one tensor per request, no logits and no sampling
 
-`workers.py` has vLLM build one of these in place of its own.
+`workers.py` makes vLLM build one of these in place of its own.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class OmniRunnerMixin(VllmRunner):
         self.payload_limits = DEFAULT_LIMITS
         self._step_spans: list[ComputedSpan] = []
         self._has_later_positions = False
-        # vLLM's executor takes the outputs of one rank; the others copy nothing. With an external launcher every
-        # rank has an executor of its own.
+        # vLLM's executor uses the outputs of one rank, so the others copy nothing. With an external launcher each
+        # rank has its own executor.
         is_alone = self.parallel_config.distributed_executor_backend == "external_launcher"
         self.returns_outputs: bool = get_pp_group().is_last_rank and (is_alone or get_tp_group().is_first_rank)
         self.use_output_copy("sync")
@@ -66,13 +66,13 @@ class OmniRunnerMixin(VllmRunner):
         return self.output_copy.mode
 
     def engagement(self) -> dict[str, float]:
-        """Counters so far."""
+        """Return the counters since loading."""
         return self.output_copy.counters.as_dict()
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(*args, **kwargs)
         if not get_pp_group().is_first_rank and self.intermediate_tensors is None:
-            # vLLM allocates these in its warm-up run, and has none when it is eager with a KV cache of given size.
+            # vLLM allocates these in its warm-up run, which it skips in eager mode if the KV cache size is given.
             self.intermediate_tensors = self.get_model().make_empty_intermediate_tensors(
                 batch_size=self.max_num_tokens, dtype=self.model_config.dtype, device=self.device
             )
@@ -90,7 +90,7 @@ class OmniRunnerMixin(VllmRunner):
         return super()._update_states(scheduler_output)
 
     def _check_plan(self, scheduler_output: SchedulerOutput) -> None:
-        """`ValueError` that names the request where scheduler and worker do not mean the same ones."""
+        """Raise `ValueError`, naming the request, if the scheduler and this worker disagree about the requests."""
         known = self.request_payloads.keys() | {request.req_id for request in scheduler_output.scheduled_new_reqs}
         for request_id in arrived_with(scheduler_output).keys() | scheduler_output.num_scheduled_tokens.keys():
             if request_id not in known:
@@ -102,9 +102,9 @@ class OmniRunnerMixin(VllmRunner):
         self.request_payloads.pop(request_id, None)
 
     def _init_mrope_positions(self, req_state: Any) -> None:
-        """M-RoPE positions (3, num_positions) that came with the request; else the model computes them.
+        """Set M-RoPE positions (3, num_positions) from the request, if it has any; else the model computes them.
 
-        Those of the prompt, and of as many tokens after it as there are.
+        They may extend past the prompt.
         """
         given: torch.Tensor | None = self.request_payloads[req_state.req_id].information.get("mrope_positions")
         if given is None:
@@ -131,7 +131,7 @@ class OmniRunnerMixin(VllmRunner):
         return True
 
     def _spans(self, scheduler_output: SchedulerOutput) -> list[ComputedSpan]:
-        """The spans of this step, in the batch's own order, which vLLM may have changed while preparing it."""
+        """Return this step's spans in batch order, which vLLM may change while it prepares the inputs."""
         spans = []
         row = 0
         for index, request_id in enumerate(self.input_batch.req_ids):
@@ -152,10 +152,10 @@ class OmniRunnerMixin(VllmRunner):
 class ARRunnerMixin(OmniRunnerMixin):
     """Hidden states per request through `pooler_output`; tokens, logprobs and everything else are vLLM's.
 
-    A request asks for its hidden states (`WANTS_HIDDEN_STATES`); for the others nothing is gathered, copied or kept.
-    A model with `fill_conditions` gets, before each forward pass, the rows that each position is conditioned on, once
-    through its `project_conditions`, if it has that. A model with `handoff_rows` keeps other rows there than its last
-    hidden states for the next stage.
+    Hidden states are gathered, copied and kept only for requests that ask for them (`WANTS_HIDDEN_STATES`). A model
+    with `fill_conditions` receives the condition rows of each position before a forward pass, projected once by its
+    `project_conditions`, if it has that method. A model with `handoff_rows` keeps the rows for the next stage there, in
+    place of its last hidden states.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -207,7 +207,7 @@ class ARRunnerMixin(OmniRunnerMixin):
         return wanted or self._fill_conditions is not None
 
     def _fill_inputs(self) -> None:
-        """Give the model what it reads beside token ids in the next forward pass."""
+        """Set the model's inputs for the next forward pass, except for token ids."""
         if self._fill_conditions is None:
             return
         spans = [(self.request_payloads[s.request_id], s.start, s.length) for s in self._step_spans]
@@ -226,7 +226,7 @@ class ARRunnerMixin(OmniRunnerMixin):
     def sample_tokens(self, grammar_output: object) -> object:
         state = self.execute_model_state
         spans = self._wanted_spans() if state is not None and self.returns_outputs else []
-        # Before sampling, which may draft into the same buffers, and beside which the copy can run.
+        # Before sampling: a drafter may overwrite the buffers, and the copy can overlap with it.
         pending = self._start_copy(self._handoff_rows(state.hidden_states), spans) if spans else None
         with mark("sampling"):
             output = super().sample_tokens(grammar_output)
@@ -242,16 +242,16 @@ class ARRunnerMixin(OmniRunnerMixin):
         wanted = [s for s in self._step_spans if self.request_payloads[s.request_id].wants_hidden_states]
         if not self.row_ledger.keeps_cached_rows:
             return wanted
-        # With an asynchronous output, vLLM may have moved on to the next step's blocks when this one is settled.
+        # With asynchronous outputs, vLLM may have assigned the next step's blocks before this one is settled.
         return [self.row_ledger.with_blocks(s, self.requests[s.request_id].block_ids[0]) for s in wanted]
 
     def _start_copy(self, hidden_states: torch.Tensor, spans: list[ComputedSpan]) -> PendingCopy:
-        """Rows of the requests that want them, (num_rows, hidden_size), in one transfer a step."""
+        """Start one copy per step of the rows (num_rows, hidden_size) of the requests that want them."""
         parts = [hidden_states[begin:end] for begin, end in _joined(spans)]
         with mark("output copy"):
             if len(parts) > 1:
                 return self.output_copy.start(torch.cat(parts))
-            # A graph writes its next output over this one, a drafter may, and on a CPU nothing says that no layer does.
+            # The next replay of a graph overwrites this output, a drafter may, and on a CPU a layer might.
             reused = self._step_replays or self.speculative_config is not None or self.device.type == "cpu"
             reused = reused or hasattr(self.get_model(), "handoff_rows")
             return self.output_copy.start(parts[0], reused=reused)
@@ -259,11 +259,11 @@ class ARRunnerMixin(OmniRunnerMixin):
     def _hidden_states(
         self, spans: list[ComputedSpan], pending: PendingCopy, output: ModelRunnerOutput
     ) -> dict[str, torch.Tensor]:
-        """The step's rows by request, once they have arrived."""
+        """Wait for the step's rows and return them by request."""
         with mark("wait for output copy"):
             rows = pending.get()
         if rows.is_pinned():
-            # Kept until the request ends; page-locked memory is for the next steps' rows.
+            # These are kept until the request ends, and page-locked memory is reused by the next steps.
             rows = rows.clone()
         if any(span.num_draft_tokens for span in spans):
             spans, rows = self._accepted(spans, rows, output)
@@ -273,7 +273,7 @@ class ARRunnerMixin(OmniRunnerMixin):
     def _accepted(
         self, spans: list[ComputedSpan], rows: torch.Tensor, output: ModelRunnerOutput
     ) -> tuple[list[ComputedSpan], torch.Tensor]:
-        """`spans` and their rows without the positions of rejected draft tokens."""
+        """Remove the positions of rejected draft tokens from `spans` and their rows."""
         accepted, parts = [], []
         for span, part in zip(spans, rows.split([span.length for span in spans]), strict=True):
             sampled = output.sampled_token_ids[output.req_id_to_index[span.request_id]]
@@ -283,7 +283,7 @@ class ARRunnerMixin(OmniRunnerMixin):
 
 
 def _joined(spans: list[ComputedSpan]) -> list[tuple[int, int]]:
-    """(begin, end) of the rows of `spans`, neighbours as one."""
+    """Return (begin, end) of the rows of `spans`, with adjacent spans joined."""
     rows: list[tuple[int, int]] = []
     for span in spans:
         if rows and rows[-1][1] == span.row:
@@ -300,10 +300,10 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        # The config is the whole omni model's and has M-RoPE; a diffusion stage has no positions.
+        # The configuration is that of the whole model, with M-RoPE; a diffusion stage has no positions.
         self.uses_mrope = False
-        # With an external launcher every pipeline rank has an engine of its own that waits for the outputs. vLLM hands
-        # them round as logits, and a diffusion has none: what the last rank has made is handed round instead.
+        # With an external launcher each pipeline rank has its own engine, which waits for the outputs. vLLM broadcasts
+        # logits to them; a diffusion has none, so the last rank's outputs are broadcast instead.
         self._broadcasts = self.broadcast_pp_output
         self.broadcast_pp_output = False
         self.returns_outputs = self.returns_outputs or self._broadcasts
@@ -335,7 +335,7 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
             return self._diffuse(inputs)
 
     def execute_model(self, *args: object, **kwargs: object) -> object:
-        """As vLLM's; with an external launcher, a pipeline rank that is not the last returns the last one's outputs."""
+        """Run a step as vLLM does; with an external launcher, all pipeline ranks return the last one's outputs."""
         output = super().execute_model(*args, **kwargs)
         if not self._broadcasts or not isinstance(output, IntermediateTensors):
             return output
@@ -346,7 +346,7 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
         return self._output_of([received[str(index)] for index in range(len(received))])
 
     def _pool(self, hidden_states: object, *args: object, **kwargs: object) -> AsyncOmniModelRunnerOutput:
-        """`hidden_states` is what the model returned: a tensor, a list or a dict with one entry a request."""
+        """Return the outputs; `hidden_states` is the model's result: a tensor, a list or a dict by request."""
         tensors = list(one_tensor_per_request(hidden_states, list(self.input_batch.req_ids)).values())
         if self._broadcasts:
             pipeline = get_pp_group()
@@ -358,12 +358,12 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
         return self._output_of(tensors)
 
     def _output_of(self, made: list[torch.Tensor | NoOutput]) -> AsyncOmniModelRunnerOutput:
-        """The step's output: one tensor on the device a request, in the order of the batch."""
+        """Build the step's output from one device tensor per request, in batch order."""
         request_ids = list(self.input_batch.req_ids)
         outputs = dict(zip(request_ids, made, strict=True))
         tensors = {name: tensor for name, tensor in outputs.items() if isinstance(tensor, torch.Tensor)}
         output = ModelRunnerOutput(req_ids=request_ids, req_id_to_index=dict(self.input_batch.req_id_to_index))
-        # A model may have brought its tensor to the host itself, as transformers' vocoder does.
+        # Some models return host tensors, such as transformers' vocoder.
         here = {name: tensor for name, tensor in tensors.items() if tensor.device.type != self.device.type}
         there = {name: tensor for name, tensor in tensors.items() if name not in here}
         with mark("output copy"):

@@ -1,7 +1,7 @@
-"""Unlinks the memory that a stage's ranks share as soon as all of them have it.
+"""Unlink the memory that a stage's ranks share as soon as all of them have mapped it.
 
-It stays until the last of them ends. vLLM unlinks it at an orderly end only: a killed stage would leave it behind, and
-so would ranks on Ray, which always are.
+The system frees it when the last rank ends. vLLM unlinks it only at an orderly end: a killed stage would leave it
+behind, and so would ranks on Ray, which are always killed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _created: WeakSet[shm_broadcast.ShmRingBuffer] = WeakSet()
 
 
 class RecordedRingBuffer(shm_broadcast.ShmRingBuffer):
-    """vLLM's, noted by the process that creates it."""
+    """vLLM's ring buffer, recorded by the process that creates it."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
@@ -25,18 +25,17 @@ class RecordedRingBuffer(shm_broadcast.ShmRingBuffer):
             _created.add(self)
 
 
-# vLLM's message queues look the class up by this name. A rank's own queue is held by its main loop alone, so there is
-# no hook that leads to it.
+# vLLM's message queues look the class up by this name. Only a rank's main loop holds its queue, so no hook reaches it.
 shm_broadcast.ShmRingBuffer = RecordedRingBuffer
 
 
 def forget_message_queues() -> None:
-    """Unlink the queues between engine and ranks that this process or, before a fork, its parent has created.
+    """Unlink the queues between engine and ranks that this process, or its parent before a fork, created.
 
     Call it once the engine is loaded.
     """
     for buffer in _created:
-        # A forked rank has its parent's as well; each of them comes here, and the first one is enough.
+        # A forked rank also has its parent's queues; the first process to get here unlinks them.
         with contextlib.suppress(FileNotFoundError):
             buffer.shared_memory.unlink()
         # Or it would be unlinked again.
@@ -44,7 +43,7 @@ def forget_message_queues() -> None:
 
 
 def forget_cpu_channels() -> None:
-    """Unlink the channels by which ranks on a CPU exchange tensors; call it once they have been set up."""
+    """Unlink the channels over which ranks on a CPU exchange tensors, once they are set up."""
     for group in (get_tp_group(), get_pp_group()):
         channel = getattr(group.device_communicator, "dist_module", None)
         name: str | None = getattr(channel, "group_name", None)

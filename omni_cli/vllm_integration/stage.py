@@ -45,21 +45,21 @@ from omni_cli.vllm_integration.registry import prepare_models
 
 PROGRESS_INTERVAL_S = 0.05
 
-# One step of the engine is a whole diffusion, over token ids without text.
+# One engine step runs a whole diffusion, on token ids without text.
 _DIFFUSION_ARGS = {
     "runner": "pooling",
     "skip_tokenizer_init": True,
     "enable_prefix_caching": False,
     "enable_chunked_prefill": False,
     "enforce_eager": True,
-    # No KV cache is ever allocated; a size given keeps vLLM from measuring how large it could be.
+    # No KV cache is allocated; a given size keeps vLLM from measuring how large it could be.
     "kv_cache_memory_bytes": 1 << 20,
 }
 
 
 @dataclass
 class ActiveRequest:
-    """A request in flight, for which the engine has an id of its own; times are of `time.perf_counter`, in seconds."""
+    """A request in flight, with the engine's id for it; times are from `time.perf_counter`, in seconds."""
 
     request: StageRequest
     added_s: float
@@ -73,7 +73,7 @@ class ActiveRequest:
 
 
 class VllmStage:
-    """The engine, its requests and its steps; subclasses define inputs and outputs."""
+    """A stage on a vLLM engine; subclasses define its inputs and outputs."""
 
     engine_cls: ClassVar[type[LLMEngine]] = LLMEngine
     can_pad: ClassVar[bool] = False
@@ -100,9 +100,9 @@ class VllmStage:
         self._output_copy, *_ = self.engine.collective_rpc("use_output_copy", args=(spec.stage.output_copy,))
 
     def engine_args(self) -> dict[str, object]:
-        """vLLM `EngineArgs` from the stage's configuration; `None` leaves vLLM's default."""
+        """Return vLLM `EngineArgs` from the stage's configuration; `None` keeps vLLM's default."""
         stage = self.spec.stage
-        # Keys have vLLM's names, so those that are arguments of its engine need no list here.
+        # Profile keys have vLLM's names, so engine arguments need no list here.
         names = type(stage).model_fields.keys() & {item.name for item in fields(EngineArgs)}
         given = {name: getattr(stage, name) for name in sorted(names)}
         return {
@@ -151,7 +151,7 @@ class VllmStage:
         self.admit(ActiveRequest(request, time.perf_counter()))
 
     def admit(self, active: ActiveRequest) -> None:
-        """Hand a request to the engine; raises `InputError` where the engine refuses it."""
+        """Add a request to the engine; raises `InputError` if the engine rejects it."""
         request_id = active.request.request_id
         prompt, params = self.render(active)
         try:
@@ -160,23 +160,23 @@ class VllmStage:
             self.prepared(active, engine_input)
             active.engine_id = self.engine.add_request(request_id, engine_input, params)
         except (ValueError, VLLMClientError) as error:
-            # vLLM's ways of refusing a prompt: too long, not decodable, media that its processor cannot use.
+            # How vLLM rejects a prompt that is too long or not decodable, or media that its processor cannot use.
             raise self.refused(error) from error
         self.active[request_id] = active
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams | PoolingParams]:
-        """vLLM's prompt and parameters for a request."""
+        """Return vLLM's prompt and parameters for a request."""
         raise NotImplementedError
 
     def tokenize_params(self, request: StageRequest) -> Any:
-        """vLLM's parameters for tokenizing a prompt of text; None for its default."""
+        """Return vLLM's parameters for tokenizing a text prompt; None for its default."""
         return None
 
     def prepared(self, active: ActiveRequest, engine_input: object) -> None:
-        """Called with the tokenized, preprocessed prompt before it enters the engine."""
+        """Inspect the tokenized, preprocessed prompt before it enters the engine."""
 
     def refused(self, error: Exception) -> InputError:
-        """Describe to the user a prompt that vLLM refuses."""
+        """Describe a prompt that vLLM rejects to the user."""
         if str(error).startswith("Failed to apply") and error.__cause__ is not None:
             return InputError(f"the model cannot use this image, audio or video: {one_line(error.__cause__)}")
         message, hint = translate(one_line(error), self.spec.stage)
@@ -190,7 +190,7 @@ class VllmStage:
             self.engine.abort_request([request_id])
 
     def interrupt(self, request_id: str) -> None:
-        """Nothing: vLLM's scheduler drops a request between two steps."""
+        """Do nothing: vLLM's scheduler drops a request between two steps."""
 
     def has_work(self) -> bool:
         return bool(self.engine.has_unfinished_requests())
@@ -217,11 +217,11 @@ class VllmStage:
         return None if state is None else self.active.get(state.external_req_id)
 
     def request_id_of(self, active: ActiveRequest) -> str:
-        """The id by which the command knows a request of the engine."""
+        """Return the command's id of an engine's request."""
         return active.request.request_id
 
     def check_numbers(self, made: torch.Tensor | None, what: str) -> None:
-        """Raises `StageError` where there is a NaN or an infinity in what the model has made."""
+        """Raise `StageError` if the model's output contains a NaN or an infinity."""
         if made is not None and not torch.isfinite(made).all():
             raise StageError(
                 f"the model made {what} that are not numbers (NaN or infinite)", stage=self.spec.stage.name
@@ -231,13 +231,13 @@ class VllmStage:
         raise NotImplementedError
 
     def close(self, *, process_ends: bool = False) -> None:
-        # vLLM looks through all objects for garbage, which takes a second or two. Ranks in other processes need it.
+        # vLLM's shutdown collects garbage for a second or two; only ranks in other processes need it.
         if not process_ends or self.spec.stage.has_ranks_elsewhere:
             self.engine.engine_core.shutdown()
 
 
 class TextStage(VllmStage):
-    """Any autoregressive model that vLLM knows, as the first stage of a chain: a prompt in, text out."""
+    """An autoregressive model of vLLM's as the first stage of a chain: a prompt in, text out."""
 
     engine_cls = TextEngine
 
@@ -257,9 +257,9 @@ class TextStage(VllmStage):
     def engine_args(self) -> dict[str, object]:
         return {
             **super().engine_args(),
-            # What is left for the KV cache is not measured then, and a dummy of the largest video would take seconds.
+            # With a KV cache of given size nothing is measured, and a dummy of the largest video would take seconds.
             "skip_mm_profiling": self.spec.ar.kv_cache_memory_bytes is not None,
-            # vLLM processes media that it has in its cache without their metadata, and returns them without their data.
+            # vLLM processes cached media without their metadata, and returns them without their data.
             "mm_processor_cache_gb": 0,
         }
 
@@ -332,11 +332,11 @@ class TextStage(VllmStage):
         return RequestDone(active.request.request_id, trace, text=text, handoff=handoff)
 
     def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
-        """The next stage's input, as an encoded `AdditionalInformationPayload`."""
+        """Return the next stage's input as an encoded `AdditionalInformationPayload`."""
         raise NotImplementedError
 
     def partial_handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
-        """The part of it that has not been sent yet, None for nothing; called after each new token."""
+        """Return the part of the handoff that has not been sent, or None; called after each new token."""
         raise NotImplementedError
 
     def abort(self, request_id: str) -> None:

@@ -1,7 +1,7 @@
 """Workers that run our model runner.
 
-`Worker.init_device` (CUDA) and `CPUWorker.init_device` build the runner inside a long body that is not ours to copy,
-and vLLM has no setting for its class. So the name that the body looks up leads to our runner while it runs.
+`Worker.init_device` (CUDA) and `CPUWorker.init_device` build the runner inside a long body, and vLLM has no setting for
+its class. So the name that this body looks up refers to our runner while it runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TRITON_CACHE = "TRITON_CACHE_DIR"
 
 
 class OmniWorkerMixin(VllmWorker):
-    """`runner_cls` derives from the V1 runner, which `init_device` finds in `runner_home` by its name."""
+    """Builds `runner_cls` in place of its base, the V1 runner, which `init_device` looks up in `runner_home`."""
 
     runner_cls: ClassVar[type]
     runner_home: ClassVar[ModuleType]
@@ -40,8 +40,8 @@ class OmniWorkerMixin(VllmWorker):
         write_stacks_on_signal()
         self._triton_cache = os.environ.get(TRITON_CACHE)
         if self.distributed_init_method == "env://":
-            # An external launcher's. vLLM names the shared memory of CPU ranks by what follows the colon: without
-            # a launch's own name, two launches would share it, and one that was killed would block all after it.
+            # With an external launcher. vLLM names the shared memory of CPU ranks by the part after the colon: without
+            # a name per launch, two launches would share it, and a killed one would block all later ones.
             self.distributed_init_method = f"env://#{os.environ['MASTER_PORT']}"
         with self._our_runner():
             super().init_device(*args, **kwargs)
@@ -77,8 +77,8 @@ class OmniWorkerMixin(VllmWorker):
             super().initialize_from_config(*args, **kwargs)
 
     def compile_or_warm_up_model(self) -> object:
-        # To compile the model, vLLM has pointed Triton to a folder of its own, which it does not do where it finds the
-        # model compiled. What is compiled now would lie where the next run does not look, and cost half a minute again.
+        # While it compiles a model, vLLM points Triton to its own folder, but not when it finds the model compiled:
+        # kernels compiled now would not be found by the next run, which would compile for half a minute again.
         if self._triton_cache is None:
             os.environ.pop(TRITON_CACHE, None)
         else:
@@ -87,22 +87,22 @@ class OmniWorkerMixin(VllmWorker):
             return super().compile_or_warm_up_model()
 
     def use_output_copy(self, mode: OutputCopy) -> OutputCopy:
-        """Called on every rank by `collective_rpc`: the copy mode from now on; returns the effective one."""
+        """Set the copy mode from now on and return the effective one. `collective_rpc` calls this on every rank."""
         used: OutputCopy = self.model_runner.use_output_copy(mode)
         return used
 
     def forget_message_queues(self) -> None:
-        """Called on every rank by `collective_rpc`, once the engine is there."""
+        """Unlink this rank's message queues. `collective_rpc` calls this on every rank, once the engine is loaded."""
         forget_message_queues()
 
     def use_payload_limits(self, limits: PayloadLimits) -> None:
-        """Called on every rank by `collective_rpc`: what the payloads of requests from now on may measure."""
+        """Set the limits of requests' payloads from now on. `collective_rpc` calls this on every rank."""
         self.model_runner.payload_limits = limits
 
     def engagement(self) -> dict[str, float] | None:
-        """Called on every rank: counters so far; None on ranks that return no outputs."""
+        """Return the counters since loading; None on ranks that return no outputs."""
         return self.model_runner.engagement() if self.model_runner.returns_outputs else None
 
     def cudagraph_mode(self) -> str:
-        """Called on every rank: the mode by which vLLM runs this one's steps, by the profile's name for it."""
+        """Return the mode in which vLLM runs this rank's steps, by the profile's name for it."""
         return str(self.model_runner.cudagraph_dispatcher.cudagraph_mode.name).lower()
