@@ -96,7 +96,8 @@ class Family:
     function's module changes, or one that it imports. `profile` is a function of a checkpoint folder and a `Machine`;
     it returns the stages of a profile, as YAML would hold them. `preload` names modules that the stages import late,
     such as vLLM's own models; `inner_architectures` are those that vLLM looks up while it builds one of them.
-    `published` maps repo ids of the Hugging Face hub to their needs, for `omni doctor`.
+    `published` maps repo ids of the Hugging Face hub to their needs, for `omni doctor`. `prompt_frame` is the text
+    around the words of a generated prompt, for models that need the tokens of a conversation's turns.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Family:
     preload: tuple[str, ...] = ()
     inner_architectures: tuple[str, ...] = ()
     published: Mapping[str, CheckpointNeeds] = field(default_factory=dict)
+    prompt_frame: tuple[str, str] = ("", "")
 
     def role(self, name: str) -> StageRole | None:
         """The role of a stage of that name; None if the chain has none. An only stage may be called anything."""

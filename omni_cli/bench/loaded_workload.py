@@ -12,12 +12,14 @@ import msgspec
 
 from omni_cli.bench.metrics import Finished, Iteration
 from omni_cli.bench.prompts import Prompts
+from omni_cli.bench.request_file import MeasuredRequest, measured_requests
 from omni_cli.bench.workload import Workload, has_successor, measured_stages, stages_before, with_fixed_work
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import EngineConfig, StageConfig
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.errors import StageError
+from omni_cli.families import family_of_stages
 from omni_cli.outputs import Event, GenerateRequest, RequestResult
 
 _MAX_SEED = 2**32
@@ -41,6 +43,7 @@ class LoadedWorkload:
         # One fork server for all engines of this process: its imports take seconds.
         self._fork_server = ForkServer(self.config, verbose=verbose)
         self._prompts: Prompts | None = None
+        self._given: tuple[MeasuredRequest, ...] = ()
         self._handoffs: list[bytes] = []
 
     async def load(self, on_event: Callable[[Event], None], *, inputs: Path, makes_inputs: bool) -> None:
@@ -95,23 +98,35 @@ class LoadedWorkload:
 
     def _requests(self, number: int) -> list[GenerateRequest]:
         """The iteration's requests. A stage in the middle of the chain gets the same recorded input each time."""
-        if self._prompts is None and not self._handoffs:
-            self._prompts = Prompts(resolve_model(self.config.model), self._workload.input_len)
+        given = self._workload.requests
+        if given is not None and not self._given:
+            self._given = measured_requests(given.path, self.config)
+        if self._prompts is None and given is None and not self._handoffs:
+            family = family_of_stages(self.config.model, self.config.stages)
+            frame = ("", "") if family is None else family.prompt_frame
+            self._prompts = Prompts(resolve_model(self.config.model), self._workload.input_len, frame=frame)
         wants_handoff = has_successor(self.config, self.measured)
         requests = []
         for index in range(self._workload.batch_size):
             seed = self.config.seed + number * self._workload.batch_size + index
             requests.append(
-                GenerateRequest(
+                dataclasses.replace(
+                    self._request(number, index, seed % _MAX_SEED),
                     request_id=f"{number}-{index}",
-                    prompt="" if self._prompts is None else self._prompts.draw(number, index),
-                    raw=True,
-                    seed=seed % _MAX_SEED,
                     handoff=self._handoffs[index] if self._handoffs else None,
                     wants_handoff=wants_handoff,
                 )
             )
         return requests
+
+    def _request(self, number: int, index: int, seed: int) -> GenerateRequest:
+        if self._given:
+            given = self._given[index]
+            seed = given.request.seed if given.has_seed else seed
+            # The same prompts and media every time, of which no cache may know.
+            return dataclasses.replace(given.request, seed=seed, cache_salt=f"iteration {number}")
+        prompt = "" if self._prompts is None else self._prompts.draw(number, index)
+        return GenerateRequest(request_id="", prompt=prompt, raw=True, seed=seed)
 
 
 async def run_all(llm: OmniLLM, requests: list[GenerateRequest]) -> Iteration:

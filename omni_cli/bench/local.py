@@ -82,6 +82,7 @@ class _LocalVariants:
             inputs=str(inputs),
             records_inputs=not inputs.exists(),
             verbose=self.verbose,
+            requests=None if self.workload.requests is None else str(self.workload.requests.path),
         )
 
 

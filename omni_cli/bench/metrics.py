@@ -63,7 +63,7 @@ def work_of(iteration: Iteration) -> dict[str, float]:
         if kind == "ar":
             work.setdefault("input_tokens", _total(trace.num_input_tokens for trace in traces))
             work["output_tokens"] = work.get("output_tokens", 0.0) + _total(t.num_output_tokens for t in traces)
-        else:
+        elif any(trace.num_inference_steps is not None for trace in traces):
             work["denoise_steps"] = work.get("denoise_steps", 0.0) + _total(t.num_inference_steps for t in traces)
     audio_s, images, pixels = _made(iteration)
     if audio_s:

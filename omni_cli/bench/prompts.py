@@ -24,11 +24,14 @@ class Prompts:
     """Draws prompts for the tokenizer of the checkpoint in the folder `model`; `input_len` is in tokens.
 
     A checkpoint without a `tokenizer.json`, or None for it, gets as many words instead; the record has the number of
-    tokens that these were. Other seeds mean other prompts.
+    tokens that these were. Other seeds mean other prompts. `frame` is the text around the words, whose tokens count.
     """
 
-    def __init__(self, model: str | None, input_len: int, *, seed: int | None = None) -> None:
+    def __init__(
+        self, model: str | None, input_len: int, *, seed: int | None = None, frame: tuple[str, str] = ("", "")
+    ) -> None:
         self._input_len = input_len
+        self._before, self._after = frame
         self._tokenizer: Any = None if model is None else _load_tokenizer(Path(model))
         self._salt = "" if seed is None else f"{seed}/"
 
@@ -37,20 +40,23 @@ class Prompts:
 
         Raises `CheckpointError` where the tokenizer makes it impossible.
         """
-        added = 0 if self._tokenizer is None else self._tokenizer.num_special_tokens_to_add(False)
+        added = 0 if self._tokenizer is None else len(self._tokenizer.encode(self._before + self._after).ids)
+        num_kept = max(0, self._input_len - added)
         source = random.Random(f"{self._salt}{number}/{index}")
         for _ in range(_ATTEMPTS):
             words = " ".join(source.choices(_WORDS, k=self._input_len))
             if self._tokenizer is None:
-                return words
+                return self._before + words + self._after
             # A word is a token or more; cutting some may change the split of the rest, hence the attempts.
-            kept = self._tokenizer.encode(words, add_special_tokens=False).ids[: self._input_len - added]
-            text: str = self._tokenizer.decode(kept, skip_special_tokens=False)
+            kept = self._tokenizer.encode(words, add_special_tokens=False).ids[:num_kept]
+            made: str = self._tokenizer.decode(kept, skip_special_tokens=False)
+            text = self._before + made + self._after
             # With the special tokens that the engine's tokenizer adds as well.
-            if text and len(self._tokenizer.encode(text).ids) == self._input_len:
+            if made and len(self._tokenizer.encode(text).ids) == self._input_len:
                 return text
         raise CheckpointError(
-            f"found no prompt of exactly {self._input_len} tokens for this tokenizer", hint="try another `--input-len`"
+            f"found no prompt of exactly {self._input_len} tokens for this tokenizer",
+            hint=f"try an `--input-len` above {added}" if self._input_len <= added else "try another `--input-len`",
         )
 
 

@@ -7,8 +7,8 @@ import msgspec
 from omni_cli.record import Failures
 from omni_cli.stage.messages import Failure
 
-PROTOCOL = 1
-"""Raised when messages change: `--against` may meet the process of another commit."""
+PROTOCOL = 2
+"""Raised when messages change: `--against` may meet the process of another commit. 1 had no `Load.requests`."""
 
 MAX_LINE_BYTES = 64 * 2**20
 
@@ -17,7 +17,8 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     """Load the stages that are measured, fix their work, and get their input.
 
     `inputs` is a file of handoffs, needed where the first measured stage is not the chain's first. `records_inputs`
-    says that it is to be made, by running the stages before once.
+    says that it is to be made, by running the stages before once. `requests` is a JSONL file of `batch_size` requests
+    to send instead of generated ones.
     """
 
     profile: str
@@ -33,6 +34,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     inputs: str
     records_inputs: bool
     verbose: bool = False
+    requests: str | None = None
 
 
 class Run(msgspec.Struct, frozen=True, tag=True):

@@ -79,6 +79,7 @@ class VariantProcess:
         self.name = launch.name
         self._log = StageLog(passed_on=verbose)
         self._started: asyncio.subprocess.Process | None = None
+        self._protocol = 0
         self._sockets: str | None = None
         self._closed = False
 
@@ -114,14 +115,18 @@ class VariantProcess:
             start_new_session=True,
         )
         hello = await self._receive("starting", HELLO_TIMEOUT_S)
-        if not isinstance(hello, Hello) or hello.protocol != PROTOCOL:
-            raise VariantError(
-                f"variant `{self.name}` uses another version of the bench protocol",
-                hint="compare with a commit closer to this one",
-            )
+        if not isinstance(hello, Hello) or not 1 <= hello.protocol <= PROTOCOL:
+            raise self._too_far()
+        self._protocol = hello.protocol
+
+    def _too_far(self) -> VariantError:
+        hint = "compare with a commit closer to this one"
+        return VariantError(f"variant `{self.name}` uses another version of the bench protocol", hint=hint)
 
     async def load(self, request: Load | None, on_loading: Callable[[Loading], None]) -> Loaded:
         assert request is not None  # only a server that runs needs none
+        if request.requests is not None and self._protocol < PROTOCOL:
+            raise self._too_far()
         await self._send(request, "loading")
         while True:
             reply = await self._receive("loading", None)

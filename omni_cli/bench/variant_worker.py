@@ -36,6 +36,7 @@ from omni_cli.bench.protocol import (
     decode_request,
     encode,
 )
+from omni_cli.bench.request_file import RequestFile
 from omni_cli.bench.workload import Workload
 from omni_cli.config.loader import load_profile
 from omni_cli.errors import OmniError
@@ -88,7 +89,12 @@ class VariantWorker:
             seed=request.seed,
         )
         workload = Workload(
-            request.stage, request.batch_size, request.input_len, request.output_len, request.given_lengths
+            request.stage,
+            request.batch_size,
+            request.input_len,
+            request.output_len,
+            request.given_lengths,
+            None if request.requests is None else RequestFile(Path(request.requests), request.batch_size, ""),
         )
         self._loaded = LoadedWorkload(config, workload, verbose=request.verbose)
         await self._loaded.load(self._on_event, inputs=Path(request.inputs), makes_inputs=request.records_inputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from omni_cli.bench.request_file import RequestFile
 from omni_cli.config.schema import ARStageConfig, EngineConfig, StageConfig, profile_data
 from omni_cli.errors import UsageError
 from omni_cli.record import workload_fingerprint
@@ -20,7 +21,8 @@ class Workload:
     """`stage` as after `--stage`: a stage's name, `ar`, `diffusion` or `all`.
 
     Each iteration sends `batch_size` requests at once. A prompt has `input_len` tokens, and every AR stage makes
-    exactly `output_len`, but for the stages in `given_lengths`, which make their profile's `max_tokens`.
+    exactly `output_len`, but for the stages in `given_lengths`, which make their profile's `max_tokens`. The requests
+    of a file (`requests`) have their own number, prompts and media.
     """
 
     stage: str = ALL
@@ -28,6 +30,7 @@ class Workload:
     input_len: int = 32
     output_len: int = 32
     given_lengths: tuple[str, ...] = ()
+    requests: RequestFile | None = None
 
     def measured(self, config: EngineConfig) -> tuple[StageConfig, ...]:
         """The stages to measure, in order. Raises `UsageError` where there are none, or gaps between them."""
@@ -42,11 +45,16 @@ class Workload:
             "stage": self.stage,
             "stages": [stage.name for stage in self.measured(config)],
             "batch_size": self.batch_size,
-            "input_len": self.input_len,
+            **self._prompts(),
             "output_len": self.output_len,
             "settings": settings,
         }
         return {**described, "fingerprint": workload_fingerprint(described)}
+
+    def _prompts(self) -> dict[str, object]:
+        if self.requests is None:
+            return {"input_len": self.input_len}
+        return {"requests_sha256": self.requests.sha256}
 
 
 def measured_stages(config: EngineConfig, wanted: str) -> tuple[StageConfig, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from omni_cli.profile_record import Hint, Overhead, StageProfile
+from omni_cli.profiling.ranges import ENGINE_STEP
 from omni_cli.report.units import memory, milliseconds
 
 _GAPS = 0.3
@@ -48,6 +49,8 @@ def _launch_gaps(stage: StageProfile) -> Iterator[Hint]:
         advice = "larger batches amortise that time (`--batch-size`)"
         if not is_cpu and stage.effective.get("cudagraph_mode") == "none":
             advice = f"try `--set {stage.name}.cudagraph_mode=full_and_piecewise`"
+    elif any(step.name == ENGINE_STEP for step in stage.steps):
+        advice = "larger batches would fill it (`--batch-size`)"  # nothing is denoised: a codec, which runs eagerly
     elif stage.effective.get("execution") == "eager":
         advice = f"try `--set {stage.name}.execution={'compile' if is_cpu else 'cudagraph'}`"
     else:

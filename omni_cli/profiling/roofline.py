@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from omni_cli.outputs import StageTrace
 from omni_cli.profile_record import Limit, Roofline, RooflinePart
-from omni_cli.stage.recording import MachineRates, Recording, StageDescription, WorkPart
+from omni_cli.stage.recording import Linear, MachineRates, Recording, StageDescription, WorkPart
 
 _MAX_PARTS = 12
 _NOT_MATRICES = "norms, activations, embeddings and sampling: assumed fused into the neighbouring matrix products"
@@ -31,7 +31,8 @@ def roofline_of(
     parts = _parts(counted, rates)
     flops, moved = sum(part.flops for part in parts), sum(part.moved_bytes for part in parts)
     bound_s = sum(part.bound_s for part in parts)
-    omitted = [_NOT_MATRICES, *(f"operator {name}: its work is unknown" for name in work.omitted)]
+    unknown = [f"operator {name}: its work is unknown" for name in work.omitted]
+    omitted = [_NOT_MATRICES, *unknown, *description.uncounted]
     return Roofline(
         flops=flops,
         moved_bytes=moved,
@@ -78,9 +79,9 @@ def _ar_work(description: StageDescription, requests: Sequence[StageTrace], num_
     lengths = [prompt + new - 1 for prompt, new in zip(prompts, made, strict=True)]
     for linear in description.linears:
         rows = sum(lengths) if linear.rows == "token" else sum(made)
-        yield WorkPart(
-            linear.module, "linear", num_steps, 2.0 * linear.num_weights * rows, float(linear.weight_bytes * num_steps)
-        )
+        flops = 2.0 * linear.num_weights * linear.num_active * linear.num_rows * rows
+        num_reads = linear.num_reads * _reads(linear, sum(prompts), sum(lengths) - sum(prompts), num_steps)
+        yield WorkPart(linear.module, "linear", num_steps, flops, linear.weight_bytes * num_reads)
     # Each token attends to itself and all before it; their keys and values are read once per step.
     looked_at = sum(length * (length + 1) // 2 for length in lengths)
     read_rows = sum(
@@ -90,3 +91,16 @@ def _ar_work(description: StageDescription, requests: Sequence[StageTrace], num_
         flops = 4.0 * attention.num_heads * attention.head_size * looked_at
         row_bytes = 2 * attention.num_kv_heads * attention.head_size * attention.item_bytes
         yield WorkPart(attention.module, "attention", num_steps, flops, float(row_bytes * read_rows))
+
+
+def _reads(linear: Linear, num_prompt_tokens: int, num_further_tokens: int, num_steps: int) -> float:
+    """Count the reads of a matrix: one per step, and of experts those that a step's tokens choose if evenly spread."""
+    if linear.num_experts == 1:
+        return float(num_steps)
+    num_further_steps = max(1, num_steps - 1)
+
+    def chosen(num_tokens: float) -> float:
+        others: float = (1 - linear.num_active / linear.num_experts) ** num_tokens
+        return linear.num_experts * (1 - others)
+
+    return chosen(num_prompt_tokens) + num_further_steps * chosen(num_further_tokens / num_further_steps)

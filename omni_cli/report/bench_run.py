@@ -110,7 +110,8 @@ def _lengths(workload: Mapping[str, Any]) -> str:
     """`32 tokens in, 32 out`; no output length where no stage makes tokens."""
     stages = workload["settings"]["stages"].values()
     out = f", {workload['output_len']} out" if any(stage["kind"] == "ar" for stage in stages) else ""
-    return f"{workload['input_len']} tokens in{out}"
+    into = f"{workload['input_len']} tokens" if "input_len" in workload else "given requests"
+    return f"{into} in{out}"
 
 
 def _device(machine: Mapping[str, Any]) -> str:

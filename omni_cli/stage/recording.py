@@ -102,12 +102,20 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class Linear(msgspec.Struct, frozen=True, array_like=True):
-    """A matrix of an AR model's own modules: `rows` tells whether it multiplies each token or each sampled one."""
+    """A matrix of an AR model's own modules: `rows` tells whether it multiplies each token or each sampled one.
+
+    Of `num_experts` such matrices a token goes through `num_active`. In a code predictor, which runs once per codebook
+    within a step, a sampled token becomes `num_rows` rows, and the weights are read `num_reads` times.
+    """
 
     module: str
     num_weights: int
     weight_bytes: int
     rows: Literal["token", "sample"]
+    num_experts: int = 1
+    num_active: int = 1
+    num_rows: int = 1
+    num_reads: int = 1
 
 
 class Attention(msgspec.Struct, frozen=True, array_like=True):
@@ -140,7 +148,8 @@ class StageDescription(msgspec.Struct, frozen=True, tag=True):
     """A loaded stage. `load` is the recording of its loading; `device` is torch's name.
 
     `ranks_elsewhere` is the number of other processes that run its model, which are not recorded; 0 if this process
-    runs it. `marks_modules` is True if its modules run as Python, so that traces contain them.
+    runs it. `marks_modules` is True if its modules run as Python, so that traces contain them. `uncounted` are parts of
+    an AR model that are in neither `linears` nor `attentions`.
     """
 
     device: str
@@ -153,6 +162,7 @@ class StageDescription(msgspec.Struct, frozen=True, tag=True):
     budgets: tuple[MemoryBudget, ...] = ()
     linears: tuple[Linear, ...] = ()
     attentions: tuple[Attention, ...] = ()
+    uncounted: tuple[str, ...] = ()
 
 
 class MachineRates(msgspec.Struct, frozen=True, tag=True):

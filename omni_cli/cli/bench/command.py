@@ -21,12 +21,12 @@ def bench(options: BenchOptions) -> int:
     if options.vary and options.against:
         hint = "choose one of them"
         raise UsageError("`--vary` and `--against` cannot be combined", hint=hint)
-    from omni_cli.bench.workload import Workload, lengths_given_by
+    from omni_cli.bench.workload import lengths_given_by, measured_stages
 
     source = profile_source(options)
     config = source.load()
-    workload = Workload(options.stage, options.batch_size, options.input_len, options.output_len)
-    workload.measured(config)
+    measured_stages(config, options.stage)
+    workload = options.workload(options.stage, config)
     limits = options.limits(options.max_memory_regression)
     need_numpy("measuring")
     from omni_cli.bench.local import local_plan, plan_treatments

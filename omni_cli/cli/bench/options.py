@@ -6,23 +6,67 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from omni_cli.cli.gate_options import GateOptions, MaxMemoryRegressionOption
-from omni_cli.cli.options import ProfileOptions, TimeoutOption, option
+from omni_cli.cli.options import ProfileOptions, TimeoutOption, argument, option
+from omni_cli.cli.terminal import console
 from omni_cli.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from omni_cli.bench.workload import Workload
+    from omni_cli.config.schema import EngineConfig
 
 DEFAULT_BUDGET_S = 60.0
 MAX_BATCH_SIZE = 4096
 MAX_TOKENS = 2**20
 
-BatchSizeOption = Annotated[
-    int, option("--batch-size", "N", "Requests per iteration, sent together.", min=1, max=MAX_BATCH_SIZE)
-]
-InputLenOption = Annotated[int, option("--input-len", "N", "Tokens per prompt.", min=1, max=MAX_TOKENS)]
-OutputLenOption = Annotated[
-    int, option("--output-len", "N", "Tokens that every AR stage generates, no fewer.", min=1, max=MAX_TOKENS)
-]
+DEFAULT_BATCH_SIZE, DEFAULT_INPUT_LEN = 1, 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions(ProfileOptions):
+    """The requests of an iteration, and how much they make."""
+
+    batch_size: Annotated[
+        int | None,
+        option(
+            "--batch-size",
+            "N",
+            f"Requests per iteration, sent together. Default: {DEFAULT_BATCH_SIZE}.",
+            min=1,
+            max=MAX_BATCH_SIZE,
+        ),
+    ] = None
+    input_len: Annotated[
+        int | None,
+        option("--input-len", "N", f"Tokens per prompt. Default: {DEFAULT_INPUT_LEN}.", min=1, max=MAX_TOKENS),
+    ] = None
+    output_len: Annotated[
+        int, option("--output-len", "N", "Tokens that every AR stage generates, no fewer.", min=1, max=MAX_TOKENS)
+    ] = 32
+    requests: Annotated[
+        Path | None,
+        argument(
+            "[REQUESTS.jsonl]",
+            "Requests to send instead of generated prompts, with their media: all of them together in each iteration. "
+            "The lines are those of `omni generate --requests`.",
+        ),
+    ] = None
+
+    def workload(self, stage: str, config: EngineConfig) -> Workload:
+        """The requested work. Raises `UsageError` or `InputError` for a wrong file, before anything is loaded."""
+        from omni_cli.bench.request_file import describe_requests
+        from omni_cli.bench.workload import Workload
+
+        if self.requests is None:
+            batch_size, input_len = self.batch_size or DEFAULT_BATCH_SIZE, self.input_len or DEFAULT_INPUT_LEN
+            return Workload(stage, batch_size, input_len, self.output_len)
+        for flag, value in (("--batch-size", self.batch_size), ("--input-len", self.input_len)):
+            if value is not None:
+                raise UsageError(f"`{flag}` and a file of requests exclude each other", hint="remove one of them")
+        given = describe_requests(self.requests, config, console.print_warning)
+        return Workload(stage, given.num_requests, output_len=self.output_len, requests=given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +114,7 @@ class MeasureOptions(GateOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(MeasureOptions, ProfileOptions):
+class BenchOptions(MeasureOptions, WorkloadOptions):
     """The options of `omni bench`."""
 
     stage: Annotated[
@@ -89,6 +133,3 @@ class BenchOptions(MeasureOptions, ProfileOptions):
         str | None, option("--against", "GIT_REF", "Compare this code with that of another commit, interleaved.")
     ] = None
     max_memory_regression: MaxMemoryRegressionOption = None
-    batch_size: BatchSizeOption = 1
-    input_len: InputLenOption = 32
-    output_len: OutputLenOption = 32

@@ -18,14 +18,13 @@ def profile(options: ProfilingOptions) -> ExitCode:
     operators, copies, steps unlike the others, memory by phase, and how near the machine's limits each stage comes.
     Profiled and unprofiled iterations alternate, so that it also reports how much slower profiling makes them.
     """
-    from omni_cli.bench.workload import Workload, lengths_given_by
+    from omni_cli.bench.workload import lengths_given_by, measured_stages
     from omni_cli.engine.devices import check_devices
 
     source = profile_source(options)
     config = source.load()
-    workload = Workload(options.stage, options.batch_size, options.input_len, options.output_len)
-    workload.measured(config)
-    workload = replace(workload, given_lengths=lengths_given_by(source.overrides))
+    measured_stages(config, options.stage)
+    workload = replace(options.workload(options.stage, config), given_lengths=lengths_given_by(source.overrides))
     check_devices(config)
     need_numpy("profiling")
     from omni_cli.cli.profile.run import run_profile

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from omni_cli.cli.bench.options import BatchSizeOption, InputLenOption, OutputLenOption
-from omni_cli.cli.options import OutputDirOption, ProfileOptions, TimeoutOption, option
+from omni_cli.cli.bench.options import WorkloadOptions
+from omni_cli.cli.options import OutputDirOption, TimeoutOption, option
 
 # Fewer than eight say how much slower profiling makes a request, but not how sure that is.
 DEFAULT_NUM_ITERS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfilingOptions(ProfileOptions):
+class ProfilingOptions(WorkloadOptions):
     """Options of `omni profile`: the workload to record, and the folder to write to."""
 
     stage: Annotated[
@@ -26,8 +26,5 @@ class ProfilingOptions(ProfileOptions):
     num_iters_warmup: Annotated[
         int, option("--num-iters-warmup", "N", "Warm-up iterations, which are not counted.", min=0)
     ] = 2
-    batch_size: BatchSizeOption = 1
-    input_len: InputLenOption = 32
-    output_len: OutputLenOption = 32
     output_dir: OutputDirOption = Path("out/profile")
     timeout: TimeoutOption = None

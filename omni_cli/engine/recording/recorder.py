@@ -142,6 +142,7 @@ class Recorder:
             budgets=self._target.budgets(),
             linears=self._target.linears(),
             attentions=self._target.attentions(),
+            uncounted=self._target.uncounted(),
         )
 
     def _rates(self) -> MachineRates:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -34,6 +34,9 @@ class RecordingTarget(Protocol):
         """Matrices of an AR stage, for the formula; a diffusion stage's work is counted instead."""
 
     def attentions(self) -> tuple[Attention, ...]: ...
+
+    def uncounted(self) -> tuple[str, ...]:
+        """Parts of an AR stage that are in neither."""
 
     def kv_cache_usage(self) -> float | None: ...
 
@@ -68,6 +71,9 @@ class DiffusersTarget:
         return ()
 
     def attentions(self) -> tuple[Attention, ...]:
+        return ()
+
+    def uncounted(self) -> tuple[str, ...]:
         return ()
 
     def kv_cache_usage(self) -> float | None:
@@ -116,23 +122,18 @@ class VllmTarget:
         return tuple(found)
 
     def linears(self) -> tuple[Linear, ...]:
-        return tuple(self._linears()) if self._stage.spec.stage.kind == "ar" else ()
+        from omni_cli.engine.recording.matrices import linears_of
 
-    def _linears(self) -> Iterator[Linear]:
-        from vllm.model_executor.layers.linear import LinearBase
-        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+        if self._stage.spec.stage.kind != "ar":
+            return ()
+        return tuple(linear for root, model in self.modules().items() for linear in linears_of(root, model, self.dtype))
 
-        for path, module in _language_models(self.modules()):
-            if isinstance(module, LinearBase):
-                # Not its weight: vLLM may have packed that for the CPU and dropped the original.
-                rows, columns = module.input_size, module.output_size
-                goes_through: Literal["token", "sample"] = "token"
-            elif isinstance(module, ParallelLMHead):
-                rows, columns = module.embedding_dim, module.num_embeddings
-                goes_through = "sample"
-            else:
-                continue
-            yield Linear(module_kind(path), rows * columns, rows * columns * self.dtype.itemsize, goes_through)
+    def uncounted(self) -> tuple[str, ...]:
+        from omni_cli.engine.recording.matrices import uncounted_of
+
+        if self._stage.spec.stage.kind != "ar":
+            return ()
+        return tuple(name for root, model in self.modules().items() for name in uncounted_of(root, model))
 
     def attentions(self) -> tuple[Attention, ...]:
         if self._stage.spec.stage.kind != "ar" or self.ranks_elsewhere:
@@ -147,16 +148,6 @@ class VllmTarget:
         scheduler = getattr(self._stage.engine.engine_core.engine_core, "scheduler", None)
         manager = getattr(scheduler, "kv_cache_manager", None)
         return None if manager is None else manager.usage
-
-
-def _language_models(roots: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that text passes through: the encoders of other media run only for requests with such."""
-    for root, model in roots.items():
-        language = model.get_language_model() if hasattr(model, "get_language_model") else model
-        inside = {id(module) for module in language.modules()}
-        for path, module in model.named_modules():
-            if id(module) in inside:
-                yield f"{root}.{path}", module
 
 
 def residents_of(target: RecordingTarget) -> Iterator[Resident]:

@@ -43,6 +43,8 @@ FAMILY = Family(
     preload=("vllm.model_executor.models.qwen3_omni_moe_thinker",),
     inner_architectures=INNER,
     profile=f"{_HERE}.profile:stages_of",
+    # The talker begins at the head of the assistant's turn, and repeats what users said.
+    prompt_frame=("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
     published={
         "Qwen/Qwen3-Omni-30B-A3B-Instruct": CheckpointNeeds(download_bytes=71 * 10**9, gpu_bytes=141 * 10**9),
         "Qwen/Qwen3-Omni-30B-A3B-Thinking": CheckpointNeeds(download_bytes=64 * 10**9, gpu_bytes=80 * 10**9),

@@ -69,6 +69,19 @@ def test_a_chain_names_its_stages() -> None:
     }  # fmt: skip
 
 
+def test_a_talker_with_a_code_predictor_and_a_codec() -> None:
+    audio = AudioOutput(np.zeros(24_000, np.float32), 24_000)
+    talker = dataclasses.replace(ar("talker", [0.05, 0.3, 0.5]), code_predictor_s=(0.01, 0.03, 0.02))
+    codec = StageTrace("code2wav", "diffusion", 0.2, num_input_tokens=3, vocoder_s=0.15)
+    stages = (("thinker", "ar"), ("talker", "ar"), ("code2wav", "diffusion"))
+    traces = (ar("thinker", [0.1, 0.2]), talker, codec)
+    iteration = Iteration(1.0, (request(*traces, seconds=1.0, outputs=(audio,)),), stages)
+    metrics = metrics_of(iteration)
+    assert metrics["talker.code_predictor_s"] == 0.02 and metrics["vocoder_s"] == 0.15
+    assert "denoise_step_s" not in metrics
+    assert work_of(iteration) == {"requests": 1, "input_tokens": 5, "output_tokens": 5, "audio_s": 1}
+
+
 def test_images() -> None:
     image = ImageOutput(np.zeros((4, 6, 3), np.uint8))
     trace = StageTrace(

@@ -35,7 +35,17 @@ def test_the_special_tokens_count(tmp_path: Path, adds_begin: bool) -> None:
     assert not any("<s>" in prompt for prompt in prompts)
 
 
+def test_the_text_around_the_words_counts(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path, adds_begin=False)
+    prompts = [Prompts(str(tmp_path), 40, frame=("user ", " assistant")).draw(0, index) for index in range(3)]
+    assert [len(tokenizer.encode(prompt).ids) for prompt in prompts] == [40, 40, 40]
+    assert all(prompt.startswith("user ") and prompt.endswith(" assistant") for prompt in prompts)
+    assert len(set(prompts)) == 3
+    assert Prompts(None, 2, frame=("a ", " z")).draw(0, 0).split()[::3] == ["a", "z"]
+
+
 def test_a_length_without_room_for_a_word(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, adds_begin=True)
-    with pytest.raises(CheckpointError, match="no prompt of exactly 1 tokens"):
+    with pytest.raises(CheckpointError, match="no prompt of exactly 1 tokens") as raised:
         Prompts(str(tmp_path), 1).draw(0, 0)
+    assert raised.value.hint == "try an `--input-len` above 1"

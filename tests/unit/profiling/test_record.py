@@ -162,6 +162,25 @@ def test_roofline_of_an_ar_stage_against_a_count_token_by_token() -> None:
     assert parts["attn"].moved_bytes == sum(2 * 2 * 8 * 4 * rows for rows in (3, 4, 5, 6))
 
 
+def test_roofline_of_experts_and_of_a_code_predictor() -> None:
+    """A prompt of 3 and 4 tokens made, 2 of 4 experts per token; a predictor of three codes reads its layers twice."""
+    stage = described(
+        linears=(
+            Linear("experts", 50, 200, "token", num_experts=4, num_active=2),
+            Linear("predictor", 30, 120, "sample", num_rows=3, num_reads=2),
+        ),
+        uncounted=("module bridge",),
+    )
+    request = StageTrace("talker", "ar", 1.0, num_input_tokens=3, num_output_tokens=4)
+    roofline = roofline_of(stage, RATES, recorded(), [request], 4, 1.0)
+    parts = {part.module: part for part in roofline.parts}
+    assert parts["experts"].flops == 2 * 50 * 2 * (3 + 1 + 1 + 1), "of the active ones alone"
+    # An expert is left out by a token in one of two cases; a step of one token reads its two.
+    assert parts["experts"].moved_bytes == pytest.approx(200 * (4 * (1 - 1 / 2**3) + 2 + 2 + 2))
+    assert parts["predictor"].flops == 2 * 30 * 3 * 4 and parts["predictor"].moved_bytes == 120 * 2 * 4
+    assert "module bridge" in roofline.omitted
+
+
 def test_hints_follow_from_the_numbers() -> None:
     assert hints_of([stage()], []) == ()
     gaps = LaunchGaps(count=9, total_s=0.05, median_s=1e-5, largest_s=0.01, fraction_of_steps=0.5)
@@ -172,6 +191,9 @@ def test_hints_follow_from_the_numbers() -> None:
     assert "image.execution=cudagraph" in hint.advice
     (hint,) = hints_of([stage(launch_gaps=gaps, activity=cuda, effective={"execution": "cudagraph"})], [])
     assert "execution" not in hint.advice, "no advice to enable what is enabled"
+    step = Step(name="engine step", number=1, median_s=0.01, samples_s=(0.01,), usual_s=0.01, outlier=False)
+    (hint,) = hints_of([stage(launch_gaps=gaps, steps=(step,))], [])
+    assert "--batch-size" in hint.advice, "a codec denoises nothing, and has no other execution"
     place = CopyPlace(range="text encode", operator="aten::clone", module=None, calls=1, copied_bytes=1, seconds=0.02)
     (hint,) = hints_of([stage(copies=Copies(places=(place,)))], [])
     assert "text encode (aten::clone)" in hint.message and "20%" in hint.message

@@ -1,0 +1,81 @@
+"""The requests of a JSONL file as a workload: sent in every iteration, all at once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from omni_cli.config.schema import EngineConfig
+from omni_cli.errors import InputError, UsageError
+from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.inputs.jsonl import read_requests
+from omni_cli.inputs.request_spec import BadRequest, RequestSpec, build_request
+from omni_cli.outputs import GenerateRequest
+
+# Keys of `sampling` on which the amount of work depends, which `--output-len` fixes.
+_LENGTHS = ("max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids")
+
+
+@dataclass(frozen=True)
+class RequestFile:
+    """`sha256` is that of the file and of all media that its lines name."""
+
+    path: Path
+    num_requests: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class MeasuredRequest:
+    """`has_seed`: its line names one, which then holds for every iteration."""
+
+    request: GenerateRequest
+    has_seed: bool
+
+
+def describe_requests(path: Path, config: EngineConfig, warn: Callable[[str], None]) -> RequestFile:
+    """Check a file before anything is loaded. Raises `UsageError` or `InputError` for the first line that is wrong."""
+    specs = _read_specs(path, config)
+    digest = hashlib.sha256(path.read_bytes())
+    for spec in specs:
+        _build(spec, config, warn)
+        for file in spec.files:
+            digest.update(file.read_bytes())
+    return RequestFile(path.absolute(), len(specs), digest.hexdigest())
+
+
+def measured_requests(path: Path, config: EngineConfig) -> tuple[MeasuredRequest, ...]:
+    """The requests of a file that was checked, with their media decoded."""
+    return tuple(
+        MeasuredRequest(_build(spec, config, lambda _: None), spec.seed is not None)
+        for spec in _read_specs(path, config)
+    )
+
+
+def _read_specs(path: Path, config: EngineConfig) -> list[RequestSpec]:
+    specs = []
+    for spec in read_requests(path, Capabilities.of(config), {}):
+        if isinstance(spec, BadRequest):
+            raise _at(spec.place, spec.error)
+        if spec.modalities is not None:
+            hint = "choose the stages with `--stage`, and remove the key"
+            raise UsageError(f"{spec.place}: `modalities` has no effect in a measurement", hint=hint)
+        fixed = next((name for name in _LENGTHS if name in spec.sampling), None)
+        if fixed is not None:
+            hint = "set it for all requests: `--output-len`, or `--set STAGE.sampling.max_tokens=N`"
+            raise UsageError(f"{spec.place}: `sampling.{fixed}` would change the work between requests", hint=hint)
+        specs.append(spec)
+    return specs
+
+
+def _build(spec: RequestSpec, config: EngineConfig, warn: Callable[[str], None]) -> GenerateRequest:
+    try:
+        return build_request(spec, seed=config.seed, warn=warn)
+    except InputError as error:
+        raise _at(spec.place, error) from error
+
+
+def _at(place: str | None, error: UsageError) -> UsageError:
+    return type(error)(f"{place}: {error.message}", hint=error.hint)
