@@ -12,6 +12,7 @@ from typing import Any
 
 import soxr
 from vllm.exceptions import VLLMClientError
+from vllm.multimodal.hasher import MultiModalHasher
 from vllm.renderers import ChatParams
 from vllm.renderers.hf import HfRenderer, resolve_chat_template
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -52,9 +53,13 @@ class PromptMaker:
         self._check_media(name for name, items in media.items() if items)
         prompt: dict[str, Any] = {"prompt": request.prompt} if request.raw else self._chat(request)
         if any(media.values()):
-            prompt["multi_modal_data"] = {
-                name: [self._item(item) for item in items] for name, items in media.items() if items
-            }
+            data = {name: [self._item(item) for item in items] for name, items in media.items() if items}
+            prompt["multi_modal_data"] = data
+            if request.cache_salt is not None:
+                # vLLM salts the blocks of its KV cache alone; outputs of encoders are kept by these ids.
+                prompt["multi_modal_uuids"] = {
+                    name: [f"{request.cache_salt} {_digest(item)}" for item in items] for name, items in data.items()
+                }
         if request.videos and not self._processor.info.data_parser.video_needs_metadata:
             # Without metadata, the processor would assume a default frame rate.
             metadata = [_metadata(video) for video in request.videos]
@@ -121,6 +126,10 @@ class PromptMaker:
         target = self._processor.info.data_parser.audio_resampler.target_sr
         samples = audio.samples.numpy()
         return samples if target is None else (soxr.resample(samples, audio.sample_rate, target), target)
+
+
+def _digest(item: object) -> str:
+    return MultiModalHasher.hash_kwargs("sha256", item=item)
 
 
 def _content(message: Message) -> object:

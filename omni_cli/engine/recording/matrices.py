@@ -31,9 +31,11 @@ def linears_of(root: str, model: nn.Module, dtype: torch.dtype) -> Iterator[Line
 
 
 def uncounted_of(root: str, model: nn.Module) -> Iterator[str]:
-    """What multiplies rows whose number does not follow from the token counts."""
+    """Parts that multiply a number of rows that does not follow from the token counts."""
     kinds = {module_kind(path) for path, module in _language_modules(root, model) if type(module) is nn.Linear}
     yield from (f"module {kind}: its number of rows is unknown" for kind in sorted(kinds))
+    if hasattr(model, "get_language_model"):
+        yield "encoders of images, audio and video"
     if isinstance(model, FrameModel):
         yield f"attention among the codes of a frame in {root}.{model.predictor_name}"
 

@@ -97,6 +97,11 @@ CALLABLES = [
         "is called to see whether there is a chat template",
     ),
     (
+        "vllm.multimodal.hasher:MultiModalHasher.hash_kwargs",
+        ["algorithm", "kwargs"],
+        "is called for ids of media that a request's salt is part of",
+    ),
+    (
         "transformers:Qwen3VLProcessor.validate_inputs",
         ["images", "text", "videos"],
         "is replaced: vLLM hands videos over in separate calls",
@@ -274,6 +279,11 @@ FIELDS = [
     ("vllm.v1.core.kv_cache_manager:KVCacheManager", ["usage"], "is read for a profile"),
     ("vllm.config.compilation:CompilationConfig", ["static_forward_context"], "names attention layers and caches"),
     ("vllm.config:CacheConfig", ["kv_cache_memory_bytes", "gpu_memory_utilization"], "are a stage's budget"),
+    (
+        "vllm.model_executor.layers.fused_moe.config:FusedMoEConfig",
+        ["num_experts", "experts_per_token", "hidden_dim", "intermediate_size", "w13_num_shards"],
+        "are the sizes of a mixture of experts, for a profile",
+    ),
     ("torch._C._profiler:_RecordFunctionFast", ["__enter__", "__exit__"], "marks modules in traces"),
 ]
 
@@ -292,6 +302,7 @@ ATTRIBUTES = [
         ["self.broadcast_pp_output", "self.discard_request_mask"],
     ),
     ("vllm.v1.worker.worker_base:WorkerBase.__init__", ["self.distributed_init_method"]),
+    ("vllm.model_executor.layers.fused_moe.routed_experts:RoutedExperts.__init__", ["self.moe_config"]),
     (
         "vllm.v1.worker.gpu_worker:Worker.init_device",
         ["from vllm.v1.worker.gpu_model_runner import (", "self.model_runner = GPUModelRunnerV1("],

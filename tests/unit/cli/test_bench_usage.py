@@ -34,6 +34,8 @@ from omni_cli.cli.lazy import LazyGroup
         (["--time-budget", "nan"], 2, ["invalid value for `--time-budget`"]),
         (["--num-iters", "0"], 2, ["--num-iters"]),
         (["--batch-size", "0"], 2, ["--batch-size"]),
+        (["requests.jsonl"], 2, ["requests.jsonl"]),
+        (["requests.jsonl", "--batch-size", "2"], 2, ["`--batch-size` and a file of requests exclude each other"]),
         (["--baseline", "missing.json"], 2, ["cannot read the record `missing.json`"]),
         (["--gate", "missing.yaml", "--against", "HEAD"], 2, ["missing.yaml"]),
         (["--self-check"], 2, ["unknown option `--self-check`", "`omni compare RECORD --self-check`"]),
