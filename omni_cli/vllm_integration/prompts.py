@@ -129,7 +129,8 @@ class PromptMaker:
 
 
 def _digest(item: object) -> str:
-    return MultiModalHasher.hash_kwargs("sha256", item=item)
+    digest: str = MultiModalHasher.hash_kwargs("sha256", item=item)
+    return digest
 
 
 def _content(message: Message) -> object:
