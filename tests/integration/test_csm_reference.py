@@ -132,6 +132,47 @@ def test_a_raw_prompt_is_the_prompt_as_it_is(engine, references):
     assert tuple(map(tuple, result.stages[0].output_codes)) == references[ENDS].codes
 
 
+# A block of the KV cache: keys and values, layers, key-value heads, head size, float32, tokens.
+BLOCK_BYTES = 2 * 2 * 2 * 32 * 4 * 32
+PRESSURE = (
+    "backbone.max_num_batched_tokens=16",
+    "backbone.block_size=32",
+    "backbone.max_model_len=256",
+    f"backbone.kv_cache_memory_bytes={12 * BLOCK_BYTES}",
+)
+
+
+def codes_of(result: RequestResult) -> object:
+    assert result.error is None, result.error
+    return result.stages[0].output_codes
+
+
+def test_equal_under_pressure_greedy_and_sampled(engine, references, start_brief_engine):
+    """Prompts split over steps, and a KV cache that holds a few of eight requests, whose sampling is their seed's."""
+    pressed = start_brief_engine("tiny-csm", *LIMITS, *PRESSURE)
+    for result in pressed.run_all(requests()):
+        assert_equal(result, references[result.request_id])
+    assert pressed.engagement("backbone")["preemptions"] > 0
+    sampled = [replace(request, sampling={"temperature": 0.9, "top_k": 50}) for request in requests()]
+    alone = [codes_of(engine.run(request)) for request in sampled]
+    assert [codes_of(result) for result in engine.run_all(sampled)] == alone
+    before = pressed.engagement("backbone")["preemptions"]
+    assert [codes_of(result) for result in pressed.run_all(sampled)] == alone
+    assert pressed.engagement("backbone")["preemptions"] > before
+    others = [replace(request, seed=request.seed + 100) for request in sampled]
+    assert all(one != other for one, other in zip(alone, map(codes_of, engine.run_all(others)), strict=True))
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two ranks need two CUDA devices, or none")
+@pytest.mark.parametrize("ranks", ["tensor", "pipeline"])
+def test_equal_on_two_ranks(start_brief_engine, references, ranks):
+    several = start_brief_engine("tiny-csm", *LIMITS, f"backbone.{ranks}_parallel_size=2")
+    for stream in (None, True):
+        for result in several.run_all([replace(request, stream_audio=stream) for request in requests()]):
+            assert_equal(result, references[result.request_id])
+
+
 OTHER = CsmSizes(
     text_vocab_size=640,
     codebook_size=32,

@@ -9,13 +9,14 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
 from omni_cli.bench.harness import Harness, RunLimits
 from omni_cli.bench.memory import Free
 from omni_cli.bench.prompts import Prompts
-from omni_cli.bench.protocol import Load
+from omni_cli.bench.protocol import Load, Ran
 from omni_cli.bench.record_builder import RecordBuilder
 from omni_cli.bench.treatments import Treatment
 from omni_cli.bench.utilisation import UtilisationSampler
@@ -23,7 +24,9 @@ from omni_cli.bench.variant_process import Launch, VariantError, VariantProcess
 from omni_cli.bench.workload import Workload
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.loader import load_profile
+from omni_cli.encoding import encode_png
 from omni_cli.errors import ExitCode
+from omni_cli.families import builtins
 
 pytestmark = pytest.mark.slow
 
@@ -74,6 +77,22 @@ def test_equal_numbers_give_equal_outputs_and_other_numbers_others(tmp_path: Pat
     assert first == again != second
 
 
+def test_requests_of_a_file_are_sent_in_every_iteration(tmp_path: Path) -> None:
+    (tmp_path / "image.png").write_bytes(encode_png(np.zeros((56, 84, 3), np.uint8)))
+    path = tmp_path / "requests.jsonl"
+    path.write_text('{"prompt": "What is this?", "image": "image.png"}\n{"prompt": "And that?"}\n')
+
+    async def use(process: VariantProcess) -> list[Ran]:
+        request = load_request(tmp_path, "tiny-qwen3-omni", stage="thinker", batch_size=2, requests=str(path))
+        await process.load(request, lambda event: None)
+        return [await process.run(number, when="test") for number in (0, 1)]
+
+    first, second = with_process(Launch("a"), use)
+    assert first.output_sha256 == second.output_sha256, "greedy answers to the same requests"
+    assert first.work == {"requests": 2, "input_tokens": first.work["input_tokens"], "output_tokens": 8}
+    assert first.work["input_tokens"] > 40, "with the image's"
+
+
 def test_a_process_that_hangs_is_named(tmp_path: Path) -> None:
     async def use(process: VariantProcess) -> None:
         await process.load(load_request(tmp_path), lambda event: None)
@@ -96,16 +115,20 @@ def test_a_prompt_that_is_too_long_is_the_users_mistake(tmp_path: Path) -> None:
     assert raised.value.exit_code == ExitCode.USAGE
 
 
-@pytest.mark.parametrize("length", [1, 2, 31, 128])
-def test_prompts_have_exactly_as_many_tokens(length: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "length"), [("tiny-omni", 1), ("tiny-omni", 2), ("tiny-omni", 31), ("tiny-omni", 128),
+                         ("tiny-qwen3-omni", 31), ("tiny-csm", 31)],
+)  # fmt: skip
+def test_prompts_have_exactly_as_many_tokens(name: str, length: int) -> None:
     from tokenizers import Tokenizer
 
-    folder = resolve_model("builtin:tiny-omni")
-    prompts = Prompts(folder, length)
+    folder, frame = resolve_model(f"builtin:{name}"), builtins()[name].prompt_frame
+    prompts = Prompts(folder, length, frame=frame)
     drawn = [prompts.draw(number, index) for number in range(3) for index in range(2)]
     tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
     assert {len(tokenizer.encode(text).ids) for text in drawn} == {length}
-    assert drawn == [Prompts(folder, length).draw(number, index) for number in range(3) for index in range(2)]
+    again = Prompts(folder, length, frame=frame)
+    assert drawn == [again.draw(number, index) for number in range(3) for index in range(2)]
     assert length < 3 or len(set(drawn)) == 6
 
 

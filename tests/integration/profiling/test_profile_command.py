@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.omni_process import ROOT, Ended, OmniProcess, run_omni
 
+from omni_cli.encoding import encode_png, encode_wav
 from omni_cli.profile_record import Profile, StageProfile, load_profile_record
 
 pytestmark = pytest.mark.slow
@@ -27,18 +29,21 @@ IMAGE_ITERS, OMNI_ITERS = 5, 2
 PLANTED = Path(__file__).parents[2] / "support" / "planted_costs"
 MIB = 2**20
 TAIL_US = 100_000
+ENCODERS = ("thinker.visual", "thinker.audio_tower")
+_MODULES = frozenset(f"module {name}" for name in ENCODERS)
 
 
 @dataclass(eq=False)
 class Run:
     """A finished run and what it wrote: `events` are omni's own in the trace, `operator_times_us` (begin, end) of all
-    operators in it, which are too many to be kept."""
+    operators in it, which are too many to be kept, and `calls` the calls of modules in it."""
 
     ended: Ended
     record: Profile
     document: dict[str, Any]
     events: list[dict[str, Any]]
     operator_times_us: list[tuple[float, float]]
+    calls: collections.Counter[str]
 
     def stage(self, name: str) -> StageProfile:
         return {stage.name: stage for stage in self.record.stages}[name]
@@ -76,6 +81,7 @@ def profile(folder: Path, name: str, *arguments: str, **options: Any) -> Run:
         document,
         [event for event in events if event["ph"] == "M" or event.get("cat") == "omni"],
         [(event["ts"], event["ts"] + event["dur"]) for event in events if event.get("cat") == "cpu_op"],
+        collections.Counter(event["name"].removeprefix("module ") for event in events if event["name"] in _MODULES),
     )
 
 
@@ -94,6 +100,18 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def omni(tmp_path_factory: pytest.TempPathFactory) -> Run:
     arguments = ("--num-iters", str(OMNI_ITERS), "--output-len", "12", "--json")
     return profile(tmp_path_factory.mktemp("omni"), "tiny-omni", *arguments)
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """tiny-qwen3-omni, asked about an image and a second of sound."""
+    inputs = tmp_path_factory.mktemp("inputs")
+    (inputs / "image.png").write_bytes(encode_png(np.zeros((56, 84, 3), np.uint8)))
+    (inputs / "sound.wav").write_bytes(encode_wav(np.zeros(16_000, np.float32), 16_000))
+    requests = inputs / "requests.jsonl"
+    requests.write_text('{"prompt": "What is this?", "image": "image.png", "audio": "sound.wav"}')
+    arguments = (str(requests), "--num-iters", str(OMNI_ITERS), "--output-len", "12")
+    return profile(tmp_path_factory.mktemp("spoken"), "tiny-qwen3-omni", *arguments)
 
 
 @pytest.fixture(params=["image", "omni"])
@@ -229,6 +247,37 @@ def test_work_of_an_ar_stage_by_its_formula(omni: Run) -> None:
     rows = (heads + 2 * kv_heads) * head_size
     assert part.flops == 2 * layers * hidden * rows * tokens
     assert part.moved_bytes == 4 * layers * hidden * rows * 12, "weights once a step"
+
+
+def test_experts_and_a_code_predictor_by_hand(spoken: Run) -> None:
+    layers, hidden, heads, kv_heads, head_size, steps = 4, 128, 4, 2, 32, 12
+    roofline = spoken.stage("thinker").roofline
+    assert "encoders of images, audio and video" in roofline.omitted
+    parts = {part.module.removeprefix("thinker.language_model.model.layers.*."): part for part in roofline.parts}
+    tokens = parts["self_attn.qkv_proj"].flops / (2 * layers * hidden * (heads + 2 * kv_heads) * head_size)
+    assert tokens == int(tokens) > 40, "text, image, sound, and 11 tokens of the answer"
+    expert = 3 * hidden * 64
+    experts = parts["mlp.experts.routed_experts"]
+    assert experts.flops == 2 * layers * 2 * expert * tokens, "two of the four"
+    assert experts.moved_bytes == pytest.approx(4 * layers * expert * (4 + 2 * (steps - 1)), rel=1e-6)
+
+    layers, hidden, codes = 2, 96, 8
+    parts = {part.module: part for part in spoken.stage("talker").roofline.parts}
+    query = parts["talker.code_predictor.model.layers.*.self_attn.q_proj"]
+    weights = layers * hidden * heads * head_size
+    assert query.flops == 2 * weights * codes * steps
+    assert query.moved_bytes == 4 * weights * (codes - 1) * steps, "a pass for each code but the first"
+
+
+def test_the_stages_of_a_chain_with_frames_of_codes(spoken: Run) -> None:
+    assert count(spoken.track("talker"), "code predictor") == 12 * OMNI_ITERS
+    assert count(spoken.track("connectors"), "thinker -> talker") == OMNI_ITERS
+    assert all(spoken.calls[encoder] == OMNI_ITERS for encoder in ENCODERS), "no iteration takes from another's cache"
+    predictor = next(one for one in spoken.stage("talker").ranges if one.name == "code predictor")
+    assert 0.1 < predictor.fraction < 1
+    codec = spoken.stage("code2wav")
+    assert codec.roofline.flops > 1e6 and not codec.roofline.omitted[1:]
+    assert not any("execution" in hint.advice for hint in spoken.record.hints), "a codec has no other"
 
 
 def test_a_wait_in_one_step_is_found(image: Run) -> None:

@@ -130,3 +130,35 @@ def test_a_cluster_that_is_not_there(requests: Path, tmp_path: Path) -> None:
     assert ended.code == 6, ended.err
     ended.check_clean()
     assert "no Ray cluster answers at `127.0.0.1:1`" in ended.err
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("profile", "limits", "talker"),
+    [
+        ("tiny-qwen3-omni", ("thinker.sampling.max_tokens=8", "talker.sampling.max_tokens=16"), "talker"),
+        ("tiny-csm", ("backbone.sampling.max_tokens=16",), "backbone"),
+    ],
+)
+def test_speech_of_two_replicas_is_that_of_one_process(
+    profile: str, limits: tuple[str, ...], talker: str, tmp_path: Path
+) -> None:
+    """Every code of every request, sampled ones too."""
+    sampling = {"temperature": 0.9, "top_k": 20}
+    lines = [{"prompt": f"Say {number}.", "seed": number, "sampling": sampling if number % 2 else {}} for number in
+             range(8)]  # fmt: skip
+    (tmp_path / "requests.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    words = [word for key in limits for word in ("--set", key)]
+    made: list[list[Any]] = []
+    for name, replicas in (("one", ()), ("two", ("--replicas", "2"))):
+        (tmp_path / name).mkdir()
+        ended = run_omni(
+            tmp_path / name, "generate", "--profile", profile, *words, "--json",
+            "--requests", str(tmp_path / "requests.jsonl"), *replicas,
+        )  # fmt: skip
+        assert ended.code == 0, ended.err
+        ended.check_clean()
+        results = sorted(ended.document["results"], key=lambda result: result["request_id"])
+        stages = [stage for result in results for stage in result["stages"] if stage["name"] == talker]
+        made.append([stage["output_codes"] for stage in stages])
+    assert made[0] == made[1] and len(made[0]) == len(lines)
