@@ -52,7 +52,7 @@ class GenerateRequest:
     `audio` holds (samples float32 mono (num_samples,), sample rate Hz) pairs; `images` holds uint8 RGB arrays
     (height, width, 3), and so do `control_images` and `mask`, which is white where the model paints.
     `modalities` None means all that the profile makes. `reply` fixes the first AR stage's answer word for word.
-    `cache_salt` separates prefix caches and cached outputs of encoders: those of another salt, or of none, are not used.
+    `cache_salt` separates prefix caches and cached encoder outputs: those of another salt, or of none, are not used.
     With `stream_audio`, stages start before their input stage has finished, and audio arrives in `AudioChunk`s as it is
     made; None leaves that to the profile.
 
