@@ -1,4 +1,4 @@
-"""Arguments and outputs of a pipeline class, read from the source of its `__call__`: importing diffusers takes seconds."""
+"""Arguments and outputs of a pipeline class, read from the source of its `__call__`: importing diffusers is slow."""
 
 from __future__ import annotations
 
