@@ -111,8 +111,9 @@ class StageTrace:
     """One stage's work for one request; times are seconds on the stage's own monotonic clock.
 
     `token_times_s` is the time of each output token since the request's arrival; tokens of one engine step share a
-    time. `output_codes` are a talker's frames, with one code per codebook; `code_predictor_s` is, for each token, the
-    time of its step for all codes after the first. Of a diffusion stage, `text_encode_s`, `denoise_step_s` (one entry
+    time. `output_codes` are a talker's frames, with one code per codebook; `backbone_s` and
+    `code_predictor_s` are, for each token, the time of its step in the forward pass and for all codes after the first;
+    the rest of a step is the host's. Of a diffusion stage, `text_encode_s`, `denoise_step_s` (one entry
     per step) and `vae_decode_s` or `vocoder_s` are its parts. Those times are on the device's clock. `num_chunks`
     counts the chunks of streamed audio; None if it was not streamed.
     """
@@ -126,6 +127,7 @@ class StageTrace:
     output_token_ids: tuple[int, ...] | None = None
     output_codes: tuple[tuple[int, ...], ...] | None = None
     code_predictor_s: tuple[float, ...] | None = None
+    backbone_s: tuple[float, ...] | None = None
     num_inference_steps: int | None = None
     effective: Mapping[str, Any] = field(default_factory=dict)
     token_times_s: tuple[float, ...] | None = None

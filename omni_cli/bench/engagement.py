@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from omni_cli.bench.protocol import LoadedStage
 
-LEVELS = frozenset({"graph_pool_bytes", "compiled_regions"})
+LEVELS = frozenset({"graph_pool_bytes", "predictor_graph_pool_bytes", "compiled_regions"})
 """Counters that say how much there is, and not how often something has happened."""
 
 
@@ -38,6 +38,8 @@ def unengaged(
     mode = stage.effective.get("cudagraph_mode")
     if mode not in (None, "none") and not ran.get("graph_replays"):
         return f"{name}.cudagraph_mode is {mode}, but no graph was replayed"
+    if mode not in (None, "none") and ran.get("predictor_eager_calls"):
+        return f"{name}.cudagraph_mode is {mode}, but {ran['predictor_eager_calls']:g} frames of codes were made eagerly"
     if "output_copy" in varied and not ran.get("copies"):
         return f"{name}.output_copy is {stage.effective.get('output_copy')}, but nothing was copied"
     if stage.effective.get("output_copy") == "async" and ran.get("pinned_copies", 0) < ran.get("copies", 0):

@@ -90,9 +90,10 @@ def _ar_metrics(traces: Sequence[StageTrace]) -> dict[str, float]:
     )
     if gaps:
         found["itl_s"] = statistics.median(gaps)
-    predicted = [step for trace in traces for step in trace.code_predictor_s or ()]
-    if predicted:
-        found["code_predictor_s"] = statistics.median(predicted)
+    for name in ("code_predictor_s", "backbone_s"):
+        steps = [step for trace in traces for step in getattr(trace, name) or ()]
+        if steps:
+            found[name] = statistics.median(steps)
     if len(gaps) >= samples_for(_ITL_PERCENTILE):
         found[f"itl_p{_ITL_PERCENTILE}_s"] = statistics.quantiles(gaps, n=100)[_ITL_PERCENTILE - 1]
     return found

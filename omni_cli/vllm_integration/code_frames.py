@@ -131,7 +131,8 @@ class FrameStore:
         if not all(request.is_greedy for request in requests):
             drawn = np.stack([request.draws.of(frame) for request, frame in zip(requests, frames, strict=True)])
             draws = torch.from_numpy(drawn).to(self._device, non_blocking=True)
-            is_greedy = torch.tensor([[request.is_greedy] for request in requests], device=self._device)
+            choices = torch.tensor([[request.is_greedy] for request in requests])
+            is_greedy = choices.to(self._device, non_blocking=True)  # `torch.tensor` itself would wait for the device
         codes, rows = self._model.predict_codes(hidden, first_codes.long(), draws, is_greedy)
         for request, frame, row in zip(requests, frames, codes.unbind(), strict=True):
             request.put(frame, row)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from vllm.config import CompilationMode, CUDAGraphMode
 from vllm.distributed import get_pp_group
 
 from omni_cli.execution.copies import PendingCopy
+from omni_cli.execution.cuda_graphs import CudaGraphBackend
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.timeline import Clock, clock_for
 from omni_cli.vllm_integration.arriving_conditions import codes_with
@@ -25,18 +27,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepCodes:
-    """The codes (num_requests, num_codebooks) of a step, which may still be being copied, and when they were made."""
+    """The codes (num_requests, num_codebooks) of a step, which may still be being copied.
+
+    `predicted` and `backbone` are the marks around its code predictor and its forward pass.
+    """
 
     request_ids: list[str]
     pending: PendingCopy
-    began: object
-    ended: object
+    predicted: tuple[object, object]
+    backbone: tuple[object, object]
 
     def rows(self, clock: Clock) -> dict[str, torch.Tensor]:
-        """By request (1, num_codebooks + 1) int64: the codes, and the nanoseconds that the step took for all codes."""
+        """By request (1, num_codebooks + 2) int64: the codes, and the step's nanoseconds in predictor and backbone."""
         codes = self.pending.get()
-        spent = codes.new_full((len(codes), 1), round(clock.seconds(self.began, self.ended) * 1e9))
-        return dict(zip(self.request_ids, torch.cat([codes, spent], dim=1).split(1), strict=True))
+        spent = [round(clock.seconds(*marks) * 1e9) for marks in (self.predicted, self.backbone)]
+        times = codes.new_tensor(spent).expand(len(codes), -1)
+        return dict(zip(self.request_ids, torch.cat([codes, times], dim=1).split(1), strict=True))
+
+
+PREDICTOR_COUNTERS = ("graphs_captured", "graph_replays", "eager_calls", "graph_pool_bytes", "capture_s")
 
 
 class CodeRunnerMixin(ARRunnerMixin):
@@ -54,6 +63,23 @@ class CodeRunnerMixin(ARRunnerMixin):
         self._sampled_hidden: torch.Tensor | None = None
         self._codes: StepCodes | None = None
         self._clock = clock_for(self.device.type)
+
+    def capture_model(self) -> int:
+        num_bytes: int = super().capture_model()
+        captures = self.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
+        if self.frames is None or not captures or not get_pp_group().is_last_rank:
+            return num_bytes
+        with mark("capture code predictor"):
+            model = self.get_model()
+            compiles = self.compilation_config.mode != CompilationMode.NONE
+            model.capture_predictor(CudaGraphBackend(self.device), compiles=compiles)
+        return num_bytes + model.predictor_counters.graph_pool_bytes
+
+    def engagement(self) -> dict[str, float]:
+        if self.frames is None:
+            return super().engagement()
+        counters = self.get_model().predictor_counters
+        return {**super().engagement(), **{f"predictor_{name}": getattr(counters, name) for name in PREDICTOR_COUNTERS}}
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> object:
         if self.frames is not None:
@@ -77,6 +103,14 @@ class CodeRunnerMixin(ARRunnerMixin):
         if self.frames is not None and self._fill_conditions is not None:
             self.frames.fill(self._step_spans)
 
+    def _model_forward(self, *args: object, **kwargs: object) -> object:
+        if self.frames is None:
+            return super()._model_forward(*args, **kwargs)
+        began = self._clock.mark()
+        output = super()._model_forward(*args, **kwargs)
+        self._backbone = began, self._clock.mark()
+        return output
+
     def sample_tokens(self, grammar_output: object) -> object:
         state = self.execute_model_state
         if self.frames is None or state is None:
@@ -99,7 +133,8 @@ class CodeRunnerMixin(ARRunnerMixin):
                 spans, codes = predicted
                 with mark("output copy"):
                     pending = self.output_copy.start(codes, reused=True)
-                self._codes = StepCodes([span.request_id for span in spans], pending, began, ended)
+                request_ids = [span.request_id for span in spans]
+                self._codes = StepCodes(request_ids, pending, (began, ended), self._backbone)
         return output
 
     def _predict(self, hidden: torch.Tensor, sampled: torch.Tensor) -> tuple[list[ComputedSpan], torch.Tensor] | None:

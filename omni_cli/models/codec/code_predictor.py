@@ -8,7 +8,7 @@ a KV cache that is allocated once, and draws that depend on nothing but the requ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,29 +43,37 @@ class CodeSampling:
     temperature: float = 1.0
 
 
-class FrameCache:
-    """Keys and values of one frame's codebooks, (num_layers, 2, batch, num_heads, num_positions, head_dim).
+@dataclass(frozen=True)
+class Positions:
+    """The positions that a call of the layers computes, of one codebook each; the same for all frames.
 
-    Each frame overwrites the last one's. The layers see it as transformers' cache.
+    `places` (num_new,) int64, the rotary embedding of each, and `mask` (1, 1, num_new, num_codebooks), True where it
+    may look.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        self._rows = torch.zeros(shape, dtype=dtype, device=device)
-        self._start = self._end = 0
+    places: torch.Tensor
+    rotary: tuple[torch.Tensor, torch.Tensor]
+    mask: torch.Tensor
 
-    def at(self, start: int, end: int) -> None:
-        """Positions [start, end) come next."""
-        self._start, self._end = start, end
+
+class FrameCache:
+    """Keys and values of one frame's codebooks, as the layers see transformers' cache.
+
+    Per layer (batch, num_heads, num_codebooks, head_dim). A call always gets all positions, so that its shapes are
+    those of the next one; the mask hides what is not there yet.
+    """
+
+    def __init__(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], places: torch.Tensor) -> None:
+        self._keys, self._values, self._places = keys, values, places
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep keys and values (batch, num_heads, num_new, head_dim) of a layer; return those of all positions."""
-        batch = keys.shape[0]
-        rows = self._rows[layer_idx, :, :batch]
-        rows[0, :, :, self._start : self._end].copy_(keys)
-        rows[1, :, :, self._start : self._end].copy_(values)
-        return rows[0, :, :, : self._end], rows[1, :, :, : self._end]
+        held = self._keys[layer_idx], self._values[layer_idx]
+        held[0].index_copy_(2, self._places, keys)
+        held[1].index_copy_(2, self._places, values)
+        return held
 
 
 class CodePredictor(nn.Module):
@@ -85,14 +93,29 @@ class CodePredictor(nn.Module):
         # Not as attributes: the weights belong to the model, which loads them by its own names.
         self._network = (network,)
         self._sampling = sampling
-        self.num_codebooks = num_codebooks
+        self.num_codebooks, self.max_batch, self.device = num_codebooks, max_batch, device
         config = network.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (len(network.layers), 2, max_batch, config.num_key_value_heads, num_codebooks, head_dim)
-        self._cache = FrameCache(shape, dtype, device)
-        positions = torch.arange(num_codebooks, device=device)[None]
-        cos, sin = network.rotary_emb(torch.empty(0, dtype=dtype, device=device), positions)
-        self._cos, self._sin = cos.clone(), sin.clone()
+        shape = (max_batch, config.num_key_value_heads, num_codebooks, head_dim)
+        # One memory per tensor: compiled code would take views of a common one for each other's aliases.
+        self._keys, self._values = (
+            [torch.zeros(shape, dtype=dtype, device=device) for _ in network.layers] for _ in range(2)
+        )
+        places = torch.arange(num_codebooks, device=device)
+        cos, sin = network.rotary_emb(torch.empty(0, dtype=dtype, device=device), places[None])
+        visible = places <= places[:, None]
+
+        def positions(start: int, end: int) -> Positions:
+            rotary = (cos[:, start:end].clone(), sin[:, start:end].clone())
+            return Positions(places[start:end].clone(), rotary, visible[None, None, start:end].clone())
+
+        self._calls = [positions(0, 2), *(positions(index, index + 1) for index in range(2, num_codebooks))]
+        self._run_layers, self._choose = self._decode, self._draw
+
+    def compile_parts(self) -> None:
+        """Compile the layers and the draw, each once for all numbers of requests but one."""
+        self._run_layers = torch.compile(self._decode, fullgraph=True)
+        self._choose = torch.compile(self._draw, fullgraph=True)
 
     def forward(
         self,
@@ -110,32 +133,38 @@ class CodePredictor(nn.Module):
         (network,) = self._network
         rows = torch.stack([hidden, network.embed(0, first_codes)], dim=1)
         codes, total = [first_codes], torch.zeros_like(hidden)
-        start = 0
-        for index in range(1, self.num_codebooks):
-            logits = network.head(index, self._decode(rows, start))
-            start += rows.shape[1]
+        keys, values = ([each[: len(hidden)] for each in held] for held in (self._keys, self._values))
+        # Nothing of an earlier frame may reach this one, not even a NaN that the mask hides.
+        torch._foreach_zero_([*keys, *values])
+        for index, positions in enumerate(self._calls, start=1):
+            _allow_other_batches(rows, *keys, *values)
+            logits = network.head(index, self._run_layers(rows, keys, values, positions))
             if draws is None or is_greedy is None:
                 code = logits.argmax(dim=-1)
             else:
-                code = self._draw(logits, draws[:, index - 1 : index], is_greedy)
+                drawn = draws[:, index - 1 : index].contiguous()
+                _allow_other_batches(logits, drawn, is_greedy)
+                code = self._choose(logits, drawn, is_greedy)
             row = network.embed(index, code)
             codes.append(code)
             total = total + row
             rows = row[:, None]
         return torch.stack(codes, dim=1), total
 
-    def _decode(self, rows: torch.Tensor, start: int) -> torch.Tensor:
+    def _decode(
+        self,
+        rows: torch.Tensor,
+        keys: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+        positions: Positions,
+    ) -> torch.Tensor:
         """Hidden state (batch, hidden_size) of the last of `rows` (batch, num_new, backbone width)."""
         (network,) = self._network
-        end = start + rows.shape[1]
-        self._cache.at(start, end)
+        cache = FrameCache(keys, values, positions.places)
         hidden = network.project(rows)
         for layer in network.layers:
             hidden = layer(
-                hidden,
-                attention_mask=None,
-                past_key_values=self._cache,
-                position_embeddings=(self._cos[:, start:end], self._sin[:, start:end]),
+                hidden, attention_mask=positions.mask, past_key_values=cache, position_embeddings=positions.rotary
             )
         last: torch.Tensor = network.norm(hidden[:, -1])
         return last
@@ -153,3 +182,9 @@ class CodePredictor(nn.Module):
         chosen = (reached <= draws * reached[:, -1:]).sum(dim=-1, keepdim=True)
         chosen = torch.minimum(chosen, (kept > 0).sum(dim=-1, keepdim=True) - 1)
         return ids.gather(-1, chosen.masked_fill(is_greedy, 0)).squeeze(-1)
+
+
+def _allow_other_batches(*tensors: torch.Tensor) -> None:
+    """Have code that is compiled for these tensors take any number of requests."""
+    for tensor in tensors:
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)

@@ -8,7 +8,10 @@ from typing import ClassVar
 import torch
 from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper
 
+from omni_cli.execution.engagement import ExecutionCounters
+from omni_cli.execution.graphs import GraphBackend
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling
+from omni_cli.models.codec.predictor_graphs import SMALLEST, PredictorGraphs
 from omni_cli.vllm_integration.conditioned_model import ConditionedModel
 
 
@@ -43,16 +46,15 @@ class FrameModel(ConditionedModel):
             network = self.code_network()
             weight = next(network.layers.parameters())
             # Not an attribute of a module: vLLM would look for weights of its name.
-            self._predictors = (
-                CodePredictor(
-                    network,
-                    num_codebooks=self.num_codebooks,
-                    max_batch=self.max_num_seqs,
-                    sampling=self.sampling,
-                    dtype=weight.dtype,
-                    device=weight.device,
-                ),
+            predictor = CodePredictor(
+                network,
+                num_codebooks=self.num_codebooks,
+                max_batch=max(self.max_num_seqs, SMALLEST),
+                sampling=self.sampling,
+                dtype=weight.dtype,
+                device=weight.device,
             )
+            self._predictors = (predictor, PredictorGraphs(predictor))
         return loaded | apart
 
     def _load_predictor(
@@ -80,8 +82,21 @@ class FrameModel(ConditionedModel):
         is_greedy: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Codes (batch, num_codebooks) and input rows (batch, hidden_size) without the first code's embedding."""
-        codes, rows = self._predictors[0](hidden, first_codes, draws, is_greedy)
-        return codes, rows
+        _, graphs = self._predictors
+        return graphs(hidden, first_codes, draws, is_greedy)
+
+    def capture_predictor(self, backend: GraphBackend, *, compiles: bool) -> None:
+        """Capture the predictor's CUDA graphs, of compiled code with `compiles`."""
+        predictor, graphs = self._predictors
+        if compiles:
+            predictor.compile_parts()
+        codes = torch.arange(predictor.max_batch, device=predictor.device) % self.num_codebooks
+        graphs.capture(backend, self.embed_codes(0, codes))
+
+    @property
+    def predictor_counters(self) -> ExecutionCounters:
+        """Counters of the predictor's calls."""
+        return self._predictors[1].counters
 
     def rows_of_codes(self, codes: torch.Tensor) -> torch.Tensor:
         """Input rows (num_frames, hidden_size) of codes (num_frames, num_codebooks), as those of `predict_codes`."""

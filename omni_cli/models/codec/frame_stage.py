@@ -16,6 +16,8 @@ from omni_cli.vllm_integration.stage import ActiveRequest
 CODES = "codes"
 # Frames are sent to the codec in parts, each of which costs a message.
 FRAMES_PER_PART = 4
+# In the order in which the worker sends them behind the codes.
+_STEP_TIMES = ("code_predictor_s", "backbone_s")
 
 
 class FrameStage(ConditionedStage):
@@ -40,8 +42,9 @@ class FrameStage(ConditionedStage):
     def output(self, active: ActiveRequest, output: Any) -> list[Report]:
         rows = self.processor.take_hidden_rows(active.request.request_id)
         if rows is not None:
-            active.context.setdefault("codes", []).extend(rows[:, :-1].unbind())
-            active.context.setdefault("predictor_ns", []).extend(rows[:, -1].tolist())
+            active.context.setdefault("codes", []).extend(rows[:, : self.num_codebooks].unbind())
+            for name, spent in zip(_STEP_TIMES, rows[:, self.num_codebooks :].unbind(dim=1), strict=True):
+                active.context.setdefault(name, []).extend(nanoseconds / 1e9 for nanoseconds in spent.tolist())
             if self.is_end(active):
                 active.context["ended"] = True
                 self._finish(active, output)
@@ -70,7 +73,7 @@ class FrameStage(ConditionedStage):
     def done(self, active: ActiveRequest, output: Any, now: float) -> RequestDone:
         report = super().done(active, output, now)
         report.trace["output_codes"] = self.frames(active, 0, self.num_reported(active)).tolist()
-        report.trace["code_predictor_s"] = [spent / 1e9 for spent in active.context.get("predictor_ns", [])]
+        report.trace.update({name: active.context.get(name, []) for name in _STEP_TIMES})
         return report
 
     def handoff(self, active: ActiveRequest, output: object) -> bytes:

@@ -14,8 +14,10 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 
 from omni_cli.checkpoints.weights import random_state_dict
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling
+from omni_cli.models.codec.predictor_graphs import PredictorGraphs, sizes_up_to
 from omni_cli.vllm_integration.code_frames import Draws, FrameStore
 from omni_cli.vllm_integration.row_ledger import ComputedSpan
+from support.fake_graphs import FakeBackend
 
 CODES, CODEBOOKS, WIDTH, MAX_BATCH = 96, 6, 64, 8
 
@@ -136,6 +138,43 @@ def test_greedy_and_sampled_requests_share_a_step(predictor):
         predictor(hidden[i : i + 1], first[i : i + 1], drawn[i : i + 1], is_greedy[i : i + 1]) for i in (1, 3)
     )
     assert codes[1::2].tolist() == [*one.tolist(), *three.tolist()]
+
+
+@torch.inference_mode()
+def test_graphs_return_the_codes_of_the_predictor_for_any_number_of_requests(predictor):
+    graphs, backend = PredictorGraphs(predictor), FakeBackend()
+    graphs.capture(backend, inputs(MAX_BATCH)[0])
+    assert len(backend.graphs) == 6 and graphs.counters.graphs_captured == 6  # of 8, 4 and 2, greedy and sampled
+    assert graphs.counters.graph_pool_bytes > 0 and graphs.counters.capture_s > 0
+    kept = []
+    for step, batch in enumerate((1, 3, 8, 5, 2)):
+        hidden, first = inputs(batch, step)
+        drawn = torch.rand(batch, CODEBOOKS - 1, generator=torch.Generator().manual_seed(step))
+        is_greedy = torch.arange(batch)[:, None] % 2 == 0
+        for choice in ((None, None), (drawn, is_greedy)):
+            expected = predictor(hidden, first, *choice)
+            kept.append((graphs(hidden, first, *choice), expected))
+    # Compared at the end: a replay must not overwrite what an earlier one has returned.
+    for made, expected in kept:
+        assert made[0].tolist() == expected[0].tolist()
+        torch.testing.assert_close(made[1], expected[1])
+    assert (graphs.counters.graph_replays, graphs.counters.eager_calls) == (10, 0)
+
+
+@torch.no_grad()
+def test_a_frame_that_is_not_numbers_leaves_nothing_to_the_next_one(predictor):
+    hidden, first = inputs(2)
+    expected, _ = predictor(hidden, first)
+    predictor(torch.full_like(hidden, float("nan")), first)
+    codes, _ = predictor(hidden, first)
+    assert codes.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("max_batch", "sizes"), [(2, [2]), (3, [3, 2]), (8, [8, 4, 2]), (33, [33, 32, 16, 8, 4, 2]), (6, [6, 4, 2])]
+)
+def test_sizes_halve_down_to_two(max_batch, sizes):
+    assert sizes_up_to(max_batch) == sizes
 
 
 def test_draws_depend_on_seed_and_frame_alone():

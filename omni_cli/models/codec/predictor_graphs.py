@@ -1,0 +1,97 @@
+"""The code predictor's frames as CUDA graphs, captured for a few numbers of requests."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from omni_cli.execution.engagement import ExecutionCounters
+from omni_cli.execution.graphs import NUM_WARMUPS, Graph, GraphBackend
+from omni_cli.models.codec.code_predictor import CodePredictor
+
+# A graph for one request would be compiled apart, and take as long as that for two.
+SMALLEST = 2
+
+
+def sizes_up_to(max_batch: int) -> list[int]:
+    """Numbers of requests to capture, the largest first: twice the next smaller one, and the largest of all."""
+    sizes = [max_batch]
+    while sizes[-1] > SMALLEST:
+        sizes.append(max(SMALLEST, 1 << ((sizes[-1] - 1).bit_length() - 1)))
+    return sizes
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: Graph
+    inputs: list[torch.Tensor]
+    outputs: tuple[torch.Tensor, torch.Tensor]
+
+
+class PredictorGraphs:
+    """Calls a predictor like itself, from graphs once they are captured.
+
+    There are two graphs per size: for steps whose requests are all greedy, and for others. Requests fill the first rows
+    of the smallest graph that holds them. A row depends on no other, so what is left in those behind them is harmless.
+    All graphs share one memory pool, since they run one after another.
+    """
+
+    def __init__(self, predictor: CodePredictor) -> None:
+        self._predictor = predictor
+        self._backend: GraphBackend | None = None
+        self._graphs: dict[tuple[int, bool], _Captured] = {}
+        self.counters = ExecutionCounters()
+
+    @torch.inference_mode()
+    def capture(self, backend: GraphBackend, hidden: torch.Tensor) -> None:
+        """Capture the graphs of all sizes; `hidden` (max_batch, hidden_size) is such as the backbone makes."""
+        start_s = time.perf_counter()
+        self._backend = backend
+        num_later = self._predictor.num_codebooks - 1
+        for size in sizes_up_to(len(hidden)):
+            firsts = torch.zeros(size, dtype=torch.long, device=hidden.device)
+            greedy = [hidden[:size].clone(), firsts]
+            draws = torch.full((size, num_later), 0.5, device=hidden.device)
+            is_greedy = torch.zeros((size, 1), dtype=torch.bool, device=hidden.device)
+            for inputs in (greedy, [*(each.clone() for each in greedy), draws, is_greedy]):
+                self._graphs[size, len(inputs) > len(greedy)] = self._captured(backend, inputs)
+        self.counters.graphs_captured = len(self._graphs)
+        self.counters.graph_pool_bytes = backend.pool_bytes() + sum(
+            tensor.nbytes for captured in self._graphs.values() for tensor in captured.inputs
+        )
+        self.counters.capture_s = time.perf_counter() - start_s
+
+    def _captured(self, backend: GraphBackend, inputs: list[torch.Tensor]) -> _Captured:
+        def run() -> tuple[torch.Tensor, torch.Tensor]:
+            made: tuple[torch.Tensor, torch.Tensor] = self._predictor(*inputs)
+            return made
+
+        for _ in range(NUM_WARMUPS):
+            backend.warm_up(run)
+        graph, outputs = backend.capture(run)
+        assert isinstance(outputs, tuple)
+        return _Captured(graph, inputs, outputs)
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        first_codes: torch.Tensor,
+        draws: torch.Tensor | None,
+        is_greedy: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`CodePredictor.forward`; the results are the caller's own."""
+        if self._backend is None:
+            self.counters.eager_calls += 1
+            codes, rows = self._predictor(hidden, first_codes, draws, is_greedy)
+            return codes, rows
+        given = [hidden, first_codes] if draws is None or is_greedy is None else [hidden, first_codes, draws, is_greedy]
+        count = len(hidden)
+        size = min(size for size, _ in self._graphs if size >= count)
+        captured = self._graphs[size, len(given) > 2]
+        self._backend.load([tensor[:count] for tensor in captured.inputs], given)
+        captured.graph.replay()
+        self.counters.graph_replays += 1
+        codes, rows = (self._backend.clone(tensor[:count]) for tensor in captured.outputs)
+        return codes, rows
