@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import statistics
 import sys
 import tempfile
@@ -57,8 +58,8 @@ SETTINGS = {
     True: (),
 }
 METRICS = (
-    "rtf", "ttfp_s", "ttft_s", "thinker_tokens_per_second", "talker_frames_per_second", "thinker_itl_s", "talker_step_s",
-    "talker_backbone_s", "talker_predictor_s", "talker_rest_s", "code2wav_device_s",
+    "rtf", "ttfp_s", "ttft_s", "thinker_tokens_per_second", "thinker_itl_s", "talker_frames_per_second",
+    "talker_step_s", "talker_backbone_s", "talker_predictor_s", "talker_rest_s", "code2wav_device_s",
 )  # fmt: skip
 
 
@@ -104,7 +105,8 @@ async def _measure(config: EngineConfig, prompts: Prompts, options: argparse.Nam
     llm = OmniLLM(config, verbose=options.verbose)
     start_s = time.perf_counter()
     await llm.start()
-    _say(f"loaded in {time.perf_counter() - start_s:.1f} s: { {info.name: round(info.load_s, 1) for info in llm.stages} }")
+    loaded = ", ".join(f"{info.name} {info.load_s:.1f} s" for info in llm.stages)
+    _say(f"loaded in {time.perf_counter() - start_s:.1f} s: {loaded}")
     variants: list[Variant] = []
     try:
         for clients in options.clients:
@@ -178,8 +180,7 @@ def _sample(number: int, seconds: float, served: list[Served], ran: dict[str, di
 
 
 def _gaps(trace: StageTrace) -> list[float]:
-    times = trace.token_times_s
-    return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    return [later - earlier for earlier, later in itertools.pairwise(trace.token_times_s)]
 
 
 def _rate(traces: list[StageTrace]) -> float:
@@ -217,7 +218,9 @@ def lines_of(record: Record) -> list[str]:
         medians = {metric: item.median for metric, item in variant.summary.items()}
         lines.append(f"{variant.name}   " + "   ".join(f"{name} {value:.5g}" for name, value in medians.items()))
         for stage, counters in variant.samples[-1].engagement.items():
-            lines.append(f"  {stage}, last round: " + ", ".join(f"{name} {value:g}" for name, value in counters.items()))
+            lines.append(
+                f"  {stage}, last round: " + ", ".join(f"{name} {value:g}" for name, value in counters.items())
+            )
     return lines
 
 

@@ -50,7 +50,8 @@ _NUM_BEFORE_PLAIN = 14
 _ROLES = {"user": 872, "system": 8948, "assistant": 77091}
 _CODEC_IDS = {
     "codec_pad_id": 2148, "codec_bos_id": 2149, "codec_eos_token_id": 2150, "codec_nothink_id": 2155,
-    "codec_think_bos_id": 2156, "codec_think_eos_id": 2157, "speaker_id": {"chelsie": 2301, "ethan": 2302, "aiden": 2303},
+    "codec_think_bos_id": 2156, "codec_think_eos_id": 2157,
+    "speaker_id": {"chelsie": 2301, "ethan": 2302, "aiden": 2303},
 }  # fmt: skip
 
 

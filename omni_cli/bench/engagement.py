@@ -39,7 +39,9 @@ def unengaged(
     if mode not in (None, "none") and not ran.get("graph_replays"):
         return f"{name}.cudagraph_mode is {mode}, but no graph was replayed"
     if mode not in (None, "none") and ran.get("predictor_eager_calls"):
-        return f"{name}.cudagraph_mode is {mode}, but {ran['predictor_eager_calls']:g} frames of codes were made eagerly"
+        return (
+            f"{name}.cudagraph_mode is {mode}, but {ran['predictor_eager_calls']:g} frames of codes were made eagerly"
+        )
     if "output_copy" in varied and not ran.get("copies"):
         return f"{name}.output_copy is {stage.effective.get('output_copy')}, but nothing was copied"
     if stage.effective.get("output_copy") == "async" and ran.get("pinned_copies", 0) < ran.get("copies", 0):

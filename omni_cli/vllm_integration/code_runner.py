@@ -73,7 +73,7 @@ class CodeRunnerMixin(ARRunnerMixin):
             model = self.get_model()
             compiles = self.compilation_config.mode != CompilationMode.NONE
             model.capture_predictor(CudaGraphBackend(self.device), compiles=compiles)
-        return num_bytes + model.predictor_counters.graph_pool_bytes
+        return num_bytes + int(model.predictor_counters.graph_pool_bytes)
 
     def engagement(self) -> dict[str, float]:
         if self.frames is None:

@@ -14,6 +14,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
     Qwen3OmniMoeTalkerResizeMLP,
 )
+from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -28,6 +29,13 @@ from omni_cli.models.codec.frame_model import FrameModel
 
 # What transformers suppresses at the end of the talker's vocabulary, but for the end token.
 NUM_SUPPRESSED_IDS = 1024
+
+
+@support_torch_compile(
+    dynamic_arg_dims={"input_ids": 0, "positions": -1, "intermediate_tensors": 0, "inputs_embeds": 0}
+)
+class TalkerDecoder(Qwen3MoeModel):
+    """vLLM's, compiled for positions (3, num_tokens): its own is for (num_tokens,), and takes their number as fixed."""
 
 
 class Qwen3OmniMoeTalkerForConditionalGeneration(FrameModel, SupportsPP, SupportsMRoPE):
@@ -55,7 +63,7 @@ class Qwen3OmniMoeTalkerForConditionalGeneration(FrameModel, SupportsPP, Support
         self.config = config
         self.num_codebooks: int = config.num_code_groups
         self.allow_patterns_overrides = shards_with_prefix(vllm_config.model_config.model, "talker.")
-        self.model = Qwen3MoeModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        self.model = TalkerDecoder(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
         # Small, and read by the code predictor too: a copy per rank costs less than the ranks' exchange of rows.
         self.model.embed_tokens = nn.Embedding(text.vocab_size, text.hidden_size)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors

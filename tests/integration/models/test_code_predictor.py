@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.fake_graphs import FakeBackend
 from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerCodePredictorConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
@@ -17,7 +18,6 @@ from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, Cod
 from omni_cli.models.codec.predictor_graphs import PredictorGraphs, sizes_up_to
 from omni_cli.vllm_integration.code_frames import Draws, FrameStore
 from omni_cli.vllm_integration.row_ledger import ComputedSpan
-from support.fake_graphs import FakeBackend
 
 CODES, CODEBOOKS, WIDTH, MAX_BATCH = 96, 6, 64, 8
 
