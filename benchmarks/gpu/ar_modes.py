@@ -34,15 +34,17 @@ import numpy as np
 import torch
 from environment import kit_environment
 from omni_checkpoint import SEVEN_B, TOKENIZER_SIZE
+from transformers import Qwen2_5OmniProcessor
 from vllm.platforms import current_platform
 
 from omni_cli.bench.engagement import since
 from omni_cli.bench.prompts import Prompts
 from omni_cli.checkpoints.output_files import quiet_transformers
+from omni_cli.checkpoints.speaking import write_processor
 from omni_cli.checkpoints.tokenizer import train_tokenizer
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.models.qwen2_5_omni.checkpoint.builder import omni_config
-from omni_cli.models.qwen2_5_omni.checkpoint.processor import write_processor
+from omni_cli.models.qwen2_5_omni.checkpoint.chat_template import CHAT_TEMPLATE
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import TINY, OmniSizes
 from omni_cli.models.qwen2_5_omni.family import FAMILY
 from omni_cli.models.qwen2_5_omni.stages import ThinkerStage
@@ -132,7 +134,7 @@ def write_checkpoint(folder: Path, sizes: OmniSizes) -> None:
         config = omni_config(sizes, tokenizer)
         config.architectures = [FAMILY.architectures[0]]
         config.save_pretrained(folder)
-        write_processor(folder, tokenizer)
+        write_processor(folder, tokenizer, Qwen2_5OmniProcessor, CHAT_TEMPLATE, patch_size=14)
 
 
 def _load(sides: tuple[Side, ...], model: str, options: argparse.Namespace) -> tuple[dict[str, DummyThinker], dict]:

@@ -78,6 +78,20 @@ def kv_cache(
     }
 
 
+def decoder_settings(
+    decoder: Mapping[str, Any], dtype: str, machine: Machine, *, room_bytes: int, share: float
+) -> dict[str, Any]:
+    """Settings of an AR stage that shares the machine with others: `share` of a device, `room_bytes` of a host."""
+    is_cpu = machine.device == "cpu"
+    given = {"max_model_len": 4096 if is_cpu else 32768, "max_num_seqs": 8 if is_cpu else 32}
+    sizes = kv_cache(decoder, dtype, **given, room_bytes=room_bytes)
+    return {
+        **(sizes if is_cpu else {**given, "gpu_memory_utilization": share}),
+        "cudagraph_mode": "none" if is_cpu else "full_and_piecewise",
+        "output_copy": "async",
+    }
+
+
 def _bytes_per_token(decoder: Mapping[str, Any], dtype: str) -> int | None:
     """Of the keys and values of all layers of an ordinary transformer."""
     sizes = _sizes(decoder, "num_hidden_layers", "num_attention_heads", "hidden_size")

@@ -26,6 +26,16 @@ class DecoderSizes:
             raise UsageError(f"head_dim {self.head_dim} must be a multiple of 16")
 
     @property
+    def config(self) -> dict[str, object]:
+        """The keys of a transformers configuration for these sizes."""
+        return dict(vars(self))
+
+    @property
+    def config_of_whole_heads(self) -> dict[str, object]:
+        """Those of a configuration without `head_dim`, whose heads share `hidden_size` evenly."""
+        return {name: size for name, size in vars(self).items() if name != "head_dim"}
+
+    @property
     def mrope_section(self) -> list[int]:
         """Rotary pairs for time, height and width, in Qwen's own proportions 2 : 3 : 3."""
         return [self.head_dim // 8, self.head_dim * 3 // 16, self.head_dim * 3 // 16]
@@ -39,3 +49,24 @@ class EncoderSizes:
     intermediate_size: int
     num_hidden_layers: int
     num_attention_heads: int
+
+    def audio_config(self, output_dim: int) -> dict[str, object]:
+        """The keys of an audio encoder's configuration, by transformers' names for them."""
+        return {
+            "d_model": self.hidden_size,
+            "encoder_ffn_dim": self.intermediate_size,
+            "encoder_layers": self.num_hidden_layers,
+            "encoder_attention_heads": self.num_attention_heads,
+            "num_mel_bins": 128,
+            "output_dim": output_dim,
+        }
+
+    def vision_config(self, output_dim: int) -> dict[str, object]:
+        """The keys of a vision encoder's configuration, by transformers' names for them."""
+        return {
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "depth": self.num_hidden_layers,
+            "num_heads": self.num_attention_heads,
+            "out_hidden_size": output_dim,
+        }

@@ -59,6 +59,15 @@ def random_state_dict(
     return state
 
 
+def fill(model: nn.Module, component: str, seed: int, gains: Mapping[str, float]) -> nn.Module:
+    """Give a pipeline's component, which is on the meta device, random weights."""
+    weights = random_state_dict(model, seed, prefix=f"{component}.", gains=gains)
+    if "shared.weight" in weights:
+        weights["encoder.embed_tokens.weight"] = weights["shared.weight"]  # T5's embeddings have two names
+    model.load_state_dict(weights, assign=True)
+    return model.eval()
+
+
 def _codebooks(model: nn.Module, seed: int, prefix: str, draw: Draw) -> dict[str, torch.Tensor]:
     """Vectors of the codes of residual quantizers, which are kept as sums over `cluster_usage` occurrences."""
     state: dict[str, torch.Tensor] = {}

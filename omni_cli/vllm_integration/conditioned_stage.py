@@ -17,6 +17,18 @@ from omni_cli.vllm_integration.conditioned_scheduler import scheduler_of
 from omni_cli.vllm_integration.stage import ActiveRequest, TextStage
 
 
+def talker_part(architecture: str, config: Any) -> Any:
+    """vLLM's `hf_overrides`: the talker's part of an omni model's config, as a model of this architecture.
+
+    vLLM also calls it with an empty config, to check whether it changes the model type; that one is left unchanged.
+    """
+    if not hasattr(config, "talker_config"):
+        return config
+    talker = config.talker_config
+    talker.architectures = [architecture]
+    return talker
+
+
 class ConditionedPrompt(Protocol):
     """A prompt of codec ids, its condition rows (num_prompt_tokens, embedding_size), and those of later steps."""
 

@@ -15,7 +15,7 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Q
 
 from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
 from omni_cli.checkpoints.tokenizer import train_tokenizer
-from omni_cli.checkpoints.weights import random_state_dict
+from omni_cli.checkpoints.weights import fill
 from omni_cli.models.diffusers_pipeline.sizes import ImageSizes
 
 # The scheduler of the released Qwen-Image.
@@ -68,13 +68,13 @@ def _transformer(sizes: ImageSizes, seed: int) -> QwenImageTransformer2DModel:
             # Time, height, width: Qwen-Image's own proportions.
             axes_dims_rope=(sizes.head_dim - 2 * height_width, height_width, height_width),
         )
-    return _filled(model, "transformer", seed)
+    return fill(model, "transformer", seed, _GAINS)
 
 
 def _vae(sizes: ImageSizes, seed: int) -> AutoencoderKLQwenImage:
     with torch.device("meta"):
         model = AutoencoderKLQwenImage(base_dim=sizes.vae_base_dim, dim_mult=[1, 2, 2, 2], num_res_blocks=1)
-    return _filled(model, "vae", seed)
+    return fill(model, "vae", seed, _GAINS)
 
 
 def _text_encoder(sizes: ImageSizes, tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2_5_VLForConditionalGeneration:
@@ -82,11 +82,7 @@ def _text_encoder(sizes: ImageSizes, tokenizer: Qwen2Tokenizer, seed: int) -> Qw
     config = Qwen2_5_VLConfig(
         text_config={
             "vocab_size": sizes.vocab_size,
-            "hidden_size": text.hidden_size,
-            "intermediate_size": text.intermediate_size,
-            "num_hidden_layers": text.num_hidden_layers,
-            "num_attention_heads": text.num_attention_heads,
-            "num_key_value_heads": text.num_key_value_heads,
+            **text.config_of_whole_heads,
             "max_position_embeddings": 4096,
             "rope_parameters": {
                 "rope_type": "default",
@@ -115,10 +111,4 @@ def _text_encoder(sizes: ImageSizes, tokenizer: Qwen2Tokenizer, seed: int) -> Qw
     )
     with torch.device("meta"):
         model = Qwen2_5_VLForConditionalGeneration(config)
-    return _filled(model, "text_encoder", seed)
-
-
-def _filled(model: torch.nn.Module, component: str, seed: int) -> torch.nn.Module:
-    """The model with random weights, off the meta device."""
-    model.load_state_dict(random_state_dict(model, seed, prefix=f"{component}.", gains=_GAINS), assign=True)
-    return model.eval()
+    return fill(model, "text_encoder", seed, _GAINS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omni_cli.checkpoints.derive import kv_cache, read_config, weights_bytes
+from omni_cli.checkpoints.derive import decoder_settings, read_config, weights_bytes
 from omni_cli.checkpoints.files import read_dtype
 from omni_cli.families import Machine
 
@@ -16,8 +16,6 @@ _SYSTEM_PROMPT = (
 )
 # Shares of a device that all three stages use, as in the profile of the 7B model.
 _SHARES = {"thinker": 0.55, "talker": 0.2, "token2wav": 0.1}
-_MAX_LENGTH = {"cpu": 4096, "cuda": 32768}
-_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
 
 
 def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
@@ -29,13 +27,8 @@ def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
     room_bytes = (machine.memory_bytes // 2 - weights_bytes(folder)) // 2
 
     def common(name: str) -> dict[str, Any]:
-        given = {"max_model_len": _MAX_LENGTH[machine.device], "max_num_seqs": _MAX_NUM_SEQS[machine.device]}
-        sizes = kv_cache(decoders[name], read_dtype(folder), **given, room_bytes=room_bytes)
-        return {
-            **(sizes if is_cpu else {**given, "gpu_memory_utilization": _SHARES[name]}),
-            "cudagraph_mode": "none" if is_cpu else "full_and_piecewise",
-            "output_copy": "async",
-        }
+        share = _SHARES[name]
+        return decoder_settings(decoders[name], read_dtype(folder), machine, room_bytes=room_bytes, share=share)
 
     return {
         "thinker": {

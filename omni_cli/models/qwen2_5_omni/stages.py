@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from vllm import SamplingParams
 
 from omni_cli.errors import InputError
-from omni_cli.models.qwen2_5_omni.architectures import talker_config
+from omni_cli.models.qwen2_5_omni.architectures import TALKER
 from omni_cli.models.qwen2_5_omni.connectors import (
     MEDIA_FIELDS,
     ReplyRows,
@@ -28,7 +29,7 @@ from omni_cli.stage.messages import (
 from omni_cli.stage.payloads import decode_additional_information, encode_additional_information
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
-from omni_cli.vllm_integration.conditioned_stage import ConditionedPrompt, ConditionedStage, EmbeddingTable
+from omni_cli.vllm_integration.conditioned_stage import ConditionedPrompt, ConditionedStage, EmbeddingTable, talker_part
 from omni_cli.vllm_integration.stage import ActiveRequest, TextStage
 
 # Blocks filled by a request without hidden states hold no rows, so the two kinds must not share a prefix. Both have a
@@ -128,7 +129,7 @@ class TalkerStage(ConditionedStage):
         self._embed = EmbeddingTable(spec.model, "thinker.model.embed_tokens.weight", self.dtype)
 
     def engine_args(self) -> dict[str, object]:
-        return {**super().engine_args(), "hf_overrides": talker_config}
+        return {**super().engine_args(), "hf_overrides": partial(talker_part, TALKER)}
 
     def begin(self, active: ActiveRequest) -> tuple[ConditionedPrompt, dict[str, object]]:
         request = active.request

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omni_cli.checkpoints.derive import kv_cache, read_config, weights_bytes
+from omni_cli.checkpoints.derive import decoder_settings, read_config, weights_bytes
 from omni_cli.checkpoints.files import read_dtype
 from omni_cli.families import Machine
 
 # Shares of a device that all three stages use, as in the profile of the 30B model.
 _SHARES = {"thinker": 0.65, "talker": 0.15, "code2wav": 0.05}
-_MAX_LENGTH = {"cpu": 4096, "cuda": 32768}
-_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
 
 
 def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
@@ -27,13 +25,8 @@ def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
     room_bytes = (machine.memory_bytes // 2 - weights_bytes(folder)) // len(decoders)
 
     def common(name: str) -> dict[str, Any]:
-        given = {"max_model_len": _MAX_LENGTH[machine.device], "max_num_seqs": _MAX_NUM_SEQS[machine.device]}
-        sizes = kv_cache(decoders[name], read_dtype(folder), **given, room_bytes=room_bytes)
-        return {
-            **(sizes if is_cpu else {**given, "gpu_memory_utilization": _SHARES[name] if speaks else 0.9}),
-            "cudagraph_mode": "none" if is_cpu else "full_and_piecewise",
-            "output_copy": "async",
-        }
+        share = _SHARES[name] if speaks else 0.9
+        return decoder_settings(decoders[name], read_dtype(folder), machine, room_bytes=room_bytes, share=share)
 
     thinker = {
         "kind": "ar",

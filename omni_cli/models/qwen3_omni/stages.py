@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from omni_cli.errors import InputError, StageError
 from omni_cli.models.codec.decoder_stage import CodecStage
 from omni_cli.models.codec.frame_stage import FrameStage
 from omni_cli.models.qwen2_5_omni.stages import ThinkerStage
-from omni_cli.models.qwen3_omni.architectures import CODE2WAV, THINKER, talker_config
+from omni_cli.models.qwen3_omni.architectures import CODE2WAV, TALKER, THINKER
 from omni_cli.models.qwen3_omni.connectors import (
     TokenHandoff,
     media_token_ids,
@@ -22,7 +23,7 @@ from omni_cli.models.qwen3_omni.connectors import (
 from omni_cli.stage.messages import AppendInput, Report, StageRequest
 from omni_cli.stage.payloads import decode_additional_information, encode_additional_information, integers_of
 from omni_cli.stage.protocol import StageSpec
-from omni_cli.vllm_integration.conditioned_stage import ConditionedPrompt, EmbeddingTable
+from omni_cli.vllm_integration.conditioned_stage import ConditionedPrompt, EmbeddingTable, talker_part
 from omni_cli.vllm_integration.stage import ActiveRequest
 
 # transformers' own default, where the checkpoint has it.
@@ -106,7 +107,7 @@ class Qwen3TalkerStage(FrameStage):
         self._embed = EmbeddingTable(spec.model, "thinker.model.embed_tokens.weight", self.dtype)
 
     def engine_args(self) -> dict[str, object]:
-        return {**super().engine_args(), "hf_overrides": talker_config}
+        return {**super().engine_args(), "hf_overrides": partial(talker_part, TALKER)}
 
     def speaker_id(self, name: str | None) -> int:
         """The codec id of a speaker; raises `InputError` with the list."""

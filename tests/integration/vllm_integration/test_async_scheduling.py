@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from functools import partial
 
 import pytest
 import torch
@@ -18,9 +19,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from omni_cli.models.qwen2_5_omni.architectures import TALKER, talker_config
+from omni_cli.models.qwen2_5_omni.architectures import TALKER
 from omni_cli.vllm_integration.arriving_conditions import arrived_with
 from omni_cli.vllm_integration.conditioned_scheduler import ConditionedAsyncScheduler, make_scheduler
+from omni_cli.vllm_integration.conditioned_stage import talker_part
 from omni_cli.vllm_integration.registry import register_models, resolve_in_process
 
 BLOCK = 32
@@ -36,9 +38,9 @@ def make(tiny_omni_path):
 
     def scheduler(num_blocks: int) -> ConditionedAsyncScheduler:
         config = EngineArgs(
-            model=str(tiny_omni_path), dtype="float32", hf_overrides=talker_config, skip_tokenizer_init=True,
-            enforce_eager=True, max_model_len=256, max_num_seqs=4, max_num_batched_tokens=48, block_size=BLOCK,
-            enable_prefix_caching=False,
+            model=str(tiny_omni_path), dtype="float32", hf_overrides=partial(talker_part, TALKER),
+            skip_tokenizer_init=True, enforce_eager=True, max_model_len=256, max_num_seqs=4, max_num_batched_tokens=48,
+            block_size=BLOCK, enable_prefix_caching=False,
         ).create_engine_config()  # fmt: skip
         # A CPU's engine has one step in progress, as its configuration shows.
         config.scheduler_config.async_scheduling = True

@@ -8,13 +8,13 @@ import torch
 from transformers import CsmConfig, CsmForConditionalGeneration, GenerationConfig, PreTrainedTokenizerFast
 
 from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
-from omni_cli.checkpoints.sizes import DecoderSizes
 from omni_cli.checkpoints.weights import random_state_dict, shape_head
 from omni_cli.models.csm.checkpoint.processor import AUDIO, AUDIO_END, make_tokenizer, write_processor
 from omni_cli.models.csm.checkpoint.sizes import TINY, CsmSizes
 
 # The id that all codebooks have in the frame after the last.
 END_OF_SPEECH = 0
+_ROPE = {"rope_type": "default", "rope_theta": 500_000.0}
 
 _GAINS = {
     # Attention that is sharp and weighs as much as the last token: speech depends on the whole text.
@@ -62,7 +62,8 @@ def csm_config(sizes: CsmSizes, tokenizer: PreTrainedTokenizerFast) -> CsmConfig
     """The configuration, with all token ids inside the small vocabularies."""
     vocab_size, codec = sizes.codebook_size + 3, sizes.codec
     return CsmConfig(
-        **_decoder(sizes.backbone),
+        **sizes.backbone.config,
+        rope_parameters=_ROPE,
         num_codebooks=sizes.num_codebooks,
         vocab_size=vocab_size,
         text_vocab_size=sizes.text_vocab_size,
@@ -74,7 +75,8 @@ def csm_config(sizes: CsmSizes, tokenizer: PreTrainedTokenizerFast) -> CsmConfig
         codebook_pad_token_id=vocab_size - 1,
         codebook_eos_token_id=END_OF_SPEECH,
         depth_decoder_config={
-            **_decoder(sizes.depth),
+            **sizes.depth.config,
+            "rope_parameters": _ROPE,
             "num_codebooks": sizes.num_codebooks,
             "backbone_hidden_size": sizes.backbone.hidden_size,
             "vocab_size": vocab_size,
@@ -97,18 +99,6 @@ def csm_config(sizes: CsmSizes, tokenizer: PreTrainedTokenizerFast) -> CsmConfig
         },
         dtype="float32",
     )
-
-
-def _decoder(sizes: DecoderSizes) -> dict[str, object]:
-    return {
-        "hidden_size": sizes.hidden_size,
-        "intermediate_size": sizes.intermediate_size,
-        "num_hidden_layers": sizes.num_hidden_layers,
-        "num_attention_heads": sizes.num_attention_heads,
-        "num_key_value_heads": sizes.num_key_value_heads,
-        "head_dim": sizes.head_dim,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
-    }
 
 
 def _weights(model: CsmForConditionalGeneration, sizes: CsmSizes, seed: int) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
-from omni_cli.checkpoints.weights import random_state_dict
+from omni_cli.checkpoints.weights import fill, random_state_dict
 from omni_cli.models.glm_image.checkpoint.processor import IMAGE_TOKEN, make_processor
 from omni_cli.models.glm_image.checkpoint.sizes import GlmImageSizes
 
@@ -94,11 +94,7 @@ def _prior_config(sizes: GlmImageSizes, tokenizer: PreTrainedTokenizerFast) -> G
         text_config={
             "vocab_size": len(tokenizer),
             "vision_vocab_size": sizes.vision_vocab_size,
-            "hidden_size": text.hidden_size,
-            "intermediate_size": text.intermediate_size,
-            "num_hidden_layers": text.num_hidden_layers,
-            "num_attention_heads": text.num_attention_heads,
-            "num_key_value_heads": text.num_key_value_heads,
+            **text.config_of_whole_heads,
             "max_position_embeddings": 8192,
             "rope_parameters": {
                 "rope_type": "default",
@@ -144,7 +140,7 @@ def _glyph_encoder(sizes: GlmImageSizes, seed: int) -> T5EncoderModel:
     )
     with torch.device("meta"):
         model = T5EncoderModel(config)
-    return _filled(model, "text_encoder", seed)
+    return fill(model, "text_encoder", seed, _DIFFUSION_GAINS)
 
 
 def _transformer(sizes: GlmImageSizes, seed: int) -> GlmImageTransformer2DModel:
@@ -158,7 +154,7 @@ def _transformer(sizes: GlmImageSizes, seed: int) -> GlmImageTransformer2DModel:
             condition_dim=32,
             prior_vq_quantizer_codebook_size=sizes.num_image_tokens,
         )
-    return _filled(model, "transformer", seed)
+    return fill(model, "transformer", seed, _DIFFUSION_GAINS)
 
 
 def _vae(sizes: GlmImageSizes, seed: int) -> AutoencoderKL:
@@ -178,13 +174,4 @@ def _vae(sizes: GlmImageSizes, seed: int) -> AutoencoderKL:
             latents_mean=[0.05 * channel - 0.4 for channel in range(16)],
             latents_std=[1.0 + 0.05 * channel for channel in range(16)],
         )
-    return _filled(model, "vae", seed)
-
-
-def _filled(model: torch.nn.Module, component: str, seed: int) -> torch.nn.Module:
-    """The model with random weights, off the meta device."""
-    weights = random_state_dict(model, seed, prefix=f"{component}.", gains=_DIFFUSION_GAINS)
-    if "shared.weight" in weights:
-        weights["encoder.embed_tokens.weight"] = weights["shared.weight"]  # T5's embeddings have two names
-    model.load_state_dict(weights, assign=True)
-    return model.eval()
+    return fill(model, "vae", seed, _DIFFUSION_GAINS)

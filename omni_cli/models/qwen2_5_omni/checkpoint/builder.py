@@ -8,16 +8,17 @@ from pathlib import Path
 
 import torch
 from transformers import (
-    GenerationConfig,
     Qwen2_5OmniConfig,
     Qwen2_5OmniForConditionalGeneration,
+    Qwen2_5OmniProcessor,
     Qwen2Tokenizer,
 )
 
 from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
-from omni_cli.checkpoints.tokenizer import train_tokenizer, unreadable_token_ids
-from omni_cli.checkpoints.weights import Draw, normal_tensor, random_state_dict, shape_head
-from omni_cli.models.qwen2_5_omni.checkpoint.processor import write_processor
+from omni_cli.checkpoints.speaking import media_token_ids, save_model, speech_state_dict, write_processor
+from omni_cli.checkpoints.tokenizer import train_tokenizer
+from omni_cli.checkpoints.weights import Draw, normal_tensor
+from omni_cli.models.qwen2_5_omni.checkpoint.chat_template import CHAT_TEMPLATE
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import SMALL, TINY, OmniSizes
 from omni_cli.models.qwen2_5_omni.speakers import Speaker
 
@@ -28,16 +29,6 @@ _UPSAMPLE_RATES = [5, 3, 2, 2, 2, 2]
 _UPSAMPLE_KERNEL_SIZES = [11, 7, 4, 4, 4, 4]
 
 _GAINS = {
-    # Attention that is sharp and weighs as much as the last token: answers depend on the whole prompt, and codes
-    # do not fall into a short cycle once the text that they follow has ended.
-    "q_proj": 2.5,
-    "k_proj": 2.5,
-    "o_proj": 2.0,
-    # silu(gate) * up loses about half of the scale.
-    "down_proj": 2.0,
-    # Confident enough that greedy choices do not depend on the last bits of a logit.
-    "thinker.lm_head": 3.0,
-    "talker.codec_head": 3.0,
     # Loud enough to hear and seldom clipped, whatever the number of channels.
     "bigvgan_model.resblocks": 0.3,
     "conv_post": 0.12,
@@ -46,10 +37,6 @@ _GAINS = {
     "dit_model.proj_out": 2.0,
     "conv_pre": 4.0,
 }
-
-# Lengths of the rows of the end tokens: text ends about once in a hundred steps, speech less often.
-_TEXT_END_GAIN = 0.34
-_CODEC_END_GAIN = 0.28
 
 
 def tiny_omni(output_dir: Path, seed: int) -> None:
@@ -77,13 +64,8 @@ def write_checkpoint(
     with quiet_transformers():
         with torch.device("meta"):
             model = Qwen2_5OmniForConditionalGeneration(config)
-        model.load_state_dict(_weights(model, config, tokenizer, seed, draw), assign=True)
-        # vLLM and `generate` stop at this token.
-        model.generation_config = GenerationConfig(
-            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-        )
-        model.save_pretrained(output_dir)
-        write_processor(output_dir, tokenizer)
+        save_model(output_dir, model, _weights(model, config, tokenizer, seed, draw), tokenizer)
+        write_processor(output_dir, tokenizer, Qwen2_5OmniProcessor, CHAT_TEMPLATE, patch_size=14)
     _name_architecture(output_dir / "config.json")
     speaker_dim = config.token2wav_config.dit_config.enc_emb_dim
     torch.save(_speakers(speaker_dim, tokenizer, seed), output_dir / "spk_dict.pt")
@@ -101,27 +83,11 @@ def omni_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> Qwen2_5OmniConfi
     )
 
 
-def _media_token_ids(tokenizer: Qwen2Tokenizer) -> dict[str, int]:
-    """The keys that thinker and talker share."""
-    token_id = tokenizer.convert_tokens_to_ids
-    return {
-        "audio_token_index": token_id("<|AUDIO|>"),
-        "image_token_index": token_id("<|IMAGE|>"),
-        "video_token_index": token_id("<|VIDEO|>"),
-        "audio_start_token_id": token_id("<|audio_bos|>"),
-        "audio_end_token_id": token_id("<|audio_eos|>"),
-        "vision_start_token_id": token_id("<|vision_bos|>"),
-        "vision_end_token_id": token_id("<|vision_eos|>"),
-        "position_id_per_seconds": 25,
-        "seconds_per_chunk": 2,
-    }
-
-
 def _thinker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, object]:
-    thinker, audio, vision = sizes.thinker, sizes.audio, sizes.vision
+    thinker, vision = sizes.thinker, sizes.vision
     pad_token_id, eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
     return {
-        **_media_token_ids(tokenizer),
+        **media_token_ids(tokenizer, "token_index", position_id_per_seconds=25),
         "vision_token_id": tokenizer.convert_tokens_to_ids("<|vision_pad|>"),
         "user_token_id": tokenizer.convert_tokens_to_ids("user"),
         "bos_token_id": pad_token_id,
@@ -129,11 +95,7 @@ def _thinker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, ob
         "pad_token_id": pad_token_id,
         "text_config": {
             "vocab_size": sizes.vocab_size,
-            "hidden_size": thinker.hidden_size,
-            "intermediate_size": thinker.intermediate_size,
-            "num_hidden_layers": thinker.num_hidden_layers,
-            "num_attention_heads": thinker.num_attention_heads,
-            "num_key_value_heads": thinker.num_key_value_heads,
+            **thinker.config_of_whole_heads,
             "max_position_embeddings": sizes.max_position_embeddings,
             "rope_parameters": _rope(thinker.mrope_section),
             "bos_token_id": pad_token_id,
@@ -141,22 +103,11 @@ def _thinker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, ob
             "pad_token_id": pad_token_id,
             "tie_word_embeddings": False,
         },
-        "audio_config": {
-            "d_model": audio.hidden_size,
-            "encoder_ffn_dim": audio.intermediate_size,
-            "encoder_layers": audio.num_hidden_layers,
-            "encoder_attention_heads": audio.num_attention_heads,
-            "num_mel_bins": 128,
-            "output_dim": thinker.hidden_size,
-        },
+        "audio_config": sizes.audio.audio_config(thinker.hidden_size),
         "vision_config": {
-            "hidden_size": vision.hidden_size,
-            "intermediate_size": vision.intermediate_size,
-            "depth": vision.num_hidden_layers,
-            "num_heads": vision.num_attention_heads,
+            **vision.vision_config(thinker.hidden_size),
             # Windowed attention in all layers but the last, as in the released models' groups of eight.
             "fullatt_block_indexes": [vision.num_hidden_layers - 1],
-            "out_hidden_size": thinker.hidden_size,
         },
     }
 
@@ -164,7 +115,7 @@ def _thinker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, ob
 def _talker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, object]:
     talker, token_id = sizes.talker, tokenizer.convert_tokens_to_ids
     return {
-        **_media_token_ids(tokenizer),
+        **media_token_ids(tokenizer, "token_index", position_id_per_seconds=25),
         "vocab_size": talker_vocab_size(sizes),
         "tts_text_pad_token_id": token_id("<|tts_pad|>"),
         "tts_text_start_token_id": token_id("<|tts_bos|>"),
@@ -174,12 +125,7 @@ def _talker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, obj
         "tts_codec_end_token_id": sizes.num_codes + 2,
         "tts_codec_mask_token_id": sizes.num_codes + 3,
         "embedding_size": sizes.thinker.hidden_size,
-        "hidden_size": talker.hidden_size,
-        "intermediate_size": talker.intermediate_size,
-        "num_hidden_layers": talker.num_hidden_layers,
-        "num_attention_heads": talker.num_attention_heads,
-        "num_key_value_heads": talker.num_key_value_heads,
-        "head_dim": talker.head_dim,
+        **talker.config,
         "max_position_embeddings": sizes.max_position_embeddings,
         "rope_parameters": _rope(talker.mrope_section),
         "tie_word_embeddings": False,
@@ -233,19 +179,15 @@ def _weights(
     draw: Draw,
 ) -> dict[str, torch.Tensor]:
     """Random weights whose outputs are made of readable tokens and of codes, with an end now and then."""
-    state = random_state_dict(model, seed, gains=_GAINS, draw=draw)
-    talker, vocab_size = config.talker_config, config.thinker_config.text_config.vocab_size
-    shape_head(
-        state["thinker.lm_head.weight"],
-        never=[*unreadable_token_ids(tokenizer), *range(len(tokenizer), vocab_size)],
-        end=tokenizer.eos_token_id,
-        end_gain=_TEXT_END_GAIN,
-    )
-    shape_head(
-        state["talker.codec_head.weight"],
-        never=list(range(talker.tts_codec_pad_token_id, talker.vocab_size)),
+    talker = config.talker_config
+    state = speech_state_dict(
+        model,
+        tokenizer,
+        seed,
+        first_special=talker.tts_codec_pad_token_id,
         end=talker.tts_codec_end_token_id,
-        end_gain=_CODEC_END_GAIN,
+        gains=_GAINS,
+        draw=draw,
     )
     # Taps that sum to zero: the vocoder follows what varies in the mel frames, and adds no constant offset.
     vocoder = "token2wav.code2wav_bigvgan_model."

@@ -1,11 +1,6 @@
-"""Tokens, chat template and processors of a Qwen3-Omni folder: audio features, images and video."""
+"""Tokens and chat template of a Qwen3-Omni folder."""
 
 from __future__ import annotations
-
-from pathlib import Path
-
-from transformers import Qwen2Tokenizer, Qwen3OmniMoeProcessor, WhisperFeatureExtractor
-from transformers.models.qwen2_vl import Qwen2VLImageProcessor, Qwen2VLVideoProcessor
 
 from omni_cli.checkpoints.tokenizer import TokenSet
 
@@ -59,12 +54,6 @@ TOKENS = TokenSet(
     },
 )
 
-# One merged patch is 32 x 32 pixels and one token; the largest image is 256 tokens, to fit a small context and a slow
-# machine.
-PATCH_SIZE = 16
-_PIXELS_PER_TOKEN = (2 * PATCH_SIZE) ** 2
-_IMAGE_SIZE = {"shortest_edge": 4 * _PIXELS_PER_TOKEN, "longest_edge": 256 * _PIXELS_PER_TOKEN}
-
 CHAT_TEMPLATE = """\
 {%- macro shown(content) -%}
 {%- if content is string -%}
@@ -97,19 +86,3 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 {%- endif -%}
 """
-
-
-def write_processor(output_dir: Path, tokenizer: Qwen2Tokenizer) -> None:
-    """Write tokenizer, processors and chat template into `output_dir`."""
-    tokenizer.chat_template = CHAT_TEMPLATE
-    processor = Qwen3OmniMoeProcessor(
-        image_processor=Qwen2VLImageProcessor(size=_IMAGE_SIZE, patch_size=PATCH_SIZE),
-        video_processor=Qwen2VLVideoProcessor(size=_IMAGE_SIZE, patch_size=PATCH_SIZE),
-        # Half a minute at most, as in Whisper; the released models take five minutes and pad everything to that.
-        feature_extractor=WhisperFeatureExtractor(feature_size=128, sampling_rate=16000, chunk_length=30),
-        tokenizer=tokenizer,
-        chat_template=CHAT_TEMPLATE,
-    )
-    processor.save_pretrained(output_dir)
-    # Plain BPE files next to tokenizer.json, as in the release, for tools that read those.
-    tokenizer.backend_tokenizer.model.save(str(output_dir))
