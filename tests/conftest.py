@@ -17,6 +17,10 @@ from support import reaper
 # in models that a test runs itself as in the engine (`engine/process/fork_server.py`). Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# A hundred processes would compile the same sources, where an image says that caches are useless in it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # No test asserts a time: on a busy machine an example may take any.
 settings.register_profile("omni", deadline=None)
 settings.load_profile("omni")

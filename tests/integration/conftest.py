@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.answers import forked
+from support.omni_requests import BRIEF_SPEECH
 
 from omni_cli.compat.torchvision import ensure_torchvision_importable
 from omni_cli.config.loader import load_profile
@@ -95,4 +96,4 @@ def tiny_omni_path() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_omni(start_session_engine: Any) -> RunningEngine:
-    return start_session_engine("tiny-omni")
+    return start_session_engine("tiny-omni", *BRIEF_SPEECH)

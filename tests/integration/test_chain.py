@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from support.omni_requests import BRIEF_SPEECH
 
 from omni_cli.checkpoints.files import read_model_kind
 from omni_cli.checkpoints.resolve import resolve_model
@@ -139,7 +140,8 @@ def test_a_checkpoint_that_transformers_saved(tiny_omni, tiny_omni_path, start_b
     shutil.copy(tiny_omni_path / "spk_dict.pt", tmp_path)
     assert read_model_kind(tmp_path) == "Qwen2_5OmniForConditionalGeneration" != read_model_kind(tiny_omni_path)
     request = GenerateRequest("saved", "hello there", sampling={"max_tokens": 8})
-    published, saved = tiny_omni.run(request), start_brief_engine("tiny-omni", model=str(tmp_path)).run(request)
+    published = tiny_omni.run(request)
+    saved = start_brief_engine("tiny-omni", *BRIEF_SPEECH, model=str(tmp_path)).run(request)
     assert saved.error is None
     assert [trace.output_token_ids for trace in saved.stages] == [trace.output_token_ids for trace in published.stages]
     assert np.array_equal(saved.outputs[1].samples, published.outputs[1].samples)

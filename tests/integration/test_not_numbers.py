@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.omni_requests import BRIEF_SPEECH
 from transformers import AutoTokenizer
 
 from omni_cli.errors import StageError
@@ -73,7 +74,7 @@ def broken(
     speakers = torch.load(folder / "spk_dict.pt", weights_only=True)
     speakers[speaker]["cond"][:] = float("nan")
     torch.save(speakers, folder / "spk_dict.pt")
-    return start_engine("tiny-omni", model=str(folder))
+    return start_engine("tiny-omni", *BRIEF_SPEECH, model=str(folder))
 
 
 @pytest.mark.parametrize("stream", [False, True])

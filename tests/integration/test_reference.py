@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.omni_requests import requests
+from support.omni_requests import FEW_STEPS, requests
 from support.reference import Reference, ReferenceResult
 from support.samples import sample
 
@@ -25,6 +25,7 @@ LIMITS = (
     f"thinker.sampling.max_tokens={MAX_TOKENS}",
     f"talker.sampling.min_tokens={MIN_TOKENS}",
     f"talker.sampling.max_tokens={CODEC_MAX_TOKENS}",
+    FEW_STEPS,
 )
 WAVEFORM_TOLERANCE = 1e-3
 # What requests for speech are salted with by themselves.
@@ -48,6 +49,7 @@ def expected(reference: Reference) -> dict[str, ReferenceResult]:
             max_tokens=MAX_TOKENS,
             codec_max_tokens=CODEC_MAX_TOKENS,
             repetition_penalty=1.05,
+            num_inference_steps=int(FEW_STEPS.rpartition("=")[2]),
         )
         for request in requests()
     }

@@ -10,6 +10,7 @@ from contextlib import aclosing
 
 import numpy as np
 import pytest
+from support.omni_requests import BRIEF_SPEECH
 from support.samples import sample
 
 from omni_cli.errors import InputError, StageError
@@ -87,6 +88,7 @@ def slow_thinker(start_engine):
     """Two requests and sixteen tokens at a time; streams, in small chunks, unless disabled."""
     return start_engine(
         "tiny-omni",
+        *BRIEF_SPEECH,
         "thinker.max_num_batched_tokens=16",
         "thinker.max_num_seqs=2",
         "talker.talker_prompt=full",
@@ -98,7 +100,11 @@ def slow_thinker(start_engine):
 @pytest.fixture(scope="module")
 def slow_talker(start_engine):
     return start_engine(
-        "tiny-omni", "talker.max_num_batched_tokens=16", "talker.max_num_seqs=2", "talker.talker_prompt=full"
+        "tiny-omni",
+        *BRIEF_SPEECH,
+        "talker.max_num_batched_tokens=16",
+        "talker.max_num_seqs=2",
+        "talker.talker_prompt=full",
     )
 
 
@@ -204,8 +210,8 @@ def test_leaving_in_the_middle_frees_every_stage(tiny_omni):
         [("talker", True), ("token2wav", False)],
     ),
 )
-def test_a_stage_that_dies_ends_its_requests_with_one_error_and_the_others_let_go(slow_talker, stage, late):
-    engine = slow_talker
+def test_a_stage_that_dies_ends_its_requests_with_one_error_and_the_others_let_go(slow_thinker, stage, late):
+    engine = slow_thinker
 
     # A moment at which the stage has more to do for sure, however slow the others are: the talker needs a row of the
     # thinker for each step, so it cannot have ended before the thinker has made as many tokens as the talker has codes.

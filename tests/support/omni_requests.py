@@ -6,6 +6,10 @@ import numpy as np
 
 from omni_cli.outputs import GenerateRequest
 
+# Of ten, which would be most of the time that a test of the chain takes.
+FEW_STEPS = "token2wav.num_inference_steps=4"
+BRIEF_SPEECH = (FEW_STEPS, "talker.sampling.max_tokens=160")
+
 
 def tone(seconds: float, hertz: float) -> tuple[np.ndarray, int]:
     times = np.arange(int(seconds * 16_000)) / 16_000

@@ -43,6 +43,7 @@ class Reference:
         max_tokens: int,
         codec_max_tokens: int,
         repetition_penalty: float,
+        num_inference_steps: int = 10,
     ) -> ReferenceResult:
         talker = self.model.config.talker_config
         generated: dict[str, torch.Tensor] = {}
@@ -72,6 +73,7 @@ class Reference:
                 talker_max_new_tokens=codec_max_tokens,
                 talker_eos_token_id=[talker.tts_codec_pad_token_id, talker.tts_codec_end_token_id],
                 talker_repetition_penalty=repetition_penalty,
+                token2wav_num_steps=num_inference_steps,
                 use_audio_in_video=False,
             )
         finally:

@@ -52,29 +52,25 @@ def with_process(launch: Launch, use: Callable[[VariantProcess], Coroutine]) -> 
     return asyncio.run(run())
 
 
-def test_variables_are_set_before_python_starts_and_an_empty_one_is_unset(
+def test_a_process_gets_its_variables_repeats_its_outputs_and_is_named_when_it_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Variables are set before Python starts, and an empty one is unset; each number has outputs of its own."""
     monkeypatch.setenv("OMNI_TEST_GONE", "here")
-    launch = Launch("a", {"OMP_NUM_THREADS": "1", "OMNI_TEST_GONE": ""})
+    launch = Launch("slow", {"OMP_NUM_THREADS": "1", "OMNI_TEST_GONE": ""})
 
-    async def use(process: VariantProcess) -> tuple[dict[str, str], Any]:
+    async def use(process: VariantProcess) -> None:
         environment = psutil.Process(process.pid).environ()
+        assert environment["OMP_NUM_THREADS"] == "1" and "OMNI_TEST_GONE" not in environment
         loaded = await process.load(load_request(tmp_path, "tiny-omni", stage="thinker"), lambda event: None)
-        return environment, loaded
+        assert loaded.stages[0].settings["num_threads"] == 1, "it reaches the engine, too"
+        first, second, again = [(await process.run(number, when="test")).output_sha256 for number in (0, 1, 0)]
+        assert first == again != second
+        os.kill(process.pid, signal.SIGSTOP)
+        await process.run(0, when="block 3", timeout_s=1)
 
-    environment, loaded = with_process(launch, use)
-    assert environment["OMP_NUM_THREADS"] == "1" and "OMNI_TEST_GONE" not in environment
-    assert loaded.stages[0].settings["num_threads"] == 1, "it reaches the engine, too"
-
-
-def test_equal_numbers_give_equal_outputs_and_other_numbers_others(tmp_path: Path) -> None:
-    async def use(process: VariantProcess) -> list[str]:
-        await process.load(load_request(tmp_path), lambda event: None)
-        return [(await process.run(number, when="test")).output_sha256 for number in (0, 1, 0)]
-
-    first, second, again = with_process(Launch("a"), use)
-    assert first == again != second
+    with pytest.raises(VariantError, match=r"variant `slow` is considered hung \(block 3\): no answer within 1 s"):
+        with_process(launch, use)
 
 
 def test_requests_of_a_file_are_sent_in_every_iteration(tmp_path: Path) -> None:
@@ -91,16 +87,6 @@ def test_requests_of_a_file_are_sent_in_every_iteration(tmp_path: Path) -> None:
     assert first.output_sha256 == second.output_sha256, "greedy answers to the same requests"
     assert first.work == {"requests": 2, "input_tokens": first.work["input_tokens"], "output_tokens": 8}
     assert first.work["input_tokens"] > 80, "with the image's"
-
-
-def test_a_process_that_hangs_is_named(tmp_path: Path) -> None:
-    async def use(process: VariantProcess) -> None:
-        await process.load(load_request(tmp_path), lambda event: None)
-        os.kill(process.pid, signal.SIGSTOP)
-        await process.run(0, when="block 3", timeout_s=1)
-
-    with pytest.raises(VariantError, match=r"variant `slow` is considered hung \(block 3\): no answer within 1 s"):
-        with_process(Launch("slow"), use)
 
 
 @pytest.mark.nightly

@@ -56,14 +56,14 @@ def assert_rows(result: dict[str, Any], thinker: Any) -> None:
 
 @pytest.fixture(scope="module")
 def plain(tiny_omni_path, tmp_path_factory) -> dict[str, Any]:
-    return run(tiny_omni_path, tmp_path_factory.mktemp("plain"), [mixed_requests()])
+    return run(tiny_omni_path, tmp_path_factory.mktemp("plain"), [mixed_requests(logprobs=3)])
 
 
-def mixed_requests() -> list[dict[str, Any]]:
+def mixed_requests(**fields: Any) -> list[dict[str, Any]]:
     return [
         request("short", "hello"),
-        request("long", prompt(150), logprobs=3),
-        request("unwanted", prompt(40, "Now"), wants=False, logprobs=3),
+        request("long", prompt(150), **fields),
+        request("unwanted", prompt(40, "Now"), wants=False, **fields),
         request("middle", prompt(60, "Then"), max_tokens=30),
         request("one", "a", max_tokens=1),
     ]
@@ -77,7 +77,7 @@ def test_rows_of_a_mixed_batch(plain, thinker):
 
 
 def test_tokens_text_and_logprobs_are_those_of_stock_vllm(plain, tiny_omni_path, tmp_path):
-    stock = run(tiny_omni_path, tmp_path, [mixed_requests()], stock=True)
+    stock = run(tiny_omni_path, tmp_path, [mixed_requests(logprobs=3)], stock=True)
     for name, result in stock["results"].items():
         assert result["rows"] is None
         ours = plain["results"][name]
