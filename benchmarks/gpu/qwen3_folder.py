@@ -18,14 +18,15 @@ import torch
 from random_weights import NUM_READABLE_IDS, fill
 from safetensors.torch import save_file
 from tokenizers import AddedToken
-from transformers import GenerationConfig, Qwen2Tokenizer
+from transformers import GenerationConfig, Qwen2Tokenizer, Qwen3OmniMoeProcessor
 
 from omni_cli.checkpoints.output_files import quiet_transformers
 from omni_cli.checkpoints.sizes import DecoderSizes, EncoderSizes
+from omni_cli.checkpoints.speaking import write_processor
 from omni_cli.checkpoints.tokenizer import train_bpe, train_tokenizer
 from omni_cli.models.qwen3_omni.checkpoint.builder import omni_config
-from omni_cli.models.qwen3_omni.checkpoint.processor import TOKENS, write_processor
 from omni_cli.models.qwen3_omni.checkpoint.sizes import TINY, CodecSizes, ExpertSizes, Qwen3OmniSizes
+from omni_cli.models.qwen3_omni.checkpoint.tokens import CHAT_TEMPLATE, TOKENS
 
 RELEASED = Qwen3OmniSizes(
     vocab_size=152064,
@@ -71,7 +72,8 @@ def write_folder(folder: Path, *, tiny: bool) -> None:
         GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id).save_pretrained(
             folder
         )
-        write_processor(folder, tokenizer)
+        patch_size = config.thinker_config.vision_config.patch_size
+        write_processor(folder, tokenizer, Qwen3OmniMoeProcessor, CHAT_TEMPLATE, patch_size=patch_size)
     table = torch.empty(sizes.vocab_size, sizes.thinker.hidden_size, dtype=torch.float32 if tiny else torch.bfloat16)
     fill("embed", table)
     save_file({"thinker.model.embed_tokens.weight": table}, folder / "model.safetensors", {"format": "pt"})
