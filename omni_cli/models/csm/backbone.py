@@ -75,7 +75,7 @@ class CsmBackbone(FrameModel, SupportsPP):
             norm=depth.model.norm,
             rotary_emb=depth.model.rotary_emb,
             embed=self.embed_codes,
-            head=lambda index, hidden: hidden @ depth.codebooks_head.weight[index - 1],
+            head=lambda index, hidden: self._only_codes(hidden @ depth.codebooks_head.weight[index - 1]),
             project=depth.model.inputs_embeds_projector,
         )
 
@@ -89,4 +89,9 @@ class CsmBackbone(FrameModel, SupportsPP):
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
+        return None if logits is None else self._only_codes(logits)
+
+    def _only_codes(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, vocab_size) without the ids after the codes: no sampling draws what Mimi cannot decode."""
+        logits[:, self.config.codec_config.codebook_size :] = float("-inf")
         return logits
