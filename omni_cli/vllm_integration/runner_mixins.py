@@ -163,6 +163,7 @@ class ARRunnerMixin(OmniRunnerMixin):
         self.row_ledger = RowLedger()
         self.graph_counters = GraphCounters()
         self._step_replays = False
+        self._num_preemptions = 0
 
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
@@ -182,10 +183,11 @@ class ARRunnerMixin(OmniRunnerMixin):
         return num_bytes
 
     def engagement(self) -> dict[str, float]:
-        return {**super().engagement(), **self.graph_counters.as_dict()}
+        return {**super().engagement(), **self.graph_counters.as_dict(), "preemptions": self._num_preemptions}
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> object:
         updated = super()._update_states(scheduler_output)
+        self._num_preemptions += len(scheduler_output.preempted_req_ids or ())
         for request in scheduler_output.scheduled_new_reqs:
             if self.request_payloads[request.req_id].wants_hidden_states:
                 self.row_ledger.begin(request.req_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,10 @@ class RunningEngine:
 
         return self._call(collect_all())
 
+    def engagement(self, stage: str) -> Mapping[str, float]:
+        """Counters of a stage, as of the last request that it has finished."""
+        return next(info.engagement for info in self.llm.stages if info.name == stage)
+
     def close(self) -> None:
         self._call(self.llm.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -84,6 +88,17 @@ def _engines() -> Iterator[Any]:
 start_session_engine = pytest.fixture(_engines, scope="session", name="start_session_engine")
 start_engine = pytest.fixture(_engines, scope="module", name="start_engine")
 start_brief_engine = pytest.fixture(_engines, name="start_brief_engine")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For models so small that a second thread would wait for the first, and for the engines next to it."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

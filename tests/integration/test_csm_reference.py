@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from support.csm_reference import CsmReference, SpokenText
 
 from omni_cli.models.csm.checkpoint.builder import write_csm
 from omni_cli.models.csm.checkpoint.sizes import CsmSizes, DecoderSizes, MimiSizes
 from omni_cli.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 MAX_TOKENS = 40
 LIMITS = (f"backbone.sampling.max_tokens={MAX_TOKENS}",)
 WAVEFORM_TOLERANCE = 1e-4
@@ -35,15 +35,6 @@ def requests() -> list[GenerateRequest]:
         GenerateRequest(name, text, seed=index, speaker=(None, "1", "2")[index % 3])
         for index, (name, text) in enumerate(TEXTS.items())
     ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """The reference shares the machine with the engines; threads that wait for each other cost more than they give."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

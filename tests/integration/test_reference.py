@@ -4,60 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-import torch
 from support.omni_requests import FEW_STEPS, requests
-from support.reference import Reference, ReferenceResult
+from support.reference import Reference, SpokenResult, assert_spoken, limits
 from support.samples import sample
 
 from omni_cli.checkpoints.sizes import DecoderSizes
 from omni_cli.models.qwen2_5_omni.checkpoint.builder import write_omni
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import OmniSizes
-from omni_cli.outputs import AudioOutput, RequestResult, TextOutput
+from omni_cli.outputs import RequestResult
 
-MAX_TOKENS = 24
+pytestmark = pytest.mark.usefixtures("one_thread")
 CODEC_MAX_TOKENS = 48
-# transformers cannot speak an answer of one token: it has no reply row to put after the prompt.
-MIN_TOKENS = 2
-LIMITS = (
-    f"thinker.sampling.min_tokens={MIN_TOKENS}",
-    f"thinker.sampling.max_tokens={MAX_TOKENS}",
-    f"talker.sampling.min_tokens={MIN_TOKENS}",
-    f"talker.sampling.max_tokens={CODEC_MAX_TOKENS}",
-    FEW_STEPS,
-)
+LIMITS = (*limits(CODEC_MAX_TOKENS), FEW_STEPS)
 WAVEFORM_TOLERANCE = 1e-3
 # What requests for speech are salted with by themselves.
 OTHERS_SALT = "omni-hidden-states"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """The reference shares the machine with the engines; threads that wait for each other cost more than they give."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def expected(reference: Reference) -> dict[str, ReferenceResult]:
-    return {
-        request.request_id: reference.generate(
-            request,
-            min_tokens=MIN_TOKENS,
-            max_tokens=MAX_TOKENS,
-            codec_max_tokens=CODEC_MAX_TOKENS,
-            repetition_penalty=1.05,
-            num_inference_steps=int(FEW_STEPS.rpartition("=")[2]),
-        )
-        for request in requests()
-    }
-
-
 @pytest.fixture(scope="module")
-def references(tiny_omni_path) -> dict[str, ReferenceResult]:
-    return expected(Reference(tiny_omni_path))
+def references(tiny_omni_path) -> dict[str, SpokenResult]:
+    return Reference(tiny_omni_path).expected(requests(), CODEC_MAX_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +32,8 @@ def engine(start_engine):
     return start_engine("tiny-omni", *LIMITS, "talker.talker_prompt=plain")
 
 
-def assert_equal(result: RequestResult, reference: ReferenceResult) -> None:
-    assert result.error is None, result.error
-    text = next(output for output in result.outputs if isinstance(output, TextOutput))
-    audio = next(output for output in result.outputs if isinstance(output, AudioOutput))
-    talker = next(trace for trace in result.stages if trace.name == "talker")
-    assert text.token_ids == reference.text_token_ids
-    assert talker.output_token_ids == reference.codec_token_ids
-    assert audio.samples.shape == reference.waveform.shape
-    np.testing.assert_allclose(audio.samples, reference.waveform, atol=WAVEFORM_TOLERANCE, rtol=0)
-    assert np.abs(audio.samples).max() > 0.01
+def assert_equal(result: RequestResult, reference: SpokenResult) -> None:
+    assert_spoken(result, reference, atol=WAVEFORM_TOLERANCE)
 
 
 @pytest.mark.parametrize("request_", requests(), ids=lambda request: request.request_id)
@@ -107,11 +66,12 @@ def test_equal_under_pressure(start_brief_engine, references):
     for _ in range(2):
         for result in pressed.run_all(requests()):
             assert_equal(result, references[result.request_id])
+    assert pressed.engagement("talker")["preemptions"] > 0
 
 
 def test_full_prompt_equals_the_reference_that_keeps_its_mask(start_brief_engine, tiny_omni_path, references):
     full = start_brief_engine("tiny-omni", *LIMITS, "talker.talker_prompt=full")
-    kept = expected(Reference(tiny_omni_path, keep_mask=True))
+    kept = Reference(tiny_omni_path, keep_mask=True).expected(requests(), CODEC_MAX_TOKENS)
     for result in full.run_all(requests()):
         assert_equal(result, kept[result.request_id])
         assert kept[result.request_id].codec_token_ids != references[result.request_id].codec_token_ids
@@ -135,6 +95,6 @@ def test_other_sizes_and_seeds_equal_the_reference(start_brief_engine, tmp_path_
     folder = tmp_path_factory.mktemp(name)
     write_omni(folder, OTHER_SIZES[name], seed=11)
     other = start_brief_engine("tiny-omni", *LIMITS, model=str(folder))
-    references = expected(Reference(folder))
+    references = Reference(folder).expected(requests(), CODEC_MAX_TOKENS)
     for result in other.run_all(requests()):
         assert_equal(result, references[result.request_id])

@@ -10,7 +10,9 @@ import torch
 from PIL import Image
 from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoProcessor, AutoTokenizer
 
+from omni_cli.outputs import GenerateRequest
 from support.media_samples import clip, image_of, tone
+from support.reference import videos_of
 
 
 class Reference:
@@ -35,17 +37,8 @@ class Reference:
         if "audio" in media:
             given |= {"audio": [tone(seed)[0] for seed in media["audio"]], "sampling_rate": tone(0)[1]}
         if "video" in media:
-            clips = [clip(seed) for seed in media["video"]]
-            given["videos"] = [video.frames for video in clips]
-            given["video_metadata"] = [
-                {
-                    "total_num_frames": video.total_num_frames,
-                    "fps": video.fps,
-                    "frames_indices": list(video.frames_indices),
-                }
-                for video in clips
-            ]
-            given["do_sample_frames"] = False
+            clips = tuple(clip(seed) for seed in media["video"])
+            given |= videos_of(GenerateRequest("", videos=clips))
         inputs = self._processor(text=[text], return_tensors="pt", add_special_tokens=False, **given)
         output = self._model.generate(**inputs, do_sample=False, max_new_tokens=max_tokens)
         tokens: list[int] = output[0, inputs["input_ids"].shape[1] :].tolist()

@@ -27,7 +27,7 @@ def requests() -> list[GenerateRequest]:
         GenerateRequest("audio", "What do you hear?", audio=(tone(1.3, 440.0),), seed=3),
         GenerateRequest("image", "What is this?", images=(make_image(56, 84),), seed=4),
         GenerateRequest("both", "And now?", audio=(tone(0.7, 220.0),), images=(make_image(84, 56),), seed=5),
-        GenerateRequest("two", "Which is louder?", audio=(tone(0.5, 300.0), tone(0.9, 900.0)), seed=6),
+        GenerateRequest("two", "Which is louder?", audio=(tone(0.7, 220.0), tone(0.903, 900.0)), seed=6),
         GenerateRequest("short", "a", seed=7),
         GenerateRequest("images", "Compare.", images=(make_image(56, 56), make_image(112, 56)), seed=8),
     ]

@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
 
 from omni_cli.outputs import GenerateRequest
-from support.reference import Reference
-
-
-@dataclass(frozen=True)
-class SpokenResult:
-    """`codes` has a frame of one code per codebook for each codec token but the last."""
-
-    text_token_ids: tuple[int, ...]
-    codec_token_ids: tuple[int, ...]
-    codes: tuple[tuple[int, ...], ...]
-    waveform: np.ndarray
+from support.reference import MAX_TOKENS, MIN_TOKENS, REPETITION_PENALTY, Reference, SpokenResult
 
 
 class Qwen3Reference(Reference):
-    """Greedy, float32, with the limits and the repetition penalty of a profile."""
+    """Greedy, float32."""
 
     def __init__(self, model: str | Path) -> None:
         self.processor = Qwen3OmniMoeProcessor.from_pretrained(model)
         self.model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(model, dtype=torch.float32)
         self.model.eval()
         # transformers 5.23 reads the audio encoder's window from the talker's configuration, which has none.
-        self.model.talker.config.audio_config = self.model.config.thinker_config.audio_config
+        if self.model.has_talker:
+            self.model.talker.config.audio_config = self.model.config.thinker_config.audio_config
 
-    def speak(
-        self,
-        request: GenerateRequest,
-        *,
-        min_tokens: int,
-        max_tokens: int,
-        codec_max_tokens: int,
-        repetition_penalty: float,
-    ) -> SpokenResult:
+    def speak(self, request: GenerateRequest, codec_max_tokens: int) -> SpokenResult:
         talker_generate = self.model.talker.generate
         generated: dict[str, Any] = {}
 
@@ -57,14 +38,14 @@ class Qwen3Reference(Reference):
                 sequences, waveform = self.model.generate(
                     **inputs,
                     speaker=request.speaker or "Ethan",
-                    thinker_min_new_tokens=min_tokens,
-                    thinker_max_new_tokens=max_tokens,
+                    thinker_min_new_tokens=MIN_TOKENS,
+                    thinker_max_new_tokens=MAX_TOKENS,
                     thinker_eos_token_id=self.processor.tokenizer.eos_token_id,
                     thinker_do_sample=False,
                     talker_do_sample=False,
-                    talker_min_new_tokens=min_tokens,
+                    talker_min_new_tokens=MIN_TOKENS,
                     talker_max_new_tokens=codec_max_tokens,
-                    talker_repetition_penalty=repetition_penalty,
+                    talker_repetition_penalty=REPETITION_PENALTY,
                 )
         finally:
             self.model.talker.generate = talker_generate
@@ -73,6 +54,6 @@ class Qwen3Reference(Reference):
         return SpokenResult(
             tuple(sequences[0, inputs["input_ids"].shape[1] :].tolist()),
             tuple(result.sequences[0].tolist()),
-            tuple(map(tuple, frames)),
             waveform.reshape(-1).numpy(),
+            tuple(map(tuple, frames)),
         )

@@ -14,9 +14,8 @@ import torch
 
 from omni_cli.errors import InputError
 from omni_cli.models.qwen2_5_omni.settings import TalkerPrompt
+from omni_cli.models.qwen_omni.media import media_of_handoff
 from omni_cli.stage.payloads import PayloadError, integers_of, tensor_of
-
-MEDIA_FIELDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "audio_feature_lengths")
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,7 @@ class ThinkerHandoff:
             integers_of(information, "prompt_token_ids"),
             integers_of(information, "output_token_ids"),
             tensor_of(information, "hidden_states", num_dims=2),
-            {
-                name: tensor_of(information, name, num_dims=2 if "grid_thw" in name else 1)
-                for name in MEDIA_FIELDS
-                if name in information
-            },
+            media_of_handoff(information),
         )
 
     def information(self) -> dict[str, object]:

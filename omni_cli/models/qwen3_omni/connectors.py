@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from omni_cli.errors import InputError
+from omni_cli.models.qwen_omni.media import media_of_handoff
 from omni_cli.stage.payloads import PayloadError, integers_of, tensor_of
 from omni_cli.stage.request_payloads import HIDDEN_POSITIONS
 
-MEDIA_FIELDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "audio_feature_lengths")
 _MEDIA_ROWS = "media_rows"
 
 Embed = Callable[[Sequence[int]], torch.Tensor]
@@ -45,11 +45,7 @@ class TokenHandoff:
             integers_of(information, "prompt_token_ids"),
             integers_of(information, "reply_token_ids"),
             tensor_of(information, _MEDIA_ROWS, num_dims=2) if _MEDIA_ROWS in information else None,
-            {
-                name: tensor_of(information, name, num_dims=2 if "grid_thw" in name else 1)
-                for name in MEDIA_FIELDS
-                if name in information
-            },
+            media_of_handoff(information),
         )
 
     def information(self) -> dict[str, object]:

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from omni_cli.errors import InputError, StageError
+from omni_cli.errors import InputError
 from omni_cli.models.codec.decoder_stage import CodecStage
 from omni_cli.models.codec.frame_stage import FrameStage
-from omni_cli.models.qwen2_5_omni.stages import ThinkerStage
 from omni_cli.models.qwen3_omni.architectures import CODE2WAV, TALKER, THINKER
 from omni_cli.models.qwen3_omni.connectors import (
     TokenHandoff,
@@ -20,6 +19,8 @@ from omni_cli.models.qwen3_omni.connectors import (
     more_conditions,
     thinker_to_talker,
 )
+from omni_cli.models.qwen3_omni.thinker import pad_together
+from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.stage.messages import AppendInput, Report, StageRequest
 from omni_cli.stage.payloads import decode_additional_information, encode_additional_information, integers_of
 from omni_cli.stage.protocol import StageSpec
@@ -30,12 +31,13 @@ from omni_cli.vllm_integration.stage import ActiveRequest
 DEFAULT_SPEAKER = "ethan"
 
 
-class Qwen3ThinkerStage(ThinkerStage):
+class Qwen3ThinkerStage(OmniThinkerStage):
     """Text, audio, images and video in; text out, and for the talker its tokens and the rows of its media."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         super().__init__(spec, emit)
-        self._media_ids = media_token_ids(self.engine.vllm_config.model_config.hf_config)
+        config = self.engine.vllm_config.model_config.hf_config
+        self._thinker, self._media_ids = config.thinker_config, media_token_ids(config)
 
     def engine_args(self) -> dict[str, object]:
         return {**super().engine_args(), "hf_overrides": {"architectures": [THINKER]}}
@@ -51,6 +53,7 @@ class Qwen3ThinkerStage(ThinkerStage):
                     hint="write `<|vision_start|><|image_pad|><|vision_end|>`, "
                     "`<|audio_start|><|audio_pad|><|audio_end|>`, or leave out `--raw`",
                 )
+        pad_together(engine_input, self._thinker)
 
     def wants_rows(self, request: StageRequest) -> bool:
         return request.wants_handoff and bool(request.audio or request.images or request.videos)
@@ -64,7 +67,7 @@ class Qwen3ThinkerStage(ThinkerStage):
     def _begin(self, active: ActiveRequest, prompt_ids: Sequence[int]) -> dict[str, object]:
         rows = None
         if self.wants_rows(active.request):
-            rows = self._rows(active)
+            rows = self.new_rows(active)
             assert rows is not None
             places = [place for place, token_id in enumerate(prompt_ids) if token_id in self._media_ids]
             rows = rows[places]
@@ -84,23 +87,11 @@ class Qwen3ThinkerStage(ThinkerStage):
         return encode_additional_information(self._begin(active, output.prompt_token_ids))
 
 
-def speaking_config(spec: StageSpec) -> Any:
-    """The checkpoint's configuration; raises `StageError` where it has a thinker alone."""
-    config = AutoConfig.from_pretrained(spec.model)
-    if not config.enable_audio_output:
-        raise StageError(
-            "this checkpoint has a thinker alone (`enable_audio_output` is false in its config.json)",
-            stage=spec.stage.name,
-            hint="`omni profiles create MODEL` writes a profile that fits it",
-        )
-    return config
-
-
 class Qwen3TalkerStage(FrameStage):
     """Frames of codes from the thinker's tokens."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
-        self._omni = speaking_config(spec)
+        self._omni = AutoConfig.from_pretrained(spec.model)
         super().__init__(spec, emit)
         self.num_codebooks = self.config.num_code_groups
         self._speakers: dict[str, int] = {name.lower(): code for name, code in self.config.speaker_id.items()}
@@ -142,7 +133,3 @@ class Code2WavStage(CodecStage):
     """A waveform from frames of codes."""
 
     architecture = CODE2WAV
-
-    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
-        speaking_config(spec)
-        super().__init__(spec, emit)

@@ -10,9 +10,28 @@ from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.model_executor.models.qwen3_omni_moe_thinker import Qwen3OmniMoeThinkerForConditionalGeneration
 from vllm.model_executor.models.utils import make_empty_intermediate_tensors_factory
+from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.sequence import IntermediateTensors
 
 _ROWS = "handoff_rows"
+_PADDED_FRAMES = "padded_frames"
+
+
+def pad_together(engine_input: Any, config: Any) -> None:
+    """Have the audio of a request encoded as in the reference: all of it at once, and without other requests'.
+
+    The audio encoder pads each window of audio to the longest of a call, and its convolutions see the padding. vLLM
+    encodes what a step needs: sounds of several requests, or some of a request's. So each sound of a preprocessed
+    prompt says to how many frames it is padded, and vLLM batches none that differ in it.
+    """
+    sounds = engine_input.get("mm_kwargs", {}).get("audio", ())
+    if not sounds:
+        return
+    window = 2 * config.audio_config.n_window
+    frames = min(window, max(int(sound["audio_feature_lengths"].data) for sound in sounds))
+    shared = MultiModalFieldConfig.shared("audio", len(sounds), keep_on_cpu=True)
+    for sound, padded in zip(sounds, shared.build_elems(_PADDED_FRAMES, torch.tensor(frames)), strict=True):
+        sound[_PADDED_FRAMES] = padded
 
 
 class Qwen3OmniMoeThinkerForSpeech(Qwen3OmniMoeThinkerForConditionalGeneration):
@@ -67,6 +86,18 @@ class Qwen3OmniMoeThinkerForSpeech(Qwen3OmniMoeThinkerForConditionalGeneration):
             output, (rows,) = output
             self.handoff_rows[: rows.shape[0]].copy_(rows)
         return output
+
+    def embed_multimodal(self, *, padded_frames: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        """vLLM's. Beside audio that is shorter than `padded_frames` it encodes a silence of that length."""
+        if padded_frames is None or int(kwargs["audio_feature_lengths"].max()) >= padded_frames:
+            return super().embed_multimodal(**kwargs)
+        features, lengths = kwargs["input_audio_features"], kwargs["audio_feature_lengths"]
+        silence = features.new_zeros(features.shape[0], int(padded_frames))
+        kwargs["input_audio_features"] = torch.cat([features, silence], dim=1)
+        kwargs["audio_feature_lengths"] = torch.cat([lengths, padded_frames.reshape(1).to(lengths)])
+        kwargs["feature_attention_mask"] = [*kwargs["feature_attention_mask"], torch.ones(silence.shape[1])]
+        *embeddings, _ = super().embed_multimodal(**kwargs)
+        return tuple(embeddings)
 
     def iter_mm_features(self, mm_features: list[Any]) -> Iterator[tuple[int, str, dict[str, Any]]]:
         """Offsets of the tokens that begin an image, video or audio.

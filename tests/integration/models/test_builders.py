@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from omni_cli.errors import OutputError
 from omni_cli.models.qwen2_5_omni.checkpoint.builder import write_omni
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import SMALL, OmniSizes, VocoderSizes
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 RESOLVE = "import sys; from omni_cli.checkpoints.resolve import resolve_model; print(resolve_model(sys.argv[1]))"
 OTHER_SIZES = OmniSizes(
@@ -59,15 +58,6 @@ def finish(process: subprocess.Popen[str]) -> str:
     stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
     return stdout.strip()
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads cost more than they save on models of this size."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

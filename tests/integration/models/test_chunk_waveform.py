@@ -20,6 +20,7 @@ from omni_cli.models.qwen2_5_omni.synthesizer import codes_per_block
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
 from omni_cli.models.qwen2_5_omni.vocoder import Heard, Vocoder
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 SEED = 3
 # What `ChunkSizes` promises, of samples in [-1, 1].
 BOUND = 1e-3
@@ -34,15 +35,6 @@ def load(folder: str | Path) -> tuple[Qwen2_5OmniToken2WavModel, dict[str, torch
         {name.removeprefix(prefix): w for part in weights for name, w in part.items() if name.startswith(prefix)}
     )
     return model, torch.load(Path(folder) / "spk_dict.pt", weights_only=True)["Chelsie"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """The model is too small for more, which would only wait for one another on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

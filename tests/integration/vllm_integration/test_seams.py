@@ -206,6 +206,13 @@ CALLABLES = [
     ),
     ("transformers.cache_utils:Cache.update", ["key_states", "value_states", "layer_idx"], "is what `FrameCache` has"),
     (f"{THINKER}.iter_mm_features", ["mm_features"], "is overridden to correct the offsets"),
+    (f"{THINKER}.embed_multimodal", ["kwargs"], "is overridden to pad audio to the longest of its request"),
+    (
+        "vllm.multimodal.inputs:MultiModalFieldConfig.shared",
+        ["modality", "batch_size", "keep_on_cpu"],
+        "has vLLM batch no audio of different padding",
+    ),
+    ("vllm.multimodal.inputs:MultiModalFieldConfig.build_elems", ["key", "batch"], "is called for that"),
     (f"{THINKER}.set_aux_hidden_state_layers", ["layers"], "is called with the layer that the talker listens to"),
     ("vllm.model_executor.models.qwen3_moe:Qwen3MoeModel.__init__", ["vllm_config", "prefix"], "is the talker's model"),
     ("vllm.model_executor.models.llama:LlamaModel.__init__", ["vllm_config", "prefix"], "is CSM's backbone"),
@@ -250,6 +257,7 @@ FIELDS = [
         ["scheduled_new_reqs", "finished_req_ids", "num_scheduled_tokens", "scheduled_spec_decode_tokens"],
         "are read",
     ),
+    ("vllm.v1.core.sched.output:SchedulerOutput", ["preempted_req_ids"], "are counted"),
     (
         "vllm.forward_context:ForwardContext",
         ["cudagraph_runtime_mode", "batch_descriptor"],
@@ -376,6 +384,12 @@ ATTRIBUTES = [
         ["self.model(", "self.logits_processor(self.lm_head", "mapper=self.hf_to_vllm_mapper"],
     ),
     ("vllm.v1.worker.gpu_input_batch:CachedRequestState.__post_init__", ["self.num_prompt_tokens"]),
+    ("vllm.multimodal.utils:_can_batch_mm_items", ["isinstance(left_field, MultiModalSharedField)"]),
+    (
+        f"{THINKER}._parse_and_validate_audio_input",
+        ['"input_audio_features"', '"audio_feature_lengths"', '"feature_attention_mask"'],
+    ),
+    ("vllm.v1.core.sched.scheduler:Scheduler", ["preempted_req_ids=self.reset_preempted_req_ids"]),
     (
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner._calc_mrope_positions",
         ["self.mrope_positions.cpu", "req.mrope_positions["],

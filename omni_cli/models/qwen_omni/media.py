@@ -1,0 +1,47 @@
+"""Media in a prompt: their sizes, which the talker's positions follow from, and the names of sounds in caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from omni_cli.stage.messages import AudioInput
+from omni_cli.stage.payloads import tensor_of
+
+# Grids of images and videos are (num_items, 3), the others (num_items,).
+_FIELDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "audio_feature_lengths")
+
+
+def media_of_prompt(engine_input: Any) -> dict[str, torch.Tensor]:
+    """Those of a prompt that vLLM has preprocessed."""
+    media = {}
+    for items in engine_input.get("mm_kwargs", {}).values():
+        for name in _FIELDS:
+            found = [item[name].data.reshape(-1) for item in items if item is not None and name in item]
+            if found:
+                stacked = torch.stack(found)
+                media[name] = stacked if "grid_thw" in name else stacked.reshape(-1)
+    return media
+
+
+def tell_apart(audio: Sequence[AudioInput], engine_input: Any) -> None:
+    """Have vLLM's caches tell a sound of a preprocessed prompt from the same one of another request.
+
+    The processor pads the sounds of a request to the longest, as in the reference, and the last feature of a sound is
+    another one if silence follows. vLLM knows a sound by its samples.
+    """
+    if audio:
+        longest_s = max(sound.samples.shape[0] / sound.sample_rate for sound in audio)
+        hashes = engine_input["mm_hashes"]
+        hashes["audio"] = [f"{name} of {longest_s} s" for name in hashes["audio"]]
+
+
+def media_of_handoff(information: dict[str, object]) -> dict[str, torch.Tensor]:
+    """Those that came with a handoff; raises `PayloadError` for one of the wrong type."""
+    return {
+        name: tensor_of(information, name, num_dims=2 if "grid_thw" in name else 1)
+        for name in _FIELDS
+        if name in information
+    }

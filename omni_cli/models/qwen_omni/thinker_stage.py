@@ -1,0 +1,78 @@
+"""The thinker of an omni model on a vLLM engine: it answers, and its hidden states go to the talker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm import SamplingParams
+
+from omni_cli.errors import InputError
+from omni_cli.models.qwen_omni.media import media_of_prompt, tell_apart
+from omni_cli.stage.messages import Report, StageRequest
+from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
+from omni_cli.vllm_integration.stage import ActiveRequest, TextStage
+
+# Blocks filled by a request without hidden states hold no rows, so the two kinds must not share a prefix. Both have a
+# salt before the client's own, which clients could otherwise forge.
+HIDDEN_STATES_SALT = "omni-hidden-states"
+TEXT_SALT = "omni-text"
+
+
+class OmniThinkerStage(TextStage):
+    """Text, audio, images and video in; text out, and hidden states for the talker."""
+
+    def engine_args(self) -> dict[str, object]:
+        return {
+            **super().engine_args(),
+            # The profile sets the KV cache or a share of the device; sizing a dummy video would take seconds.
+            "skip_mm_profiling": True,
+        }
+
+    def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
+        prompt, params = super().render(active)
+        request = active.request
+        if request.reply is not None:
+            # The answer is part of the prompt; the token that the step adds is ignored.
+            prompt_ids, reply_ids = self.with_reply(prompt.pop("prompt"), request.reply)
+            active.context["reply"] = (prompt_ids, reply_ids)
+            prompt["prompt_token_ids"] = [*prompt_ids, *reply_ids[:-1]]
+            params = self.sampling_params(request, max_tokens=1, min_tokens=0)
+        salt = HIDDEN_STATES_SALT if self.wants_rows(request) else TEXT_SALT
+        prompt["cache_salt"] = salt + prompt.get("cache_salt", "")
+        if self.wants_rows(request):
+            params.extra_args = {WANTS_HIDDEN_STATES: True}
+        return prompt, params
+
+    def wants_rows(self, request: StageRequest) -> bool:
+        """True if the next stage needs hidden states of this request."""
+        return request.wants_handoff
+
+    def with_reply(self, prompt: str, reply: str) -> tuple[list[int], list[int]]:
+        """Token ids of a prompt and of a given answer to it; the answer's last one ends it."""
+        tokenizer = self.engine.get_tokenizer()
+        words = tokenizer.encode(reply, add_special_tokens=False)
+        if not words:
+            raise InputError("the reply is empty", hint="give it something to say")
+        return tokenizer.encode(prompt, add_special_tokens=False), [*words, tokenizer.eos_token_id]
+
+    def prepared(self, active: ActiveRequest, engine_input: Any) -> None:
+        tell_apart(active.request.audio, engine_input)
+        if active.request.wants_handoff:
+            active.context["media"] = media_of_prompt(engine_input)
+
+    def output(self, active: ActiveRequest, output: Any) -> list[Report]:
+        if "reply" in active.context:
+            if not output.finished:
+                return []  # a prompt processed in chunks; its rows are kept until it is complete
+            # As if the engine had generated the given answer.
+            output.prompt_token_ids, reply_ids = active.context["reply"]
+            (completion,) = output.outputs
+            completion.token_ids, completion.text, completion.finish_reason = reply_ids, active.request.reply, "stop"
+        return super().output(active, output)
+
+    def new_rows(self, active: ActiveRequest) -> torch.Tensor | None:
+        """Hidden states since the last call."""
+        rows = self.processor.take_hidden_rows(active.request.request_id)
+        self.check_numbers(rows, "hidden states")
+        return rows
