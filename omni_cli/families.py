@@ -50,7 +50,7 @@ class StageRole:
     the stage's own profile keys: a class derived from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if
     it has no others. A checkpoint must have at least one file of each group in `needed_files`, weights whose names
     begin with each of `needed_weights` (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its
-    configuration describes a vision or audio encoder.
+    configuration describes a vision or audio encoder. One whose config.json has `switch` false lacks the stage.
     """
 
     name: str
@@ -64,6 +64,7 @@ class StageRole:
     needed_files: tuple[tuple[str, ...], ...] = ()
     processor_files: tuple[str, ...] = ()
     needed_weights: tuple[str, ...] = ()
+    switch: str | None = None
 
     def fits(self, stage: StageShape) -> bool:
         """Tell whether a profile's stage can have this role, whatever its name."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
-from omni_cli.checkpoints.files import describes_encoder, read_family, read_model_kind, weight_names
+from omni_cli.checkpoints.files import describes_encoder, read_family, read_model_kind, read_object, weight_names
 from omni_cli.config.schema import EngineConfig, StageConfig
 from omni_cli.errors import CheckpointError
 from omni_cli.families import Family, families
@@ -17,10 +18,16 @@ def check_fit(config: EngineConfig, model: str) -> None:
     """Raise `CheckpointError` if a stage cannot be part of the checkpoint in the folder `model`."""
     folder = Path(model)
     family = read_family(folder)
+    names_of = functools.cache(weight_names)
     for stage in config.stages:
         role = family.role(stage.name)
         if role is None or not role.fits(stage):
             raise _misfit(stage, family, folder)
+        if role.switch is not None and not read_object(folder / "config.json").get(role.switch, True):
+            raise CheckpointError(
+                f"`{folder}` has no stage `{stage.name}`: `{role.switch}` is false in its config.json",
+                hint=f"`omni profiles create {folder}` writes a profile that fits it",
+            )
         encoders = role.processor_files and describes_encoder(folder)
         for names in (*role.needed_files, *([role.processor_files] if encoders else [])):
             if not any((folder / name).is_file() for name in names):
@@ -29,7 +36,7 @@ def check_fit(config: EngineConfig, model: str) -> None:
                 )
         for part in role.needed_weights:
             component, _, prefix = part.rpartition("/")
-            names_of_weights = weight_names(folder / component)
+            names_of_weights = names_of(folder / component)
             if names_of_weights and not any(name.startswith(prefix) for name in names_of_weights):
                 raise CheckpointError(
                     f"`{folder / component}` has no weights called `{prefix}*`, which stage `{stage.name}` needs",

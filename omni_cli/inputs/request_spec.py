@@ -110,7 +110,7 @@ def build_request(spec: RequestSpec, *, seed: int, warn: Warn) -> GenerateReques
         images=tuple(load_image(path, warn) for path in spec.image),
         mask=next((load_image(path, warn) for path in spec.mask), None),
         control_images=tuple(load_image(path, warn) for path in spec.control_image),
-        videos=tuple(load_video(path) for path in spec.video),
+        videos=tuple(load_video(path, warn) for path in spec.video),
         seed=seed if spec.seed is None else spec.seed,
         modalities=spec.modalities,
         raw=spec.raw,

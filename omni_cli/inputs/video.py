@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from omni_cli.errors import InputError
 from omni_cli.inputs.files import open_input
+from omni_cli.inputs.images import Warn
 from omni_cli.outputs import Video
 
 if TYPE_CHECKING:
@@ -22,17 +23,19 @@ MAX_VIDEO_PIXELS = 256 * 1024 * 1024
 _MAX_FPS = 1000.0
 
 
-def load_video(path: Path) -> Video:
+def load_video(path: Path, warn: Warn) -> Video:
     """Decode a video file; `MAX_NUM_FRAMES` frames of a longer one.
 
-    At most `MAX_VIDEO_S` seconds, and `MAX_VIDEO_PIXELS` pixels in all frames that are kept. Sound is not read. Raises
-    `InputError` for a file that cannot be used.
+    At most `MAX_VIDEO_S` seconds, and `MAX_VIDEO_PIXELS` pixels in all frames that are kept. Sound is not read; `warn`
+    is called where there is some. Raises `InputError` for a file that cannot be used.
     """
     with open_input(path, "video file") as file:
-        return decode_video(file, f"video file `{path}`")
+        return decode_video(file, f"video file `{path}`", warn)
 
 
-def decode_video(file: BinaryIO, name: str, max_pixels: int = MAX_VIDEO_PIXELS, max_s: float = MAX_VIDEO_S) -> Video:
+def decode_video(
+    file: BinaryIO, name: str, warn: Warn, max_pixels: int = MAX_VIDEO_PIXELS, max_s: float = MAX_VIDEO_S
+) -> Video:
     """Decode a video from an open file; `name` identifies it in messages."""
     try:
         import av
@@ -41,7 +44,7 @@ def decode_video(file: BinaryIO, name: str, max_pixels: int = MAX_VIDEO_PIXELS, 
     import numpy as np
 
     try:
-        total, fps = _count_frames(file, name, max_s)
+        total, fps = _count_frames(file, name, warn, max_s)
         # As vLLM's loaders do.
         wanted = np.linspace(0, total - 1, min(total, MAX_NUM_FRAMES), dtype=int)
         file.seek(0)
@@ -54,7 +57,7 @@ def decode_video(file: BinaryIO, name: str, max_pixels: int = MAX_VIDEO_PIXELS, 
     return Video(frames, fps=fps, total_num_frames=total, frames_indices=tuple(int(index) for index in wanted))
 
 
-def _count_frames(file: BinaryIO, name: str, max_s: float) -> tuple[int, float]:
+def _count_frames(file: BinaryIO, name: str, warn: Warn, max_s: float) -> tuple[int, float]:
     """The number of frames, from the packets, and the frame rate; decodes nothing."""
     import av
 
@@ -68,8 +71,11 @@ def _count_frames(file: BinaryIO, name: str, max_s: float) -> tuple[int, float]:
             total += packet.size > 0
             if total > max_s * fps:
                 raise InputError(f"the {name} is longer than {max_s:.0f} s, the maximum", hint="cut it")
+        has_sound = bool(container.streams.audio)
     if not total:
         raise InputError(f"the {name} has no frames")
+    if has_sound:
+        warn(f"the {name} has sound, which is not used")
     return total, fps
 
 

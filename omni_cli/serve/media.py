@@ -44,7 +44,7 @@ class MediaDecoder:
         """Decode a base64 data URL to a video's frames; raises `APIError` (400)."""
         content = _from_data_url(url, param, "video", "video/mp4")
         try:
-            video = decode_video(io.BytesIO(content), f"video in `{param}`", self._video_pixels_left)
+            video = decode_video(io.BytesIO(content), f"video in `{param}`", _no_warning, self._video_pixels_left)
         except InputError as error:
             raise APIError(400, error.message, code="invalid_video", param=param) from error
         self._video_pixels_left -= video.frames.size // 3
@@ -84,4 +84,4 @@ def _from_base64(text: str, param: str) -> bytes:
 
 
 def _no_warning(_message: str) -> None:
-    """Ignore the warning: the first frame of an animation is its image."""
+    """Ignore the warning: the first frame of an animation is its image, and of a video only the frames are used."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from support.csm_reference import CsmReference, SpokenText
 
 from omni_cli.models.csm.checkpoint.builder import write_csm

@@ -44,6 +44,7 @@ FAMILY = Family(
                 ("scheduler/scheduler_config.json",),
                 ("tokenizer/tokenizer_config.json",),
             ),
+            needed_weights=("transformer/transformer_blocks.", "text_encoder/encoder.", "vae/decoder."),
         ),
     ),
     vllm_models={_PRIOR: f"{_HERE}.prior_model:{_PRIOR}"},

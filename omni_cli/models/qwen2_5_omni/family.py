@@ -22,6 +22,7 @@ FAMILY = Family(
                 ("tokenizer.json", "vocab.json"),
                 ("processor_config.json", "preprocessor_config.json"),
             ),
+            needed_weights=("thinker.model.", "thinker.audio_tower.", "thinker.visual."),
         ),
         StageRole(
             name="talker",
@@ -31,6 +32,7 @@ FAMILY = Family(
             input="thinker",
             settings=f"{_HERE}.settings:TalkerConfig",
             needed_files=(("spk_dict.pt",),),
+            needed_weights=("talker.model.", "talker.thinker_to_talker_proj.", "talker.codec_head."),
         ),
         StageRole(
             name="token2wav",
@@ -40,6 +42,7 @@ FAMILY = Family(
             input="talker",
             makes="audio",
             settings=f"{_HERE}.settings:Token2WavConfig",
+            needed_weights=("token2wav.code2wav_dit_model.", "token2wav.code2wav_bigvgan_model."),
         ),
     ),
     vllm_models={

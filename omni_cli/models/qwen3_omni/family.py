@@ -6,6 +6,8 @@ from omni_cli.families import CheckpointNeeds, Family, StageRole
 from omni_cli.models.qwen3_omni.architectures import CODE2WAV, INNER, OMNI, TALKER, THINKER
 
 _HERE = "omni_cli.models.qwen3_omni"
+# In config.json; the thinking variant has the thinker alone.
+_SPEAKS = "enable_audio_output"
 
 FAMILY = Family(
     name="qwen3_omni",
@@ -22,8 +24,20 @@ FAMILY = Family(
                 ("tokenizer.json", "vocab.json"),
                 ("processor_config.json", "preprocessor_config.json"),
             ),
+            needed_weights=("thinker.model.", "thinker.audio_tower.", "thinker.visual.", "thinker.lm_head."),
         ),
-        StageRole(name="talker", kind="ar", backend="vllm", stage=f"{_HERE}.stages:Qwen3TalkerStage", input="thinker"),
+        StageRole(
+            name="talker",
+            kind="ar",
+            backend="vllm",
+            stage=f"{_HERE}.stages:Qwen3TalkerStage",
+            input="thinker",
+            needed_weights=tuple(
+                f"talker.{part}."
+                for part in ("model", "code_predictor", "codec_head", "hidden_projection", "text_projection")
+            ),
+            switch=_SPEAKS,
+        ),
         StageRole(
             name="code2wav",
             kind="diffusion",
@@ -32,6 +46,8 @@ FAMILY = Family(
             input="talker",
             makes="audio",
             settings="omni_cli.models.codec.settings:CodecConfig",
+            needed_weights=("code2wav.",),
+            switch=_SPEAKS,
         ),
     ),
     vllm_models={

@@ -48,30 +48,42 @@ def write_tone(path: Path, *, rate: int = 16000, channels: int = 1, seconds: flo
 # Video
 
 
-def write_video(path: Path, num_frames: int, *, fps: int = 8, size: int = 32) -> None:
+def write_video(path: Path, num_frames: int, *, fps: int = 8, size: int = 32, with_sound: bool = False) -> None:
     """A lossless one, each frame a grey of its number."""
     av = pytest.importorskip("av")
     with av.open(path, "w") as container:
         stream = container.add_stream("ffv1", rate=fps)
         stream.width = stream.height = size
         stream.pix_fmt = "bgr0"
+        sound = container.add_stream("pcm_s16le", rate=8000, layout="mono") if with_sound else None
         for index in range(num_frames):
             frame = av.VideoFrame.from_ndarray(np.full((size, size, 3), 5 * index, np.uint8), format="rgb24")
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
+        if sound is not None:
+            silence = av.AudioFrame.from_ndarray(np.zeros((1, 8000), np.int16), format="s16", layout="mono")
+            silence.sample_rate = 8000
+            container.mux(sound.encode(silence))
 
 
 def test_frames_of_a_short_video(tmp_path: Path) -> None:
     write_video(tmp_path / "v.mkv", 6)
-    video = load_video(tmp_path / "v.mkv")
+    video = load_video(tmp_path / "v.mkv", pytest.fail)
     assert (video.frames.shape, video.frames.dtype) == ((6, 32, 32, 3), np.uint8)
     assert (video.fps, video.total_num_frames, video.frames_indices) == (8.0, 6, tuple(range(6)))
     assert [int(frame.mean()) for frame in video.frames] == [0, 5, 10, 15, 20, 25]
 
 
+def test_the_sound_of_a_video_is_not_dropped_silently(tmp_path: Path) -> None:
+    write_video(tmp_path / "v.mkv", 6, with_sound=True)
+    warnings: list[str] = []
+    assert len(load_video(tmp_path / "v.mkv", warnings.append).frames) == 6
+    assert warnings == [f"the video file `{tmp_path / 'v.mkv'}` has sound, which is not used"]
+
+
 def test_a_long_video_is_sampled_evenly(tmp_path: Path) -> None:
     write_video(tmp_path / "v.mkv", 50)
-    video = load_video(tmp_path / "v.mkv")
+    video = load_video(tmp_path / "v.mkv", pytest.fail)
     assert len(video.frames) == len(video.frames_indices) == 32
     assert (video.frames_indices[0], video.frames_indices[-1], video.total_num_frames) == (0, 49, 50)
     assert [int(frame.mean()) for frame in video.frames] == [5 * index for index in video.frames_indices]
@@ -84,16 +96,16 @@ def test_videos_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write_tone(tmp_path / "tone.wav")
     for name, message in (("text.mp4", "cannot read the video file"), ("tone.wav", "has no video stream")):
         with pytest.raises(InputError, match=message):
-            load_video(tmp_path / name)
+            load_video(tmp_path / name, pytest.fail)
     with pytest.raises(InputError, match="No such file"):
-        load_video(tmp_path / "none.mp4")
+        load_video(tmp_path / "none.mp4", pytest.fail)
     with pytest.raises(InputError, match="32x32 pixels per frame; the maximum is 64 for 16 frames"):
-        decode_video(io.BytesIO(content), "video", max_pixels=1024)
+        decode_video(io.BytesIO(content), "video", pytest.fail, max_pixels=1024)
     with pytest.raises(InputError, match="longer than 1 s"):
-        decode_video(io.BytesIO(content), "video", max_s=1.0)
+        decode_video(io.BytesIO(content), "video", pytest.fail, max_s=1.0)
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(InputError, match="needs PyAV") as caught:
-        load_video(tmp_path / "v.mkv")
+        load_video(tmp_path / "v.mkv", pytest.fail)
     assert caught.value.hint == "pip install 'omni-cli[video]'"
 
 
