@@ -533,7 +533,7 @@ def test_fields_are_there(where, names, use):
 def test_imported_is_there(where, members, use):
     found = find(where)
     known = set(dir(found)) | set(getattr(found, "__annotations__", {}))
-    if inspect.isclass(found) or inspect.isfunction(found):
+    if members and (inspect.isclass(found) or inspect.isfunction(found)):
         known |= set(inspect.signature(found).parameters)
     missing = [name for name in members if name not in known]
     assert not missing, f"{where} {use}, and {missing} are gone"
