@@ -52,6 +52,11 @@ CALLABLES = [
     (f"{RUNNER}.load_model", [], "is overridden to find the diffusion's entry point and who fills conditions"),
     (f"{RUNNER}.capture_model", [], "is overridden to note which graphs there are and what they took"),
     (f"{RUNNER}.get_model", [], "is called for the loaded model"),
+    ("vllm.v1.worker.cpu_model_runner:CPUModelRunner.load_model", [], "is overridden as the GPU runner's"),
+    ("vllm.v1.worker.cpu_model_runner:CPUModelRunner.initialize_kv_cache", [], "is overridden as the GPU runner's"),
+    ("vllm.v1.worker.cpu_worker:CPUWorker.determine_available_memory", [], "is overridden to mark what loading does"),
+    ("vllm.v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model", [], "is overridden to mark what loading does"),
+    ("vllm.v1.outputs:AsyncModelRunnerOutput.get_output", [], "is overridden to wait for payloads, too"),
     ("vllm.v1.worker.gpu_worker:Worker.load_model", [], "is overridden to mark what loading does"),
     ("vllm.v1.worker.gpu_worker:Worker.determine_available_memory", [], "is overridden to mark what loading does"),
     ("vllm.v1.worker.gpu_worker:Worker.initialize_from_config", [], "is overridden to mark what loading does"),
@@ -205,6 +210,11 @@ CALLABLES = [
         "is the code predictor's layer",
     ),
     ("transformers.cache_utils:Cache.update", ["key_states", "value_states", "layer_idx"], "is what `FrameCache` has"),
+    (
+        f"{THINKER}.forward",
+        ["input_ids", "positions", "intermediate_tensors", "inputs_embeds"],
+        "is overridden to keep the rows of a layer",
+    ),
     (f"{THINKER}.iter_mm_features", ["mm_features"], "is overridden to correct the offsets"),
     (f"{THINKER}.embed_multimodal", ["kwargs"], "is overridden to pad audio to the longest of its request"),
     (
