@@ -433,6 +433,7 @@ IMPORTED = [
     ("vllm.engine.arg_utils:EngineArgs", ["model", "worker_cls", "scheduler_cls", "hf_overrides"], "is an engine"),
     ("vllm.config:get_current_vllm_config", [], "is called while a layer is built"),
     ("vllm.config:CUDAGraphMode", ["NONE"], "tells whether a step is a replay"),
+    ("vllm.config:CompilationMode", ["NONE"], "tells whether the code predictor is compiled"),
     ("vllm.forward_context:get_forward_context", [], "is called in a forward pass"),
     ("vllm.forward_context:BatchDescriptor", ["num_tokens"], "tells which graph is replayed"),
     ("vllm.platforms:current_platform", ["is_cpu", "device_type"], "tells the device"),
