@@ -1,1 +1,1 @@
-"""`OmniLLM`, a chain of stages in separate processes. The command's process imports no torch here."""
+"""`OmniLLM`: a chain of stages in separate processes. Nothing here imports torch into the command's process."""

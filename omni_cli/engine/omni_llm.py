@@ -1,7 +1,7 @@
 """`OmniLLM`: the chain of stages. Requests flow through it concurrently, and their outputs stream out.
 
-Each stage runs in its own process; this one imports neither torch nor vLLM. Stages load in parallel, and a request
-that has left a stage makes room there while it is in the next.
+Each stage runs in its own process; this one imports neither torch nor vLLM. Stages load in parallel, and work on
+different requests at the same time.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class OmniLLM:
     def __init__(self, config: EngineConfig, *, verbose: bool = False, records: bool = False) -> None:
         """`verbose` forwards the libraries' output to stderr, from the fork server and from every stage.
 
-        `records` makes stages that can record their activity (`record`).
+        With `records`, stages can record their activity (`record`).
         """
         self._records = records
         self._recordings: dict[str, asyncio.Future[RecordingReport]] = {}
@@ -84,7 +84,7 @@ class OmniLLM:
 
     @property
     def failed_stages(self) -> Mapping[str, StageError]:
-        """Stages that have ended, with the reason; requests that need one of them fail."""
+        """Stages that have ended, and why; requests that need one of them fail."""
         return {name: _stage_error(name, failure) for name, failure in self._dead.items()}
 
     @property
@@ -93,7 +93,7 @@ class OmniLLM:
         return tuple(name for name, client in self._clients.items() if client.silent_s is not None)
 
     async def start(self, on_event: Callable[[Event], None] | None = None) -> None:
-        """Load all stages at once. Raises the first failing stage's error; nothing is left running then."""
+        """Load all stages. Raises the error of the first one that fails, once all of them have ended."""
         if on_event is not None:
             self._on_event = on_event
         try:
@@ -104,7 +104,7 @@ class OmniLLM:
 
     async def _start(self) -> None:
         check_devices(self.config)
-        # Mistakes in a local checkpoint show within milliseconds, before any process is started.
+        # Errors in a local checkpoint are found within milliseconds, before any process is started.
         model = resolve_model(self.config.model) if is_built(self.config.model) else self.config.model
         is_here = Path(model).is_dir()
         if is_here:
@@ -139,7 +139,7 @@ class OmniLLM:
             raise failure.error(name)  # it had loaded, and ended while the others were loading
 
     async def _load_in_turn(self, group: list[StageClient], context: ForkServerContext) -> None:
-        """Start each stage of the group when the one before it has loaded; the first has been started."""
+        """Start each stage of the group once the previous one has loaded; the first is already starting."""
         await self._loaded[group[0].name]
         for client in group[1:]:
             await self._start_client(client, context)
@@ -155,11 +155,11 @@ class OmniLLM:
             self._watchdog.cancel()
         clients, self._clients = list(self._clients.values()), {}
         if not all(future.done() for future in self._loaded.values()):
-            # Still loading: its imports are no longer needed.
+            # While stages load: their imports are no longer needed.
             self._fork_server.stop()
         await asyncio.gather(*(client.close() for client in clients))
         for future in self._loaded.values():
-            # Reading a failure keeps asyncio from reporting it as forgotten; `start` has raised the first one.
+            # Retrieved, so that asyncio does not report the exception as never retrieved; `start` raised the first one.
             if not future.cancel() and not future.cancelled():
                 future.exception()
         self._fork_server.stop()
@@ -171,7 +171,7 @@ class OmniLLM:
         self._fork_server.stop()
 
     def _give_up(self, name: str, reason: str, hint: str) -> None:
-        """End a stage that runs but makes no progress: it fails with `reason`, and so do its requests."""
+        """End a stage that makes no progress: it fails with `reason`, and so do its requests."""
         client = self._clients[name]
         self._stage_ended(client, Failure("stage", reason, hint))
         client.kill()
@@ -221,7 +221,7 @@ class OmniLLM:
         return await answer
 
     def _chain(self, request: GenerateRequest) -> list[str]:
-        """The stages that this request needs: text needs only the first stage."""
+        """Return the stages that this request needs: text needs only the first one."""
         names = [stage.name for stage in self.config.stages]
         return names[:1] if request.modalities == frozenset({"text"}) else names
 
@@ -240,7 +240,7 @@ class OmniLLM:
         return StageTrace(name=client.name, kind=client.kind, effective=self._infos[client.name].effective, **fields)
 
     def _handle(self, client: StageClient, report: Report | None) -> None:
-        """Handle a report of a stage, or (None) the end of its process."""
+        """Handle a report of a stage, or the end of its process (None)."""
         if self._clients.get(client.name, client) is not client:
             return  # the last report of a replaced stage
         match report:
@@ -282,7 +282,7 @@ class OmniLLM:
         self._on_event(StageLoading(client.name, client.kind, self._infos[client.name]))
         loaded = self._loaded[client.name]
         if not loaded.done():  # else its result is no longer needed
-            # Here rather than where it is awaited: it may end before the waiter runs.
+            # Here, because the stage may end before the waiter runs.
             self._dead.pop(client.name, None)
             loaded.set_result(report)
 
@@ -304,7 +304,7 @@ class OmniLLM:
 
 
 def _stage_error(name: str, failure: Failure) -> StageError:
-    """The failure as a `StageError`, whatever its cause; a new one each time, since raising adds to it."""
+    """Return the failure as a new `StageError` each time, because raising it adds a traceback."""
     error = failure.error(name)
     return error if isinstance(error, StageError) else StageError(error.message, stage=name, hint=error.hint)
 
@@ -312,7 +312,7 @@ def _stage_error(name: str, failure: Failure) -> StageError:
 def _load_groups(clients: list[StageClient]) -> list[list[StageClient]]:
     """Group stages that must load one after another; the groups load in parallel.
 
-    On a CUDA device vLLM sizes a stage by the free memory that it finds, so stages that share one load sequentially.
+    vLLM sizes a stage by the free memory of its CUDA device, so stages that share a device load sequentially.
     """
     if not has_cuda_device():
         return [[client] for client in clients]

@@ -1,4 +1,4 @@
-"""One request in flight: into one stage after the other, or into the next while one still runs."""
+"""One request on its way through the chain: stage by stage, or streaming into a stage while the previous one runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RequestRun:
         self._trace = trace
         self._streams = streams
         self._began_s = asyncio.get_running_loop().time()
-        # The stages that it is in, and the final reports of those that it has left.
+        # The stages that the request is in, and the final reports of those that it has left.
         self._inside: dict[str, StageClient] = {}
         self._traces: dict[str, StageTrace] = {}
         self._outputs: dict[str, list[Output]] = {}
@@ -140,7 +140,7 @@ class RequestRun:
         """Send input to the stage at `position`: a new request, or more input if it is there already."""
         name = self._chain[position]
         if name in self._inside and handoff is not None:
-            # If it has just ended, the reason is in the queue already, after the previous stage's reports.
+            # If the stage has just ended, the reason is already in the queue, after the previous stage's reports.
             with contextlib.suppress(StageError):
                 self._inside[name].send(AppendInput(self._request.request_id, handoff, is_last))
         elif name not in self._traces:  # a finished stage needs no more input
@@ -157,7 +157,7 @@ class RequestRun:
             "speaker": request.speaker,
             "diffusion": dict(request.diffusion),
             "wants_handoff": has_next or request.wants_handoff,
-            # The last stage's handoff is for the caller, and whole.
+            # The last stage's handoff goes to the caller, in one piece.
             "streams": self._streams and (has_next or not request.wants_handoff),
         }
         if handoff is not None:

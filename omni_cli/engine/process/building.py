@@ -25,7 +25,7 @@ async def provide_in_child(model: str, fork_server: ForkServer) -> str:
     context = fork_server.start()
     ours, theirs = context.Pipe()
     process = context.Process(target=_provide, args=(model, theirs), name="omni-checkpoint")
-    # Both shielded: a thread cannot be cancelled.
+    # Shielded, because a thread cannot be cancelled.
     starting = asyncio.ensure_future(asyncio.to_thread(process.start))
     receiving: asyncio.Future[str | Failure | None] | None = None
     try:
@@ -82,7 +82,7 @@ def _provide(model: str, connection: Connection) -> None:
 
 
 def _end_with_the_command(connection: Connection) -> None:
-    """End with the command, which never sends anything: whatever arrives is its end, even a violent one."""
+    """End this process when the command ends, even if it is killed: its pipe, which carries no data, is then closed."""
     try:
         connection.recv()
     except (EOFError, OSError):

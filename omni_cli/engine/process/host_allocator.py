@@ -1,4 +1,4 @@
-"""Configure glibc for the large blocks that a model frees in every run."""
+"""Configure glibc's allocator for the large blocks that a model frees in every run."""
 
 from __future__ import annotations
 

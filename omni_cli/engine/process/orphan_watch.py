@@ -9,7 +9,7 @@ _INTERVAL_S = 0.2
 
 
 class OrphanWatch:
-    """A thread that ends this process as soon as its parent is gone; `stop` it before anything is forked."""
+    """A thread that ends this process as soon as its parent has ended; `stop` it before anything is forked."""
 
     def __init__(self) -> None:
         self._parent = os.getppid()

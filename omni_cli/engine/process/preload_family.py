@@ -1,4 +1,4 @@
-"""Imported once by the fork server, so that the stages of a profile's family start with its own imports done."""
+"""Imported once by the fork server, so that stages start with the imports of their model family done."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""Send output of later imports to stderr: the command's stdout is for its data alone."""
+"""Send output of later imports to stderr, because the command's stdout is for data."""
 
 import os
 

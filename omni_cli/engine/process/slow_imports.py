@@ -14,13 +14,13 @@ from omni_cli.engine.process.orphan_watch import OrphanWatch
 
 @contextlib.contextmanager
 def slow_imports() -> Iterator[None]:
-    """Import within. The process ends at once if the command ends meanwhile.
+    """Import within this context; the process ends immediately if the command ends.
 
-    A package that is not installed or does not load is left to the stage that needs it, which reports it; here it would
-    end the fork server. A module of ours that is missing raises `RuntimeError`.
+    A third-party package that cannot be imported is ignored here, where it would end the fork server; the stage that
+    needs it reports it. A missing module of ours raises `RuntimeError`.
 
-    What is imported stays, in every process that is forked: garbage collection has nothing to find there. Imports take
-    a tenth less time without it.
+    Garbage collection is off, which saves a tenth of the time: imported objects live as long as the process and its
+    forks.
     """
     watch = OrphanWatch()
     gc.disable()

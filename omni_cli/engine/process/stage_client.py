@@ -47,7 +47,7 @@ _STACKS_WAIT_S = 0.2
 
 
 class StageClient:
-    """Starts a stage's process, sends it commands, and passes its reports to `on_report` in the event loop.
+    """Starts a stage's process, sends it commands, and calls `on_report` with its reports in the event loop.
 
     `on_report(client, None)` means that the process has ended.
     """
@@ -105,7 +105,7 @@ class StageClient:
         self._process = context.Process(
             target=run_stage, args=(theirs, self.spec, self._log, self._scratch), name=f"omni-{self.name}"
         )
-        # In a thread, because it waits for the fork server's imports; shielded, because a thread cannot be cancelled.
+        # In a thread, because this waits for the fork server's imports; shielded, because a thread cannot be cancelled.
         self._starting = asyncio.ensure_future(asyncio.to_thread(self._process.start))
         try:
             await asyncio.shield(self._starting)
@@ -116,7 +116,7 @@ class StageClient:
         self._writer.start()
 
     def send(self, command: Command) -> None:
-        """Send without waiting, however busy the stage is. Raises `StageError` if its process is gone."""
+        """Send a command without waiting for a busy stage. Raises `StageError` if its process has ended."""
         if self._ended.is_set():
             raise StageError(f"stage `{self.name}` is not running", stage=self.name)
         self._outbox.put(encode(command))
@@ -124,7 +124,7 @@ class StageClient:
         match command:
             case StageRequest():
                 self._inside[command.request_id] = not command.more_follows
-            # It may have ended before its last input arrived: a talker may say less than the thinker writes.
+            # A request may end before its last input arrives: a talker may speak less than the thinker writes.
             case AppendInput() if command.request_id in self._inside:
                 self._inside[command.request_id] = command.is_last
             case AbortRequest():
@@ -133,7 +133,7 @@ class StageClient:
             self._heard_s = self._loop.time()
 
     def unexpected_end(self) -> Failure:
-        """Describe the end of a process that reported none: its cause, and its last lines of output."""
+        """Describe the unreported end of a process: its cause, and its last lines of output."""
         code = self._process.exitcode
         hint = None
         if code is not None and code < 0:
@@ -145,19 +145,19 @@ class StageClient:
         return Failure("stage", reason, hint=hint, details=self._log.tail(LOG_TAIL_LINES))
 
     async def close(self) -> None:
-        """Ask the process to stop, then make it; all its descendants end too. Idempotent."""
+        """Ask the process to stop, then kill it with all its descendants. Idempotent."""
         if self._closed:
             return
         self._closed = True
         if self._starting is not None:
             await asyncio.wait([self._starting])
-            # Reading the exception keeps asyncio from reporting it as forgotten.
+            # Retrieved, so that asyncio does not report the exception as never retrieved.
             self._starting.cancelled() or self._starting.exception()
             if self._process.pid is not None:
                 await self._end_process()
             self._connection.close()
         shutil.rmtree(self._scratch, ignore_errors=True)  # never made if the process was not started
-        # On a busy machine the end of a killed process may be noticed later; there is no one left to notify.
+        # On a busy machine the end of a killed process may be seen later, when nobody needs to know.
         self._on_report = lambda client, report: None
         self._log.close()
 
@@ -178,16 +178,16 @@ class StageClient:
         await asyncio.to_thread(self._writer.join, STOP_GRACE_S)
 
     async def write_stacks(self) -> Path | None:
-        """Have the stage's processes write their threads' stacks; return a file of the user's, None if they cannot.
+        """Make the stage's processes write their threads' stacks; return the user's copy, None if they cannot.
 
-        A process that is stopped or waits for the system (a dead file server) runs no handler.
+        A process that is stopped, or that waits for the system (such as a dead file server), runs no signal handler.
         """
         source = stacks_in(self._scratch)
         if self._ended.is_set() or not source.exists():
             return None  # without the handler the signal would kill
         try:
             return await self._copy_of_stacks(source)
-        except OSError:  # the process has just ended, or the disk is full: its stacks are not worth the end of others
+        except OSError:  # the process has just ended, or the disk is full: no reason to end other stages
             return None
 
     async def _copy_of_stacks(self, source: Path) -> Path | None:
@@ -212,13 +212,13 @@ class StageClient:
     def kill(self) -> None:
         """Kill the process and its descendants now."""
         if self._process is not None and self._process.pid is not None:
-            # It leads its own group; before it does, it has no descendants.
+            # The process leads its own group; until it does, it has no descendants.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
 
     def _read(self) -> None:
-        # End the process, too: children that outlive it may hold its end of the pipe.
+        # Kill it by name, too: children that outlive it may hold its end of the pipe.
         sources = [self._connection, self._process.sentinel]
         try:
             while self._connection in connection.wait(sources):
@@ -226,20 +226,20 @@ class StageClient:
         except (EOFError, OSError):
             pass  # the usual end
         except DecodeError as error:
-            # A library has written into the pipe: later data cannot be trusted.
+            # A library wrote into the pipe, so later data cannot be trusted.
             self._deliver(Failure("stage", f"received an invalid message from the stage process: {error}"))
             self.kill()
         self._process.join(STOP_GRACE_S)  # for its exit code
         self._deliver(None)
 
     def _write(self) -> None:
-        # In a thread: a pipe to a hung stage fills up, and then a write to it never ends.
+        # In a thread, because a write to a hung stage blocks once the pipe is full.
         with contextlib.suppress(OSError):  # its process is gone, which `_read` reports
             while (content := self._outbox.get()) is not None:
                 self._connection.send_bytes(content)
 
     def _deliver(self, report: Report | None) -> None:
-        # An interrupt may have closed the loop; then there is no one left to notify.
+        # An interrupt may have closed the loop.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._handle, report)
 

@@ -1,4 +1,4 @@
-"""Output of a stage's process and its libraries: kept in an unnamed file, or forwarded to stderr."""
+"""Output of a stage's process and its libraries, kept in an unnamed file or forwarded to stderr."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The main loop of a stage's process: load, then commands in and reports out until told to stop.
+"""The main loop of a stage's process: load, then handle commands and send reports until asked to stop.
 
-The process belongs to the command that started it: it ends when the pipe closes, whatever it is doing, and takes its
-own children (tensor-parallel workers) with it.
+The process ends when the pipe to the command closes, whatever it is doing, and kills its own children (such as
+tensor-parallel workers).
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ from omni_cli.stage.recording import (
     StopRecording,
 )
 
-# A stage whose steps have nothing to report, such as parts of a long prompt, reports now and then that it is alive.
+# How often a stage reports that it is alive while its steps have no output, as in a long prefill.
 _BEAT_S = 1.0
-# A library may write a file while its folder is being removed.
+# A library may write a file while the folder is being removed.
 _REMOVALS = 3
 
 
 def stacks_in(scratch: Path) -> Path:
-    """The file that the stage's processes write their stacks to when they get the signal for it."""
+    """Return the file to which the stage's processes write their stacks on a signal."""
     return scratch / "stacks.txt"
 
 
 def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: Path) -> None:
-    """Entry point of the process; its output, and that of every library in it, goes to `log`.
+    """Run the process; its output and that of its libraries go to `log`.
 
-    `scratch` is a folder to make for temporary files. Whoever started the process removes it.
+    It creates the folder `scratch` for temporary files; the process that started it removes the folder.
     """
     become_group_leader()
     _redirect_output(log)
@@ -94,12 +94,12 @@ def _run(
     loaded: list[Stage],
     emit: _Emitter,
 ) -> None:
-    """Load the stage, put it into `loaded`, and run it; `cluster` collects resources to close after it."""
+    """Load the stage, append it to `loaded`, and run it; `cluster` collects resources to close afterwards."""
     recorder = Recorder() if spec.records else None
     started_s = time.perf_counter()
 
     def send_at_once(report: Report) -> None:
-        """Send what the stage reports in the middle of a step."""
+        """Send a report in the middle of a step."""
         _note_ends([report])
         if loaded:
             _send_reports(loaded[0], [report], emit)
@@ -151,7 +151,7 @@ def _serve(
 
 
 def _note_ends(reports: Iterable[Report]) -> None:
-    """End the requests' ranges, before anything else: they are as long as the latencies in the reports."""
+    """End the ranges of finished requests first, so that they are as long as the reported latencies."""
     for report in reports:
         if isinstance(report, (RequestDone, Failure)) and report.request_id is not None:
             ranges.request_ended(report.request_id)
@@ -159,7 +159,7 @@ def _note_ends(reports: Iterable[Report]) -> None:
 
 def _send_reports(stage: Stage, reports: Sequence[Report], emit: _Emitter) -> None:
     if any(isinstance(report, RequestDone) for report in reports):
-        # Before the requests' ends, so that their waiters see the figures.
+        # Before the results of requests, so that those who await them see the figures.
         emit(memory_report())
         emit(EngagementReport(stage.engagement))
     with ranges.mark("send reports"):
@@ -194,7 +194,7 @@ def _record(recorder: Recorder | None, command: RecordingCommand, emit: _Emitter
 
 
 def load_failure(error: Exception, spec: StageSpec) -> Failure:
-    """Describe to the user an exception raised while loading."""
+    """Describe an exception raised while loading to the user."""
     if isinstance(error, OmniError):
         return Failure.of(error, details=traceback.format_exc())
     missing = isinstance(error, (FileNotFoundError, OSError)) and not isinstance(error, MemoryError)
@@ -214,9 +214,9 @@ def memory_report() -> MemoryReport:
 
 
 def forget_peaks() -> None:
-    """Let the peaks begin again, so that those of running do not hide behind those of loading.
+    """Reset the peaks, so that those of loading do not hide those of running.
 
-    Where the kernel does not let a process reset its resident peak, that of loading stays part of it.
+    If the kernel does not allow a process to reset its resident peak, that peak includes loading.
     """
     cuda = _cuda()
     if cuda is not None:
@@ -231,7 +231,7 @@ def _cuda() -> Any:
 
 
 class _Emitter:
-    """Sends reports; one at a time, since a step may report from a thread of its own."""
+    """Sends one report at a time: a step may report from another thread."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -256,16 +256,16 @@ def _read_commands(
         try:
             raw = connection.recv_bytes()
         except (EOFError, OSError):
-            # The command is gone, perhaps killed. A step may take minutes, so nothing here waits for it.
+            # The command has ended, perhaps killed. A step may take minutes, so do not wait for it.
             _end_now(scratch)
             return
         try:
             command = decode_command(raw)
             if isinstance(command, AbortRequest) and loaded:
-                # The loop reads its inbox between steps, and a step of a diffusion is a whole batch.
+                # The loop reads commands only between steps, and a diffusion's step is a whole batch.
                 loaded[0].interrupt(command.request_id)
         except Exception as error:  # noqa: BLE001 - without this thread the stage would hang without a reason
-            # Nothing after it can be trusted.
+            # Later data cannot be trusted.
             with contextlib.suppress(OSError):
                 message = f"could not decode a command: {summary(error)}"
                 emit(Failure("stage", message, details=traceback.format_exc()))
@@ -275,26 +275,26 @@ def _read_commands(
 
 
 def _end_now(scratch: Path) -> None:
-    """End this process and its descendants, whatever they are doing."""
+    """Kill this process and its descendants."""
     for _ in range(_REMOVALS):
         shutil.rmtree(scratch, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 
 def _set_environment(spec: StageSpec, scratch: Path) -> None:
-    """Set this stage's variables; those that all stages share come from the fork server (`prepare_libraries`).
+    """Set this stage's environment variables; those of all stages come from the fork server (`prepare_libraries`).
 
-    Libraries' temporary files go to `scratch`, so that what a killed process leaves there (vLLM's rendezvous file) is
-    removed with it. torch's cache of compiled kernels stays where it is, for the next run.
+    Libraries put temporary files into `scratch`, which is removed with all that a killed process leaves there, such as
+    vLLM's rendezvous file. torch's cache of compiled kernels keeps its place, for the next run.
     """
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         user = str(os.getuid())
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{user}"))
-    # vLLM's workers are processes of their own, and would put their sockets where the system says.
+    # vLLM's workers are separate processes, and would put their sockets into the system's temporary folder.
     os.environ.setdefault("VLLM_RPC_BASE_PATH", str(scratch))
-    # A diffusers pipeline is put on its device by name, which counts among all that can be seen.
+    # A diffusers pipeline is placed by device name, whose number counts all visible devices.
     if spec.stage.devices is not None and spec.stage.backend == "vllm":
         os.environ["CUDA_VISIBLE_DEVICES"] = spec.stage.devices
 

@@ -15,7 +15,7 @@ from omni_cli.stage.recording import Linear, module_kind
 
 
 def linears_of(root: str, model: nn.Module, dtype: torch.dtype) -> Iterator[Linear]:
-    """The matrices of `model`, whose modules are called `root`.PATH. Not their weights: vLLM may have packed those."""
+    """Return the matrices of `model`, whose modules are called `root`.PATH; vLLM may have packed their weights."""
     for path, module in _language_modules(root, model):
         match module:
             case LinearBase():
@@ -31,7 +31,7 @@ def linears_of(root: str, model: nn.Module, dtype: torch.dtype) -> Iterator[Line
 
 
 def uncounted_of(root: str, model: nn.Module) -> Iterator[str]:
-    """Parts that multiply a number of rows that does not follow from the token counts."""
+    """Return the parts whose number of rows does not follow from token counts."""
     kinds = {module_kind(path) for path, module in _language_modules(root, model) if type(module) is nn.Linear}
     yield from (f"module {kind}: its number of rows is unknown" for kind in sorted(kinds))
     if hasattr(model, "get_language_model"):
@@ -71,7 +71,7 @@ def _predictor_linears(root: str, model: FrameModel) -> Iterator[Linear]:
 
 
 def _language_modules(root: str, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that text passes through: the encoders of other media run only for requests with such."""
+    """Yield the modules that text passes through, without the encoders of other media."""
     language = model.get_language_model() if hasattr(model, "get_language_model") else model
     inside = {id(module) for module in language.modules()}
     if isinstance(model, FrameModel):

@@ -25,7 +25,7 @@ class ModuleMarks:
         self._enter, self._leave = enter, leave
         self._handles = [
             register_module_forward_pre_hook(self._before),
-            # Always: a forward that raises must not leave its module open.
+            # Even if a forward pass raises.
             register_module_forward_hook(self._after, always_call=True),
         ]
 

@@ -1,4 +1,4 @@
-"""A listener that keeps ranges, requests and memory with minimal interference."""
+"""A listener that records ranges, requests and memory with little overhead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class RangeLog:
     """Records from `start` to `stop`. With `annotates`, ranges also appear in torch's profiler, on the device's track.
 
-    A separate thread samples memory, and each start and end of a range does, with that very time.
+    Memory is sampled by a separate thread, and at each start and end of a range, with that time.
     """
 
     def __init__(self, *, annotates: bool = False) -> None:
@@ -45,7 +45,7 @@ class RangeLog:
         os.close(self._statm)
         waited = None
         if waited_ns is not None and self._waited_ns is not None:
-            waited = max(0, waited_ns - self._waited_ns)  # threads that have ended no longer count
+            waited = max(0, waited_ns - self._waited_ns)  # threads that have ended are not counted
         return Recording(
             began_ns=self._began_ns,
             ended_ns=ended_ns,
@@ -88,7 +88,7 @@ class RangeLog:
             self._samples.append(self._sample())
 
     def _sample(self, at_ns: int | None = None) -> MemoryReading:
-        """Sample the memory held at `at_ns`, which has just passed; by default at the end of the call."""
+        """Sample the memory held at `at_ns`, a moment ago; by default at the end of the call."""
         host_rss = int(os.pread(self._statm, 128, 0).split()[1]) * _PAGE_BYTES
         cuda = initialized_cuda()
         device = () if cuda is None else (cuda.memory_allocated(), cuda.memory_reserved())

@@ -1,4 +1,4 @@
-"""Measure the machine's rates of the two things that bound a model: matrix products and moving bytes."""
+"""Measure the machine's rates of matrix products and memory traffic, which bound a model's speed."""
 
 from __future__ import annotations
 

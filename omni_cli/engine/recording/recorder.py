@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from omni_cli.engine.recording.work import WorkCounter
     from omni_cli.stage.protocol import Stage
 
-# Number of the stage's own tensors that are named; the rest is counted.
+# Number of the stage's tensors that are listed by name; the rest is counted.
 _NAMED_RESIDENTS = 20
 
 
@@ -63,7 +63,7 @@ class Recorder:
             self._kv_cache_usage = max(usage, self._kv_cache_usage or 0.0)
 
     def answer(self, command: RecordingCommand) -> RecordingReport:
-        """Execute a command. Raises `OutputError` if a file cannot be written; nothing of it is left then."""
+        """Execute a command. Raises `OutputError` if a file cannot be written, and leaves no part of it."""
         match command:
             case StartRecording():
                 return self._start(command)
@@ -154,7 +154,7 @@ class Recorder:
         return "diffusion" if "execution" in self._stage.effective else "ar"
 
     def _marks_modules(self) -> bool:
-        """Hooks would break a compiled model apart; a graph's replay bypasses them."""
+        """Tell whether modules can be marked: hooks split a compiled model, and graph replays bypass them."""
         effective: dict[str, object] = self._stage.effective
         return effective.get("execution") != "compile" and effective.get("cudagraph_mode", "none") == "none"
 

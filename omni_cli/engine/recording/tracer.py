@@ -15,8 +15,8 @@ from omni_cli.engine.recording.modules import ModuleMarks, annotating_marks
 class Tracer:
     """One session of the profiler, with marks for the modules in `roots`.
 
-    Operators have the shapes and types of their inputs, and allocations their addresses, to distinguish copies and
-    tensors. Nothing waits for a device between `start` and `stop`.
+    Operators have their inputs' shapes and types, and allocations their addresses, to tell copies and tensors apart.
+    Nothing waits for a device between `start` and `stop`.
     """
 
     def __init__(self, roots: Mapping[str, nn.Module]) -> None:
