@@ -29,6 +29,6 @@ def stage_failure(error: Exception, stage: StageConfig) -> Failure:
 
 
 def summary(error: Exception) -> str:
-    """An exception in one line; short texts, such as a `KeyError`'s, with its type."""
+    """Summarize an exception in one line, with its type if the text is short, as a `KeyError`'s is."""
     text = " ".join(str(error).split())
     return text if len(text) > 10 else f"{type(error).__name__}: {text}"

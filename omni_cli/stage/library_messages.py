@@ -1,8 +1,6 @@
-"""Messages of vLLM, torch and diffusers about options that are not ours, with the `--set` that does the same.
+"""Translate messages of vLLM, torch and diffusers that name their own options, to the equivalent `--set`.
 
-Those of loading a stage, and those about a request.
-
-Importing this imports no engine.
+Covers messages while a stage loads, and messages about a request. Imports no engine.
 """
 
 from __future__ import annotations
@@ -16,9 +14,9 @@ from omni_cli.config.schema import StageConfig, has_effect
 
 _GIB = 1 << 30
 _MIN_CACHE_BYTES = 64 << 20
-# What stays free for everything else of the process.
+# Memory left free for the rest of the process.
 _SPARE = 0.8
-# The profile's own key, not a stage's.
+# A key of the profile, not of a stage.
 DTYPE = "dtype"
 
 Values = Mapping[str, str]
@@ -27,8 +25,8 @@ Settings = Iterable[tuple[str, object]]
 
 @dataclass(frozen=True)
 class Translation:
-    """`message` is filled from the groups of `pattern` and the stage's name; `settings` gives the keys, and values that
-    fit. `advice` is what else helps."""
+    """`message` is formatted with the groups of `pattern` and the stage's name; `settings` returns keys with values
+    that fit, and `advice` is further help."""
 
     pattern: re.Pattern[str]
     message: str
@@ -98,13 +96,13 @@ def _table() -> Iterable[Translation]:
         "out of memory on the device: {size} more could not be allocated",
         _less_at_once,
     )
-    # torch's allocator of the host.
+    # torch's host allocator.
     yield Translation(
         re.compile(r"DefaultCPUAllocator: can't allocate memory: you tried to allocate (?P<size>\d+) bytes"),
         "out of memory on the host: {size} bytes more could not be allocated",
         lambda values: [item for item in _less_at_once(values) if item[0] not in ("gpu_memory_utilization", "devices")],
     )
-    # diffusers and accelerate advise to move parts of a pipeline to the host, which is a method call and no key.
+    # diffusers and accelerate suggest offloading to the host, which is a method call and has no profile key.
     yield Translation(
         re.compile(r"enable_(model|sequential|group)_(cpu_)?offload"),
         "the pipeline does not fit on the device",
@@ -189,14 +187,14 @@ def _limit_if_ours(values: Values) -> Settings:
 
 
 TRANSLATIONS = (*_table(), *_table_of_sizes(), *_table_of_requests())
-# Options that other programs have for keys of ours; `--max-model-len` and the like follow from the keys.
+# Other programs' options for our keys, except those that follow from the key, such as `--max-model-len`.
 _OTHER_NAMES = {"VLLM_CPU_KVCACHE_SPACE": "kv_cache_memory_bytes", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "max_model_len"}
 _OPTION = re.compile(r"--[a-z][a-z0-9-]+|\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b")
 _REMOTE_CODE = re.compile(r"trust_remote_code=True|--trust-remote-code")
 
 
 def translate(message: str, stage: StageConfig) -> tuple[str, str | None]:
-    """A library's message in our terms, and a hint where the table has one."""
+    """Return a library's message in our terms, and a hint if the table has one."""
     for translation in TRANSLATIONS:
         found = translation.pattern.search(message)
         if found is not None:
@@ -211,7 +209,7 @@ def translate(message: str, stage: StageConfig) -> tuple[str, str | None]:
 
 
 def _setting(stage: StageConfig, key: str, value: object) -> str | None:
-    """An option that sets a key; None if the stage has no such key."""
+    """Return the option that sets a key; None if the stage has no such key."""
     if key == DTYPE:
         return f"`--set {key}={value}`"
     keys = type(stage).model_fields

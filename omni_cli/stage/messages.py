@@ -17,7 +17,7 @@ _DTYPES = frozenset({"uint8", "int16", "int32", "int64", "float32", "float64"})
 
 
 class Array(msgspec.Struct, frozen=True):
-    """A numpy array as bytes, row-major. Where its parts contradict each other, decoding raises `ValidationError`."""
+    """A numpy array as row-major bytes; decoding raises `ValidationError` if its parts contradict each other."""
 
     data: bytes
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class Array(msgspec.Struct, frozen=True):
         if any(size < 0 for size in self.shape) or num_bytes != len(self.data):
             raise ValueError(f"{len(self.data)} bytes are not an array of shape {self.shape} of {self.dtype}")
         if any(size >= 2**31 for size in self.shape):
-            raise ValueError(f"no array has the shape {self.shape}")  # an empty one, of which NumPy would make nothing
+            raise ValueError(f"no array has the shape {self.shape}")  # an empty array of a size that NumPy rejects
 
     @classmethod
     def of(cls, array: np.ndarray) -> Array:
@@ -55,11 +55,11 @@ class VideoInput(msgspec.Struct, frozen=True):
 
 
 class StageRequest(msgspec.Struct, frozen=True, tag=True):
-    """One request for one stage. The first stage of a chain gets the prompt, the others what came before them.
+    """One request for one stage: a prompt for the first stage of a chain, the previous stage's handoff for others.
 
-    `handoff` is an encoded `AdditionalInformationPayload`, and with `more_follows` only the beginning of what
-    `AppendInput` goes on with. `wants_handoff` asks for one in return. With `streams`, whatever the stage makes for
-    others leaves it as it is made: its handoff as `HandoffChunk`, its audio as `WaveformChunk`.
+    `handoff` is an encoded `AdditionalInformationPayload`; with `more_follows` it is only the beginning, continued by
+    `AppendInput`. `wants_handoff` requests one in return. With `streams`, the stage sends its handoff as `HandoffChunk`
+    and its audio as `WaveformChunk` while it produces them.
     """
 
     request_id: str
@@ -84,7 +84,7 @@ class StageRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class AppendInput(msgspec.Struct, frozen=True, tag=True):
-    """More of a request's handoff from the stage before; nothing comes after the last one."""
+    """A further part of a request's handoff from the previous stage."""
 
     request_id: str
     handoff: bytes
@@ -103,7 +103,7 @@ Command = StageRequest | AppendInput | AbortRequest | StopStage | RecordingComma
 
 
 class MemoryReport(msgspec.Struct, frozen=True, tag=True):
-    """Peaks in bytes, while loading or since then: device memory allocated and reserved, resident host memory."""
+    """Peaks in bytes, of loading or since: device memory allocated and reserved, resident host memory."""
 
     device: int
     host: int
@@ -117,7 +117,7 @@ class EngagementReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class StageReady(msgspec.Struct, frozen=True, tag=True):
-    """`effective` is what really holds, and `settings` are configuration keys, both read back from the engine."""
+    """A stage has loaded; `effective` settings and configuration keys (`settings`) are read back from the engine."""
 
     load_s: float
     effective: dict[str, Any]
@@ -150,7 +150,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
         return cls(kind, error.message, error.hint, details, request_id)
 
     def error(self, stage: str) -> OmniError:
-        """The exception again, in the command's process."""
+        """Rebuild the exception, in the command's process."""
         if self.kind in _KINDS:
             return _KINDS[self.kind](self.message, hint=self.hint)
         name = f"stage `{stage}`: "
@@ -171,7 +171,7 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
-    """Nothing new, but the stage has made a step."""
+    """The stage made a step without output."""
 
 
 class TextChunk(msgspec.Struct, frozen=True, tag=True):
@@ -191,7 +191,7 @@ class Audio(msgspec.Struct, frozen=True):
 
 
 class HandoffChunk(msgspec.Struct, frozen=True, tag=True):
-    """A part of the next stage's input, while this one continues; the last part comes before `RequestDone`."""
+    """A part of the next stage's input, sent while this stage continues; the last part precedes `RequestDone`."""
 
     request_id: str
     handoff: bytes
@@ -199,14 +199,14 @@ class HandoffChunk(msgspec.Struct, frozen=True, tag=True):
 
 
 class WaveformChunk(msgspec.Struct, frozen=True, tag=True):
-    """The next part of a request's audio. One that has been sent in chunks is in `RequestDone` no more."""
+    """The next part of a request's audio. `RequestDone` does not repeat audio that was sent in chunks."""
 
     request_id: str
     audio: Audio
 
 
 class RequestDone(msgspec.Struct, frozen=True, tag=True):
-    """A finished request of a stage: measurements, output, and the next stage's input."""
+    """A request that a stage has finished: measurements, output, and the next stage's input."""
 
     request_id: str
     trace: dict[str, Any]
@@ -230,7 +230,7 @@ Report = (
     | RecordingReport
 )
 
-# Raised by decoding for bytes that are not a message.
+# Raised when bytes are not a valid message.
 DecodeError = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 encode = msgspec.msgpack.Encoder().encode

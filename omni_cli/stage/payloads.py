@@ -1,14 +1,14 @@
-"""Tensors and small facts that travel with a request, as bytes, checked before anything is allocated.
+"""Tensors and lists that belong to a request, as bytes that are checked before anything is allocated.
 
-Two msgspec structs cross process boundaries: between stages (what one stage hands to the next) and inside a vLLM
-request (`SamplingParams.extra_args`, `PoolingParams.extra_kwargs`), where vLLM carries bytes untouched. No pickle.
+Two msgspec structs cross process boundaries: between stages (handoffs) and inside a vLLM request
+(`SamplingParams.extra_args`, `PoolingParams.extra_kwargs`), where vLLM passes bytes on unchanged. No pickle.
 
-Encoding and decoding take 0.3 to 0.8 of safetensors' time, measured with hand-offs of 200 rows of 3584 bfloat16, single
+Encoding and decoding take 0.3 to 0.8 of safetensors' time, measured with handoffs of 200 rows of 3584 bfloat16, single
 rows and lists; and its format has no lists.
 
-Decoding trusts nothing: how much there is of anything is read from its header and held against `PayloadLimits` first,
-dtype names come from a fixed table, and the byte count must be exactly what shape and dtype say. What a decoded tensor
-takes is one copy of its own bytes; nothing else grows with the payload but lists, by tens of bytes an item.
+Decoding trusts nothing: sizes are read from headers and compared with `PayloadLimits` first, dtype names come from a
+fixed table, and the number of bytes must match shape and dtype exactly. A decoded tensor takes one copy of its bytes;
+lists take tens of bytes per item.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _ITEMSIZE = {
     "bool": 1,
 }
 _MAX_DIMS = 8
-# msgpack's headers of collections: the first byte of one with up to 15 items, of one with a count in 2 or 4 bytes.
+# First bytes of msgpack's collections: with up to 15 items, with a count of 2 bytes, with a count of 4 bytes.
 _LIST, _MAP = (0x90, 0xDC, 0xDD), (0x80, 0xDE, 0xDF)
 
 Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=_MAX_DIMS)]
 
 
 class PayloadError(ValueError):
-    """A payload that must not be decoded; the message names the entry and what is wrong with it.
+    """A payload that must not be decoded; the message names the entry and its fault.
 
-    `limit` is the profile key that would have to be larger, None where none is in the way.
+    `limit` is the profile key whose limit the payload exceeds, None for other faults.
     """
 
     def __init__(self, message: str, *, limit: str | None = None) -> None:
@@ -60,7 +60,7 @@ class PayloadError(ValueError):
 class PayloadLimits:
     """Upper bounds on one payload, by the names of the profile keys that set them.
 
-    Bytes of a whole payload as it arrives and of one tensor; entries of one payload; list items of all its entries.
+    Bytes of a whole encoded payload and of one tensor; entries of one payload; list items of all its entries.
     """
 
     max_payload_bytes: int = 2 << 30
@@ -70,12 +70,12 @@ class PayloadLimits:
 
     @classmethod
     def of(cls, stage: StageConfig) -> PayloadLimits:
-        """A stage's limits, with defaults for those that its profile does not set."""
+        """Return a stage's limits, with defaults for those that its profile does not set."""
         given = {item.name: getattr(stage, item.name) for item in fields(cls)}
         return cls(**{name: limit for name, limit in given.items() if limit is not None})
 
     def check(self, key: str, found: int, what: str) -> None:
-        """Raises `PayloadError` where `found` is more than the limit called `key`; `what` is counted."""
+        """Raise `PayloadError` if `found` exceeds the limit `key`; `what` names the counted things."""
         allowed = getattr(self, key)
         if found > allowed:
             raise PayloadError(f"{found} {what}, at most {allowed} are allowed", limit=key)
@@ -93,7 +93,7 @@ DEFAULT_LIMITS = PayloadLimits()
 
 
 class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One embedding row a prompt position: `shape` is (num_prompt_tokens, embedding_size), row-major."""
+    """One embedding row per prompt position: `shape` is (num_prompt_tokens, embedding_size), row-major."""
 
     data: memoryview
     shape: Shape
@@ -110,22 +110,22 @@ class AdditionalInformationEntry(msgspec.Struct, frozen=True, forbid_unknown_fie
 
 
 class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Named tensors and lists that belong to one request: `entries` maps names to entries, not decoded yet."""
+    """Named tensors and lists of one request: `entries` maps names to entries, not decoded yet."""
 
     entries: msgspec.Raw
 
 
 def encode_prompt_embeds(embeds: torch.Tensor, limits: PayloadLimits | None = None) -> bytes:
-    """`embeds` (num_prompt_tokens, embedding_size), any device -> msgpack bytes of a `PromptEmbedsPayload`.
+    """Encode `embeds` (num_prompt_tokens, embedding_size), on any device, as a `PromptEmbedsPayload`.
 
-    With `limits`, raises `PayloadError` for what decoding with them would refuse.
+    With `limits`, raises `PayloadError` for what decoding with these limits would reject.
     """
     payload = PromptEmbedsPayload(*_tensor_parts("prompt_embeds", embeds, limits))
     return _encode(payload, limits)
 
 
 def decode_prompt_embeds(raw: bytes, limits: PayloadLimits = DEFAULT_LIMITS) -> torch.Tensor:
-    """The inverse; raises `PayloadError` unless the payload is a two-dimensional, non-empty float tensor."""
+    """Decode prompt embeddings; raises `PayloadError` unless they are a two-dimensional, non-empty float tensor."""
     payload = _decode(raw, PromptEmbedsPayload, limits)
     if len(payload.shape) != 2 or 0 in payload.shape:
         raise PayloadError(f"prompt_embeds: shape must be (num_tokens, size), both at least 1; got {payload.shape}")
@@ -137,9 +137,9 @@ def decode_prompt_embeds(raw: bytes, limits: PayloadLimits = DEFAULT_LIMITS) -> 
 def encode_additional_information(
     values: Mapping[str, torch.Tensor | Sequence[int | float | str]], limits: PayloadLimits | None = None
 ) -> bytes:
-    """Named tensors (any device) and sequences -> msgpack bytes of an `AdditionalInformationPayload`.
+    """Encode named tensors, on any device, and sequences as an `AdditionalInformationPayload`.
 
-    With `limits`, raises `PayloadError` for what decoding with them would refuse.
+    With `limits`, raises `PayloadError` for what decoding with these limits would reject.
     """
     if limits is not None:
         limits.check_values(values)
@@ -147,7 +147,7 @@ def encode_additional_information(
 
 
 def decode_additional_information(raw: bytes, limits: PayloadLimits = DEFAULT_LIMITS) -> dict[str, Any]:
-    """The inverse: tensors (on the host) and lists by name; raises `PayloadError`."""
+    """Decode host tensors and lists by name; raises `PayloadError`."""
     payload = _decode(raw, AdditionalInformationPayload, limits)
     num_entries = _count("entries", payload.entries, _MAP)
     limits.check("max_payload_entries", num_entries, "entries")
@@ -160,7 +160,7 @@ def decode_additional_information(raw: bytes, limits: PayloadLimits = DEFAULT_LI
 
 
 def tensor_of(information: Mapping[str, object], name: str, *, num_dims: int) -> torch.Tensor:
-    """An entry of decoded information that has to be a tensor; raises `PayloadError`."""
+    """Return an entry of decoded information that must be a tensor; raises `PayloadError`."""
     import torch
 
     value = information.get(name)
@@ -170,7 +170,7 @@ def tensor_of(information: Mapping[str, object], name: str, *, num_dims: int) ->
 
 
 def integers_of(information: Mapping[str, object], name: str) -> list[int]:
-    """An entry of decoded information that has to be a list of integers, none negative; raises `PayloadError`."""
+    """Return an entry of decoded information that must be a list of integers from 0; raises `PayloadError`."""
     value = information.get(name)
     if not isinstance(value, list) or not all(isinstance(item, int) and item >= 0 for item in value):
         raise PayloadError(f"{name}: expected a list of integers from 0, got {_kind(value)}")
@@ -178,7 +178,7 @@ def integers_of(information: Mapping[str, object], name: str) -> list[int]:
 
 
 def integer_of(information: Mapping[str, object], name: str, default: int) -> int:
-    """A list of a single integer from 0, as that integer; `default` where there is none; raises `PayloadError`."""
+    """Return the only item of a list, an integer from 0; `default` if there is no entry; raises `PayloadError`."""
     values = integers_of({name: [default], **information}, name)
     if len(values) != 1:
         raise PayloadError(f"{name}: expected one integer, got {len(values)}")
@@ -266,11 +266,11 @@ def _value(name: str, entry: AdditionalInformationEntry, limits: PayloadLimits) 
 
 
 def _check_size(name: str, shape: tuple[int, ...], dtype: str, limits: PayloadLimits) -> int:
-    """The bytes of a tensor. Raises `PayloadError` where they are too many, or the shape is none."""
+    """Return a tensor's number of bytes. Raises `PayloadError` for too many, or an invalid shape."""
     if any(size < 0 for size in shape):
         raise PayloadError(f"{name}: negative size in shape {shape}")
-    # Python integers do not overflow, so a lying shape cannot wrap around to a small byte count. Strides do, in torch,
-    # even where the tensor is empty: hence the sizes beside a 0 count as well.
+    # Python integers do not overflow, so a forged shape cannot wrap around to a small byte count. torch's strides do,
+    # even for an empty tensor, so sizes beside a 0 count as well.
     extent = math.prod(size or 1 for size in shape) * _ITEMSIZE[dtype]
     limits.check("max_payload_tensor_bytes", extent, f"bytes in {name} {shape}")
     return 0 if 0 in shape else extent

@@ -12,10 +12,10 @@ from omni_cli.stage.messages import AppendInput, Report, StageRequest
 
 @dataclass(frozen=True)
 class StageSpec:
-    """All that a stage's process needs to load: `model` is resolved (a folder or a repo id), `architecture` the
-    checkpoint's own name for it.
+    """Everything that a stage's process needs to load it.
 
-    `records` makes a stage that can record its activity, starting with its loading.
+    `model` is resolved, to a folder or a repo id; `architecture` is the checkpoint's name for it. With `records`, the
+    stage can record its activity, starting with its loading.
     """
 
     stage: StageConfig
@@ -42,20 +42,20 @@ class Stage(Protocol):
 
     @property
     def effective(self) -> dict[str, object]:
-        """Effective settings, read back after loading."""
+        """Return the effective settings, read back after loading."""
 
     @property
     def settings(self) -> dict[str, object]:
-        """Configuration keys as the engine resolved them, defaults included; only those that can be read back."""
+        """Return configuration keys as the engine resolved them, with defaults, as far as they can be read back."""
 
     @property
     def engagement(self) -> dict[str, float]:
-        """Counters since loading began: what ran, was replayed, compiled or copied."""
+        """Return counters since loading began: steps that ran or were replayed, compilations, copies."""
 
     def add(self, request: StageRequest) -> None: ...
 
     def append(self, command: AppendInput) -> None:
-        """Add input to a request that was added with `more_follows`. Ids that have ended are ignored."""
+        """Add input to a request that was added with `more_follows`. Ended requests are ignored."""
 
     def abort(self, request_id: str) -> None:
         """Drop a request; nothing is reported about it afterwards. Unknown ids are ignored."""
@@ -70,4 +70,4 @@ class Stage(Protocol):
         """Run one engine step; return finished and failed requests, and progress."""
 
     def close(self, *, process_ends: bool = False) -> None:
-        """Free its resources; if the process ends next, only those that would outlive it."""
+        """Free the stage's resources; if the process ends next, only those that would outlive it."""

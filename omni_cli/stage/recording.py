@@ -80,9 +80,9 @@ class WorkPart(msgspec.Struct, frozen=True, array_like=True):
 class Recording(msgspec.Struct, frozen=True, tag=True):
     """Everything recorded between start and stop.
 
-    `cpu_ns` is CPU time of all the process's threads; `waited_ns` the time in which they were ready to run and had no
-    core, None if the system does not report it. `kv_cache_usage` is the highest share in use. `omitted` names operators
-    that are in no `work`.
+    `cpu_ns` is the CPU time of all threads of the process; `waited_ns` is the time in which they were ready to run but
+    had no core, None if the system does not report it. `kv_cache_usage` is the highest share in use. `omitted` names
+    operators that `work` does not count.
     """
 
     began_ns: int

@@ -1,4 +1,4 @@
-"""The part of a vLLM request that is ours: what travels in `extra_args` / `extra_kwargs`, decoded once a request."""
+"""Our part of a vLLM request, in `extra_args` or `extra_kwargs`; it is decoded once per request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from omni_cli.stage.payloads import (
 )
 
 WANTS_HIDDEN_STATES = "omni_wants_hidden_states"
-# A `DirectPayload`, in place of the two encoded parts.
+# Holds a `DirectPayload` in place of the two encoded parts.
 DIRECT_PAYLOAD = "omni_direct_payload"
 PROMPT_EMBEDS = "omni_prompt_embeds"
 ADDITIONAL_INFORMATION = "omni_additional_information"
@@ -36,7 +36,7 @@ Projection = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
 
 @dataclass(frozen=True)
 class DirectPayload:
-    """The parts of a payload as they are, for a worker in the same process; no client can send one."""
+    """The parts of a payload, not encoded, for a worker in the same process; clients cannot send one."""
 
     prompt_embeds: torch.Tensor
     information: dict[str, object]
@@ -47,8 +47,8 @@ def payload_arguments(
 ) -> dict[str, object]:
     """vLLM's `extra_args` for a request: encoded, unless its worker is in the same process.
 
-    `prompt_embeds` (num_prompt_tokens, embedding_size). Raises `PayloadError` for what the worker would refuse: refused
-    here, a request fails alone.
+    `prompt_embeds` are (num_prompt_tokens, embedding_size). Raises `PayloadError` for what the worker would reject,
+    because a request that is rejected here fails alone.
     """
     if same_process:
         for part in ({"prompt_embeds": prompt_embeds}, information):
@@ -66,8 +66,8 @@ def payload_arguments(
 class RequestPayload:
     """`prompt_embeds` (num_prompt_tokens, embedding_size) or None; `information` tensors and lists by name.
 
-    Rows that conditions begin with are on the host until they are first asked for, and on the device from then on.
-    Raises `PayloadError` for information that is not what it has to be or does not fit the embeddings.
+    Condition rows move from the host to the device when they are first needed. Raises `PayloadError` for information of
+    a wrong type or one that does not fit the embeddings.
     """
 
     wants_hidden_states: bool = False
@@ -97,12 +97,12 @@ class RequestPayload:
         self._is_whole = not integer_of(self.information, MORE_CONDITIONS_FOLLOW, 0)
 
     def append_conditions(self, rows: torch.Tensor, *, is_last: bool) -> None:
-        """More `decode_conditions` rows (num_rows, embedding_size) on the host."""
+        """Append `decode_conditions` rows (num_rows, embedding_size) on the host."""
         self._arrived.append(rows)
         self._is_whole = is_last
 
     def num_bare(self, start: int, length: int) -> int:
-        """Count those of positions [start, start + length) that are prompt tokens without their own embedding."""
+        """Count the positions in [start, start + length) that are prompt tokens without their own embedding."""
         return max(0, min(length, self._num_bare_tokens - start))
 
     def conditions(
@@ -113,36 +113,35 @@ class RequestPayload:
         dtype: torch.dtype | None = None,
         project: Projection | None = None,
     ) -> torch.Tensor | None:
-        """Condition rows (length, embedding_size) of positions [start, start + length), or None without any.
+        """Return the condition rows (length, embedding_size) of positions [start, start + length); None if it has none.
 
-        Position p is conditioned on row p of the prompt embeddings followed by the `decode_conditions` rows; past
-        the end the last row holds, which is the padding that the producer puts there. `dtype` None leaves it as it is.
-        `project` is applied once to each row that arrives. Raises `RuntimeError` for a position whose row has not
-        arrived.
+        Position p is conditioned on row p of the prompt embeddings followed by the `decode_conditions` rows. Positions
+        past the end repeat the last row, the producer's padding. `dtype` None keeps the rows' dtype. `project` is
+        applied once to each row. Raises `RuntimeError` for a position whose row has not arrived.
         """
         if self.prompt_embeds is None:
             return None
         if self._arrived:
             self._to_device(torch.cat(self._arrived), device, dtype, project)
             self._arrived = []
-        assert self._conditions is not None  # where there are prompt embeddings, there have been rows
+        assert self._conditions is not None  # with prompt embeddings there are rows
         rows = self._conditions[start : min(start + length, self._num_conditions)]
         missing = length - rows.shape[0]
         if not missing:
             return rows
         if not self._is_whole:
             raise RuntimeError(f"positions {start} to {start + length - 1}: {missing} condition rows have not arrived")
-        # No index tensors: bringing one to the device would wait for all that runs there, in every step.
+        # No index tensors: copying one to the device would wait for its queue in every step.
         last = self._conditions[self._num_conditions - 1].expand(missing, -1)
         return last if missing == length else torch.cat([rows, last])
 
     def _to_device(
         self, rows: torch.Tensor, device: torch.device, dtype: torch.dtype | None, project: Projection | None
     ) -> None:
-        """Put `rows` after those that are there; the room doubles, so that each is moved a few times at most."""
+        """Append `rows` to a device buffer whose capacity doubles, so that each row is moved only a few times."""
         rows = rows.to(dtype or rows.dtype)
         if device.type == "cuda":
-            rows = rows.pin_memory()  # or the copy would wait for all that runs on the device
+            rows = rows.pin_memory()  # otherwise the copy would wait for the device's queue
         if project is not None:
             # Positions in the prompt: all of it arrives at first.
             hidden = integers_of(self.information, HIDDEN_POSITIONS) if HIDDEN_POSITIONS in self.information else []
@@ -170,7 +169,7 @@ def _check_positions(information: dict[str, object]) -> None:
 def read_request_payload(
     sampling_params: object, pooling_params: object, limits: PayloadLimits = DEFAULT_LIMITS
 ) -> RequestPayload:
-    """The payload of a new request; empty where the request carries none. Raises `PayloadError`."""
+    """Return the payload of a new request, empty if it carries none. Raises `PayloadError`."""
     extra = getattr(sampling_params, "extra_args", None) or getattr(pooling_params, "extra_kwargs", None) or {}
     direct = extra.get(DIRECT_PAYLOAD)
     if isinstance(direct, DirectPayload):
