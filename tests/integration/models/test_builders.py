@@ -26,7 +26,7 @@ from omni_cli.models.qwen2_5_omni.checkpoint.sizes import SMALL, OmniSizes, Voco
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
-RESOLVE = "import sys; from omni_cli.checkpoints.resolve import resolve_model; print(resolve_model(sys.argv[1]))"
+RESOLVE = "import sys; from omni_cli.checkpoints.resolve import resolve_model; print(*map(resolve_model, sys.argv[1:]))"
 OTHER_SIZES = OmniSizes(
     vocab_size=640,
     num_codes=100,
@@ -74,7 +74,16 @@ def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_two_processes_build_once_and_the_same_bytes(omni_folder: Path, image_folder: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def qwen3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built") / "tiny-qwen3-omni"
+    assert build_folder("tiny-qwen3-omni", folder, seed=0)
+    return folder
+
+
+def test_two_processes_build_once_and_the_same_bytes(
+    omni_folder: Path, image_folder: Path, qwen3_folder: Path, tmp_path: Path
+) -> None:
     """Other hash seeds and thread counts than here; both at once; beside what a killed builder left."""
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
     first = start(RESOLVE, "builtin:tiny-omni", PYTHONHASHSEED="1", OMP_NUM_THREADS="1", **environment)
@@ -85,12 +94,24 @@ def test_two_processes_build_once_and_the_same_bytes(omni_folder: Path, image_fo
     stale = path.with_name(f".{finish(start(_CACHE_PATH, 'tiny-image', **environment))}.partial-0")
     stale.mkdir()
     (stale / "model_index.json").write_text("{")
-    image = Path(finish(start(RESOLVE, "builtin:tiny-image", PYTHONHASHSEED="3", **environment)))
+    names = ("builtin:tiny-image", "builtin:tiny-qwen3-omni")
+    image, qwen3 = map(Path, finish(start(RESOLVE, *names, PYTHONHASHSEED="3", **environment)).split())
     assert digests(image) == digests(image_folder)
+    assert digests(qwen3) == digests(qwen3_folder)
     assert {entry.name for entry in path.parent.iterdir() if not entry.name.endswith(".lock")} == {
         path.name,
         image.name,
+        qwen3.name,
     }
+
+
+def test_another_seed_gives_other_weights_alone(qwen3_folder: Path, tmp_path: Path) -> None:
+    check_checkpoint(qwen3_folder)
+    assert read_model_kind(qwen3_folder) == "Qwen3OmniMoeForConditionalGeneration"
+    assert build_folder("tiny-qwen3-omni", tmp_path / "other", seed=1)
+    before = digests(qwen3_folder)
+    changed = {name for name, digest in digests(tmp_path / "other").items() if digest != before[name]}
+    assert changed == {"model.safetensors"}
 
 
 _CACHE_PATH = "import sys; from omni_cli.checkpoints.resolve import _cache_path; print(_cache_path(sys.argv[1]).name)"
