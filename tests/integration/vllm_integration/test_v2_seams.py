@@ -54,6 +54,11 @@ MODEL_MOVES = {
         f"{V2}.model_states.default:DefaultModelState.prepare_inputs_embeds",
         "nothing: conditioned models add their rows in `forward`",
     ),
+    "embed_multimodal": (
+        f"{V1_RUNNER}._execute_mm_encoder",
+        f"{V2}.mm.encoder_runner:EncoderRunner.execute_mm_encoder",
+        "nothing: audio is padded in it",
+    ),
     "compute_logits": (f"{V1_RUNNER}.execute_model", f"{RUNNER}.sample", "nothing: ids are suppressed in it"),
     "get_mrope_input_positions": (
         f"{V1_RUNNER}._init_mrope_positions",
