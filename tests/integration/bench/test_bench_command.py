@@ -60,6 +60,31 @@ def workers(process: OmniProcess) -> list[int]:
     return sorted(found)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("profile", "stage", "parts", "work"),
+    [
+        ("tiny-qwen3-omni", "all", ["talker.code_predictor_s", "talker.backbone_s", "vocoder_s", "ttfp_s"], "audio_s"),
+        ("tiny-qwen3-omni", "code2wav", ["vocoder_s"], "audio_s"),
+        ("tiny-csm", "all", ["code_predictor_s", "backbone_s", "vocoder_s", "ttfp_s"], "audio_s"),
+        ("tiny-glm-image", "all", ["ttft_s", "denoise_step_s", "vae_decode_s"], "pixels"),
+    ],
+)
+def test_chains_with_frames_of_codes_or_two_backends(
+    profile: str, stage: str, parts: list[str], work: str, tmp_path: Path
+) -> None:
+    arguments = ("-p", profile, "--stage", stage, "--num-iters", "2", "--num-iters-warmup", "1", "--output-len", "16")
+    ended = run_omni(tmp_path, "bench", *arguments, "--json")
+    assert ended.code == 0, ended.err
+    ended.check_clean()
+    (variant,) = ended.document["variants"]
+    for sample in variant["samples"]:
+        assert all(0 < sample["metrics"][part] < sample["e2e_s"] * 1.01 for part in parts), sample["metrics"]
+        assert sample["work"][work] > 0
+        assert ("denoise_steps" in sample["work"]) == (work == "pixels")
+    assert abs(variant["accounted"].get("stages", 1) - 1) < 0.2
+
+
 def test_a_stage_alone_is_fed_what_the_stages_before_it_made(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     arguments = ("--stage", "token2wav", "--num-iters", "4", "--output-len", "16", "--output-json", str(path), "--json")
