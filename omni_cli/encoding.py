@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def encode_pcm16(samples: np.ndarray) -> bytes:
-    """Encode float32 samples (num_samples,) as signed 16-bit little-endian PCM; values beyond [-1, 1] are clipped.
+    """Encode float32 samples as signed 16-bit little-endian PCM; values beyond [-1, 1] are clipped.
+
+    `samples` are (num_samples,), or (num_samples, channels), which are interleaved.
 
     Raises `OmniError` for NaN and infinity.
     """
@@ -21,11 +23,11 @@ def encode_pcm16(samples: np.ndarray) -> bytes:
 
 
 def encode_wav(samples: np.ndarray, sample_rate: int) -> bytes:
-    """Encode float32 samples (num_samples,) as a mono 16-bit PCM WAV file; see `encode_pcm16`."""
+    """Encode float32 samples, of one or several channels, as a 16-bit PCM WAV file; see `encode_pcm16`."""
     pcm = encode_pcm16(samples)
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
+        file.setnchannels(1 if samples.ndim == 1 else samples.shape[1])
         file.setsampwidth(2)
         file.setframerate(sample_rate)
         file.writeframes(pcm)
@@ -33,7 +35,7 @@ def encode_wav(samples: np.ndarray, sample_rate: int) -> bytes:
 
 
 def encode_flac(samples: np.ndarray, sample_rate: int) -> bytes:
-    """Encode float32 samples (num_samples,) as a mono 16-bit FLAC file; see `encode_pcm16`."""
+    """Encode float32 samples, of one or several channels, as a 16-bit FLAC file; see `encode_pcm16`."""
     import soundfile
 
     buffer = io.BytesIO()

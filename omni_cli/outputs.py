@@ -90,7 +90,7 @@ class TextOutput:
 
 @dataclass(frozen=True)
 class AudioOutput:
-    """`samples` is float32 (num_samples,) in [-1, 1]."""
+    """`samples` is float32 (num_samples,) in [-1, 1], with several channels (num_samples, channels)."""
 
     samples: np.ndarray
     sample_rate: int

@@ -33,8 +33,9 @@ OWNED_ARGUMENTS: Mapping[str, str] = {
     "generator": "use `--seed`",
     "latents": "the initial noise comes from the seed: use `--seed`",
     "num_images_per_prompt": "make one request per image, each with its own seed",
-    "output_type": "images are always uint8 RGB",
-    "return_dict": "images are always uint8 RGB",
+    "num_waveforms_per_prompt": "make one request per sound, each with its own seed",
+    "output_type": "images are always uint8 RGB, audio is float32",
+    "return_dict": "images are always uint8 RGB, audio is float32",
     "callback_on_step_end": "progress is reported by omni itself",
     "callback_on_step_end_tensor_inputs": "progress is reported by omni itself",
     "callback": "progress is reported by omni itself",
@@ -94,6 +95,16 @@ class PipelineCall:
                 )
             arguments[name] = value
         return arguments
+
+    def named(self, arguments: Mapping[str, object]) -> dict[str, object]:
+        """A request's arguments by the names that this call has for them; raises `InputError` if it has none."""
+        named = dict(arguments)
+        if "duration" in named and "duration" not in self.signature.arguments:
+            name = self.signature.duration_argument
+            if name is None:
+                raise InputError(f"{self.signature.name} takes no duration", hint="remove `--duration`")
+            named[name] = named.pop("duration")
+        return named
 
     def arguments(self, request: DiffusionRequest) -> dict[str, object]:
         """The arguments of the call that a resolved request sets, its prompts included."""

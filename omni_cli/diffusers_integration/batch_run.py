@@ -1,4 +1,4 @@
-"""One batch: its pipeline calls one after another; the images of each are copied to the host during the next."""
+"""One batch: its pipeline calls one after another; the outputs of each are copied to the host during the next."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from omni_cli.config.schema import StageConfig
 from omni_cli.diffusers_integration.failures import describe_failure
-from omni_cli.diffusers_integration.pipeline_run import PendingImages, PipelineRunner
+from omni_cli.diffusers_integration.pipeline_run import PendingOutputs, PipelineRunner
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.errors import OmniError
 
@@ -24,11 +24,11 @@ class _AllAborted(Exception):
 
 @dataclass(frozen=True)
 class _Called:
-    """A group after its call: which requests were aborted, and images or an error for the others."""
+    """A group after its call: which requests were aborted, and outputs or an error for the others."""
 
     group: Group
     aborted: Sequence[bool]
-    pictures: PendingImages | None
+    outputs: PendingOutputs | None
     error: OmniError | None
 
 
@@ -74,16 +74,16 @@ class BatchRun:
                 for request in group:
                     self._on_step(request.request_id, done, total)
 
-        pictures, error = None, None
+        outputs, error = None, None
         try:
             # Before the first step as well: a request may have been aborted while it waited for its batch.
             if not all(self._is_aborted(request) for request in group):
-                pictures = self._runner.run(group, step)
+                outputs = self._runner.run(group, step)
         except _AllAborted:
             pass
         except Exception as raised:  # noqa: BLE001 - pipelines raise anything; it becomes the requests' error
             error = self._error(raised, group)
-        return _Called(group, [self._is_aborted(request) for request in group], pictures, error)
+        return _Called(group, [self._is_aborted(request) for request in group], outputs, error)
 
     def _error(self, raised: Exception, group: Group) -> OmniError:
         if isinstance(raised, OmniError):
@@ -94,17 +94,17 @@ class BatchRun:
 
     def _finish_if_ready(self) -> None:
         called = self._under_way
-        if called is not None and (called.pictures is None or called.pictures.ready()):
+        if called is not None and (called.outputs is None or called.outputs.ready()):
             self._finish_under_way()
 
     def _finish_under_way(self) -> None:
         called, self._under_way = self._under_way, None
         if called is None:
             return
-        error, pixels, times = called.error, None, None
-        if called.pictures is not None:
+        error, made, times = called.error, None, None
+        if called.outputs is not None:
             try:
-                pixels, times = called.pictures.get()
+                made, times = called.outputs.get()
             except Exception as raised:  # noqa: BLE001 - what the device has to say about the call comes out here
                 error = self._error(raised, called.group)
         for index, (request, is_aborted) in enumerate(zip(called.group, called.aborted, strict=True)):
@@ -113,5 +113,6 @@ class BatchRun:
             elif error is not None:
                 self._finish(DiffusionOutput(request.request_id, "error", error=error))
             else:
-                assert pixels is not None
-                self._finish(DiffusionOutput(request.request_id, "stop", pixels[index], times))
+                assert made is not None
+                kind = "samples" if self._runner.makes_audio else "pixels"
+                self._finish(DiffusionOutput(request.request_id, "stop", times=times, **{kind: made[index]}))

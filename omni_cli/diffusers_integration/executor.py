@@ -27,7 +27,8 @@ from omni_cli.diffusers_integration.requests import (
     DiffusionRequest,
     DiffusionSchedulerOutput,
 )
-from omni_cli.errors import OmniError, StageError, UsageError
+from omni_cli.diffusers_integration.samples import sample_rate_of
+from omni_cli.errors import CheckpointError, OmniError, StageError, UsageError
 from omni_cli.execution.copies import make_output_copy
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.timeline import clock_for
@@ -41,7 +42,7 @@ _WARM_UP_PIXELS = 512
 
 
 class DiffusersPipelineExecutor:
-    """One image pipeline in this process.
+    """One pipeline in this process, which makes images or audio.
 
     The stage's `batching` decides how the requests of a batch share the device:
 
@@ -130,6 +131,9 @@ class DiffusersPipelineExecutor:
         self._runner = PipelineRunner(
             pipeline, self.call, clock_for(self.device), self._output_copy, self.prompt_cache_entries
         )
+        self.sample_rate = sample_rate_of(pipeline) if self._runner.makes_audio else None
+        if self._runner.makes_audio and self.sample_rate is None:
+            raise CheckpointError(f"{self.model} does not say the sample rate of its audio")
         self._pipeline = pipeline
         self.load_s = time.perf_counter() - start
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from omni_cli.diffusers_integration.signature import (
+    AUDIO_FIELDS,
     IMAGE_FIELDS,
     Argument,
     PipelineSignature,
@@ -18,14 +19,14 @@ from omni_cli.diffusers_integration.signature import (
 )
 from omni_cli.errors import CheckpointError, OmniError, StageError
 
-# What pipelines make, by the first field of their output that is not images.
-_OTHER_OUTPUTS = {"frames": "video", "video": "video", "audios": "audio", "texts": "text", "sequences": "text"}
+# What other pipelines make, by the first field of their output.
+_OTHER_OUTPUTS = {"frames": "video", "video": "video", "texts": "text", "sequences": "text"}
 
 
 def load_pipeline(
     model: str, dtype: str, device: str, *, stage: str, trust_remote_code: bool, unused_parts: Sequence[str] = ()
 ) -> object:
-    """The image pipeline at `model` (folder or Hugging Face repo id), on `device`, weights in
+    """The pipeline at `model` (folder or Hugging Face repo id), on `device`, weights in
     `dtype`; without its `unused_parts`.
 
     `CheckpointError` for a folder that is missing, broken or of a pipeline that cannot run here; `StageError` when
@@ -96,11 +97,11 @@ def _load_models(folder: Path, parts: Mapping[str, tuple[str, str]], dtype: obje
 
 
 def check_runnable(signature: PipelineSignature) -> None:
-    """`CheckpointError` unless the pipeline makes images from a prompt and, perhaps, images."""
+    """`CheckpointError` unless the pipeline makes images or audio from a prompt and, perhaps, images."""
     made = signature.output_fields
     why = None
-    if made and not set(made) & set(IMAGE_FIELDS):
-        why = f"it makes {_OTHER_OUTPUTS.get(made[0], f'`{made[0]}`')}, and images only can be written"
+    if made and not set(made) & {*IMAGE_FIELDS, *AUDIO_FIELDS}:
+        why = f"it makes {_OTHER_OUTPUTS.get(made[0], f'`{made[0]}`')}, and only images and audio can be written"
     elif "prompt" not in signature.arguments:
         why = "it takes no prompt"
     else:

@@ -1,4 +1,4 @@
-"""One call of a pipeline: its arguments, progress, early end, times and pixels."""
+"""One call of a pipeline: its arguments, progress, early end, times and output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from omni_cli.diffusers_integration.arguments import PipelineCall
 from omni_cli.diffusers_integration.pixels import (
-    BadPixelsError,
+    BadOutputError,
     OutputType,
     PendingPixels,
     Pixels,
@@ -23,7 +23,8 @@ from omni_cli.diffusers_integration.pixels import (
 )
 from omni_cli.diffusers_integration.prompt_cache import PromptCache
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionTimes
-from omni_cli.diffusers_integration.signature import IMAGE_FIELDS
+from omni_cli.diffusers_integration.samples import PendingSamples
+from omni_cli.diffusers_integration.signature import AUDIO_FIELDS, IMAGE_FIELDS
 from omni_cli.execution.ranges import Consecutive, mark
 from omni_cli.execution.timeline import Clock
 
@@ -49,29 +50,35 @@ class _Marks:
     ranges: Consecutive = field(default_factory=Consecutive)
 
 
-class PendingImages:
+class PendingOutputs:
     """The result of one pipeline call, which the device may not have finished yet."""
 
     def __init__(
-        self, pixels: Pixels, requests: Sequence[DiffusionRequest], times: Callable[[], DiffusionTimes]
+        self,
+        made: Pixels | PendingSamples,
+        requests: Sequence[DiffusionRequest],
+        times: Callable[[], DiffusionTimes],
     ) -> None:
-        self._pixels = pixels
+        self._made = made
         self._requests = requests
         self._times = times
 
     def ready(self) -> bool:
         """True if `get` would return immediately."""
-        return self._pixels.ready()
+        return self._made.ready()
 
     def get(self) -> tuple[np.ndarray, DiffusionTimes]:
-        """Return uint8 RGB (num_requests, height, width, 3), and the call's times; waits for both.
+        """Return uint8 RGB (num_requests, height, width, 3) or the audio of `PendingSamples`, and the call's times.
 
-        Raises `BadPixelsError` for values that are not numbers or an image of another size.
+        Waits for both. Raises `BadOutputError` for values that are not numbers or an image of another size.
         """
         with mark("wait for output copy"):
-            pixels = self._pixels.get()
-        _check_shape(pixels, self._requests)
-        return pixels, self._times()
+            made = self._made.get()
+        if isinstance(self._made, PendingSamples):
+            _check_count(made, self._requests)
+        else:
+            _check_shape(made, self._requests)
+        return made, self._times()
 
 
 class PipelineRunner:
@@ -89,7 +96,8 @@ class PipelineRunner:
         self._clock = clock
         self._output_copy = output_copy
         self._marks: _Marks | None = None
-        self.output_type: OutputType = output_type_for(pipeline)
+        self.makes_audio = bool(set(call.signature.output_fields) & set(AUDIO_FIELDS))
+        self.output_type: OutputType = "pt" if self.makes_audio else output_type_for(pipeline)
         self.step_callback: StepCallback = _step_callback(call)
         self.prompt_cache: PromptCache | None = None
         if hasattr(pipeline, "encode_prompt"):
@@ -109,8 +117,8 @@ class PipelineRunner:
             self._hook.remove()
         self._pipeline = None
 
-    def run(self, requests: Sequence[DiffusionRequest], on_step: OnStep) -> PendingImages:
-        """Run one call for all requests, which are resolved and have equal batch keys; return their images.
+    def run(self, requests: Sequence[DiffusionRequest], on_step: OnStep) -> PendingOutputs:
+        """Run one call for all requests, which are resolved and have equal batch keys; return their outputs.
 
         Exceptions of `on_step` and of the pipeline propagate, with the pipeline ready for its next call.
         """
@@ -123,17 +131,27 @@ class PipelineRunner:
             marks.ranges.close()
             if hasattr(self._pipeline, "_current_timestep"):
                 self._pipeline._current_timestep = None
-        images = next(getattr(made, field) for field in IMAGE_FIELDS if hasattr(made, field))
-        if arguments["output_type"] == "pil":
+        fields = AUDIO_FIELDS if self.makes_audio else IMAGE_FIELDS
+        output = next(getattr(made, field) for field in fields if hasattr(made, field))
+        pending = self._copy_out(output, arguments["output_type"], marks)
+        return PendingOutputs(pending, requests, functools.partial(self._times, marks))
+
+    def _copy_out(self, output: Any, output_type: object, marks: _Marks) -> Pixels | PendingSamples:
+        """Start the copy of a call's output to the host."""
+        if output_type == "pil":
             with mark("output copy"):
-                pixels: Pixels = PixelsHere(pil_to_uint8(images))
+                here = PixelsHere(pil_to_uint8(output))
             marks.end = self._clock.mark()
-        else:
-            flat = to_bytes(images)
-            marks.end = self._clock.mark()
-            with mark("output copy"):
-                pixels = PendingPixels(self._output_copy.start(flat), tuple(images.shape))
-        return PendingImages(pixels, requests, functools.partial(self._times, marks))
+            return here
+        if self.makes_audio:
+            import torch
+
+            output = torch.as_tensor(output)
+        flat = output.float().reshape(-1) if self.makes_audio else to_bytes(output)
+        marks.end = self._clock.mark()
+        with mark("output copy"):
+            copy, shape = self._output_copy.start(flat), tuple(output.shape)
+        return PendingSamples(copy, shape) if self.makes_audio else PendingPixels(copy, shape)
 
     def _arguments(self, requests: Sequence[DiffusionRequest]) -> dict[str, object]:
         """Build exactly the arguments of the plain call. The noise comes from the CPU, the same on every device."""
@@ -227,8 +245,13 @@ def _step_callback(call: PipelineCall) -> StepCallback:
     return "callback" if {"callback", "callback_steps"} <= call.defaults.keys() else "none"
 
 
+def _check_count(made: np.ndarray, requests: Sequence[DiffusionRequest]) -> None:
+    if len(made) != len(requests):
+        raise BadOutputError(f"the pipeline made {len(made)} outputs instead of {len(requests)}")
+
+
 def _check_shape(pixels: np.ndarray, requests: Sequence[DiffusionRequest]) -> None:
     height, width = requests[0].height or pixels.shape[1], requests[0].width or pixels.shape[2]
     if pixels.shape != (len(requests), height, width, 3):
         made = f"{pixels.shape[0]} of {pixels.shape[2]}x{pixels.shape[1]}"
-        raise BadPixelsError(f"the pipeline made {made} instead of {len(requests)} of {width}x{height}")
+        raise BadOutputError(f"the pipeline made {made} instead of {len(requests)} of {width}x{height}")

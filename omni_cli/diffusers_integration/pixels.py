@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 OutputType = Literal["pt", "pil"]
 
 
-class BadPixelsError(ValueError):
-    """Invalid images: values that are not numbers, or a wrong size."""
+class BadOutputError(ValueError):
+    """Invalid images or audio: values that are not numbers, or a wrong size."""
 
 
 def output_type_for(pipeline: object) -> OutputType:
@@ -49,11 +49,11 @@ def to_bytes(images: torch.Tensor) -> torch.Tensor:
 
 def from_bytes(flat: torch.Tensor, shape: tuple[int, ...]) -> np.ndarray:
     """Convert the output of `to_bytes` on the host to uint8 RGB images (N, H, W, 3); `shape` is that of the floats,
-    (N, 3 or 1, H, W). Raises `BadPixelsError` if a value was not a number.
+    (N, 3 or 1, H, W). Raises `BadOutputError` if a value was not a number.
     """
     array = flat.numpy()
     if not array[-1]:
-        raise BadPixelsError("the image has values that are not numbers (NaN or infinite)")
+        raise BadOutputError("the image has values that are not numbers (NaN or infinite)")
     count, channels, height, width = shape
     pixels = array[:-1].reshape(count, height, width, channels)
     return np.repeat(pixels, 3, axis=-1) if channels == 1 else pixels
@@ -75,7 +75,7 @@ class PendingPixels:
         return self.copy.ready()
 
     def get(self) -> np.ndarray:
-        """Return uint8 RGB (N, H, W, 3); waits for the copy. Raises `BadPixelsError`."""
+        """Return uint8 RGB (N, H, W, 3); waits for the copy. Raises `BadOutputError`."""
         return from_bytes(self.copy.get(), self.shape)
 
 

@@ -16,7 +16,7 @@ FinishReason = Literal["stop", "abort", "error"]
 
 @dataclass(frozen=True)
 class DiffusionRequest:
-    """One image.
+    """One image, or one piece of audio.
 
     `None` means the stage's value, else the pipeline's own default. `height` and `width` are pixels; `call`
     holds further arguments of the pipeline call by diffusers' names. `num_prompt_tokens` holds the token counts
@@ -105,7 +105,8 @@ class DiffusionTimes:
 class DiffusionOutput:
     """The end of one request.
 
-    `pixels` is uint8 RGB (height, width, 3), and set exactly when it stopped normally.
+    `pixels` is uint8 RGB (height, width, 3), `samples` float32 (num_samples,), with several channels
+    (num_samples, channels); one of them is set exactly when it stopped normally.
 
     `error` is set exactly when `finish_reason` is "error".
     """
@@ -113,6 +114,7 @@ class DiffusionOutput:
     request_id: str
     finish_reason: FinishReason
     pixels: np.ndarray | None = None
+    samples: np.ndarray | None = None
     times: DiffusionTimes | None = None
     error: OmniError | None = None
 

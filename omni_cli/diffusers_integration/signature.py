@@ -22,8 +22,11 @@ MEDIA_ARGUMENTS: Mapping[Medium, tuple[str, ...]] = {
     "mask": ("mask_image", "mask"),
     "control_image": ("control_image", "image"),
 }
-# Fields of a pipeline's output that hold images.
+# The names that pipelines have for the length of the audio they make, in seconds.
+DURATION_ARGUMENTS = ("audio_length_in_s", "audio_end_in_s", "audio_duration", "audio_duration_s", "duration")
+# Fields of a pipeline's output that hold images or audio.
 IMAGE_FIELDS = ("images", "image")
+AUDIO_FIELDS = ("audios",)
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,11 @@ class PipelineSignature:
     def argument_for(self, medium: Medium) -> str | None:
         """The argument that takes this medium; None if there is none."""
         return next((name for name in MEDIA_ARGUMENTS[medium] if name in self.arguments), None)
+
+    @property
+    def duration_argument(self) -> str | None:
+        """The argument that takes the length of the audio; None if there is none."""
+        return next((name for name in DURATION_ARGUMENTS if name in self.arguments), None)
 
     @property
     def needed_media(self) -> tuple[Medium, ...]:

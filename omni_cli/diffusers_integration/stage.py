@@ -1,4 +1,4 @@
-"""A stage over a diffusers pipeline, from a prompt and images to an image. Never imports vLLM."""
+"""A stage over a diffusers pipeline, from a prompt and images to an image or audio. Never imports vLLM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
 from omni_cli.diffusers_integration.signature import Medium
-from omni_cli.stage.messages import AppendInput, Array, Failure, Progress, Report, RequestDone, StageRequest
+from omni_cli.stage.messages import AppendInput, Array, Audio, Failure, Progress, Report, RequestDone, StageRequest
 from omni_cli.stage.protocol import StageSpec
 
 DEFAULT_MAX_NUM_SEQS = 4
@@ -70,7 +70,7 @@ class DiffusersStage:
             request.request_id,
             request.prompt,
             request.seed,
-            request.diffusion,
+            self.executor.call.named(request.diffusion),
             self.executor.call.media_arguments(media_of(request)),
         )
 
@@ -117,7 +117,7 @@ class DiffusersStage:
             return []
         if output.error is not None:
             return [Failure.of(output.error, request_id=output.request_id)]
-        assert output.pixels is not None and output.times is not None
+        assert output.times is not None
         trace = {
             "latency_s": latency_s,
             "num_inference_steps": num_steps,
@@ -125,6 +125,11 @@ class DiffusersStage:
             "denoise_step_s": output.times.denoise_step_s,
             "vae_decode_s": output.times.vae_decode_s,
         }
+        if output.samples is not None:
+            assert self.executor.sample_rate is not None
+            audio = Audio(Array.of(output.samples), self.executor.sample_rate)
+            return [RequestDone(output.request_id, trace, audio=audio)]
+        assert output.pixels is not None
         return [RequestDone(output.request_id, trace, image=Array.of(output.pixels))]
 
     def close(self, *, process_ends: bool = False) -> None:

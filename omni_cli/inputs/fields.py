@@ -14,6 +14,7 @@ MAX_NUM_INFERENCE_STEPS = 1000
 MAX_IMAGE_SIDE = 16_384
 MAX_TEMPERATURE = 100.0
 MAX_GUIDANCE_SCALE = 1000.0
+MAX_DURATION_S = 24 * 60 * 60
 MAX_TOKENS = 2**24  # far beyond any model's context; catches typos
 MAX_REQUEST_ID_LENGTH = 200
 MODALITIES = ("text", "audio", "image")
@@ -157,6 +158,7 @@ CHECKERS: Mapping[str, Callable[[object], Any]] = {
     "num_inference_steps": _whole_number(1, MAX_NUM_INFERENCE_STEPS),
     "guidance_scale": _number(MAX_GUIDANCE_SCALE),
     "strength": _number(1),
+    "duration": _number(MAX_DURATION_S),
     "arg": _call_arguments,
     "height": _whole_number(1, MAX_IMAGE_SIDE),
     "width": _whole_number(1, MAX_IMAGE_SIDE),

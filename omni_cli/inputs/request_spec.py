@@ -95,7 +95,7 @@ def spec_of(checked: Mapping[str, Any], *, request_id: str, folder: Path, place:
         sampling=sampling,
         diffusion={
             **checked.get("arg", {}),
-            **{name: checked[name] for name in (*PIPELINE_ARGUMENTS, "strength") if name in checked},
+            **{name: checked[name] for name in (*PIPELINE_ARGUMENTS, "strength", "duration") if name in checked},
         },
         place=place,
     ).with_files(lambda path: folder / path)

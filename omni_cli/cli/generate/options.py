@@ -50,6 +50,9 @@ class RequestOptions:
         float | None, option("--guidance-scale", "G", "Guidance scale of the diffusion stage.")
     ] = None
     strength: Annotated[float | None, option("--strength", "S", "How far the input image is changed, 0 to 1.")] = None
+    duration: Annotated[
+        float | None, option("--duration", "SECONDS", "Length of the audio that a diffusers pipeline makes.")
+    ] = None
     arg: Annotated[
         list[str] | None,
         option("--arg", "NAME=VALUE", "Any other argument of the diffusers pipeline's call. Repeatable."),

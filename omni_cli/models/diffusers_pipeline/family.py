@@ -21,6 +21,6 @@ FAMILY = Family(
         ),
     ),
     builtins={"tiny-image": f"{_HERE}.builder:tiny_image"},
-    profile=f"{_HERE}.profile:stages_of",
+    profile=f"{_HERE}.profile:image_stages",
     published={"Qwen/Qwen-Image": CheckpointNeeds(download_bytes=58 * 10**9, gpu_bytes=80 * 10**9)},
 )

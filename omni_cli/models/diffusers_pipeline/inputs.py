@@ -10,7 +10,7 @@ from omni_cli.diffusers_integration.signature import MEDIA_ARGUMENTS, signature_
 from omni_cli.errors import CheckpointError
 from omni_cli.families import BUILTIN_PREFIX
 
-_ANY = (*MEDIA_ARGUMENTS, "strength", "arg")
+_ANY = (*MEDIA_ARGUMENTS, "negative_prompt", "strength", "duration", "arg")
 
 
 def fields_of(model: str) -> tuple[str, ...]:
@@ -23,4 +23,6 @@ def fields_of(model: str) -> tuple[str, ...]:
     if signature is None:
         return _ANY
     media = [medium for medium in MEDIA_ARGUMENTS if signature.argument_for(medium) is not None]
-    return (*media, *(["strength"] if "strength" in signature.arguments else []), "arg")
+    named = [name for name in ("negative_prompt", "strength") if name in signature.arguments]
+    duration = ["duration"] if signature.duration_argument is not None else []
+    return (*media, *named, *duration, "arg")

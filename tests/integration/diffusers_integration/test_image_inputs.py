@@ -135,7 +135,7 @@ def test_media_that_a_pipeline_lacks_are_refused(folders):
     ("name", "reason"),
     [
         ("CogVideoXPipeline", "it makes video"),
-        ("AudioLDM2Pipeline", "it makes audio"),
+        ("DanceDiffusionPipeline", "it takes no prompt"),
         ("MarigoldDepthPipeline", "it makes `prediction`"),
         ("DDPMPipeline", "it takes no prompt"),
         ("KandinskyImg2ImgPipeline", "it needs `image_embeds`"),

@@ -1,0 +1,60 @@
+"""Audio of a pipeline: its sample rate, and its samples on their way to the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from omni_cli.diffusers_integration.pixels import BadOutputError
+
+if TYPE_CHECKING:
+    from omni_cli.execution.copies import PendingCopy
+
+# Where pipelines keep the rate of what they make: it is not in their output.
+_PLACES = (
+    "sample_rate",
+    "audio_sample_rate",
+    "vocoder.config.output_sampling_rate",
+    "vocoder.config.sampling_rate",
+    "vae.config.sampling_rate",
+    "vae.config.sample_rate",
+    "sound_tokenizer.config.sampling_rate",
+)
+
+
+def sample_rate_of(pipeline: object) -> int | None:
+    """Samples per second of the pipeline's audio; None if it does not say."""
+    for place in _PLACES:
+        found: Any = pipeline
+        for name in place.split("."):
+            found = getattr(found, name, None)
+        if isinstance(found, int | float) and found > 0:
+            return int(found)
+    return None
+
+
+@dataclass(frozen=True)
+class PendingSamples:
+    """Audio on the device whose samples are being copied to the host; `shape` is (N, num_samples) or
+    (N, channels, num_samples).
+    """
+
+    copy: PendingCopy
+    shape: tuple[int, ...]
+
+    def ready(self) -> bool:
+        return self.copy.ready()
+
+    def get(self) -> np.ndarray:
+        """Return float32 (N, num_samples), with several channels (N, num_samples, channels); waits for the copy.
+
+        Raises `BadOutputError` for values that are not numbers.
+        """
+        samples: np.ndarray = self.copy.get().numpy().reshape(self.shape)
+        if not np.isfinite(samples).all():
+            raise BadOutputError("the audio has values that are not numbers (NaN or infinite)")
+        if samples.ndim == 2:
+            return samples
+        return samples[:, 0] if samples.shape[1] == 1 else np.ascontiguousarray(samples.swapaxes(1, 2))

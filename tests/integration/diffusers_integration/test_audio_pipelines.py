@@ -1,0 +1,88 @@
+"""An audio pipeline of diffusers against its plain call."""
+
+from __future__ import annotations
+
+import io
+import wave
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+
+from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
+from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.diffusers_integration.samples import sample_rate_of
+from omni_cli.encoding import encode_wav
+from omni_cli.errors import CheckpointError, InputError
+from omni_cli.models.diffusers_pipeline.audio_builder import tiny_audio
+
+STAGE = DiffusionStageConfig.named("audio", num_inference_steps=3, max_num_seqs=4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny-audio"
+    tiny_audio(folder, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def executor(folder):
+    executor = DiffusersPipelineExecutor(STAGE, str(folder), "float32", "cpu")
+    yield executor
+    executor.shutdown()
+
+
+def request(name: str, prompt: str, seed: int, **arguments) -> DiffusionRequest:
+    return DiffusionRequest.from_arguments(name, prompt, seed, arguments)
+
+
+def test_audio_is_the_plain_call_s_bit_for_bit_alone_and_in_a_batch(executor, folder):
+    plain = DiffusionPipeline.from_pretrained(folder)
+    plain.set_progress_bar_config(disable=True)
+    prompts = ["rain", "a dog barks in the rain"]
+    steps: list[tuple[str, int, int]] = []
+    requests = [request(str(i), prompt, 5 + i, audio_end_in_s=0.25) for i, prompt in enumerate(prompts)]
+    outputs = executor.execute_model(
+        DiffusionSchedulerOutput(tuple(requests)), on_step=lambda *step: steps.append(step)
+    ).outputs
+    for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        generator = torch.Generator("cpu").manual_seed(5 + index)
+        (expected,) = plain(prompt, audio_end_in_s=0.25, num_inference_steps=3, generator=generator).audios
+        assert output.samples.dtype == np.float32 and output.samples.shape == (11025, 2)
+        np.testing.assert_array_equal(output.samples, expected.T.numpy())
+        assert output.samples.std() > 0.01, "silence would equal anything"
+        assert output.pixels is None and len(output.times.denoise_step_s) == 3
+    assert steps == [(name, done, 3) for name in ("0", "1") for done in (1, 2, 3)]
+    assert executor.sample_rate == plain.vae.config.sampling_rate == 44100
+
+
+def test_a_duration_has_the_pipeline_s_own_name_and_its_limit(executor):
+    assert executor.call.named({"duration": 0.5}) == {"audio_end_in_s": 0.5}
+    (output,) = executor.execute_model(
+        DiffusionSchedulerOutput((request("0", "rain", 0, audio_end_in_s=99.0),))
+    ).outputs
+    assert "longer than the model maximum" in str(output.error)
+    with pytest.raises(InputError, match="takes no `height`"):
+        executor.resolve(request("0", "rain", 0, height=64))
+
+
+def test_the_rate_is_read_where_a_pipeline_keeps_it_and_never_guessed(folder, tmp_path):
+    vocoder = SimpleNamespace(config=SimpleNamespace(sampling_rate=16000))
+    assert sample_rate_of(SimpleNamespace(vocoder=vocoder, vae=SimpleNamespace(config=SimpleNamespace()))) == 16000
+    plain = DiffusionPipeline.from_pretrained(folder)
+    plain.vae.register_to_config(sampling_rate=None)
+    with pytest.raises(CheckpointError, match="does not say the sample rate"):
+        DiffusersPipelineExecutor(STAGE, str(folder), "float32", "cpu", make_pipeline=lambda: plain)
+
+
+def test_a_stereo_wav_has_both_channels():
+    samples = np.stack([np.full(10, 0.5, np.float32), np.full(10, -0.25, np.float32)], axis=1)
+    with wave.open(io.BytesIO(encode_wav(samples, 44100))) as file:
+        assert (file.getnchannels(), file.getnframes(), file.getframerate()) == (2, 10, 44100)
+        frames = np.frombuffer(file.readframes(10), "<i2").reshape(10, 2)
+    assert frames[0].tolist() == [16384, -8192]
