@@ -109,9 +109,6 @@ def _moments(name: str, module: nn.Module, parameter: nn.Parameter, gain: float)
     if leaf == "weight_g":
         # The length of a row whose direction is another parameter.
         return gain, 0.1 * gain
-    if kind.endswith(("PositionalEmbedding", "FourierProjection")):
-        # Random frequencies, never trained.
-        return 0.0, 1.0
     if kind.endswith(("TopKRouter", "Experts")):
         # Rows, or one matrix per expert, that are no modules of their own.
         return 0.0, gain / math.sqrt(parameter.shape[-1])
@@ -129,4 +126,7 @@ def _moments(name: str, module: nn.Module, parameter: nn.Parameter, gain: float)
         return 0.0, gain / math.sqrt(parameter[0].numel())
     if kind.endswith(("SnakeBeta", "Snake1d")):
         return 0.0, 0.2
+    if kind.endswith(("PositionalEmbedding", "FourierProjection")):
+        # Random frequencies, never trained.
+        return 0.0, 1.0
     raise TypeError(f"no rule for the parameter {name} of {kind}")

@@ -1,4 +1,4 @@
-"""Audio of a pipeline: its sample rate, and its samples on their way to the host."""
+"""Audio of a pipeline: its sample rate, and the device-to-host copy of its samples."""
 
 from __future__ import annotations
 
