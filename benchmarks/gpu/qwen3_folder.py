@@ -15,7 +15,6 @@ from omni_cli.compat.torchvision import ensure_torchvision_importable  # isort: 
 ensure_torchvision_importable()
 
 import torch
-from omni_cli.models.qwen3_omni.checkpoint.processor import TOKENS, write_processor
 from random_weights import NUM_READABLE_IDS, fill
 from safetensors.torch import save_file
 from tokenizers import AddedToken

@@ -22,6 +22,8 @@ from omni_cli.errors import InputError
 MAX_PIXELS = 4096 * 4096
 MAX_INFERENCE_STEPS = 1000
 MAX_SEED = 2**64 - 1
+# The side of the images that a pipeline is warmed up with where its stage sets no size.
+_WARM_UP_PIXELS = 512
 
 # A request's media, as messages name them.
 MEDIA: Mapping[Medium, str] = {"image": "an image", "mask": "a mask", "control_image": "a control image"}
@@ -95,6 +97,14 @@ class PipelineCall:
                 )
             arguments[name] = value
         return arguments
+
+    def grey_media(self, width: int | None, height: int | None) -> dict[str, object]:
+        """Arguments with a grey image for each medium that the call needs, to warm up with."""
+        from PIL import Image
+
+        size = (width or _WARM_UP_PIXELS, height or _WARM_UP_PIXELS)
+        modes = {medium: "L" if medium == "mask" else "RGB" for medium in self.signature.needed_media}
+        return self.media_arguments({medium: Image.new(mode, size, "grey") for medium, mode in modes.items()})
 
     def named(self, arguments: Mapping[str, object]) -> dict[str, object]:
         """A request's arguments by the names that this call has for them; raises `InputError` if it has none."""

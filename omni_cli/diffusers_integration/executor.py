@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from omni_cli.execution.denoiser import Denoiser
 
 _TAGS = frozenset({"weights", "kv_cache"})
-# The side of the images that a pipeline is warmed up with where the stage sets no size.
-_WARM_UP_PIXELS = 512
 
 
 class DiffusersPipelineExecutor:
@@ -188,25 +186,12 @@ class DiffusersPipelineExecutor:
         if self.config.execution == "eager":
             return
         # Two steps: some schedules divide by zero with one.
-        request = self.resolve(
-            DiffusionRequest("warm-up", "warm-up", num_inference_steps=2, conditions=self._grey_media())
-        )
+        media = self.call.grey_media(self.config.width, self.config.height)
+        request = self.resolve(DiffusionRequest("warm-up", "warm-up", num_inference_steps=2, conditions=media))
         with mark("warm-up"):
             (output,) = self.execute_model(DiffusionSchedulerOutput((request,))).outputs
         if output.error is not None:
             raise output.error
-
-    def _grey_media(self) -> dict[str, object]:
-        """The media that the pipeline needs, in the stage's size."""
-        from PIL import Image
-
-        size = (self.config.width or _WARM_UP_PIXELS, self.config.height or _WARM_UP_PIXELS)
-        return self.call.media_arguments(
-            {
-                medium: Image.new("L" if medium == "mask" else "RGB", size, "grey")
-                for medium in self.call.signature.needed_media
-            }
-        )
 
     def execute_model(
         self,

@@ -26,6 +26,7 @@ NAMES = [
     "qwen2.5-omni-7b",
     "qwen3-omni-30b-a3b",
     "small-omni",
+    "tiny-audio",
     "tiny-csm",
     "tiny-glm-image",
     "tiny-image",
