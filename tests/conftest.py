@@ -27,7 +27,7 @@ settings.load_profile("omni")
 
 # Files that share a server or an engine, by the end of their names; each group runs on one worker.
 TOGETHER = (
-    ("/report/test_page.py", "/report/test_utilisation.py"),
+    ("/report/test_page.py", "/report/test_utilisation.py", "/profiling/test_profile_command.py"),
     ("/test_chain.py", "/test_conversations.py", "/test_not_numbers.py", "/test_streaming.py"),
     tuple(
         f"/serve/test_{name}.py"

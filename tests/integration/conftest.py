@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.answers import forked
+from support.omni_process import ROOT, Ended, run_omni
 from support.omni_requests import BRIEF_SPEECH
 
 from omni_cli.compat.torchvision import ensure_torchvision_importable
@@ -22,8 +24,20 @@ from omni_cli.outputs import Event, GenerateRequest, RequestResult
 ensure_torchvision_importable()
 
 TIMEOUT_S = 180
+PLANTED = Path(__file__).parents[1] / "support" / "planted_costs"
 # Long tests, and the files that share a server, begin first: a worker would be alone with them at the end.
-LONGEST = ("/serve/", "/replicas/", "/docs/", "test_parallel_ranks", "test_hidden_states", "test_bench_command")
+LONGEST = (
+    "/serve/",
+    "/replicas/",
+    "/docs/",
+    "/profiling/",
+    "/report/",
+    "test_qwen3_reference",
+    "test_streaming",
+    "test_parallel_ranks",
+    "test_hidden_states",
+    "test_bench_command",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -99,6 +113,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def planted_profile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """The folder and the end of `omni profile` on tiny-image, with a busy wait, held memory and a copy planted."""
+    folder = tmp_path_factory.mktemp("planted")
+    environment = {
+        "PYTHONPATH": f"{PLANTED}{os.pathsep}{ROOT}",
+        "PLANTED_COSTS": "wait=denoising step 3;hold=vae decode;copy=text encode",
+    }
+    # For steps that are slow every time, enough that noise does not hit another one in all of them.
+    ended = run_omni(folder, "profile", "-p", "tiny-image", "--num-iters", "5", environment=environment)
+    ended.check_clean()
+    assert ended.code == 0, ended.err
+    return folder, ended
 
 
 @pytest.fixture(scope="session")

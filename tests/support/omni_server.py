@@ -23,6 +23,7 @@ from support.omni_process import TIMEOUT_S, Ended, OmniProcess
 CHAT = "/v1/chat/completions"
 SPEECH = "/v1/audio/speech"
 IMAGES = "/v1/images/generations"
+KEY = "a-key-that-nobody-must-see"
 
 
 @dataclass(frozen=True)

@@ -350,7 +350,7 @@ def test_disk_that_is_full_when_the_answer_comes(folder: Path) -> None:
 def test_stdout_that_nobody_reads(folder: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    process = OmniProcess(folder, "generate", "hi", *SHORT, stdout=writer)
+    process = OmniProcess(folder, "generate", "hi", "--modalities", "text", *SHORT, stdout=writer)
     os.close(writer)
     ended = process.end()
     ended.check_clean()

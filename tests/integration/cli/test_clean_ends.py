@@ -7,6 +7,7 @@ import os
 import signal
 import time
 import wave
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,10 @@ OK, FAILED, INTERRUPTED = 0, 6, 130
 
 pytestmark = pytest.mark.slow
 
-# Parts of the time that a whole run takes, from the first line of omni's own code on.
-MOMENTS = sample([0.0, 0.01, 0.04, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95], [0.4])
+# Parts of the time that a whole run takes, from the first line of omni's own code on; and the moment in which its
+# stages have begun to load, which needs no other run to be timed.
+LOADING = "loading"
+MOMENTS = sample([0.0, 0.01, 0.04, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95, LOADING], [LOADING])
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +31,19 @@ def run_s(tmp_path_factory: pytest.TempPathFactory) -> float:
     ended.check_clean()
     assert (ended.code, ended.output_files) == (OK, ("0.wav",))
     return ended.seconds
+
+
+@pytest.fixture
+def wait_for_moment(request: pytest.FixtureRequest) -> Callable[[OmniProcess, float | str], None]:
+    def wait(process: OmniProcess, moment: float | str) -> None:
+        if moment == LOADING:
+            process.wait_for(lambda: len(stage_processes(process)) == len(STAGES))
+            return
+        run_s: float = request.getfixturevalue("run_s")
+        process.wait_until_begun()
+        time.sleep(moment * run_s)
+
+    return wait
 
 
 def check_interrupted(ended: Ended) -> None:
@@ -49,10 +65,9 @@ def check_wave(path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_ctrl_c_at_any_moment(moment: float, run_s: float, folder: Path) -> None:
+def test_ctrl_c_at_any_moment(moment: float | str, wait_for_moment: Callable, folder: Path) -> None:
     process = OmniProcess(folder, "generate", "hi", *SHORT, "--json")
-    process.wait_until_begun()
-    time.sleep(moment * run_s)
+    wait_for_moment(process, moment)
     process.interrupt()
     ended = process.end()
     check_interrupted(ended)
@@ -70,13 +85,12 @@ def test_sigterm(moment: float, run_s: float, folder: Path) -> None:
     check_interrupted(process.end())
 
 
-@pytest.mark.parametrize("moment", sample([0.15, 0.7], [0.7]))
-def test_sigkill_of_the_command(moment: float, run_s: float, folder: Path) -> None:
+@pytest.mark.parametrize("moment", sample([0.15, 0.7, LOADING], [LOADING]))
+def test_sigkill_of_the_command(moment: float | str, wait_for_moment: Callable, folder: Path) -> None:
     # It takes longer than a whole short run, however busy the machine was when that was timed.
     long = ("--set", "thinker.sampling.max_tokens=1500", "--set", "thinker.sampling.ignore_eos=true")
     process = OmniProcess(folder, "generate", "hi", *long)
-    process.wait_until_begun()
-    time.sleep(moment * run_s)
+    wait_for_moment(process, moment)
     process.popen.kill()
     ended = process.end()
     ended.check_clean()

@@ -7,7 +7,6 @@ import functools
 import gzip
 import itertools
 import json
-import os
 import resource
 import statistics
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.omni_process import ROOT, Ended, OmniProcess, run_omni
+from support.omni_process import Ended, OmniProcess, run_omni
 
 from omni_cli.encoding import encode_png, encode_wav
 from omni_cli.profile_record import Profile, StageProfile, load_profile_record
@@ -24,9 +23,7 @@ from omni_cli.profile_record import Profile, StageProfile, load_profile_record
 pytestmark = pytest.mark.slow
 
 OK, USAGE, INTERRUPTED = 0, 2, 130
-# For steps that are slow every time, enough that noise does not hit another one in all of them.
-IMAGE_ITERS, OMNI_ITERS = 5, 2
-PLANTED = Path(__file__).parents[2] / "support" / "planted_costs"
+OMNI_ITERS = 2
 MIB = 2**20
 TAIL_US = 100_000
 ENCODERS = ("thinker.visual", "thinker.audio_tower")
@@ -70,6 +67,10 @@ def profile(folder: Path, name: str, *arguments: str, **options: Any) -> Run:
     ended = run_omni(folder, "profile", "-p", name, *arguments, **options)
     ended.check_clean()
     assert ended.code == OK, ended.err
+    return read(folder, ended)
+
+
+def read(folder: Path, ended: Ended) -> Run:
     written = folder / "out" / "profile"
     trace = json.loads(gzip.decompress((written / "trace.json.gz").read_bytes()))
     record = load_profile_record(written / "profile.json")
@@ -86,14 +87,8 @@ def profile(folder: Path, name: str, *arguments: str, **options: Any) -> Run:
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """tiny-image, with a busy wait, held memory and a copy in three places."""
-    environment = {
-        "PYTHONPATH": f"{PLANTED}{os.pathsep}{ROOT}",
-        "PLANTED_COSTS": "wait=denoising step 3;hold=vae decode;copy=text encode",
-    }
-    arguments = ("--num-iters", str(IMAGE_ITERS))
-    return profile(tmp_path_factory.mktemp("image"), "tiny-image", *arguments, environment=environment)
+def image(planted_profile: tuple[Path, Ended]) -> Run:
+    return read(*planted_profile)
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +115,12 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 def test_every_stage_and_step_is_in_the_trace(image: Run, omni: Run) -> None:
-    assert count(image.track("image"), "engine step") == IMAGE_ITERS
+    iterations = image.record.num_iters
+    assert count(image.track("image"), "engine step") == iterations == 5
     for number in range(1, 5):
-        assert count(image.track("image"), f"denoising step {number}") == IMAGE_ITERS
+        assert count(image.track("image"), f"denoising step {number}") == iterations
     for name in ("text encode", "vae decode", "output copy"):
-        assert count(image.track("image"), name) == IMAGE_ITERS
+        assert count(image.track("image"), name) == iterations
     for stage in ("thinker", "talker"):
         for name in ("engine step", "model forward", "sampling"):
             assert count(omni.track(stage), name) == 12 * OMNI_ITERS

@@ -8,14 +8,18 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psutil
 import pytest
-from support.omni_process import run_omni
 from support.omni_server import CHAT, IMAGES, OmniServer
 
+from omni_cli.encoding import encode_png
+from omni_cli.outputs import GenerateRequest
+
 NUM_REQUESTS = 12
-PROFILE = ("--profile", "tiny-image", "--set", "image.num_inference_steps=12")
+STEPS = "image.num_inference_steps=12"
+PROFILE = ("--profile", "tiny-image", "--set", STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +34,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OmniServer]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def alone(start_engine: Any) -> list[str]:
     """Digests of the images that one process makes."""
-    folder = tmp_path_factory.mktemp("alone")
-    lines = [f'{{"prompt": "image {number}", "seed": {number}}}' for number in range(NUM_REQUESTS)]
-    (folder / "requests.jsonl").write_text("\n".join(lines))
-    run_omni(folder, "generate", *PROFILE, "--requests", "requests.jsonl")
-    return [digest((folder / "out" / f"{number}.png").read_bytes()) for number in range(NUM_REQUESTS)]
+    requests = [GenerateRequest(str(number), f"image {number}", seed=number) for number in range(NUM_REQUESTS)]
+    results = start_engine("tiny-image", STEPS).run_all(requests)
+    return [digest(encode_png(result.outputs[0].pixels)) for result in results]
 
 
 def digest(content: bytes) -> str:

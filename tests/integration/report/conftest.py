@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.chromium import Chromium, find_chromium
+from support.omni_process import Ended
 
 import omni_cli
 
@@ -58,11 +59,9 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 @pytest.fixture(scope="session")
-def profiled(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    folder = tmp_path_factory.mktemp("profile")
-    result = omni("profile", "-p", "tiny-image", "--num-iters", "2", "--output-dir", str(folder))
-    assert result.returncode == 0, result.stderr
-    return Made(folder / "profile.json", result.stderr)
+def profiled(planted_profile: tuple[Path, Ended]) -> Made:
+    folder, ended = planted_profile
+    return Made(folder / "out" / "profile" / "profile.json", ended.err)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.omni_server import OmniServer
+from support.omni_requests import FEW_STEPS
+from support.omni_server import KEY, OmniServer
 
 from omni_cli.encoding import encode_png, encode_wav
 
@@ -21,6 +22,8 @@ TINY_OMNI = (
     "thinker.sampling.max_tokens=16",
     "--set",
     "talker.sampling.max_tokens=40",
+    "--set",
+    FEW_STEPS,
 )
 
 
@@ -51,6 +54,16 @@ def omni(start_session_server: Any) -> OmniServer:
 @pytest.fixture(scope="session")
 def image_server(start_session_server: Any) -> OmniServer:
     return start_session_server("--profile", "tiny-image")
+
+
+@pytest.fixture(scope="session")
+def limited(start_session_server: Any) -> OmniServer:
+    """Serves those who have `KEY`, and limits everything that can be limited."""
+    return start_session_server(
+        *("--profile", "tiny-image", "--max-requests", "3", "--max-body-bytes", "100000", "--max-n", "2"),
+        *("--max-prompt-chars", "500", "--timeout", "10"),
+        environment={"OMNI_API_KEY": KEY},
+    )
 
 
 @pytest.fixture(scope="session")

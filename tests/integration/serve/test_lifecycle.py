@@ -51,36 +51,32 @@ def health(server: OmniServer) -> int | None:
         return None
 
 
-def test_one_ready_line_with_the_address(folder: Path) -> None:
-    server = OmniServer(folder, "--profile", "tiny-image")
+def test_one_ready_line_with_the_address_and_a_stop_signal_that_lets_running_requests_end(folder: Path) -> None:
+    server = OmniServer(folder)
     assert server.ready["schema"] == "omni.serve/1"
     assert server.ready["url"] == f"http://127.0.0.1:{server.ready['port']}"
-    assert server.ready["pid"] == server.process.pid and server.ready["profile"] == "tiny-image"
+    assert server.ready["pid"] == server.process.pid and server.ready["profile"] == "tiny-omni"
     # Who reads the line may ask at once.
-    assert server.request("POST", IMAGES, {"prompt": "x"}).status == 200
+    assert server.request("POST", CHAT, {"messages": LONG["messages"], "max_tokens": 2}).status == 200
     server.wait_until(lambda: server.log("request"))  # it is written when the answer has left
-    ended = server.stop()
-    assert (ended.code, ended.out, ended.leftovers) == (0, "", ())
-    assert [json.loads(line)["event"] for line in server.raw_log.splitlines()] == [
-        "engine_ready",
-        "request",
-        "draining",
-        "stopped",
-    ]
-
-
-def test_a_stop_signal_lets_running_requests_end(folder: Path) -> None:
-    server = OmniServer(folder)
     caller = Caller(server, CHAT, LONG)
     server.wait_until(lambda: server.metric("omni_requests_in_flight") == 1)
     server.process.popen.send_signal(signal.SIGTERM)
     server.wait_until(lambda: server.log("draining"))
-    server.wait_until(lambda: health(server) is None, timeout_s=2)
+    server.wait_until(lambda: health(server) is None, timeout_s=10)
     ended = server.stop()
     caller.join()
     assert caller.result.status == 200
     assert caller.result.body.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"length"' in caller.result.body
-    assert (ended.code, ended.leftovers) == (0, ())
+    assert (ended.code, ended.out, ended.leftovers) == (0, "", ())
+    lines = [json.loads(line) for line in server.raw_log.splitlines()]
+    assert [line["event"] for line in lines if line.get("path") in (None, CHAT)] == [
+        "engine_ready",
+        "request",
+        "draining",
+        "request",
+        "stopped",
+    ]
 
 
 @pytest.mark.nightly

@@ -11,19 +11,9 @@ from typing import Any
 
 import openai
 import pytest
-from support.omni_server import IMAGES, OmniServer
+from support.omni_server import IMAGES, KEY, OmniServer
 
-KEY = "a-key-that-nobody-must-see"
 SLOW = {"prompt": "a cube", "num_inference_steps": 1000}
-
-
-@pytest.fixture(scope="module")
-def limited(start_server: Any) -> OmniServer:
-    return start_server(
-        *("--profile", "tiny-image", "--max-requests", "3", "--max-body-bytes", "100000", "--max-n", "2"),
-        *("--max-prompt-chars", "500", "--timeout", "10"),
-        environment={"OMNI_API_KEY": KEY},
-    )
 
 
 @pytest.fixture(autouse=True)

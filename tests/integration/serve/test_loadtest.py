@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.omni_process import Ended, OmniProcess, run_omni
-from support.omni_server import OmniServer
+from support.omni_server import KEY, OmniServer
 
 from omni_cli.record import Record, Sample, load_record
 
@@ -38,7 +38,6 @@ def samples_of(tmp_path: Path) -> tuple[Sample, ...]:
     return variant.samples
 
 
-KEY = "sk-hunter2-0123456789"
 FEW = ("--num-iters", "2", "--num-iters-warmup", "1", "--num-requests", "4")
 
 
@@ -142,14 +141,8 @@ def test_more_clients_wait_longer(omni: OmniServer, bench: Any, tmp_path: Path) 
     assert rates[1] > rates[0], "it batches"
 
 
-@pytest.fixture(scope="module")
-def guarded(start_server: Any) -> OmniServer:
-    """Serves those who have the key, two at a time."""
-    return start_server("--profile", "tiny-image", "--max-requests", "2", environment={"OMNI_API_KEY": KEY})
-
-
-def test_overload_is_counted_and_no_success(guarded: OmniServer, bench: Any, tmp_path: Path) -> None:
-    words = (guarded.url, "--api-key", KEY, "--endpoint", "images", *FEW)
+def test_overload_is_counted_and_no_success(limited: OmniServer, bench: Any, tmp_path: Path) -> None:
+    words = (limited.url, "--api-key", KEY, "--endpoint", "images", *FEW)
     ended = bench(*words, "--request-rate", "inf", "--num-requests", "12")
     assert ended.code == 6
     assert "x HTTP 429 queue_full" in ended.err and "hint: send fewer requests at once" in ended.err
@@ -158,12 +151,12 @@ def test_overload_is_counted_and_no_success(guarded: OmniServer, bench: Any, tmp
         assert sample.work["requests"] + failed.count == 12 and failed.count > 0
 
 
-def test_a_key(guarded: OmniServer, bench: Any, tmp_path: Path) -> None:
-    images = (guarded.url, "--endpoint", "images", *FEW)
+def test_a_key(limited: OmniServer, bench: Any, tmp_path: Path) -> None:
+    images = (limited.url, "--endpoint", "images", *FEW)
     bench(*images).check_error(6, "HTTP 401", "OPENAI_API_KEY")
     ended = bench(*images, "--api-key", KEY)
     assert ended.code == 0, ended.err
-    assert KEY not in ended.out + ended.err + (tmp_path / "r.json").read_text() + guarded.raw_log
+    assert KEY not in ended.out + ended.err + (tmp_path / "r.json").read_text() + limited.raw_log
     assert "***" in record_of(tmp_path).command
 
 
