@@ -73,7 +73,7 @@ def workers(process: OmniProcess) -> list[int]:
 def test_chains_with_frames_of_codes_or_two_backends(
     profile: str, stage: str, parts: list[str], work: str, tmp_path: Path
 ) -> None:
-    arguments = ("-p", profile, "--stage", stage, "--num-iters", "2", "--num-iters-warmup", "1", "--output-len", "16")
+    arguments = ("-p", profile, "--stage", stage, "--num-iters", "2", "--num-iters-warmup", "1", "--output-len", "48")
     ended = run_omni(tmp_path, "bench", *arguments, "--json")
     assert ended.code == 0, ended.err
     ended.check_clean()
@@ -82,7 +82,6 @@ def test_chains_with_frames_of_codes_or_two_backends(
         assert all(0 < sample["metrics"][part] < sample["e2e_s"] * 1.01 for part in parts), sample["metrics"]
         assert sample["work"][work] > 0
         assert ("denoise_steps" in sample["work"]) == (work == "pixels")
-    assert abs(variant["accounted"].get("stages", 1) - 1) < 0.2
 
 
 def test_a_stage_alone_is_fed_what_the_stages_before_it_made(tmp_path: Path) -> None:
