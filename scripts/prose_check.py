@@ -22,7 +22,11 @@ ALLOWED_FILES = {
     "tests/unit/test_prose_check.py": "tests the terms",
     "omni_cli/checkpoints/corpus.py": "another word of the tokenizers' training text would change the checkpoints",
 }
-_UNIT = "client|stage|request|second|step|line|iteration|replica|token|frame|variant|block|round|page|device"
+_UNIT = "client|stage|request|second|step|line|iteration|replica|token|frame|variant|block|round|page|device|item"
+_COUNTED = (
+    "one|once|process(?:es)?|tokens?|requests|lines?|files|bytes|copies|steps|images?|samples|rows?|entry|entries|items"
+    "|units|numbers?|values?|tensors?|outputs?"
+)
 _RENAMED = "RequestCancelled, StreamAborted, DecodeError, PendingImages, stream_busy"
 TERMS = {
     r"(take|takes|taking|took|in) turns": "interleaved, alternate",
@@ -40,7 +44,7 @@ TERMS = {
     r"com(e|es|ing) up again|came up again": "restart",
     r"reached from here": "loopback only",
     r"(?-i:Unwanted|BrokenOff|NoMessage|PicturesOnTheWay|has_company)": _RENAMED,
-    rf"(one|processes|tokens|requests|lines|files|bytes|copies|steps|images|samples) a ({_UNIT})": "per",
+    rf"({_COUNTED}) an? ({_UNIT})": "per",
     r"(?-i:(that|which|what) is no(ne)?)": "is not a",
     r"(breaks?|broke|broken) off": "fails",
     r"anew": "again",

@@ -1,4 +1,4 @@
-"""The arguments of a pipeline's call: the accepted ones, those that a request may set, and checks of a request.
+"""The arguments of a pipeline's call: which it accepts, which a request may set, and checks of a request.
 
 Everything here inspects a loaded pipeline but runs none of its models.
 """
@@ -18,7 +18,7 @@ from omni_cli.diffusers_integration.requests import DiffusionRequest, freeze
 from omni_cli.diffusers_integration.signature import Medium, PipelineSignature, signature_of_class
 from omni_cli.errors import InputError
 
-# More would need tens of GiB for the VAE alone; the largest size that published text-to-image models are trained for.
+# The largest size that published text-to-image models are trained for; more would need tens of GiB for the VAE alone.
 MAX_PIXELS = 4096 * 4096
 MAX_INFERENCE_STEPS = 1000
 MAX_SEED = 2**64 - 1
@@ -66,8 +66,8 @@ class PipelineCall:
         parameters = inspect.signature(pipeline.__call__).parameters.values()
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         height, width = _default_size(pipeline)
-        # A transformer without guidance embedding, in a pipeline with classifier-free guidance under another name:
-        # diffusers then accepts `guidance_scale` and ignores it.
+        # diffusers ignores `guidance_scale` if the transformer has no guidance embedding and the pipeline has
+        # classifier-free guidance under another name.
         denoiser = getattr(pipeline, "transformer", None)
         embeds_guidance = getattr(getattr(denoiser, "config", None), "guidance_embeds", None)
         defaults = {p.name: None if p.default is p.empty else p.default for p in named}
@@ -117,7 +117,7 @@ class PipelineCall:
         return named
 
     def arguments(self, request: DiffusionRequest) -> dict[str, object]:
-        """The arguments of the call that a resolved request sets, its prompts included."""
+        """Return the arguments of the call that a resolved request sets, including its prompts."""
         standard = {name: getattr(request, name) for name in PIPELINE_ARGUMENTS}
         chosen = {name: value for name, value in standard.items() if value is not None and name in self.defaults}
         return {"prompt": request.prompt, **chosen, **request.call, **request.conditions}
@@ -130,9 +130,9 @@ def resolve_request(
     call: PipelineCall,
     max_pixels: int,
 ) -> DiffusionRequest:
-    """Fill in the stage's values and then the pipeline's, check the request and return it; raises `InputError`.
+    """Fill in the stage's and then the pipeline's values, check the request and return it; raises `InputError`.
 
-    Nothing has been encoded or denoised when it raises.
+    It does so before anything is encoded or denoised.
     """
     _check_names(request, call)
     _check_effect(request, call)
@@ -149,13 +149,13 @@ def resolve_request(
 
 
 def foreign_arguments(config: DiffusionStageConfig, call: PipelineCall) -> tuple[str, ...]:
-    """The stage's arguments for another checkpoint's pipeline that are of no use to this one's call."""
+    """Return the stage's arguments that belong to another checkpoint's pipeline and that this one lacks."""
     useless = {"guidance_scale"} if call.ignores_guidance_scale else set()
     return tuple(name for name in config.droppable_arguments if name not in call.defaults or name in useless)
 
 
 def without_arguments(config: DiffusionStageConfig, names: Collection[str]) -> DiffusionStageConfig:
-    """The stage without these arguments of the pipeline's call."""
+    """Return the stage without these arguments of the pipeline's call."""
     kept = {name: value for name, value in config.call.items() if name not in names}
     unset = dict.fromkeys(name for name in PIPELINE_ARGUMENTS if name in names)
     return config.model_copy(update={**unset, "call": kept})
@@ -317,8 +317,7 @@ def _ask_pipeline(pipeline: object, call: PipelineCall, request: DiffusionReques
         return
     sizes = {"height": call.default_height, "width": call.default_width}
     arguments = {**call.defaults, **sizes, **call.arguments(request), "callback_on_step_end_tensor_inputs": []}
-    # Names that `check_inputs` has and the call does not are remnants of older callbacks: absent means None.
-    # `batch_size` is the only exception.
+    # `check_inputs` has parameters for older callbacks that the call lacks: pass None, except for `batch_size`.
     arguments.setdefault("batch_size", 1)
     arguments["callback_steps"] = 1 if "callback_steps" in call.defaults else None
     parameters = inspect.signature(check).parameters.values()
@@ -326,14 +325,14 @@ def _ask_pipeline(pipeline: object, call: PipelineCall, request: DiffusionReques
     try:
         check(**values)
     except TypeError:
-        # The call turns some values into others before it checks them, such as a number into a list of one.
+        # The call converts some values before it checks them, such as a number to a list of one.
         return
     except ValueError as error:
         raise InputError(f"{type(pipeline).__name__} rejects the request: {error}") from error
 
 
 def _size_multiple(pipeline: object) -> int:
-    """The image processor's factor (it may include patches) and that of VAE times patches."""
+    """Combine the image processor's factor, which may include patches, with that of VAE times patches."""
     processor_config = getattr(getattr(pipeline, "image_processor", None), "config", None)
     factor = getattr(processor_config, "vae_scale_factor", None) or 1
     vae_factor, patch = getattr(pipeline, "vae_scale_factor", 1), getattr(pipeline, "patch_size", 1)
@@ -343,7 +342,7 @@ def _size_multiple(pipeline: object) -> int:
 
 
 def _default_size(pipeline: object) -> tuple[int | None, int | None]:
-    """The pipeline's default height and width in pixels, by either convention of diffusers."""
+    """Return the pipeline's default height and width in pixels, by either convention of diffusers."""
     factor = getattr(pipeline, "vae_scale_factor", None)
     size = getattr(pipeline, "default_sample_size", None)
     for name in ("unet", "transformer"):

@@ -1,4 +1,4 @@
-"""One batch: its pipeline calls one after another; the outputs of each are copied to the host during the next."""
+"""One batch: consecutive pipeline calls, with the outputs of each copied to the host during the next."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Group = Sequence[DiffusionRequest]
 
 
 class _AllAborted(Exception):
-    """Leaves a pipeline call between two steps: no request of it is wanted any more."""
+    """Raised between two steps to end a pipeline call whose requests were all aborted."""
 
 
 @dataclass(frozen=True)
 class _Called:
-    """A group after its call: which requests were aborted, and outputs or an error for the others."""
+    """A group after its call: the aborted requests, and outputs or an error for the others."""
 
     group: Group
     aborted: Sequence[bool]
@@ -35,8 +35,7 @@ class _Called:
 class BatchRun:
     """Runs groups of requests, each in one pipeline call, and finishes every request with one output.
 
-    `is_aborted` is asked at every step. `on_failure` is called after a pipeline has raised something other than an
-    `OmniError`.
+    `is_aborted` is called at every step, `on_failure` after a pipeline raised something other than an `OmniError`.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class BatchRun:
 
         outputs, error = None, None
         try:
-            # Before the first step as well: a request may have been aborted while it waited for its batch.
+            # Also before the first step: a request may have been aborted while it waited for its batch.
             if not all(self._is_aborted(request) for request in group):
                 outputs = self._runner.run(group, step)
         except _AllAborted:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_supported(config: DiffusionStageConfig) -> None:
-    """Raise `StageError` for what a stage on a diffusers pipeline cannot do; checks only the configuration."""
+    """Raise `StageError` for settings that a stage on a diffusers pipeline does not support."""
     for name, key in type(config).model_fields.items():
         notes = notes_on(key)
         if notes.backend == "vllm" and getattr(config, name) != key.default:

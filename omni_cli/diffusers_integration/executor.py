@@ -1,4 +1,4 @@
-"""Runs a diffusion stage over a diffusers pipeline, with the calls of vLLM's `Executor` and without vLLM."""
+"""Run a diffusion stage on a diffusers pipeline, through the interface of vLLM's `Executor` but without vLLM."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class DiffusersPipelineExecutor:
     The stage's `batching` decides how the requests of a batch share the device:
 
     - "exact", the default: one pipeline call per request, back to back. The same seed gives the same image bit for
-      bit, whatever else is in the batch, and it is the image of the plain diffusers call.
-    - "stacked": one pipeline call for all requests of a batch whose prompts have as many tokens. Sums of larger
-      matrices are taken in another order, so images differ from single ones in the last bits. Measured with
+      bit, independent of the batch, and equal to that of a plain diffusers call.
+    - "stacked": one pipeline call for all requests of a batch whose prompts have equally many tokens. Larger matrix
+      products sum in another order, so images differ from single ones in the last bits. Measured with
       `tiny-image`, float32, four requests on one CPU thread: half the processor time (0.49 to 0.55 of "exact" at 64x64
       to 256x256), at most 1.1e-6 of [0, 1] away, and after rounding to uint8 one value in 50,000 off by one.
 
@@ -71,7 +71,7 @@ class DiffusersPipelineExecutor:
         max_pixels: int = MAX_PIXELS,
         make_pipeline: Callable[[], Any] | None = None,
     ) -> None:
-        """Loads the pipeline of `model` (a diffusers folder or a Hugging Face repo id).
+        """Load the pipeline of `model` (a diffusers folder or a Hugging Face repo id).
 
         `device` is torch's name for it; None means the stage's `devices`, else the first CUDA device, else
         the CPU. `unused_parts` of the pipeline are not loaded. `prompt_cache_entries` bounds the prompt cache, 0 turns
@@ -98,7 +98,7 @@ class DiffusersPipelineExecutor:
         self._closing = threading.Event()
         self._failure: str | None = None
         self._failure_callbacks: list[Callable[[], None]] = []
-        # Requests of the batch that is running, and those of them that were aborted.
+        # Requests of the running batch, and those of them that were aborted.
         self._current: frozenset[str] = frozenset()
         self._aborted: set[str] = set()
         self._pipeline: Any = None
@@ -137,7 +137,7 @@ class DiffusersPipelineExecutor:
 
     @property
     def effective(self) -> Mapping[str, object]:
-        """The effective settings and how often each was used so far; empty after `shutdown`."""
+        """Return the effective settings and how often each was used; empty after `shutdown`."""
         runner = self._runner
         if runner is None:
             return {}
@@ -174,14 +174,14 @@ class DiffusersPipelineExecutor:
         return {**execution, **self._output_copy.counters.as_dict()}
 
     def resolve(self, request: DiffusionRequest) -> DiffusionRequest:
-        """The request with the stage's and the pipeline's values filled in, checked; raises `InputError`."""
+        """Fill in the stage's and the pipeline's values and check the request; raises `InputError`."""
         self._check_ready()
         return resolve_request(request, self.config, self._pipeline, self.call, self.max_pixels)
 
     def compile_or_warm_up_model(self) -> None:
-        """Compile or capture now what the first request would wait for; does nothing in eager execution.
+        """Compile or capture in advance, for the stage's own size and guidance; does nothing in eager execution.
 
-        For the stage's own size and guidance. A text of another length may still need a graph of its own.
+        A prompt of another length may still need its own graph.
         """
         if self.config.execution == "eager":
             return
@@ -201,9 +201,9 @@ class DiffusersPipelineExecutor:
     ) -> DiffusionModelOutput:
         """Run one batch to its end.
 
-        One output a request, in order; `on_output` gets each as soon as it is whole. What goes wrong with a
-        request is the `error` of its output and leaves the others alone: `InputError`,
-        `StageError`. Raises `StageError` when nothing can run at all: asleep, shut down or failed.
+        Returns one output per request, in order; `on_output` gets each as soon as it is complete. If a request fails,
+        its output has the `error` (`InputError`, `StageError`), and the others continue. Raises `StageError` if nothing
+        can run: asleep, shut down or failed.
         """
         requests = scheduler_output.requests
         with self._busy:
@@ -237,7 +237,7 @@ class DiffusersPipelineExecutor:
         self._aborted |= self._current.intersection(request_ids)
 
     def _groups(self, requests: Sequence[DiffusionRequest], finish: OnOutput) -> Iterable[Sequence[DiffusionRequest]]:
-        """Requests that share a pipeline call; those that cannot run are finished instead."""
+        """Group requests that share a pipeline call; finish those that cannot run."""
         groups: dict[object, list[DiffusionRequest]] = {}
         for request in requests:
             try:
@@ -254,7 +254,7 @@ class DiffusersPipelineExecutor:
         return self._closing.is_set() or request.request_id in self._aborted
 
     def _check_device(self) -> None:
-        """After an error on a CUDA device: an illegal access leaves it unusable, anything else does not."""
+        """Check a CUDA device after an error: an illegal memory access leaves it unusable, other errors do not."""
         if not self.device.startswith("cuda"):
             return
         import torch
@@ -266,7 +266,7 @@ class DiffusersPipelineExecutor:
             self._fail(f"the device is unusable: {error}")
 
     def _fail(self, why: str) -> None:
-        """Enter the permanent failed state, once, and tell those who asked to know."""
+        """Enter the permanent failed state, once, and call the failure callbacks."""
         if self._failure is None:
             self._failure = why
             for callback in self._failure_callbacks:
@@ -293,12 +293,10 @@ class DiffusersPipelineExecutor:
             raise StageError(f"stage `{stage}` is asleep", stage=stage, hint="wake it up first")
 
     def sleep(self, level: int = 1) -> None:
-        """Give the device's memory back, after the running batch.
+        """Free the device's memory after the running batch, and empty the prompt cache.
 
-        Level 1 keeps the weights on the host, level 2 drops them, and `wake_up` reads them again. The prompt
-        cache is emptied.
-
-        On the CPU there is nowhere to move weights to: level 1 only refuses requests until `wake_up`.
+        Level 1 moves the weights to the host; level 2 drops them, and `wake_up` reads them again. On the CPU, level 1
+        only rejects requests until `wake_up`.
         """
         if level not in (1, 2):
             raise UsageError(f"sleep level must be 1 or 2, not {level!r}")
@@ -320,11 +318,10 @@ class DiffusersPipelineExecutor:
             self.is_sleeping, self.sleeping_tags = True, {"weights"}
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Put the weights back and take requests again.
+        """Restore the weights and accept requests again.
 
-        Of vLLM's tags only "weights" exists here. "kv_cache" alone wakes nothing. `UsageError` for other
-        tags; `StageError` or `CheckpointError`, and the permanent failed state, when the weights cannot be
-        put back.
+        Of vLLM's tags only "weights" has an effect; "kv_cache" alone wakes nothing. Raises `UsageError` for other tags,
+        and `StageError` or `CheckpointError`, with the permanent failed state, if the weights cannot be restored.
         """
         unknown = set(tags or ()) - _TAGS
         if unknown:
@@ -347,7 +344,7 @@ class DiffusersPipelineExecutor:
             self.is_sleeping, self.sleeping_tags = False, set()
 
     def shutdown(self) -> None:
-        """End the running batch at its next step and leave nothing behind; may be called again."""
+        """End the running batch at its next step and free everything. Idempotent."""
         self._closing.set()
         with self._busy:
             self._release()
@@ -359,7 +356,7 @@ class DiffusersPipelineExecutor:
         if self._denoiser is not None:
             self._denoiser.close()
         self._runner = self._denoiser = self._pipeline = None
-        # A pipeline is full of reference cycles; its weights must not wait for the next collection.
+        # A pipeline has reference cycles; collect now, so that its weights are freed.
         gc.collect()
         _empty_device_cache(self.device)
 

@@ -1,4 +1,4 @@
-"""A diffusers pipeline from a folder or a repository, or one clear error that names its fault."""
+"""Load a diffusers pipeline from a folder or a repository, or raise one error that names the fault."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from omni_cli.diffusers_integration.signature import (
 )
 from omni_cli.errors import CheckpointError, OmniError, StageError
 
-# What other pipelines make, by the first field of their output.
+# Outputs of other pipelines, by the first field of their output.
 _OTHER_OUTPUTS = {"frames": "video", "video": "video", "texts": "text", "sequences": "text"}
 
 
 def load_pipeline(
     model: str, dtype: str, device: str, *, stage: str, trust_remote_code: bool, unused_parts: Sequence[str] = ()
 ) -> object:
-    """The pipeline at `model` (folder or Hugging Face repo id), on `device`, weights in
-    `dtype`; without its `unused_parts`.
+    """Load the pipeline at `model` (folder or Hugging Face repo id), without its `unused_parts`.
 
-    `CheckpointError` for a folder that is missing, broken or of a pipeline that cannot run here; `StageError` when
-    there is not enough memory for it.
+    Raises `CheckpointError` for a missing or broken folder and for a pipeline that cannot run here, and `StageError` if
+    there is not enough memory.
     """
     import torch
     from diffusers import DiffusionPipeline
@@ -63,7 +62,7 @@ def load_pipeline(
             details=str(error),
         ) from error
     except Exception as error:
-        # diffusers, transformers, safetensors and the hub client each raise their own kinds for broken files.
+        # diffusers, transformers, safetensors and the hub client each raise their own exceptions for broken files.
         raise CheckpointError(
             f"cannot load a pipeline from {model}: {type(error).__name__}: {_first_line(error)}",
             hint="check that the folder is complete" if Path(model).is_dir() else "check the name and the network",
@@ -73,9 +72,9 @@ def load_pipeline(
 
 
 def _load_models(folder: Path, parts: Mapping[str, tuple[str, str]], dtype: object) -> dict[str, object]:
-    """The pipeline's models, each checked to have all its weights.
+    """Load the pipeline's models and check that each has all its weights.
 
-    Both libraries fill what a checkpoint lacks with random numbers and a log line, and so would the pipeline.
+    Both libraries, and so the pipeline, would initialise missing weights randomly and only log that.
     """
     import torch
 
@@ -97,7 +96,7 @@ def _load_models(folder: Path, parts: Mapping[str, tuple[str, str]], dtype: obje
 
 
 def check_runnable(signature: PipelineSignature) -> None:
-    """`CheckpointError` unless the pipeline makes images or audio from a prompt and, perhaps, images."""
+    """Raise `CheckpointError` unless the pipeline makes images or audio from a prompt and, optionally, images."""
     made = signature.output_fields
     why = None
     if made and not set(made) & {*IMAGE_FIELDS, *AUDIO_FIELDS}:
@@ -162,7 +161,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _quiet_loading() -> Iterator[None]:
-    """No progress bars of diffusers and transformers meanwhile; how they were set before is restored."""
+    """Disable the progress bars of diffusers and transformers, and restore their settings afterwards."""
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 

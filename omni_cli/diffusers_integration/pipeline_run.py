@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 StepCallback = Literal["callback_on_step_end", "callback", "none"]
 
-# Called after each step with (steps done, total steps); raises to end the call early.
+# Called after each step with (steps done, total steps); may raise to end the call early.
 OnStep = Callable[[int, int], None]
 
 
@@ -111,7 +111,7 @@ class PipelineRunner:
         if self.prompt_cache is not None:
             self.prompt_cache.clear()
             self.prompt_cache = None
-            # The attribute of the instance; the method of the class is visible again.
+            # Removes the attribute of the instance, which hid the method of the class.
             del self._pipeline.encode_prompt
         if self._hook is not None:
             self._hook.remove()
@@ -174,7 +174,7 @@ class PipelineRunner:
         def note_step() -> None:
             marks.steps.append(self._clock.mark())
             done = len(marks.steps)
-            # Schedulers of second order call the denoiser more often than `num_inference_steps`.
+            # Second-order schedulers call the denoiser more often than `num_inference_steps`.
             total = max(done, getattr(self._pipeline, "num_timesteps", None) or request.num_inference_steps or done)
             if done < total:
                 marks.ranges.next("denoising step", done + 1)
@@ -229,7 +229,7 @@ class PipelineRunner:
 
 
 def find_denoiser(pipeline: Any) -> Any | None:
-    """The model that is called once or more per step, by diffusers' names; None if there is none."""
+    """Return the model that runs in each step, by diffusers' names; None if there is none."""
     import torch
 
     for name in ("transformer", "unet", "prior"):

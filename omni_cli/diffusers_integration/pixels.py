@@ -81,7 +81,7 @@ class PendingPixels:
 
 @dataclass(frozen=True)
 class PixelsHere:
-    """Images that the pipeline has copied to the host itself."""
+    """Images that the pipeline copied to the host itself."""
 
     pixels: np.ndarray
 

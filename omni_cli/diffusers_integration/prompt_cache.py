@@ -23,10 +23,9 @@ class CachedPrompt:
 class PromptCache:
     """Replaces a pipeline's `encode_prompt` and caches its results.
 
-    The pipeline keeps calling `self.encode_prompt(...)` and gets the very tensors of the first time, so the image
-    cannot change, and no argument names need to be known here: the key is all arguments of the call (prompt, negative
-    prompt, `max_sequence_length`, guidance on or off, ...). An entry whose tensors a pipeline has changed in place is
-    dropped.
+    The pipeline still calls `self.encode_prompt(...)` and gets the tensors of the first call, so the image cannot
+    change. The key consists of all arguments of the call (prompt, negative prompt, `max_sequence_length`, guidance on
+    or off, ...). An entry whose tensors a pipeline changed in place is dropped.
 
     Least recently used entries are dropped beyond `max_entries` or `max_bytes` on the device. `max_entries` 0 disables
     the cache. `hits`, `misses` and `bypassed` (calls with arguments that have no key, such as tensors) count calls of
@@ -73,7 +72,7 @@ class PromptCache:
     def _key(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable | None:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        # torch's devices and dtypes are not plain values, but their names describe them completely.
+        # torch's devices and dtypes are not plain values, but their names identify them.
         plain = {n: str(v) if type(v).__name__ in ("device", "dtype") else v for n, v in bound.arguments.items()}
         try:
             return freeze(plain)

@@ -18,11 +18,11 @@ FinishReason = Literal["stop", "abort", "error"]
 class DiffusionRequest:
     """One image, or one piece of audio.
 
-    `None` means the stage's value, else the pipeline's own default. `height` and `width` are pixels; `call`
-    holds further arguments of the pipeline call by diffusers' names. `num_prompt_tokens` holds the token counts
-    of prompt and negative prompt for each of the pipeline's tokenizers; `DiffusersPipelineExecutor.resolve` fills
-    it when it has checked the request, so None means "not checked yet". `conditions` are further arguments of the call
-    that the stage before has made, such as tensors; only requests without them can be stacked.
+    `None` means the stage's value, else the pipeline's default. `height` and `width` are in pixels; `call` holds
+    further arguments of the pipeline call by diffusers' names. `num_prompt_tokens` holds the token counts of prompt and
+    negative prompt for each of the pipeline's tokenizers, set by `DiffusersPipelineExecutor.resolve`; None means "not
+    checked yet". `conditions` are arguments of the call from the previous stage, such as tensors; only requests without
+    them can be stacked.
     """
 
     request_id: str
@@ -46,17 +46,17 @@ class DiffusionRequest:
         arguments: Mapping[str, Any],
         conditions: Mapping[str, object] | None = None,
     ) -> DiffusionRequest:
-        """A request from flat call arguments by diffusers' names, such as `GenerateRequest.diffusion`."""
+        """Build a request from flat call arguments by diffusers' names, such as `GenerateRequest.diffusion`."""
         standard = {name: arguments[name] for name in PIPELINE_ARGUMENTS if name in arguments}
         call = {name: value for name, value in arguments.items() if name not in standard}
         return cls(request_id, prompt, seed=seed, call=call, conditions=conditions or {}, **standard)
 
 
 def batch_key(request: DiffusionRequest) -> Hashable:
-    """Equal for requests whose pipeline calls differ in prompt, negative prompt and seed only.
+    """A key that is equal for requests whose pipeline calls differ only in prompt, negative prompt and seed.
 
-    Having a negative prompt is part of it, for it doubles the work of a step. The dtype is the executor's, so
-    it is the same for all requests that meet here.
+    It includes whether there is a negative prompt, which doubles the work of a step, and not the dtype, which is the
+    executor's.
     """
     return (
         request.height,
@@ -69,10 +69,9 @@ def batch_key(request: DiffusionRequest) -> Hashable:
 
 
 def freeze(value: object) -> Hashable:
-    """A hashable twin of a plain value (numbers, strings, lists, mappings); values of unlike types stay
-    apart.
+    """Convert a plain value (numbers, strings, lists, mappings) to a hashable one; different types stay different.
 
-    Raises `TypeError` for what has no such twin, a tensor for example.
+    Raises `TypeError` for other values, such as tensors.
     """
     if isinstance(value, Mapping):
         return ("mapping", tuple(sorted((str(key), freeze(item)) for key, item in value.items())))
@@ -87,12 +86,11 @@ def freeze(value: object) -> Hashable:
 class DiffusionTimes:
     """Seconds spent on one request; on a CUDA device measured there, between events of its stream.
 
-    `text_encode_s` is 0 or nearly so when the prompt cache had the embeddings. `denoise_step_s` has one entry
-    a step; the first begins when the denoiser is first called, so the preparation of noise and timesteps is
-    in `total_s` only. `vae_decode_s` includes the conversion to uint8; both it and `total_s` end with the
-    image on the device, whose copy to the host may overlap with the next request. The few pipelines that report
-    no steps leave `denoise_step_s` empty and `vae_decode_s` None. Requests that were stacked into one pipeline
-    call share its times.
+    `text_encode_s` is near 0 if the prompt cache had the embeddings. `denoise_step_s` has one entry per step; the first
+    begins with the first call of the denoiser, so preparing noise and timesteps counts only in `total_s`.
+    `vae_decode_s` includes the conversion to uint8; it and `total_s` end with the image on the device, whose copy to
+    the host may overlap with the next request. Pipelines that report no steps leave `denoise_step_s` empty and
+    `vae_decode_s` None. Requests in one stacked pipeline call share its times.
     """
 
     text_encode_s: float

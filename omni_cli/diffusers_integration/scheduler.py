@@ -15,9 +15,8 @@ from omni_cli.diffusers_integration.requests import (
 class DiffusionScheduler:
     """Groups requests that may share a batch; first come, first served.
 
-    The oldest waiting request is always in the next batch, and the oldest of those that fit it fill the rest, so a
-    request waits for at most as many batches as there were requests before it. Deterministic, and not thread-safe: one
-    loop owns it.
+    The next batch consists of the oldest waiting request and the oldest that can share its batch, so a request waits
+    for at most as many batches as there were requests before it. Deterministic, and not thread-safe.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -52,14 +51,14 @@ class DiffusionScheduler:
         return DiffusionSchedulerOutput(tuple(batch))
 
     def update_from_output(self, output: DiffusionModelOutput) -> None:
-        """Drop the requests of a batch that has run, whatever their results."""
+        """Drop the requests of a finished batch."""
         for item in output.outputs:
             self._running.pop(item.request_id, None)
 
     def finish_requests(self, request_ids: Iterable[str]) -> tuple[str, ...]:
-        """Drop requests, waiting or running; unknown ids are those that have ended, and not an error.
+        """Drop waiting and running requests; unknown ids, of ended requests, are ignored.
 
-        Returns the ids that were running, in the given order: the executor has their batch and must be notified as well
+        Returns the ids that were running, in the given order; the executor must abort those
         (`DiffusersPipelineExecutor.abort_requests`).
         """
         running = []

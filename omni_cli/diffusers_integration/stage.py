@@ -37,7 +37,7 @@ class DiffusersStage:
         self.scheduler = DiffusionScheduler(spec.stage.max_num_seqs or DEFAULT_MAX_NUM_SEQS)
         self.added_s: dict[str, float] = {}
         self.num_steps: dict[str, int | None] = {}
-        # Filled by the thread that reads commands; `abort`, which always follows, removes them.
+        # Added by the thread that reads commands, and removed by `abort`, which always follows.
         self.unwanted: set[str] = set()
 
     @property
@@ -105,7 +105,7 @@ class DiffusersStage:
 
     def _on_step(self, request_id: str, done: int, total: int) -> None:
         if request_id in self.unwanted:
-            # Interrupted before its batch reached the executor, which then received an abort for an unknown request.
+            # Interrupted before its batch reached the executor, which ignored the abort of an unknown request.
             self.executor.abort_requests([request_id])
         else:
             self.emit(Progress(request_id, done, total, "step"))

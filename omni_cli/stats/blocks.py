@@ -1,4 +1,4 @@
-"""From samples to one number a block, and to units that are independent of each other."""
+"""Reduce samples to one number per block, and blocks to independent units."""
 
 from __future__ import annotations
 

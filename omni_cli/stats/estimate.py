@@ -63,7 +63,7 @@ class Estimate:
 
 
 def centre_of(values: np.ndarray, inflation: float = 1.0) -> Estimate:
-    """The centre of float64 (n,), one value a block; n >= 1. The order of the blocks does not matter.
+    """The centre of float64 (n,), one value per block; n >= 1. The order of the blocks does not matter.
 
     `inflation` multiplies the standard error, for blocks that are not quite independent.
     """

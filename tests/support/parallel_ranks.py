@@ -145,7 +145,7 @@ def run_talker(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_diffusion(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """One tensor a request."""
+    """One tensor per request."""
     import torch
     from rank_diffusion import ARCHITECTURE, SIZE
     from vllm import PoolingParams

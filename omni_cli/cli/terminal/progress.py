@@ -153,7 +153,7 @@ class StageBoard:
             self._num_ended += 1
 
     def cells(self) -> list[tuple[str, ...]]:
-        """One row a stage: name, kind, state, work done, rate; then how many of several requests have ended."""
+        """One row per stage: name, kind, state, work done, rate; then how many of several requests have ended."""
         now = self._clock()
         cells: list[tuple[str, ...]] = [
             (row.name, row.kind, row.state(now), row.work(), row.rate()) for row in self.rows.values()

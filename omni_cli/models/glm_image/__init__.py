@@ -1,1 +1,1 @@
-"""GLM-Image as a model family: an autoregressive stage that writes an image's tokens, and a diffusion stage."""
+"""GLM-Image as a model family: an autoregressive stage that generates image tokens, and a diffusion stage."""

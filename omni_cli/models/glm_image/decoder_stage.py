@@ -18,7 +18,7 @@ from omni_cli.stage.protocol import StageSpec
 
 
 class DecoderStage(DiffusersStage):
-    """An image of the prior's tokens."""
+    """Images from the prior's tokens."""
 
     unused_parts = ("vision_language_encoder", "processor")
 
@@ -29,7 +29,7 @@ class DecoderStage(DiffusersStage):
         self._num_image_tokens = self.executor.pipeline.transformer.config.prior_vq_quantizer_codebook_size
 
     def diffusion_request(self, request: StageRequest) -> DiffusionRequest:
-        assert request.handoff is not None  # the decoder never starts a chain
+        assert request.handoff is not None  # the decoder is never the first stage
         given = PriorHandoff.from_information(decode_additional_information(request.handoff, self._payload_limits))
         self._check_tokens(given.token_ids)
         rows, columns = given.token_ids.shape
@@ -39,7 +39,7 @@ class DecoderStage(DiffusersStage):
         )
 
     def _conditions(self, given: PriorHandoff) -> dict[str, object]:
-        """The arguments of the pipeline's call that hold tokens and images."""
+        """Return the arguments of the pipeline's call that hold tokens and images."""
         device = self.executor.device
         conditions: dict[str, object] = {"prior_token_ids": upsampled(given.token_ids)[None].to(device)}
         if given.images:

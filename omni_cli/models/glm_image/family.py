@@ -6,7 +6,7 @@ from omni_cli.families import CheckpointNeeds, Family, StageRole
 
 _HERE = "omni_cli.models.glm_image"
 _PRIOR = "GlmImageForConditionalGeneration"
-# vLLM loads a model without some of its weights, such as those of the head.
+# vLLM does not report missing weights of linear layers, such as the head.
 _PRIOR_WEIGHTS = ("model.language_model.", "model.visual.", "model.vqmodel.", "lm_head.")
 
 FAMILY = Family(

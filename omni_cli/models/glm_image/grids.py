@@ -1,4 +1,4 @@
-"""Grids of image tokens: their positions, and what goes from the prior to the decoder."""
+"""Grids of image tokens: their positions, and the prior's handoff to the decoder."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Grid = tuple[int, int]
 def mrope_positions(
     token_ids: Sequence[int], start_token_id: int, images: Sequence[Grid], targets: Sequence[Grid]
 ) -> torch.Tensor:
-    """M-RoPE positions (3, num_positions): those of the prompt, of the grids to be made, and of an end token.
+    """Return M-RoPE positions (3, num_positions) of the prompt, the grids to generate, and an end token.
 
     Each of the `images` in the prompt follows a `start_token_id`. Text advances by one position per token, a grid by
-    its longer side. `targets` are in the order in which the model writes them.
+    its longer side. `targets` are in the order in which the model generates them.
     """
     parts: list[torch.Tensor] = []
     position = done = 0
@@ -53,16 +53,16 @@ def mrope_positions(
 
 
 def upsampled(token_ids: torch.Tensor) -> torch.Tensor:
-    """A grid (rows, columns) in the decoder's resolution, flat: (4 * rows * columns,)."""
+    """Repeat the tokens of a grid (rows, columns) for the decoder's resolution; returns (4 * rows * columns,)."""
     return token_ids.repeat_interleave(2, 0).repeat_interleave(2, 1).reshape(-1)
 
 
 @dataclass(frozen=True)
 class PriorHandoff:
-    """All that the decoder needs of a request.
+    """Everything that the decoder needs for a request.
 
-    `token_ids` (rows, columns) int64 are the image's, `image_token_ids` those of the condition images, which are uint8
-    RGB (height, width, 3).
+    `token_ids` (rows, columns) int64 are those of the image, `image_token_ids` those of the condition `images`, which
+    are uint8 RGB (height, width, 3).
     """
 
     prompt: str
@@ -71,7 +71,7 @@ class PriorHandoff:
     image_token_ids: tuple[torch.Tensor, ...] = ()
 
     def information(self) -> dict[str, torch.Tensor | list[str]]:
-        """As a payload's entries."""
+        """Return the entries of a payload."""
         return {
             "prompt": [self.prompt],
             "token_ids": self.token_ids,
@@ -81,7 +81,7 @@ class PriorHandoff:
 
     @classmethod
     def from_information(cls, given: Mapping[str, Any]) -> PriorHandoff:
-        """The inverse, with checks; raises `PayloadError`."""
+        """Check and convert the entries of a payload; raises `PayloadError`."""
         match given.get("prompt"):
             case [str(prompt)]:
                 pass

@@ -1,4 +1,4 @@
-"""GLM-Image's autoregressive model for vLLM: GLM-4 with M-RoPE, and the encoder that turns images into tokens."""
+"""GLM-Image's autoregressive model for vLLM: GLM-4 with M-RoPE, and the encoder that tokenizes images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class GlmImageDecoderLayer(Glm4DecoderLayer):
-    """GLM-4's layer with the rotary embedding of GLM-Image, which pairs the halves of a head, not neighbours."""
+    """GLM-4's layer with GLM-Image's rotary embedding, which pairs the halves of a head rather than neighbours."""
 
     def __init__(self, vllm_config: VllmConfig, prefix: str = "", config: GlmImageTextConfig | None = None) -> None:
         config = config or vllm_config.model_config.hf_config
@@ -44,15 +44,15 @@ class GlmImageTextModel(LlamaModel):
     """The decoder without its head."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        # Llama's reads it; this configuration has none, because the head's vocabulary is another.
+        # `LlamaModel` reads this key, which the configuration lacks because the head has another vocabulary.
         vllm_config.model_config.hf_config.tie_word_embeddings = False
         super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=GlmImageDecoderLayer)
 
 
 class GlmImageForConditionalGeneration(Glm4ForCausalLM, SupportsMRoPE):
-    """Text and image tokens in, image tokens out: the head knows no words.
+    """Generates image tokens from text and image tokens; the head has no text tokens.
 
-    Images come in as the tokens that `image_tokens` makes of them, so to vLLM this is a language model.
+    For vLLM this is a language model: images are tokenized before, with `image_tokens`.
     """
 
     hf_to_vllm_mapper = WeightsMapper(
@@ -64,7 +64,7 @@ class GlmImageForConditionalGeneration(Glm4ForCausalLM, SupportsMRoPE):
     )
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        nn.Module.__init__(self)  # GLM-4's own would make a head for all words
+        nn.Module.__init__(self)  # GLM-4's would build a head for the whole vocabulary
         config = vllm_config.model_config.hf_config
         text_config = config.text_config
         self.config = config
@@ -91,14 +91,14 @@ class GlmImageForConditionalGeneration(Glm4ForCausalLM, SupportsMRoPE):
             self.vqmodel = GlmImageVQVAE._from_config(config.vq_config, dtype=dtype)
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[object]) -> tuple[torch.Tensor, int]:
-        """Positions of plain text, for a request that brings none of its own."""
+        """Return positions of plain text, for a request without its own."""
         return torch.arange(len(input_tokens)).expand(3, -1), 0
 
     @torch.inference_mode()
     def image_tokens(self, pixel_values: torch.Tensor, grids: torch.Tensor) -> list[torch.Tensor]:
-        """Token ids (rows, columns) of each image, on the host.
+        """Return the token ids (rows, columns) of each image, on the host.
 
-        `pixel_values` (num_patches, values per patch) has the patches of all images, `grids` (num_images, 3) their
+        `pixel_values` (num_patches, values per patch) are the patches of all images, `grids` (num_images, 3) their
         numbers of frames, rows and columns.
         """
         weight = self.visual.patch_embed.proj.weight
@@ -112,9 +112,9 @@ class GlmImageForConditionalGeneration(Glm4ForCausalLM, SupportsMRoPE):
 
 
 class ImageTokens:
-    """A method of each worker that the stage calls by `collective_rpc`; vLLM adds it to our worker class."""
+    """Extends our workers, through vLLM's `worker_extension_cls`, by a method that the stage calls on each."""
 
     def image_tokens(self, pixel_values: torch.Tensor, grids: torch.Tensor) -> list[torch.Tensor] | None:
-        """Token ids of images; None on ranks without the encoder."""
+        """Return the token ids of images; None on ranks without the encoder."""
         model = self.model_runner.get_model()  # type: ignore[attr-defined]  # the worker's
         return None if isinstance(model.visual, PPMissingLayer) else model.image_tokens(pixel_values, grids)

@@ -1,4 +1,4 @@
-"""GLM-Image's autoregressive stage on a vLLM engine: a prompt in, the tokens of an image out."""
+"""GLM-Image's autoregressive stage on a vLLM engine: generates image tokens from a prompt."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
 from omni_cli.vllm_integration.stage import ActiveRequest, TextStage
 
 _DEFAULT_PIXELS = 1024
-# Of the decoder's arguments; the pipeline takes no other that a request can set.
+# The pipeline's arguments that a request can set.
 _ARGUMENTS = ("height", "width", "num_inference_steps", "guidance_scale")
-# The other fields of `Sampling` count tokens, which are given, or those of the prompt, for which there are no logits.
+# The other fields of `Sampling` set the number of tokens, which is fixed, or concern prompt tokens without logits.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
 
 
@@ -36,7 +36,7 @@ class _Image:
 
 
 class PriorStage(TextStage):
-    """Image tokens from a prompt, and from images; as many as the size of the image demands."""
+    """Image tokens from a prompt and images; the size of the image determines their number."""
 
     makes_text = False
 
@@ -45,7 +45,7 @@ class PriorStage(TextStage):
         _check_sampling(spec.stage.sampling.given(), f"stage `{spec.stage.name}`: ")
         self._default_size = (spec.stage.height, spec.stage.width)
         self._processor = PriorProcessor(Path(spec.model, "processor"))
-        # To vLLM, this part of the pipeline is the checkpoint.
+        # For vLLM, this component of the pipeline is the checkpoint.
         super().__init__(replace(spec, model=str(Path(spec.model, "vision_language_encoder"))), emit)
         config = self.engine.vllm_config.model_config
         self._start_token_id: int = config.hf_config.image_start_token_id
@@ -83,7 +83,7 @@ class PriorStage(TextStage):
                 )
             },
         )
-        # The same tokens in another grid have other positions, which are no part of vLLM's block hashes.
+        # The same tokens in another grid have other positions, which vLLM's block hashes do not cover.
         salt = f"{prompt.images}{request.cache_salt or ''}"
         return {"prompt_token_ids": self._filled(prompt.token_ids, image_token_ids), "cache_salt": salt}, params
 
@@ -96,7 +96,7 @@ class PriorStage(TextStage):
             raise InputError("this model takes a prompt and images")
 
     def _size(self, request: StageRequest) -> tuple[int, int]:
-        """Height and width in pixels: the request's, the profile's, or those of the first image."""
+        """Return height and width in pixels: the request's, else the profile's, else those of the first image."""
         given = (request.diffusion.get("height"), request.diffusion.get("width"))
         of_image = request.images[0].shape[:2] if request.images else (_DEFAULT_PIXELS, _DEFAULT_PIXELS)
         height, width = (
@@ -122,12 +122,12 @@ class PriorStage(TextStage):
         return tuple(next(tokens for tokens in found if tokens is not None))
 
     def _filled(self, token_ids: list[int], image_token_ids: tuple[torch.Tensor, ...]) -> list[int]:
-        """The prompt with image tokens for its placeholders."""
+        """Replace the placeholders of a prompt by image tokens."""
         tokens = iter([token_id for image in image_token_ids for token_id in image.flatten().tolist()])
         return [next(tokens) if token_id == self._image_token_id else token_id for token_id in token_ids]
 
     def sampling_params(self, request: StageRequest, **extra: object) -> SamplingParams:
-        # vLLM takes the size of the vocabulary for "all", also where it is greedy, and there are fewer logits.
+        # For "all", and for greedy requests, vLLM uses the size of the vocabulary, and there are fewer logits.
         given = {"top_k": 0, **self.spec.ar.sampling.given(), **request.sampling}
         top_k = given["top_k"]
         if given.get("temperature") == 0:

@@ -9,7 +9,7 @@ from omni_cli.checkpoints.derive import kv_cache, read_config, weights_bytes
 from omni_cli.checkpoints.files import read_dtype, read_object
 from omni_cli.families import Machine
 
-# Share of a device for the prior, beside the decoder.
+# The prior's share of a device that the decoder uses, too.
 _SHARE = 0.45
 _MAX_LENGTH = {"cpu": 8192, "cuda": 16384}
 _MAX_NUM_SEQS = {"cpu": 8, "cuda": 16}
@@ -18,7 +18,7 @@ _TOP_K = 50
 
 
 def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
-    """The two stages, with the checkpoint's own sampling; sizes and steps are the pipeline's defaults."""
+    """Return both stages, with the checkpoint's sampling; sizes and steps are the pipeline's defaults."""
     prior = folder / "vision_language_encoder"
     is_cpu = machine.device == "cpu"
     given = {"max_model_len": _MAX_LENGTH[machine.device], "max_num_seqs": _MAX_NUM_SEQS[machine.device]}
@@ -45,7 +45,7 @@ def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
 
 
 def _sampling(file: Path) -> dict[str, Any]:
-    """The sampling of `GlmImagePipeline`, which always samples, by vLLM's names."""
+    """Return the sampling of `GlmImagePipeline`, which is never greedy, by vLLM's names."""
     config = read_object(file) if file.is_file() else {}
     named = {name: config[name] for name in ("temperature", "top_p") if config.get(name) is not None}
     top_k = config.get("top_k")

@@ -1,4 +1,4 @@
-"""From a request to the tokens of the prior's prompt, by the checkpoint's own processor."""
+"""Tokenize the prior's prompt with the checkpoint's own processor."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LATENT_FACTOR = FACTOR // 2
 
 @dataclass(frozen=True)
 class PriorPrompt:
-    """A tokenized prompt. `targets` are the grids to be made, in the order in which the model writes them.
+    """A tokenized prompt. `targets` are the grids to generate, in the model's order.
 
-    The last one is the image, the one before it, of a prompt without images, a preview. `pixel_values` and
-    `image_grids` are the processor's for the images in the prompt.
+    The last target is the image; without images in the prompt, a preview precedes it. `pixel_values` and `image_grids`
+    are the processor's output for the images in the prompt.
     """
 
     token_ids: list[int]
@@ -34,12 +34,12 @@ class PriorPrompt:
 
     @property
     def num_new_tokens(self) -> int:
-        """The tokens of all grids that the model writes."""
+        """The number of tokens in all grids to generate."""
         return sum(rows * columns for rows, columns in self.targets)
 
 
 class PriorProcessor:
-    """The processor of a checkpoint; raises `CheckpointError` for one without a chat template."""
+    """A checkpoint's processor; raises `CheckpointError` if it has no chat template."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import GlmImageProcessor
@@ -53,7 +53,7 @@ class PriorProcessor:
     def make(self, prompt: str, images: Sequence[np.ndarray], height: int, width: int, *, raw: bool) -> PriorPrompt:
         """Tokenize a prompt with its images, uint8 RGB (height, width, 3), as `GlmImagePipeline` does.
 
-        With `raw`, without the chat template. Raises `InputError` for what the model cannot use.
+        `raw` omits the chat template. Raises `InputError` for prompts and images that the model cannot use.
         """
         self._check_prompt(prompt)
         inputs = self._inputs(prompt, images, height, width, raw)
@@ -63,7 +63,7 @@ class PriorProcessor:
         _check_images(images, found[:num_images])
         return PriorPrompt(
             token_ids=inputs["input_ids"][0].tolist(),
-            # The model writes a preview first, which the processor names last.
+            # The model generates the preview first; the processor lists it last.
             targets=tuple(reversed(found[num_images:])),
             images=tuple(found[:num_images]),
             pixel_values=inputs["pixel_values"] if images else None,
@@ -112,7 +112,7 @@ def check_size(height: int, width: int) -> None:
 
 
 def _check_images(images: Sequence[np.ndarray], grids: Sequence[Grid]) -> None:
-    """The decoder encodes an image as it is, the prior what its processor has scaled: both must have one grid."""
+    """Check that the prior, whose processor scales images, and the decoder, which does not, get the same grid."""
     for image, (rows, columns) in zip(images, grids, strict=True):
         height, width = image.shape[:2]
         if (height // _LATENT_FACTOR, width // _LATENT_FACTOR) != (2 * rows, 2 * columns):

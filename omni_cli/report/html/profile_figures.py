@@ -57,7 +57,7 @@ def request_figure(name: str, profile: Profile) -> Figure | None:
 
 
 def steps_figures(name: str, stages: Sequence[StageProfile]) -> list[Figure]:
-    """A line a stage over its steps; outliers are marked."""
+    """One line per stage over its steps; outliers are marked."""
     return [_steps_figure(f"{name}-steps{number}", stage) for number, stage in enumerate(stages) if stage.steps]
 
 

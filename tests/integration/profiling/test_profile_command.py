@@ -242,7 +242,7 @@ def test_work_of_an_ar_stage_by_its_formula(omni: Run) -> None:
     part = next(part for part in roofline.parts if part.module.endswith("self_attn.qkv_proj"))
     rows = (heads + 2 * kv_heads) * head_size
     assert part.flops == 2 * layers * hidden * rows * tokens
-    assert part.moved_bytes == 4 * layers * hidden * rows * 12, "weights once a step"
+    assert part.moved_bytes == 4 * layers * hidden * rows * 12, "weights once per step"
 
 
 def test_experts_and_a_code_predictor_by_hand(spoken: Run) -> None:

@@ -58,7 +58,7 @@ ROWS = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     [ROWS, [ROWS[0], ROWS[1]], (ROWS[0], ROWS[1]), {"b": ROWS[1], "a": ROWS[0]}],
     ids=["tensor", "list", "tuple", "dict"],
 )
-def test_tensor_list_and_dict_are_one_tensor_a_request(result):
+def test_tensor_list_and_dict_are_one_tensor_per_request(result):
     pairs = one_tensor_per_request(result, IDS)
     assert list(pairs) == IDS
     assert torch.equal(pairs["a"], ROWS[0]) and torch.equal(pairs["b"], ROWS[1])

@@ -34,7 +34,7 @@ _SCHEDULER = {
 }
 _SAMPLING = {"do_sample": True, "temperature": 0.9, "top_p": 0.75}
 
-# Large enough that the prompt decides the tokens, and that tokens and glyphs affect the image next to the noise.
+# Large enough for the prompt to determine the tokens, and for tokens and glyphs to affect the image beside the noise.
 _AR_GAINS = {"embed_tokens": 4.0, "lm_head": 4.0, "q_proj": 2.0, "k_proj": 2.0, "o_proj": 2.0, "down_proj": 2.0}
 _DIFFUSION_GAINS = {"prior_token_embedding": 2.0, "glyph_projector": 2.0, "to_out": 2.0, "proj_out": 3.0}
 
@@ -75,9 +75,9 @@ def _prior(sizes: GlmImageSizes, tokenizer: PreTrainedTokenizerFast, seed: int) 
 
 
 def _never_end(weights: dict[str, torch.Tensor], sizes: GlmImageSizes) -> None:
-    """Keep the model from ids that are no image tokens, as training does: an image that ends early is none.
+    """Make ids other than image tokens improbable, as training does, so that no image ends early.
 
-    One dimension of the residual stream is constant, and makes the logits of all other ids small.
+    One dimension of the residual stream is constant and lowers the logits of those ids.
     """
     weights["model.language_model.embed_tokens.weight"][:, 0] = 4.0
     for name, weight in weights.items():
