@@ -32,7 +32,10 @@ def test_the_sizes_are_those_of_the_code() -> None:
     for name, own, *builder in [*rows, *parts]:
         for shown, pattern in zip((own, *builder), ("*.py", "checkpoint/*.py"), strict=False):
             files = (ROOT / "omni_cli" / "models" / name).glob(pattern)
-            assert int(shown.replace(",", "")) == pytest.approx(sum(map(num_lines, files)), rel=0.1), (name, pattern)
+            assert int(shown.replace(",", "")) == pytest.approx(sum(map(num_lines, files)), rel=0.2, abs=100), (
+                name,
+                pattern,
+            )
 
 
 def num_lines(file: Path) -> int:
