@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from support.plain_activation import plain_activation
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniAntiAliasedActivation1d,
@@ -20,7 +21,6 @@ from omni_cli.models.qwen2_5_omni.packing import use_block_attention
 from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.synthesizer import bucket
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
-from omni_cli.models.qwen2_5_omni.vocoder import plain_activation
 
 if torch.cuda.is_available():
     from omni_cli.models.qwen2_5_omni.fused_activation import fused_activation

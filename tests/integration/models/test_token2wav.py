@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.fake_graphs import FakeBackend
+from support.plain_activation import plain_activation
 
 from omni_cli.compat.libraries import prepare_libraries
 
@@ -23,7 +24,7 @@ from omni_cli.models.qwen2_5_omni.packing import use_block_attention  # noqa: E4
 from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest  # noqa: E402
 from omni_cli.models.qwen2_5_omni.synthesizer import bucket, buckets  # noqa: E402
 from omni_cli.models.qwen2_5_omni.velocity import Velocity  # noqa: E402
-from omni_cli.models.qwen2_5_omni.vocoder import Heard, PackedVocoder, Vocoder, plain_activation  # noqa: E402
+from omni_cli.models.qwen2_5_omni.vocoder import Heard, PackedVocoder, Vocoder  # noqa: E402
 
 
 def token2wav() -> Qwen2_5OmniToken2WavModel:
