@@ -11,7 +11,17 @@ from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
 from omni_cli.diffusers_integration.signature import Medium
-from omni_cli.stage.messages import AppendInput, Array, Audio, Failure, Progress, Report, RequestDone, StageRequest
+from omni_cli.stage.messages import (
+    AppendInput,
+    Array,
+    Audio,
+    Failure,
+    Progress,
+    Report,
+    RequestDone,
+    StageRequest,
+    WaveformChunk,
+)
 from omni_cli.stage.protocol import StageSpec
 
 DEFAULT_MAX_NUM_SEQS = 4
@@ -37,6 +47,7 @@ class DiffusersStage:
         self.scheduler = DiffusionScheduler(spec.stage.max_num_seqs or DEFAULT_MAX_NUM_SEQS)
         self.added_s: dict[str, float] = {}
         self.num_steps: dict[str, int | None] = {}
+        self.streamed: set[str] = set()
         # Added by the thread that reads commands, and removed by `abort`, which always follows.
         self.unwanted: set[str] = set()
 
@@ -62,6 +73,8 @@ class DiffusersStage:
         resolved = self.executor.resolve(self.diffusion_request(request))
         self.added_s[request.request_id] = time.perf_counter()
         self.num_steps[request.request_id] = resolved.num_inference_steps
+        if request.streams:
+            self.streamed.add(request.request_id)
         self.scheduler.add_request(resolved)
 
     def diffusion_request(self, request: StageRequest) -> DiffusionRequest:
@@ -82,6 +95,7 @@ class DiffusersStage:
         self.scheduler.finish_requests([request_id])
         self.added_s.pop(request_id, None)
         self.num_steps.pop(request_id, None)
+        self.streamed.discard(request_id)
 
     def interrupt(self, request_id: str) -> None:
         self.unwanted.add(request_id)
@@ -113,6 +127,8 @@ class DiffusersStage:
     def _report(self, output: DiffusionOutput) -> list[Report]:
         latency_s = time.perf_counter() - self.added_s.pop(output.request_id)
         num_steps = self.num_steps.pop(output.request_id)
+        streams = output.request_id in self.streamed
+        self.streamed.discard(output.request_id)
         if output.finish_reason == "abort":
             return []
         if output.error is not None:
@@ -128,6 +144,8 @@ class DiffusersStage:
         if output.samples is not None:
             assert self.executor.sample_rate is not None
             audio = Audio(Array.of(output.samples), self.executor.sample_rate)
+            if streams:
+                return [WaveformChunk(output.request_id, audio), RequestDone(output.request_id, trace)]
             return [RequestDone(output.request_id, trace, audio=audio)]
         assert output.pixels is not None
         return [RequestDone(output.request_id, trace, image=Array.of(output.pixels))]

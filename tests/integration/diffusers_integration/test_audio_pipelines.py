@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
+from support.stage_specs import spec_of
 
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.samples import sample_rate_of
+from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.encoding import encode_wav
 from omni_cli.errors import CheckpointError, InputError
 from omni_cli.models.diffusers_pipeline.audio_builder import tiny_audio
+from omni_cli.stage.messages import RequestDone, StageRequest, WaveformChunk
 
 STAGE = DiffusionStageConfig.named("audio", num_inference_steps=3, max_num_seqs=4)
 
@@ -59,6 +62,17 @@ def test_audio_is_the_plain_call_s_bit_for_bit_alone_and_in_a_batch(executor, fo
         assert output.pixels is None and len(output.times.denoise_step_s) == 3
     assert steps == [(name, done, 3) for name in ("0", "1") for done in (1, 2, 3)]
     assert executor.sample_rate == plain.vae.config.sampling_rate == 44100
+
+
+def test_streamed_audio_is_a_chunk_and_other_audio_is_with_the_report(folder):
+    stage = DiffusersStage(spec_of(STAGE, str(folder)), lambda report: None)
+    stage.add(StageRequest("whole", prompt="rain", diffusion={"duration": 0.25}))
+    stage.add(StageRequest("streamed", prompt="rain", diffusion={"duration": 0.25}, streams=True))
+    whole, chunk, done = stage.step()
+    assert isinstance(whole, RequestDone) and isinstance(chunk, WaveformChunk)
+    assert chunk.audio == whole.audio and chunk.audio.sample_rate == 44100
+    assert isinstance(done, RequestDone) and done.audio is None
+    stage.close()
 
 
 def test_a_duration_has_the_pipeline_s_own_name_and_its_limit(executor):
