@@ -8,8 +8,15 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
-from vllm.model_executor.models.qwen3_omni_moe_thinker import Qwen3OmniMoeThinkerForConditionalGeneration
+from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerMultiModalProcessor
+from vllm.model_executor.models.qwen3_omni_moe_thinker import (
+    Qwen3OmniMoeThinkerDummyInputsBuilder,
+    Qwen3OmniMoeThinkerForConditionalGeneration,
+    Qwen3OmniMoeThinkerMultiModalProcessor,
+    Qwen3OmniMoeThinkerProcessingInfo,
+)
 from vllm.model_executor.models.utils import make_empty_intermediate_tensors_factory
+from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.sequence import IntermediateTensors
 
@@ -34,6 +41,22 @@ def pad_together(engine_input: Any, config: Any) -> None:
         sound[_PADDED_FRAMES] = padded
 
 
+class UnpaddedAudioProcessor(Qwen3OmniMoeThinkerMultiModalProcessor):
+    """vLLM's. The features of audio are those that transformers computes, as in vLLM's Qwen2.5-Omni.
+
+    vLLM's Qwen3-Omni pads each sound to whole frames, for a cache that is not used here: the last features differ, and
+    there may be one more.
+    """
+
+    _get_hf_mm_data = Qwen2_5OmniThinkerMultiModalProcessor._get_hf_mm_data
+    _apply_hf_processor_main = Qwen2_5OmniThinkerMultiModalProcessor._apply_hf_processor_main
+
+
+@MULTIMODAL_REGISTRY.register_processor(
+    UnpaddedAudioProcessor,
+    info=Qwen3OmniMoeThinkerProcessingInfo,
+    dummy_inputs=Qwen3OmniMoeThinkerDummyInputsBuilder,
+)
 class Qwen3OmniMoeThinkerForSpeech(Qwen3OmniMoeThinkerForConditionalGeneration):
     """vLLM's. `handoff_rows` (max_num_batched_tokens, hidden_size) are those of layer `accept_hidden_layer`.
 

@@ -19,6 +19,8 @@ from omni_cli.engine.devices import NO_RAY_ON_CPU
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 
 QWEN3_OMNI = "transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe"
+THINKER_2_5 = "vllm.model_executor.models.qwen2_5_omni_thinker:Qwen2_5OmniThinkerMultiModal"
+THINKER_3 = "vllm.model_executor.models.qwen3_omni_moe_thinker:Qwen3OmniMoeThinker"
 THINKER = "vllm.model_executor.models.qwen3_omni_moe_thinker:Qwen3OmniMoeThinkerForConditionalGeneration"
 CSM = "transformers.models.csm.modeling_csm"
 CODE2WAV = "transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe:Qwen3OmniMoeCode2WavTransformerModel"
@@ -223,6 +225,21 @@ CALLABLES = [
         "has vLLM batch no audio of different padding",
     ),
     ("vllm.multimodal.inputs:MultiModalFieldConfig.build_elems", ["key", "batch"], "is called for that"),
+    (
+        f"{THINKER_2_5}Processor._apply_hf_processor_main",
+        ["mm_items", "hf_processor_mm_kwargs"],
+        "is Qwen3-Omni's too: it takes the features as transformers computes them",
+    ),
+    (f"{THINKER_2_5}Processor._get_hf_mm_data", ["mm_items"], "leaves audio as it is"),
+    (f"{THINKER_3}MultiModalProcessor._get_hf_mm_data", ["mm_items"], "is overridden: it pads audio"),
+    (f"{THINKER_3}MultiModalProcessor._apply_hf_processor_main", ["mm_items"], "is overridden: it counts padding"),
+    (f"{THINKER_3}ProcessingInfo.get_hf_processor", [], "describes the processor"),
+    (f"{THINKER_3}DummyInputsBuilder.get_dummy_text", ["mm_counts"], "makes the text that the processor needs"),
+    (
+        "vllm.multimodal:MULTIMODAL_REGISTRY.register_processor",
+        ["processor", "info", "dummy_inputs"],
+        "is how a model gets its processor",
+    ),
     (f"{THINKER}.set_aux_hidden_state_layers", ["layers"], "is called with the layer that the talker listens to"),
     ("vllm.model_executor.models.qwen3_moe:Qwen3MoeModel.__init__", ["vllm_config", "prefix"], "is the talker's model"),
     ("vllm.model_executor.models.llama:LlamaModel.__init__", ["vllm_config", "prefix"], "is CSM's backbone"),
