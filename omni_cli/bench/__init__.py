@@ -1,1 +1,1 @@
-"""Measuring: workloads, variants in processes of their own, and who runs when. The command's process needs no torch."""
+"""Measurements: workloads, variants in separate processes, and their schedule. Imports no torch."""

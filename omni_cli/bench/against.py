@@ -1,4 +1,4 @@
-"""The code of another commit in a folder of its own, for `--against`."""
+"""The code of another commit in a temporary folder, for `--against`."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def find_commit(ref: str, repository: Path | None = None) -> Commit:
 
 @contextmanager
 def checked_out(commit: Commit) -> Iterator[Path]:
-    """The commit's files in a temporary folder, which is removed at the end.
+    """Extract the commit's files into a temporary folder, which is removed at the end.
 
-    An archive instead of `git worktree`: that leaves an entry in the clone behind when the command is killed.
+    From an archive, because `git worktree` leaves an entry in the clone if the command is killed.
     """
     folder = Path(tempfile.mkdtemp(prefix="omni-against-"))
     try:

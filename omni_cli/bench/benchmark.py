@@ -1,4 +1,4 @@
-"""The conductor of a benchmark: runs the harness, keeps the record on the disk current, and gives the answer."""
+"""Run a benchmark: the harness measures, the record on the disk is kept current, and statistics give the answer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Benchmark:
         return self._builder.has_samples
 
     async def run(self) -> None:
-        """Measure. The samples are kept, however this ends. Raises `VariantError` if a variant failed."""
+        """Measure, and keep the samples in any case. Raises `VariantError` if a variant failed."""
         try:
             await Harness(
                 self._builder,
@@ -70,14 +70,14 @@ class Benchmark:
             self._keeper.stop()
 
     def answer(self) -> Answer:
-        """The verdicts on the samples, which are then in the record on the disk, too."""
+        """Compute the verdicts, and write them to the record on the disk."""
         answer = self._question.answer(self._builder.record())
         if self._keeper.path is not None:
             save_record(answer.complete_record(), self._keeper.path)
         return answer
 
     def setting_warnings(self) -> list[str]:
-        """Settings that do not hold, and that the comparison is not about."""
+        """Return warnings about ineffective settings other than the compared ones."""
         measured = self._builder.measured
         found = [text for item in measured for text in setting_warnings(item.treatment, item.stages)]
         return list(dict.fromkeys(found))
@@ -99,7 +99,7 @@ class Benchmark:
         self._watcher.block_done(state)
 
     def _check_names(self, record: Record) -> None:
-        """Check the metrics' names, which are known after the first block: a typo must not cost a minute."""
+        """Check the names of metrics after the first block, so that a typo fails early."""
         check_limits(self._question.limits, [record])
         known = [name for variant in record.variants for name in metric_names(variant)]
         check_metrics(self._question.metrics or (), known)

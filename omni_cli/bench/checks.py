@@ -1,4 +1,4 @@
-"""Checks of a measurement: the requested settings are those that ran, and the parts make up the whole."""
+"""Checks of a measurement: the requested settings ran, and the parts of the times add up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOLERANCE = 0.1
 
 @dataclass(frozen=True)
 class Ineffective:
-    """A key of a stage that was asked for as `requested`, and holds as `effective`."""
+    """A key of a stage whose `effective` value differs from the `requested` one."""
 
     stage: str
     key: str
@@ -27,7 +27,7 @@ class Ineffective:
 
 
 def ineffective(stages: Sequence[LoadedStage]) -> tuple[Ineffective, ...]:
-    """Settings in which the loaded engines differ from their configuration."""
+    """Return the settings in which the loaded engines differ from their configuration."""
     found = []
     for stage in stages:
         read_back = {**stage.settings, **stage.effective}
@@ -40,7 +40,7 @@ def ineffective(stages: Sequence[LoadedStage]) -> tuple[Ineffective, ...]:
 
 
 def treatment_failure(treatment: Treatment, stages: Sequence[LoadedStage]) -> str | None:
-    """A sentence where a varied setting did not take effect: its times would be those of another one."""
+    """Return a sentence if a varied setting did not take effect, because its times would be another setting's."""
     for item in ineffective(stages):
         if item.key in treatment.varied_keys(item.stage):
             return f"{item.stage}.{item.key} is {_word(item.effective)}, not {_word(item.requested)} as requested"
@@ -48,7 +48,7 @@ def treatment_failure(treatment: Treatment, stages: Sequence[LoadedStage]) -> st
 
 
 def unaccounted(shares: Mapping[str, Sequence[float]]) -> str | None:
-    """A sentence where the parts of the times do not make them up; `shares` are by kind."""
+    """Return a sentence if the parts of the times do not add up; `shares` are by kind."""
     words = {
         "stages": "the stages' times make up {:.0%} of the end-to-end time",
         "steps": "the parts of the diffusion stage make up {:.0%} of its time",
@@ -62,7 +62,7 @@ def unaccounted(shares: Mapping[str, Sequence[float]]) -> str | None:
 
 
 def failed_requests(samples: Sequence[Sample]) -> str | None:
-    """A sentence where a server did not answer all requests: the times are those of the others."""
+    """Return a sentence if a server did not answer all requests: the times are those of the others."""
     failures = failures_of(samples)
     if not failures:
         return None
@@ -72,7 +72,7 @@ def failed_requests(samples: Sequence[Sample]) -> str | None:
 
 
 def warnings(treatment: Treatment, stages: Sequence[LoadedStage]) -> list[str]:
-    """Settings that this variant is not about, and that do not hold; the stages' own warnings."""
+    """Return ineffective settings other than the varied ones, and the stages' own warnings."""
     by_key: dict[tuple[str, str, str], list[str]] = {}
     for item in ineffective(stages):
         if (item.key, item.requested) == ("output_copy", "async") and not has_cuda_device():

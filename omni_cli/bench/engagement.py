@@ -1,4 +1,4 @@
-"""The check that a stage ran in its mode: its counters against it."""
+"""Check by its counters that a stage ran in its execution mode."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ LEVELS = frozenset({"graph_pool_bytes", "predictor_graph_pool_bytes", "compiled_
 
 
 def since(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Counts in between; levels as they are afterwards."""
+    """Return the difference of counts, and levels as they are afterwards."""
     return {name: value if name in LEVELS else value - before.get(name, 0.0) for name, value in after.items()}
 
 
 def unengaged(
     stage: LoadedStage, ran: Mapping[str, float], total: Mapping[str, float], varied: Collection[str]
 ) -> str | None:
-    """The reason why an iteration of the stage did not run in its mode, as a sentence; None if it did.
+    """Return a sentence why an iteration of the stage did not run in its mode; None if it did.
 
-    `ran` counts what happened in the iteration, `total` since the stage began to load; both are empty where the code
-    that runs does not count yet. `varied` are the keys of this stage that the comparison is about.
+    `ran` are the counters of the iteration, `total` those since loading; both are empty for code that does not count
+    yet. `varied` are the keys of this stage that are compared.
     """
     if not total:
         return None

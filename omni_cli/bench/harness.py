@@ -1,4 +1,4 @@
-"""Runs the variants: loads them, warms them up, interleaves them until a verdict is reached or time is up."""
+"""Load the variants, warm them up, and interleave them until a verdict is reached or the time is up."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _Block = Callable[[int, BlockSchedule], Awaitable[None]]
 
 @dataclass(frozen=True)
 class RunLimits:
-    """Limits of a measurement. With `num_iters` exactly that many iterations of each variant, as far as time allows;
-    without, until the verdict is reached."""
+    """Limits of a measurement: `num_iters` iterations of each variant, as far as time allows; without `num_iters`, until
+    the verdict is reached."""
 
     num_iters: int | None
     num_iters_warmup: int
@@ -53,13 +53,13 @@ class State:
 
 
 class VariantRunner(Protocol):
-    """The runner of a variant: a process of its own (`VariantProcess`), or a connection to a server."""
+    """The runner of a variant: a separate process (`VariantProcess`), or a connection to a server."""
 
     name: str
 
     @property
     def pid(self) -> int | None:
-        """None where the variant takes no memory of this machine."""
+        """The process id; None if the variant uses no memory of this machine."""
 
     async def start(self) -> None: ...
 
@@ -80,7 +80,7 @@ class Watcher(Protocol):
     def warming_up(self, variant: str) -> None: ...
 
     def falling_back(self, reason: str) -> None:
-        """Not all variants fit into memory at once."""
+        """Report that not all variants fit into memory at once."""
 
     def block_done(self, state: State) -> None: ...
 
@@ -166,9 +166,9 @@ class Harness:
             self._builder.utilisation = self._sampler.utilisation()
             done = block + 1
             state = State(done, schedule.blocks, elapsed_s, elapsed_s / done * schedule.blocks, self._builder.record())
-            # In a thread: writing a record and computing an interval must not delay an interrupt.
+            # In a thread, so that writing a record and computing an interval does not delay an interrupt.
             await asyncio.to_thread(self._watcher.block_done, state)
-            # The decision to stop early must follow the data at the planned looks alone.
+            # The decision to stop early may depend on the data only at the planned looks.
             looks = self._builder.sampling.looks
             if done in looks and await asyncio.to_thread(self._decided, state.record):
                 return
@@ -176,7 +176,7 @@ class Harness:
                 return
 
     async def _why_not_together(self, before: Free) -> str | None:
-        """The reason why the other variants cannot be loaded beside the first one; None if they can."""
+        """Return the reason why the other variants cannot be loaded beside the first one; None if they can."""
         pid = self._processes[0].pid
         if self._count == 1 or pid is None:
             return None
@@ -186,7 +186,7 @@ class Harness:
         return lacking(Free(host, devices), after, self._count - 1)
 
     def _turns(self) -> tuple[_Block, BlockSchedule]:
-        """All variants stay loaded, interleaved iteration by iteration."""
+        """Keep all variants loaded, and interleave their iterations."""
         round_s = sum(self._typical_s.values())
         limits = self._limits
         if limits.num_iters is not None:
@@ -199,7 +199,7 @@ class Harness:
             await self._iterate(variant, block, position)
 
     def _loads(self) -> tuple[_Block, BlockSchedule]:
-        """One variant is loaded at a time, for several iterations; the order is reversed from block to block."""
+        """Load one variant at a time, for several iterations, in reverse order from block to block."""
         limits = self._limits
         load_s = max(sum(stage.load_s for stage in self._builder.measured[0].stages), 0.1)
         per_load = min(max(round(load_s / self._typical_s[0]), MIN_PER_LOAD), MAX_PER_LOAD)
@@ -262,7 +262,7 @@ class Harness:
                 raise VariantError(measured.error, hint="its times belong to another configuration")
 
     async def _warm_up(self, variant: int) -> None:
-        """Always at least once: the first iteration pays for caches and compilation."""
+        """Warm up at least once: the first iteration includes caches and compilation."""
         self._watcher.warming_up(self._builder.measured[variant].treatment.name)
         times: list[float] = []
         for number in range(max(self._limits.num_iters_warmup, 1)):

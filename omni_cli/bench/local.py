@@ -33,7 +33,7 @@ def local_plan(
     command: tuple[str, ...],
     verbose: bool,
 ) -> Iterator[Plan]:
-    """The plan for these treatments, or for the only one `against` another commit. Raises `OmniError`."""
+    """Plan these treatments, or the only one `against` another commit. Raises `OmniError`."""
     environment = read_environment()
     with ExitStack() as stack:
         if against is not None:
@@ -89,7 +89,7 @@ class _LocalVariants:
 def plan_treatments(
     vary: tuple[str, ...], config: EngineConfig, workload: Workload, source: ProfileSource
 ) -> tuple[Treatment, ...]:
-    """The treatments of `--vary`, or the profile as it is; every configuration checked. Raises `OmniError`."""
+    """Return the treatments of `--vary`, or the profile unchanged, with checked configurations. Raises `OmniError`."""
     treatments = parse_vary(vary, config, workload.stage) or (Treatment(config.name),)
     configs = [_load(source, treatment) for treatment in treatments]
     check_distinct(treatments, configs)
@@ -125,7 +125,7 @@ def _load(source: ProfileSource, treatment: Treatment) -> EngineConfig:
 
 
 def _check_device(treatment: Treatment, config: EngineConfig) -> None:
-    """Refuse settings that this machine cannot run. Raises `StageError`."""
+    """Reject settings that this machine cannot run. Raises `StageError`."""
     from omni_cli.engine.devices import check_devices, has_cuda_device
 
     check_devices(config)
@@ -139,7 +139,7 @@ def _check_device(treatment: Treatment, config: EngineConfig) -> None:
 
 
 def _check_checkpoint(config: EngineConfig) -> None:
-    """Refuse a checkpoint on the disk that does not fit. Raises `OmniError`."""
+    """Reject a local checkpoint that does not fit. Raises `OmniError`."""
     from omni_cli.checkpoints.resolve import is_built, resolve_model
     from omni_cli.engine.checkpoint_fit import check_fit
 

@@ -19,7 +19,7 @@ _ROOT = Path("/")
 
 @dataclass(frozen=True)
 class Counters:
-    """Seconds of processor time since whenever, all cores together, at the time `at_s`.
+    """Seconds of processor time of all cores since an arbitrary start, at the time `at_s`.
 
     `busy_s` is of the cores that this process may use, `stolen_s` what the host of a virtual machine gave to others,
     `own_s` of this process and its descendants. `quota` counts the periods of a container's processor quota and those

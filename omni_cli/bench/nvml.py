@@ -1,4 +1,4 @@
-"""NVIDIA's devices by NVML: how busy, how fast, how warm, and what keeps them from being faster."""
+"""State of NVIDIA devices from NVML: utilisation, clocks, temperature, and causes of throttling."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Nvml:
 
     @classmethod
     def open(cls, variables: Mapping[str, str] = os.environ) -> Nvml | None:
-        """None where there is no driver, or no binding of it."""
+        """Open NVML; None without a driver or its Python binding."""
         try:
             import pynvml
         except ImportError:

@@ -16,7 +16,7 @@ from omni_cli.cli.terminal import console, interrupts
 from omni_cli.cli.usage import is_missing_command, usage_error
 from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
 
-# The shell's code for a program ended by SIGPIPE; 0 or 1 would read as a verdict.
+# The shell's code for a program ended by SIGPIPE; 0 or 1 could be mistaken for a verdict.
 _BROKEN_PIPE = 141
 
 
@@ -140,7 +140,7 @@ def _run_command(argv: Sequence[str], *, as_json: bool, verbose: bool) -> int:
 
 
 def _lost_folder() -> OmniError | None:
-    """The error to show if the current folder has been deleted, after which anything may fail."""
+    """Return the error to show if the current folder was deleted, after which anything may fail."""
     try:
         Path.cwd()
     except FileNotFoundError:

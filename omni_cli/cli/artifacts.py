@@ -16,7 +16,7 @@ from omni_cli.whole_file import write_whole
 
 _MAX_STEM_LENGTH = 80
 _PROBE_BYTES = 4096
-# Windows opens a device for these names, whatever the folder and the suffix.
+# Windows opens a device for these names, in any folder and with any suffix.
 _DEVICE_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
 
@@ -40,7 +40,7 @@ def file_stems(request_ids: Iterable[str]) -> dict[str, str]:
 
 @contextmanager
 def folder_if_used(folder: Path) -> Iterator[None]:
-    """Create a folder and its parents; at the end remove those of them that are empty. Raises `OSError`."""
+    """Create a folder and its parents, and remove at the end those that are empty. Raises `OSError`."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ class ArtifactWriter:
         self._counts: dict[tuple[str, str], int] = {}
 
     def prepare(self) -> None:
-        """Write a block into the folder and remove it, to fail now rather than after minutes. Raises `OutputError`."""
+        """Write a block to the folder and remove it, to fail before minutes of work. Raises `OutputError`."""
         try:
             with folder_if_used(self.folder):
                 probe = self.folder / f".omni-{secrets.token_hex(8)}.probe"

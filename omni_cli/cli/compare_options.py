@@ -18,7 +18,7 @@ from omni_cli.cli.options import argument, option
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(GateOptions):
-    """Two records, and how to judge them."""
+    """Two records, and the limits to judge them by."""
 
     a: Annotated[Path, argument("A.json", "The record to compare with.")]
     b: Annotated[Path | None, argument("B.json", "The record to judge; without it, the variants of A.json.")] = None

@@ -66,7 +66,7 @@ class _Command(TyperCommand):
 
 
 def _with_single_parameters(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command as Typer reads it: each field of its options becomes a parameter, those of base classes last."""
+    """Convert a command for Typer: each field of its options becomes a parameter, those of base classes last."""
     (parameter, *others) = inspect.signature(command, eval_str=True).parameters.values()
     options: type[Any] = parameter.annotation
     if others or not is_dataclass(options):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def profile_source(options: ProfileOptions) -> ProfileSource:
-    """The profile of a command, named or derived, and the options over it. Raises `OmniError`."""
+    """Return the profile of a command, named or derived, with the options over it. Raises `OmniError`."""
     from omni_cli.bench.profile_source import ProfileSource
     from omni_cli.config.bundled import find_profile
 
@@ -27,10 +27,10 @@ def profile_source(options: ProfileOptions) -> ProfileSource:
 
 
 def choose_profile(profile: str | None, model: str | None, *, quiet: bool = False) -> str:
-    """`profile`, else the one for `model`, else the default; a name or a path.
+    """Return `profile`, else the one for `model`, else the default; a name or a path.
 
-    A bundled profile that names exactly this model is taken as it is. Otherwise one is derived and reported on stderr;
-    its path is readable while this process lives. Raises `OmniError` for a model that cannot be read.
+    A bundled profile that names exactly this model is used. Otherwise one is derived and reported on stderr; its path
+    is readable while this process runs. Raises `OmniError` for a model that cannot be read.
     """
     if profile is not None:
         return profile
@@ -52,7 +52,7 @@ def choose_profile(profile: str | None, model: str | None, *, quiet: bool = Fals
 
 
 def derive(model: str) -> dict[str, Any]:
-    """The data of a profile for a checkpoint and this machine; downloads no weights."""
+    """Derive the data of a profile for a checkpoint and this machine; downloads no weights."""
     from omni_cli.checkpoints.derive import derive_profile
     from omni_cli.checkpoints.hub import download_settings
     from omni_cli.checkpoints.resolve import resolve_model
@@ -63,9 +63,9 @@ def derive(model: str) -> dict[str, Any]:
 
 
 def _in_memory(text: str) -> str:
-    """A path to a file without a folder, which even a killed process leaves no trace of; child processes can read it.
+    """Return the path of a file in memory, which child processes can read and a killed process does not leave behind.
 
-    The process of a variant, perhaps of another commit, gets its profile as a path.
+    A variant's process, perhaps of another commit, gets its profile as a path.
     """
     descriptor = os.memfd_create("profile")
     with os.fdopen(descriptor, "w", encoding="utf-8", closefd=False) as file:
@@ -74,9 +74,9 @@ def _in_memory(text: str) -> str:
 
 
 def this_machine() -> Machine:
-    """The smallest CUDA device, else the host; of a container, what it may use.
+    """Describe the smallest CUDA device, else the host, within a container's limits.
 
-    Raises `OmniError` if there is a device and its driver does not tell its memory.
+    Raises `OmniError` if the driver of a device does not report its memory.
     """
     from omni_cli.doctor.machine import read_gpus, read_memory
     from omni_cli.engine.devices import has_cuda_device
@@ -96,7 +96,7 @@ def this_machine() -> Machine:
 
 
 def _bundled_for(model: str) -> str | None:
-    """The bundled profile that names this model."""
+    """Return the bundled profile that names this model, if any."""
     from omni_cli.config.bundled import bundled_profiles
     from omni_cli.config.loader import load_profile
 

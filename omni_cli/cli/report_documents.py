@@ -1,4 +1,4 @@
-"""Any record that can be shown, from its file to its document."""
+"""Load any kind of record for `omni report`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def load_document(name: str, path: Path) -> Document:
 
 
 def _unreasonable(value: object, depth: int = 0) -> str | None:
-    """The first thing that arithmetic or a page cannot handle, as a sentence."""
+    """Describe the first value that arithmetic or a page cannot handle."""
     if depth > _MAX_DEPTH:
         return f"is nested more than {_MAX_DEPTH} levels deep"
     if isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""Turn Typer's complaints about a command line into errors of our own form."""
+"""Convert Typer's errors about a command line to ours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omni_cli.errors import UsageError
 from omni_cli.text import suggest
 
 _SERVER_HINT = "`omni loadtest URL` measures a running server"
-# Options of a command that are another command's now.
+# Options that moved to another command.
 _MOVED = {
     "omni bench": {
         "--url": _SERVER_HINT, "--concurrency": _SERVER_HINT, "--request-rate": _SERVER_HINT, "--slo": _SERVER_HINT,
@@ -35,7 +35,7 @@ def usage_error(error: Any) -> UsageError:
 
 
 def _message(error: Any) -> str:
-    """Typer's sentence without its capital, full stop and quotation marks."""
+    """Return Typer's sentence without its capital, full stop and quotation marks."""
     param = getattr(error, "param", None)
     detail = error.message.rstrip(".")
     if param is not None and type(error).__name__ == "MissingParameter":

@@ -26,7 +26,7 @@ DEFAULT_BATCH_SIZE, DEFAULT_INPUT_LEN = 1, 32
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions(ProfileOptions):
-    """The requests of an iteration, and how much they make."""
+    """The requests of an iteration, and the lengths of their outputs."""
 
     batch_size: Annotated[
         int | None,
@@ -71,7 +71,7 @@ class WorkloadOptions(ProfileOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureOptions(GateOptions):
-    """Limits of a measurement, and the ways to show and save it."""
+    """Limits of a measurement, and the formats of its results."""
 
     baseline: Annotated[
         Path | None, option("--baseline", "FILE", "Compare with a saved record of the same machine and workload.")
@@ -94,7 +94,7 @@ class MeasureOptions(GateOptions):
     timeout: TimeoutOption = None
 
     def check_files(self) -> None:
-        """Raise `OutputError` now rather than after minutes of measuring."""
+        """Raise `OutputError` before measuring if a file could not be written."""
         for path in (self.output_json, self.junit, self.markdown):
             if path is None:
                 continue
@@ -104,7 +104,7 @@ class MeasureOptions(GateOptions):
                 raise OutputError(f"cannot write `{path}`: no folder `{path.parent}` that may be written to")
 
     def budget_s(self, num_variants: int) -> float | None:
-        """Seconds for measuring; None where a number of iterations was given and no time. Raises `UsageError`."""
+        """Return the seconds for measuring; None if only a number of iterations was given. Raises `UsageError`."""
         given = self.time_budget
         if given is not None and not (math.isfinite(given) and given > 0):
             raise UsageError("invalid value for `--time-budget`: expected a number of seconds greater than 0")

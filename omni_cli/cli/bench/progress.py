@@ -1,4 +1,4 @@
-"""The progress of `omni bench` while it runs."""
+"""Progress of `omni bench`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class BenchProgress:
         )
 
     def hide(self) -> None:
-        """Take the live line away, so that others can be written."""
+        """Clear the live line, so that other lines can be written."""
         self._line.hide()
 
     def _known(self, state: State) -> str:

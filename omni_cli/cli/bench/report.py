@@ -31,7 +31,7 @@ def show_answer(answer: Answer, options: MeasureOptions) -> None:
 
 
 def failure_of(answer: Answer) -> OmniError | None:
-    """The sentence for an exit code that is not 0."""
+    """Return the sentence for an exit code other than 0."""
     code = answer.exit_code
     if code == ExitCode.OK:
         return None

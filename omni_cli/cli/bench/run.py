@@ -33,7 +33,7 @@ def read_question(
     margin: str = DEFAULT_MARGIN,
     allowed: Sequence[str] | None = None,
 ) -> Question:
-    """The question that the options ask. Raises `OmniError` for a baseline that is not a whole record."""
+    """Build the question from the options. Raises `OmniError` for a baseline that is not a complete record."""
     return Question(
         limits=limits,
         metrics=tuple(options.metric) if options.metric else None,
@@ -44,7 +44,7 @@ def read_question(
 
 
 def measure(plan: Plan, question: Question, options: MeasureOptions, time_budget_s: float | None) -> ExitCode:
-    """Measure and report. Raises `OmniError` where nothing at all was measured."""
+    """Measure and report. Raises `OmniError` if nothing was measured."""
     mismatches = question.mismatches(plan.builder.record())
     if mismatches:
         note = not_comparable(mismatches)
@@ -60,7 +60,7 @@ def measure(plan: Plan, question: Question, options: MeasureOptions, time_budget
 
 
 async def _run(benchmark: Benchmark, timeout_s: float | None) -> OmniError | None:
-    """The reason for an early end, None if there was none."""
+    """Run the measurement; return the reason for an early end, if any."""
     work, stopped = await run_until_stopped(benchmark.run(), timeout_s)
     if stopped is not None:
         return stopped

@@ -1,4 +1,4 @@
-"""A run of `omni generate` but for what does the work: requests in, records out, an orderly end in any case."""
+"""A run of `omni generate`, independent of what runs the requests: requests in, records out, a clean end."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
     async def run(self, *, timeout_s: float | None) -> RunOutcome:
         """Run everything; finished results are kept if a signal, the deadline or a full disk ends it early.
 
-        Raises `OmniError` only where the engine could not be started, for then there is nothing to keep.
+        Raises `OmniError` only if the engine could not be started, because there is nothing to keep then.
         """
         began = time.monotonic()
         work, stopped = await run_until_stopped(self._work_and_close(), timeout_s)
@@ -104,24 +104,24 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
         finally:
             try:
                 self._printer.close()  # may fail: the terminal or the pipe can be gone
-                # Read late: by now the peaks of memory are those of the whole run.
+                # Read at the end, when the memory peaks are those of the whole run.
                 self._stages = self._worker.stages if self._started else ()
             finally:
                 await self._worker.close()
 
     @abstractmethod
     async def _work(self) -> None:
-        """Run all requests. Raises `OmniError` where none can be, `OutputError` where nothing can be kept."""
+        """Run all requests. Raises `OmniError` if none can run, `OutputError` if results cannot be written."""
 
     def _end_bad_requests(self) -> bool:
-        """Tell of the requests that are none; whether there are others."""
+        """Report the invalid requests; return True if there are others."""
         for index, request in enumerate(self._requests):
             if isinstance(request, BadRequest):
                 self._end(index, RequestRecord(request.request_id, error=request.error, place=request.place))
         return len(self._records) < len(self._requests)
 
     def _show(self, index: int, request_id: str, output: Output, wanted: frozenset[Modality] | None) -> None:
-        """Write and show an output, if it is one that was asked for."""
+        """Write and show an output, if it was requested."""
         if wanted is not None and _modality(output) not in wanted:
             return
         path = None if isinstance(output, TextOutput) else self._writer.write(request_id, output)
@@ -134,7 +134,7 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
         self._printer.ended(record)
 
     def _all_records(self, stopped: OmniError | None) -> tuple[RequestRecord, ...]:
-        """A record of every request in order; unfinished ones have the reason and their partial output."""
+        """Return a record of every request in order; unfinished ones have the reason and their partial output."""
         unfinished = stopped or OmniError("the run ended before this request")
         return tuple(
             self._records.get(index)
@@ -155,7 +155,7 @@ def _modality(output: Output) -> Modality:
 
 
 async def cancel_all(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Cancel what still runs and wait for its clean-up; results and failures stay in the tasks."""
+    """Cancel running tasks and wait for their clean-up; results and failures stay in the tasks."""
     for task in tasks:
         task.cancel()
     if tasks:

@@ -11,7 +11,7 @@ from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, UsageError
 
-# What follows is loaded when a run begins, so that `--help` and a wrong option are answered at once.
+# Imported when a run begins, so that `--help` and usage errors are fast.
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -41,7 +41,7 @@ def generate(options: GenerateOptions) -> int:
 
 
 def make_engine(config: EngineConfig, *, verbose: bool) -> GenerateEngine:
-    """The engine of a profile, not yet started."""
+    """Create the engine of a profile, not started yet."""
     from omni_cli.engine.omni_llm import OmniLLM
 
     return OmniLLM(config, verbose=verbose)
@@ -102,7 +102,7 @@ def run_on_replicas(
 
 
 def _text_only(config: EngineConfig) -> EngineConfig:
-    """Text is what the first stage makes; the others would be loaded for nothing."""
+    """Keep only the first stage, which makes text."""
     return config.with_stages(config.stages[:1])
 
 
@@ -126,7 +126,7 @@ def _choose_printer(
 
 
 def _show_end(outcome: RunOutcome, config: EngineConfig, options: GenerateOptions) -> None:
-    """The document, or the times, and why the run ended early."""
+    """Print the document, or the times, and the reason for an early end."""
     from omni_cli.report.generate_json import generate_document
     from omni_cli.report.generate_text import summary_line
 

@@ -1,4 +1,4 @@
-"""From the command line's words to requests: checked at once, decoded before any engine starts."""
+"""Read requests from the command line: checked immediately, decoded before any engine starts."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from omni_cli.inputs.request_spec import FILE_FIELDS, BadRequest, RequestSpec, b
 from omni_cli.outputs import GenerateRequest
 
 MAX_STDIN_BYTES = 16 * 1024 * 1024
-# Decoded inputs beyond this are not held but decoded again when their request's turn comes.
+# Decoded inputs beyond this size are dropped, and decoded again when their request begins.
 MAX_HELD_BYTES = 512 * 1024 * 1024
 
 
 def read_specs(
     given: Mapping[str, Any], requests: Path | None, config: EngineConfig
 ) -> Sequence[RequestSpec | BadRequest]:
-    """The requests that a command line asks for, checked as far as that goes without reading their files.
+    """Build the requests of a command line, with all checks that need none of their files.
 
-    `given` are the values of the options that describe a request, by field name, only those that were given.
+    `given` are the request options that were given, by field name.
     Raises `UsageError` for a wrong option or file; a wrong line of `requests` becomes a `BadRequest`.
     """
     capabilities = Capabilities.of(config)
@@ -76,7 +76,7 @@ def decode_specs(specs: Sequence[RequestSpec | BadRequest], config: EngineConfig
 
 
 def _read_prompt(prompt: str | None, capabilities: Capabilities) -> str:
-    """The prompt from the command line, or from stdin if that is `-` or something is piped in."""
+    """Read the prompt from the command line, or from stdin if it is `-` or piped."""
     if prompt is not None and prompt != "-":
         return prompt
     if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
@@ -112,4 +112,4 @@ def _warn(place: str | None, message: str) -> None:
 
 
 def _no_second_warning(_message: str) -> None:
-    """The first reading of the same file has already warned."""
+    """Suppress warnings: the first reading of the same file has already warned."""

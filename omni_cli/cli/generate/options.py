@@ -61,14 +61,14 @@ class RequestOptions:
     width: Annotated[int | None, option("--width", "PIXELS", "Width of the image.")] = None
 
     def given(self) -> dict[str, Any]:
-        """The fields that are set."""
+        """Return the fields that are set."""
         values = {field.name: getattr(self, field.name) for field in fields(RequestOptions)}
         return {name: value for name, value in values.items() if not (value is None or value is False or value == [])}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(ProfileOptions):
-    """The requests of a file, and the ways to run and show requests."""
+    """A file of requests, and options for running and showing requests."""
 
     requests: Annotated[
         Path | None,

@@ -1,4 +1,4 @@
-"""Terminal output of a run while it runs: one object for each way of showing results."""
+"""Terminal output during a run: one class per format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omni_cli.report.records import RequestRecord, WrittenOutput
 
 
 class Printer(Protocol):
-    """Called in the order in which things happen; `text` is a further piece of an answer."""
+    """Receives events in order; `text` is the next piece of an answer."""
 
     def loaded(self, stages: Sequence[StageInfo]) -> None: ...
 
@@ -29,12 +29,12 @@ class Printer(Protocol):
     def warn(self, message: str) -> None: ...
 
     def close(self) -> None:
-        """Leave the terminal as it should be when the run is over, however it ended."""
+        """Restore the terminal at the end of the run."""
         ...
 
 
 class DocumentPrinter:
-    """For `--json`: nothing until the document, but warnings and failures on stderr at once."""
+    """For `--json`: only the document on stdout; warnings and failures go to stderr immediately."""
 
     def __init__(self, progress: ProgressDisplay, *, verbose: bool) -> None:
         self._progress = progress
@@ -65,7 +65,7 @@ class DocumentPrinter:
 
 
 class BlockPrinter(DocumentPrinter):
-    """For several requests: each whole, under its name, when it ends."""
+    """For several requests: each under its name, when it ends."""
 
     def __init__(self, progress: ProgressDisplay, *, verbose: bool, quiet: bool) -> None:
         super().__init__(progress, verbose=verbose)
@@ -90,7 +90,7 @@ class BlockPrinter(DocumentPrinter):
 
 
 class StreamPrinter(BlockPrinter):
-    """For a single request: its text as it is made, then each file as it is written."""
+    """For a single request: its text while it is generated, then each file once it is written."""
 
     def __init__(self, progress: ProgressDisplay, *, verbose: bool, quiet: bool) -> None:
         super().__init__(progress, verbose=verbose, quiet=quiet)
@@ -107,7 +107,7 @@ class StreamPrinter(BlockPrinter):
 
     def output(self, written: WrittenOutput) -> None:
         if isinstance(written.output, TextOutput):
-            # Normally all of it has been streamed; what was not (a held-back last piece) follows here.
+            # The text has been streamed, except for a last piece that may have been held back.
             whole = written.output.text
             rest = whole.removeprefix(self._streamed)
             if rest == whole and self._streamed:
@@ -138,7 +138,7 @@ class StreamPrinter(BlockPrinter):
 
 
 def placed(record: RequestRecord) -> OmniError:
-    """The failure of a request with where the request is: FILE:LINE, as compilers say it."""
+    """Prefix a request's failure with its place: FILE:LINE, as compilers do."""
     error = record.error
     if error is None:
         raise ValueError("the request did not fail")
@@ -150,7 +150,7 @@ def placed(record: RequestRecord) -> OmniError:
 
 
 def on_terminal(text: str) -> str:
-    """Text as it is for a pipe; for a terminal without control characters, which could command it."""
+    """Return text unchanged for a pipe; for a terminal, without control characters."""
     if not sys.stdout.isatty():
         return text
     return "".join(

@@ -20,7 +20,7 @@ from omni_cli.report.units import count
 
 
 class ReplicatedRun(BaseRun[BatchJob, RequestSpec | BadRequest]):
-    """Writes every finished request down at once; those that an earlier run has written down are not run again."""
+    """Records every finished request immediately; requests that an earlier run recorded are not run again."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from omni_cli.outputs import (
 )
 from omni_cli.report.records import RequestRecord
 
-# The engine queues and batches on its own; this only bounds how many decoded inputs wait there.
+# The engine queues and batches requests itself; this bounds the decoded inputs that wait there.
 MAX_REQUESTS_IN_FLIGHT = 64
 
 
@@ -96,7 +96,7 @@ class GenerateRun(BaseRun[GenerateEngine, PendingRequest | BadRequest]):
             )
 
     async def _follow(self, index: int, request: GenerateRequest) -> RequestResult:
-        """Show and write what a request gives until it ends; text on the way to speech only if it is wanted."""
+        """Show and write a request's outputs until it ends; text that becomes speech only if it is wanted."""
         wanted = request.modalities
         async with aclosing(self._worker.generate(request)) as events:
             async for event in events:

@@ -119,7 +119,7 @@ class LoadtestOptions(MeasureOptions):
 
 
 def without_key(arguments: Sequence[str]) -> list[str]:
-    """A command line as it may be recorded: the key replaced by `***`."""
+    """Return the command line for the record, with the key replaced by `***`."""
     shown: list[str] = []
     for given in arguments:
         if shown and shown[-1] == _KEY_OPTION:

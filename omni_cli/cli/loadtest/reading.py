@@ -20,7 +20,7 @@ _CONCURRENCY, _RATE = "concurrency", "request_rate"
 
 
 def check_counts(urls: Sequence[str], traffics: Sequence[Traffic], num_requests: int) -> int:
-    """The number of variants. Raises `UsageError` for too many, or for idle clients."""
+    """Return the number of variants. Raises `UsageError` for too many, or for idle clients."""
     if len(urls) > 1 and len(traffics) > 1:
         raise UsageError("several servers and `--vary` cannot be combined", hint="choose one of them")
     count = len(urls) * len(traffics)
@@ -48,7 +48,7 @@ def read_endpoint(name: str, modalities: str, output_len: int, *, ignore_eos: bo
 def read_traffics(
     vary: Sequence[str] | None, concurrency: int | None, request_rate: str | None, seed: int
 ) -> list[Traffic]:
-    """One load, or those that `--vary` compares. Raises `UsageError`."""
+    """Return one load, or those that `--vary` compares. Raises `UsageError`."""
     if concurrency is not None and request_rate is not None:
         raise UsageError(
             "`--concurrency` and `--request-rate` exclude each other",

@@ -9,7 +9,7 @@ from typing import Annotated
 from omni_cli.cli.bench.options import WorkloadOptions
 from omni_cli.cli.options import OutputDirOption, TimeoutOption, option
 
-# Fewer than eight say how much slower profiling makes a request, but not how sure that is.
+# Fewer than eight give the overhead of profiling without its uncertainty.
 DEFAULT_NUM_ITERS = 8
 
 

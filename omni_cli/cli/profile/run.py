@@ -39,7 +39,7 @@ RECORD_NAME = "profile.json"
 def run_profile(
     config: EngineConfig, workload: Workload, options: ProfilingOptions, *, command: tuple[str, ...]
 ) -> ExitCode:
-    """Raises `OmniError` where the run ends early: then there are no files of it."""
+    """Record and report. Raises `OmniError` if the run ends early, and leaves no files then."""
     began_s = time.monotonic()
     ArtifactWriter(options.output_dir, ()).prepare()
     environment = read_environment()
@@ -107,7 +107,7 @@ def _working_folder(output_dir: Path) -> Iterator[Path]:
 
 
 def _write(session: RecordedSession, config: EngineConfig, about: About, output_dir: Path) -> Profile:
-    """The trace, snapshots of memory, and last the record, which names them. Raises `OutputError` or `OSError`."""
+    """Write the trace, memory snapshots, and last the record, which names them. Raises `OutputError` or `OSError`."""
     traces = read_traces(session)
     snapshots = {stage: f"memory-{stage}.pickle" for stage in session.snapshots}
     profile = build_profile(session, traces, config, about, snapshots)

@@ -24,15 +24,14 @@ _COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "hint": "\x1b[1;36m"
 _RESET = "\x1b[0m"
 _LABEL = re.compile(r"^(error|warning|hint):", re.MULTILINE)
 
-# A command that has printed its own document must not get a second one when it fails after that, and one whose
-# stdout is full or gone cannot get any.
+# No second document for a command that printed one and then fails, and none if stdout is full or closed.
 _json_wanted = True
 
 
 def reset() -> None:
-    """Forget what an earlier command of this process printed, and make both streams take any character.
+    """Forget what an earlier command of this process printed, and make both streams accept any character.
 
-    A character that the terminal's encoding lacks, or a stray byte of an argument, is shown escaped.
+    Characters that the terminal's encoding lacks, and invalid bytes of an argument, are escaped.
     """
     global _json_wanted
     _json_wanted = True
@@ -54,7 +53,7 @@ def print_text(text: str) -> None:
 
 
 def print_part(text: str) -> None:
-    """Write a part of a line to stdout as it is, and out of this process at once."""
+    """Write a part of a line to stdout unchanged, and flush it."""
     _write(text)
     flush()
 
@@ -70,7 +69,7 @@ def print_json(document: Mapping[str, object], *, one_line: bool = False) -> Non
 
 def _write_json(document: Mapping[str, object], *, one_line: bool = False) -> None:
     global _json_wanted
-    # backslashreplace would turn a character into something that is not JSON's escape for it.
+    # backslashreplace would produce escapes that JSON does not have.
     ascii_only = (sys.stdout.encoding or "ascii").lower().replace("-", "") != "utf8"
     text = json.dumps(document, indent=None if one_line else 2, ensure_ascii=ascii_only, allow_nan=False)
     _json_wanted = False
@@ -78,7 +77,7 @@ def _write_json(document: Mapping[str, object], *, one_line: bool = False) -> No
 
 
 def flush() -> None:
-    """Bring everything that was printed to stdout out of this process; raises `OutputError` when that fails."""
+    """Flush stdout; raises `OutputError` if that fails."""
     _write("")
 
 
@@ -94,7 +93,7 @@ def is_stdout_closed() -> bool:
 
 
 def drop_stdout() -> None:
-    """Discard buffered and further output; Python would fail on it again while it shuts down."""
+    """Discard buffered and later output, on which Python would fail again while it shuts down."""
     _lead_nowhere(sys.stdout)
 
 
@@ -122,7 +121,7 @@ def _tell(text: str) -> None:
     try:
         sys.stderr.write(text)
     except OSError:
-        # A full disk or a pipe without a reader: it cannot be reported, and results do not depend on it.
+        # A full disk or a closed pipe cannot be reported, and results do not depend on it.
         _lead_nowhere(sys.stderr)
 
 
@@ -136,7 +135,7 @@ def print_warning(message: str, *, hint: str | None = None) -> None:
 
 
 def print_error(error: OmniError, *, verbose: bool = False) -> None:
-    """Show a failure on stderr: `error:`, blank line, `hint:`; with `verbose` also what led to it."""
+    """Show a failure on stderr: `error:`, blank line, `hint:`; with `verbose` also its traceback."""
     if verbose:
         _tell("".join(traceback.format_exception(error)) + "\n")
         details = getattr(error, "details", None)
@@ -149,7 +148,7 @@ def print_error(error: OmniError, *, verbose: bool = False) -> None:
 
 
 def error_document(error: OmniError) -> dict[str, object]:
-    """The document that a failed `--json` command prints instead of its result.
+    """Build the document that a failed `--json` command prints instead of its result.
 
     `kind` names the class (`profile`, `input`, `checkpoint`, `output`, `stage`, `deadline`, `usage`, ...);
     a profile's diagnostics are listed one by one.
@@ -175,7 +174,7 @@ def _kind(error: OmniError) -> str:
 
 
 def report_failure(error: OmniError, *, as_json: bool, verbose: bool) -> ExitCode:
-    """Show a failure everywhere it belongs and return the process's exit code for it."""
+    """Show a failure on stderr and in the document, and return its exit code."""
     print_error(error, verbose=verbose)
     if as_json and _json_wanted:
         _write_json(error_document(error))

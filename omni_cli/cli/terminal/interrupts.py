@@ -1,6 +1,6 @@
-"""Ctrl-C, SIGTERM and SIGHUP for the whole of a command: one `KeyboardInterrupt`, never lost, never a traceback.
+"""Ctrl-C, SIGTERM and SIGHUP during a command: one `KeyboardInterrupt`, never lost, never a traceback.
 
-While an engine runs, `stop_signals` takes over and ends it in good order.
+While an engine runs, `stop_signals` takes over and ends it cleanly.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _seen = False
 
 
 def install() -> None:
-    """From now on the first signal raises `KeyboardInterrupt`; one that is ignored (`nohup`) stays so."""
+    """Make the first signal raise `KeyboardInterrupt`; ignored signals (`nohup`) stay ignored."""
     _set_all(_interrupt)
     sys.unraisablehook = _unraisable
 
 
 def ignore() -> None:
-    """Ignore interrupts from now on: the command has ended, and Python's own shutdown handles them badly."""
+    """Ignore interrupts after the command has ended: Python's shutdown handles them badly."""
     _set_all(signal.SIG_IGN)
 
 
 def was_interrupted() -> bool:
-    """True once a signal has come. Libraries may have turned the exception into one of their own."""
+    """True after a signal. Libraries may have replaced the exception by their own."""
     return _seen
 
 
 def check() -> None:
-    """Raise again an interrupt that a library has swallowed, for instance while it was imported.
+    """Raise again an interrupt that a library swallowed, for example while it was imported.
 
     Checked before an engine starts, before data go to stdout and at the end of every command.
     """
@@ -57,7 +57,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """An interrupt inside a finalizer or an import's callback cannot be raised there, nor here: it comes again."""
+    """Send the signal again: an interrupt in a finalizer or an import callback cannot be raised there, nor here."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
         again.daemon = True

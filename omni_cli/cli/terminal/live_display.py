@@ -1,4 +1,4 @@
-"""The one live display on stderr: something that Rich redraws in place and that leaves nothing behind."""
+"""The live display on stderr, which Rich redraws in place and clears at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REFRESH_PER_SECOND = 8
 
 
 class ProgressMode(Enum):
-    """The form in which progress is shown."""
+    """The format of progress."""
 
     LIVE = "live"
     LINES = "lines"
@@ -23,7 +23,7 @@ class ProgressMode(Enum):
 
 
 def progress_mode(stream: TextIO, *, quiet: bool, verbose: bool) -> ProgressMode:
-    """The form that suits `stream`. With `verbose`, libraries log to the same terminal: a live display would break."""
+    """Return the format for `stream`. With `verbose`, libraries log to the terminal, which breaks a live display."""
     if quiet:
         return ProgressMode.NONE
     if verbose:
@@ -41,7 +41,7 @@ class LiveDisplay:
         self._live: Live | None = None
 
     def show(self) -> None:
-        """Draw, also where it has been drawn already."""
+        """Draw the display, or redraw it."""
         if self._live is None:
             from rich.console import Console
             from rich.live import Live
@@ -65,7 +65,7 @@ class LiveDisplay:
         return self._live is not None
 
     def hide(self) -> None:
-        """Clear it, so that other lines can be written."""
+        """Clear the display, so that other lines can be written."""
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -21,7 +21,7 @@ _MIN_RATED_S = 0.1
 
 
 class ProgressDisplay(Protocol):
-    """Shows events as they come. Between `hide` and `show` other lines may be written to the terminal."""
+    """Shows events. Between `hide` and `show`, other lines may be written to the terminal."""
 
     def handle(self, event: Event) -> None: ...
 
@@ -31,7 +31,7 @@ class ProgressDisplay(Protocol):
 
 
 class NoProgress:
-    """Only the warnings of loaded stages, which every display prints."""
+    """Prints only the warnings of loaded stages, as every display does."""
 
     def handle(self, event: Event) -> None:
         print_stage_warnings(event)
@@ -44,7 +44,7 @@ class NoProgress:
 
 
 def print_stage_warnings(event: Event) -> None:
-    """Print what a stage that has just loaded does otherwise than its profile says."""
+    """Print the differences between a loaded stage and its profile."""
     if isinstance(event, StageLoading) and event.info is not None:
         for warning in event.info.warnings:
             console.print_warning(warning)
@@ -53,7 +53,7 @@ def print_stage_warnings(event: Event) -> None:
 def choose_progress(
     stages: Sequence[tuple[str, str]], num_requests: int, stream: TextIO, *, quiet: bool, verbose: bool
 ) -> ProgressDisplay:
-    """The display that suits `stream`; `stages` are (name, kind) in order."""
+    """Return the display for `stream`; `stages` are (name, kind) in order."""
     match progress_mode(stream, quiet=quiet, verbose=verbose):
         case ProgressMode.LIVE:
             return LiveProgress(StageBoard(stages, num_requests), stream)
@@ -64,7 +64,7 @@ def choose_progress(
 
 
 class LineProgress(NoProgress):
-    """One plain line for each thing that happened."""
+    """One plain line per event."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -102,7 +102,7 @@ class StageRow:
         return "waiting" if self.loading_since is None else f"loading {seconds(now - self.loading_since)}"
 
     def work(self) -> str:
-        """`16 tokens`, or `8/10 steps` of all requests. A total of tokens is only the most there may be."""
+        """Format the work of all requests: `8/10 steps`, or `16 tokens`, whose total is only an upper limit."""
         if not self.done:
             return ""
         done = sum(self.done.values())
@@ -112,7 +112,7 @@ class StageRow:
         return f"{done}/{count(sum(total for total in totals if total is not None), self.unit)}"
 
     def rate(self) -> str:
-        """Units per second from the first report to the last, if there is a moment between them."""
+        """Format units per second from the first report to the last, unless they arrived together."""
         if self.first is None or self.last_at - self.first[0] < _MIN_RATED_S:
             return ""
         first_at, first_done = self.first
@@ -120,7 +120,7 @@ class StageRow:
 
 
 class StageBoard:
-    """The state of all stages, from events alone."""
+    """The state of all stages, derived from events."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class StageBoard:
             self._num_ended += 1
 
     def cells(self) -> list[tuple[str, ...]]:
-        """One row per stage: name, kind, state, work done, rate; then how many of several requests have ended."""
+        """Return one row per stage (name, kind, state, work done, rate), and one for several requests."""
         now = self._clock()
         cells: list[tuple[str, ...]] = [
             (row.name, row.kind, row.state(now), row.work(), row.rate()) for row in self.rows.values()
@@ -164,7 +164,7 @@ class StageBoard:
 
 
 class LiveProgress(NoProgress):
-    """A table that redraws itself in place and leaves nothing behind."""
+    """A table that is redrawn in place and cleared at the end."""
 
     def __init__(self, board: StageBoard, stream: TextIO) -> None:
         self._board = board

@@ -19,13 +19,13 @@ from omni_cli.errors import DeadlineError, ExitCode, OmniError
 
 T = TypeVar("T")
 
-# `timeout` and some shells send one signal both to the process and to its group: that is not a second wish.
+# `timeout` and some shells send a signal to the process and to its group, which counts as one.
 _SAME_SIGNAL_S = 0.5
 _SHOW_CURSOR = b"\x1b[?25h\n"
 
 
 class Interrupted(OmniError):
-    """The run was asked to stop, and has stopped in good order."""
+    """The run was asked to stop, and has stopped cleanly."""
 
     exit_code = ExitCode.INTERRUPTED
 
@@ -33,10 +33,9 @@ class Interrupted(OmniError):
 async def run_until_stopped(
     work: Coroutine[Any, Any, T], timeout_s: float | None
 ) -> tuple[asyncio.Task[T], OmniError | None]:
-    """Run `work` to its end, or cancel it at the first signal or after `timeout_s`; the second value is the reason.
+    """Run `work`, or cancel it at the first signal or after `timeout_s`; the second value is the reason.
 
-    The task is done either way: what `work` cleans up when it is cancelled is cleaned up, and may be killed by a second
-    signal.
+    The task is done in any case, including its clean-up, which a second signal may kill.
     """
     with stop_signals() as requested:
         task = asyncio.ensure_future(work)
@@ -58,12 +57,12 @@ async def run_until_stopped(
 
 @contextmanager
 def stop_signals() -> Iterator[asyncio.Future[signal.Signals]]:
-    """Within a running event loop's main thread: a future that the first signal fulfils.
+    """Return a future that the first signal completes; call it in the main thread, within its event loop.
 
     A second signal kills every child process and this one, without any clean-up. A signal that was ignored
     before (`nohup`, a background job) stays ignored.
     """
-    interrupts.check()  # one that a library swallowed while it was imported
+    interrupts.check()  # a signal that a library swallowed while it was imported
     loop = asyncio.get_running_loop()
     requested: asyncio.Future[signal.Signals] = loop.create_future()
     first_at: float | None = None
