@@ -33,8 +33,8 @@ _Block = Callable[[int, BlockSchedule], Awaitable[None]]
 
 @dataclass(frozen=True)
 class RunLimits:
-    """Limits of a measurement: `num_iters` iterations of each variant, as far as time allows; without `num_iters`, until
-    the verdict is reached."""
+    """Limits of a measurement: `num_iters` iterations of each variant, as far as time allows; without that number,
+    until the verdict is reached."""
 
     num_iters: int | None
     num_iters_warmup: int
