@@ -1,13 +1,14 @@
 """Qwen3-Omni-30B-A3B's chain on one GPU, streamed: real-time factor, first audio, and the talker's step in its parts.
 
-    PYTHONPATH=. python benchmarks/gpu/chain_qwen3_omni.py -o DIR [--clients 1 8 32] [--rounds 3] [--set KEY=VALUE]...
+    PYTHONPATH=. python benchmarks/gpu/chain_qwen3_omni.py -o DIR [--clients 1 4 8 32] [--rounds 3] [--set KEY=VALUE]...
 
 The bundled profile `qwen3-omni-30b-a3b` at its real sizes, random bfloat16 weights, run by `OmniLLM`. A request has 64
 tokens of prompt, 128 of text and 250 frames of codes, the last of which ends the speech: 19.92 s. All requests of a
 round enter at once.
 
 RTF is a request's time over that of its audio. A talker's step is split into its forward pass (`backbone`) and its code
-predictor, both by the device's clock, and the rest, which is the host's and the sampler's.
+predictor, both by the device's clock, and the rest, which is the host's and the sampler's. Medians over steps, but
+`talker_tpot_s`, which is the mean.
 
 DIR gets one `omni.bench/1` record, `qwen3-omni.json`, with a variant per number of clients, and the printed summary.
 `--tiny` runs a small model on any device that vLLM supports, and is meaningless for speed.
@@ -31,6 +32,7 @@ from omni_cli.compat.libraries import prepare_libraries  # isort: skip
 prepare_libraries()
 
 import msgspec
+import torch
 from environment import kit_environment
 from qwen3_folder import write_folder
 from random_weights import install
@@ -59,7 +61,8 @@ SETTINGS = {
 }
 METRICS = (
     "rtf", "ttfp_s", "ttft_s", "thinker_tokens_per_second", "thinker_itl_s", "talker_frames_per_second",
-    "talker_step_s", "talker_backbone_s", "talker_predictor_s", "talker_rest_s", "code2wav_device_s",
+    "talker_tpot_s", "talker_step_s", "talker_backbone_s", "talker_predictor_s", "talker_rest_s",
+    "talker_backbone_p10_s", "talker_predictor_p10_s", "code2wav_device_s",
 )  # fmt: skip
 
 
@@ -155,10 +158,11 @@ def _sample(number: int, seconds: float, served: list[Served], ran: dict[str, di
 
     thinkers, talkers = ([one.traces[name] for one in served] for name in ("thinker", "talker"))
     step = median([gap for trace in talkers for gap in _gaps(trace)])
-    backbone, predictor = (
-        median([spent for trace in talkers for spent in getattr(trace, name)[1:]])
+    backbones, predictors = (
+        [spent for trace in talkers for spent in getattr(trace, name)[1:]]
         for name in ("backbone_s", "code_predictor_s")
     )
+    backbone, predictor = median(backbones), median(predictors)
     metrics = {
         "rtf": median([one.end_s / one.audio_s for one in served]),
         "ttfp_s": median([one.first_audio_s for one in served]),
@@ -166,10 +170,14 @@ def _sample(number: int, seconds: float, served: list[Served], ran: dict[str, di
         "thinker_tokens_per_second": _rate(thinkers),
         "talker_frames_per_second": _rate(talkers),
         "thinker_itl_s": median([gap for trace in thinkers for gap in _gaps(trace)]),
+        "talker_tpot_s": median([(each.latency_s - each.ttft_s) / (each.num_output_tokens - 1) for each in talkers]),
         "talker_step_s": step,
         "talker_backbone_s": backbone,
         "talker_predictor_s": predictor,
         "talker_rest_s": step - backbone - predictor,
+        # Those of steps in which no other stage has the device.
+        "talker_backbone_p10_s": statistics.quantiles(backbones, n=10)[0],
+        "talker_predictor_p10_s": statistics.quantiles(predictors, n=10)[0],
         "code2wav_device_s": median([one.traces["code2wav"].vocoder_s for one in served]),
     }
     work = {
@@ -213,7 +221,8 @@ def _record(variants: list[Variant], options: argparse.Namespace) -> Record:
 
 def lines_of(record: Record) -> list[str]:
     """The summary: a line per number of clients, with medians over rounds."""
-    lines = [f"{record.workload['model']}   {record.environment.get('devices') or 'CPU'}"]
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    lines = [f"{device}, torch {torch.__version__}, {record.workload['model']}"]
     for variant in record.variants:
         medians = {metric: item.median for metric, item in variant.summary.items()}
         lines.append(f"{variant.name}   " + "   ".join(f"{name} {value:.5g}" for name, value in medians.items()))
@@ -233,7 +242,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output-dir", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true", help="a small model, to try the script")
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 32])
     parser.add_argument("--rounds", type=int, default=3, help="after one that warms up")
     parser.add_argument("--text-tokens", type=int, default=128)
     parser.add_argument("--frames", type=int, default=250, help="the last ends the speech")

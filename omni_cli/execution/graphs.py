@@ -31,6 +31,14 @@ MAX_GRAPHS = 8
 NUM_WARMUPS = 2
 
 
+def batch_sizes(largest: int, smallest: int = 1) -> list[int]:
+    """Numbers of requests to capture graphs for, from `largest` down: powers of two from `smallest` on below it."""
+    sizes = [largest]
+    while sizes[-1] > smallest:
+        sizes.append(max(smallest, 1 << ((sizes[-1] - 1).bit_length() - 1)))
+    return sizes
+
+
 class Graph(Protocol):
     """A recorded graph; replays in the order of the device's work."""
 

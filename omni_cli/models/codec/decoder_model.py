@@ -15,6 +15,8 @@ from vllm.model_executor.models.interfaces import IsAttentionFree
 
 from omni_cli.checkpoints.shards import shards_with_prefix
 from omni_cli.errors import CheckpointError
+from omni_cli.execution.cuda_graphs import CudaGraphBackend
+from omni_cli.execution.engagement import ExecutionCounters
 from omni_cli.execution.timeline import clock_for
 from omni_cli.models.codec.streaming import DecoderState, Piece, StreamingCodecDecoder
 from omni_cli.stage.payloads import tensor_of
@@ -25,7 +27,8 @@ class CodecForDiffusion(nn.Module, IsAttentionFree):
     """transformers' codec, whose weights have names with `weights_prefix` in a checkpoint of several models.
 
     A request of the engine is one piece of a stream, whose state stays here until `forget`. Its prompt is the first
-    codebook's codes; its information has all `codes` (num_codebooks, num_frames), and the `stream` that they belong to.
+    codebook's codes; its information has all `codes` (num_codebooks, num_frames), the `stream` that they belong to, and
+    whether it is the last, `is_last`.
     """
 
     is_pooling_model = True
@@ -50,6 +53,19 @@ class CodecForDiffusion(nn.Module, IsAttentionFree):
         """The codec of a checkpoint's configuration; sets `sample_rate`, `codebook_size` and `num_codebooks`."""
         raise NotImplementedError
 
+    def use_graphs(self, stage: str, max_num_seqs: int, *, first: Sequence[int], later: Sequence[int]) -> None:
+        """Replay pieces of these numbers of frames, a stream's first and its later ones, from CUDA graphs."""
+        (decoder,) = self._decoders
+        device = next(self.codec.parameters()).device
+        example = torch.zeros((max_num_seqs, self.num_codebooks, 1), dtype=torch.long, device=device)
+        decoder.use_graphs(CudaGraphBackend(device), stage=stage, first=first, later=later, example=example)
+
+    @property
+    def counters(self) -> ExecutionCounters:
+        """Counters of the decoder's calls."""
+        (decoder,) = self._decoders
+        return decoder.counters
+
     @torch.inference_mode()
     def sample(self, inputs: Sequence[DiffusionInput]) -> list[torch.Tensor]:
         """Samples (num_samples,) float32 of each piece; a stream has one at a time."""
@@ -63,7 +79,9 @@ class CodecForDiffusion(nn.Module, IsAttentionFree):
     def _piece(self, given: DiffusionInput) -> Piece:
         (stream,) = given.information["stream"]
         codes = tensor_of(dict(given.information), "codes", num_dims=2)
-        return Piece(codes.to(given.token_ids.device).long(), self._states.setdefault(stream, DecoderState()))
+        (is_last,) = given.information["is_last"]
+        state = self._states.setdefault(stream, DecoderState())
+        return Piece(codes.to(given.token_ids.device).long(), state, bool(is_last))
 
     @property
     def latest_s(self) -> float:

@@ -74,9 +74,11 @@ class CodecStage(VllmStage):
                 stage=spec.stage.name,
                 hint="remove the key from the profile",
             )
-        if spec.stage.execution != "eager":
+        execution = spec.stage.execution
+        if execution == "compile" or (execution == "cudagraph" and not torch.cuda.is_available()):
+            what = "a codec decoder has no" if execution == "compile" else "this machine has no CUDA device for"
             raise StageError(
-                f"a codec decoder has no `execution: {spec.stage.execution}`",
+                f"{what} `execution: {execution}`",
                 stage=spec.stage.name,
                 hint=f"--set {spec.stage.name}.execution=eager",
             )
@@ -84,6 +86,13 @@ class CodecStage(VllmStage):
         (self.model,) = self.engine.collective_rpc("get_model")
         self._streams: dict[str, CodeStream] = {}
         self._whole_piece: int = min(WHOLE_PIECE_FRAMES, self.engine.vllm_config.model_config.max_model_len)
+        if execution == "cudagraph":
+            first, later = (
+                tuple(dict.fromkeys((min(size, self._whole_piece), self._whole_piece)))
+                for size in (self.stage.stream_first_chunk_frames, self.stage.stream_chunk_frames)
+            )
+            num_requests = self.engine.vllm_config.scheduler_config.max_num_seqs
+            self.model.use_graphs(spec.stage.name, num_requests, first=first, later=later)
 
     def engine_args(self) -> dict[str, object]:
         given = super().engine_args()
@@ -98,13 +107,17 @@ class CodecStage(VllmStage):
 
     @property
     def effective(self) -> dict[str, object]:
-        return {**super().effective, "execution": "eager", "stream": self.stage.streams}
+        return {**super().effective, "execution": self.stage.execution, "stream": self.stage.streams}
+
+    @property
+    def engagement(self) -> dict[str, float]:
+        return {**super().engagement, **self.model.counters.as_dict()}
 
     @property
     def settings(self) -> dict[str, object]:
         return {
             **super().settings,
-            "execution": "eager",
+            "execution": self.stage.execution,
             "stream_first_chunk_frames": self.stage.stream_first_chunk_frames,
             "stream_chunk_frames": self.stage.stream_chunk_frames,
         }
@@ -166,7 +179,8 @@ class CodecStage(VllmStage):
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], PoolingParams]:
         codes, stream = active.context["codes"], active.context["stream"]
-        information = {CODES: codes.contiguous(), "stream": [stream.request.request_id]}
+        is_last = stream.has_all_codes and not stream.waiting.shape[1]
+        information = {CODES: codes.contiguous(), "stream": [stream.request.request_id], "is_last": [int(is_last)]}
         extra = {ADDITIONAL_INFORMATION: encode_additional_information(information, self.payload_limits)}
         return {"prompt_token_ids": codes[0].tolist()}, PoolingParams(task="plugin", extra_kwargs=extra)
 

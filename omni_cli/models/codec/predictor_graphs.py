@@ -8,19 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from omni_cli.execution.engagement import ExecutionCounters
-from omni_cli.execution.graphs import NUM_WARMUPS, Graph, GraphBackend
+from omni_cli.execution.graphs import NUM_WARMUPS, Graph, GraphBackend, batch_sizes
 from omni_cli.models.codec.code_predictor import CodePredictor
 
-# A graph for one request would be compiled apart, and take as long as that for two.
-SMALLEST = 2
-
-
-def sizes_up_to(max_batch: int) -> list[int]:
-    """Numbers of requests to capture, the largest first: twice the next smaller one, and the largest of all."""
-    sizes = [max_batch]
-    while sizes[-1] > SMALLEST:
-        sizes.append(max(SMALLEST, 1 << ((sizes[-1] - 1).bit_length() - 1)))
-    return sizes
+# A graph for fewer requests takes longer: cuBLAS has faster matrix products for eight rows than for two.
+SMALLEST = 8
 
 
 @dataclass(frozen=True)
@@ -50,7 +42,7 @@ class PredictorGraphs:
         start_s = time.perf_counter()
         self._backend = backend
         num_later = self._predictor.num_codebooks - 1
-        for size in sizes_up_to(len(hidden)):
+        for size in batch_sizes(len(hidden), SMALLEST):
             firsts = torch.zeros(size, dtype=torch.long, device=hidden.device)
             greedy = [hidden[:size].clone(), firsts]
             draws = torch.full((size, num_later), 0.5, device=hidden.device)

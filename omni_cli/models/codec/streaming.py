@@ -1,8 +1,9 @@
 """Decode codec codes piece by piece, with the samples of whole-sequence decoding.
 
-`StreamingCodecDecoder` runs transformers' own modules. Hooks on their causal convolutions prepend the inputs that the
-receptive field still needs and drop the outputs that were already returned; the attention reads keys and values of its
-sliding window from a cache. So every sample is computed from the same values as in one call on all codes.
+`DecoderCall` runs transformers' own modules. Hooks on their causal convolutions prepend the inputs that the receptive
+field still needs and drop the outputs that were already returned; the attention reads keys and values of its sliding
+window from a cache. So every sample is computed from the same values as in one call on all codes. All that a call reads
+and leaves are tensors, so that it can be replayed from a CUDA graph; `StreamingCodecDecoder` keeps them per request.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import MimiModel
-from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
+
+from omni_cli.execution.engagement import ExecutionCounters
+from omni_cli.execution.graphs import GraphBackend, GraphManager, batch_sizes
 
 # Frames in one call, all requests together: longer pieces are split, which bounds the memory and changes no sample.
 MAX_FRAMES_PER_CALL = 1024
@@ -27,77 +30,83 @@ class DecoderState:
 
     # Per convolution with memory: its last inputs (1, in_channels, context_length).
     contexts: dict[int, torch.Tensor] = field(default_factory=dict)
-    # Per attention layer: keys and values (2, num_key_value_heads, sliding_window - 1, head_dim).
+    # Per attention layer: keys and values (1, 2, num_key_value_heads, sliding_window - 1, head_dim).
     keys_values: list[torch.Tensor] = field(default_factory=list)
     num_positions: int = 0
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The next codes of one request, int64 (num_codebooks, num_frames), at least one frame."""
+    """The next codes of one request, int64 (num_codebooks, num_frames), at least one frame.
+
+    After its last piece, a request's state is worthless.
+    """
 
     codes: torch.Tensor
     state: DecoderState
+    is_last: bool = False
 
     def __post_init__(self) -> None:
         if self.codes.ndim != 2 or self.codes.shape[-1] == 0:
             raise ValueError(f"codes are of shape {tuple(self.codes.shape)} instead of (num_codebooks, num_frames)")
 
+    @property
+    def is_first(self) -> bool:
+        return self.state.num_positions == 0
 
-class StreamingCodecDecoder:
-    """A causal codec decoder of transformers whose codes may come in pieces.
 
-    The module itself is not changed: outside of `decode` it decodes whole sequences as before.
+Advanced = tuple[torch.Tensor, dict[int, torch.Tensor], list[torch.Tensor]]
+
+
+class DecoderCall(nn.Module):
+    """A causal codec decoder of transformers as a function of codes and of what is kept of earlier ones.
+
+    The decoder's module itself is not changed: called by others, it decodes whole sequences as before.
     """
 
-    def __init__(self, module: nn.Module, max_frames_per_call: int = MAX_FRAMES_PER_CALL) -> None:
+    def __init__(self, module: nn.Module) -> None:
         """Raise ValueError if `module` has parts that cannot be decoded piece by piece."""
-        self.max_frames_per_call = max_frames_per_call
+        super().__init__()
         decoder = module.decoder if isinstance(module, MimiModel) else module
         self._call: Callable[[torch.Tensor], torch.Tensor] = (
-            _mimi_decode(module) if isinstance(module, MimiModel) else module
+            _mimi_decode(module) if isinstance(module, MimiModel) else module.forward
         )
-        self._batch: list[DecoderState] | None = None
+        self._contexts: dict[int, torch.Tensor] | None = None
+        self._kept: dict[int, torch.Tensor] = {}
         for index, each in enumerate(_causal_convolutions(decoder)):
             self._follow(each, index)
         (transformer,) = [each for each in decoder.modules() if hasattr(each, "rotary_emb")]
         self._config: Any = transformer.config
         transformer.register_forward_pre_hook(self._attend_to_the_past, with_kwargs=True)
-        transformer.register_forward_hook(self._keep_keys_and_values, with_kwargs=True)
 
-    def start(self) -> DecoderState:
-        """State of a request before its first piece."""
-        return DecoderState()
+    def forward(
+        self,
+        codes: torch.Tensor,
+        starts: torch.Tensor,
+        contexts: dict[int, torch.Tensor],
+        keys_values: list[torch.Tensor],
+    ) -> Advanced:
+        """Samples (batch, num_samples) of codes (batch, num_codebooks, num_frames), and contexts, keys and values again.
 
-    @torch.inference_mode()
-    def decode(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        """Samples (num_samples,) of each piece, in the module's dtype and on its device; their states move on.
-
-        Pieces of equal length share a call, first pieces among themselves. A request may occur once.
+        `starts` (batch,) are the transformer's positions so far. Contexts, keys and values are those of
+        `DecoderState`, batched; empty for requests without a past.
         """
-        groups: dict[tuple[int, bool], list[int]] = defaultdict(list)
-        for index, piece in enumerate(pieces):
-            groups[piece.codes.shape[-1], piece.state.num_positions == 0].append(index)
-        waveforms: dict[int, torch.Tensor] = {}
-        for (num_frames, _), indices in groups.items():
-            num_together = max(1, self.max_frames_per_call // num_frames)
-            for begin in range(0, len(indices), num_together):
-                together = indices[begin : begin + num_together]
-                decoded = self._decode_equal([pieces[index] for index in together])
-                waveforms.update(zip(together, decoded, strict=True))
-        return [waveforms[index] for index in range(len(pieces))]
-
-    def _decode_equal(self, pieces: Sequence[Piece]) -> torch.Tensor:
-        codes = torch.stack([piece.codes for piece in pieces])
-        self._batch = [piece.state for piece in pieces]
+        self._contexts, self._kept = contexts, {}
+        self._starts = starts.to(codes.device, non_blocking=True)[:, None]
+        self._window = SlidingWindow(keys_values, self._config)
         try:
-            samples = torch.cat([self._call(part)[:, 0] for part in codes.split(self.max_frames_per_call, -1)], -1)
+            samples = self._call(codes)[:, 0]
         finally:
-            self._batch = None
-        return samples
+            self._contexts = None
+        num_frames = codes.shape[-1]
+        self.positions_per_frame = self._window.num_new // num_frames
+        if contexts:
+            # A request's first samples are fewer.
+            self.samples_per_frame = samples.shape[-1] // num_frames
+        return samples, self._kept, self._window.kept
 
     def _follow(self, module: nn.Module, index: int) -> None:
-        """Have a causal convolution continue where the request's last piece ended."""
+        """Have a causal convolution continue where the requests' last pieces ended."""
         conv: Any = module.conv
         transposed = isinstance(conv, nn.ConvTranspose1d)
         (kernel,), (stride,), (dilation,) = conv.kernel_size, conv.stride, conv.dilation
@@ -107,23 +116,19 @@ class StreamingCodecDecoder:
         upsampling = stride if transposed else 1
 
         def prepend(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            if self._batch is None:
+            if not self._contexts:
                 return None
             hidden, *others = args
-            if index in self._batch[0].contexts:
-                hidden = torch.cat([torch.cat([state.contexts[index] for state in self._batch]), hidden], -1)
-            return (hidden, *others)
+            return (torch.cat([self._contexts[index], hidden], -1), *others)
 
         def trim(_: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor | None:
-            if self._batch is None:
+            if self._contexts is None:
                 return None
             hidden = args[0]
             # Zeros before a request's first input are what the module pads with.
-            kept = nn.functional.pad(hidden[..., -length:], (max(0, length - hidden.shape[-1]), 0)).clone()
-            first = index not in self._batch[0].contexts
-            for state, context in zip(self._batch, kept.split(1), strict=True):
-                state.contexts[index] = context
-            return output if first else output[..., -(hidden.shape[-1] - length) * upsampling :]
+            kept = nn.functional.pad(hidden[..., -length:], (max(0, length - hidden.shape[-1]), 0))
+            self._kept[index] = kept.clone(memory_format=torch.contiguous_format)
+            return output[..., -(hidden.shape[-1] - length) * upsampling :] if self._contexts else output
 
         module.register_forward_pre_hook(prepend)
         module.register_forward_hook(trim)
@@ -132,40 +137,140 @@ class StreamingCodecDecoder:
         self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Give the transformer the requests' keys and values, positions, and the mask that fits them."""
-        if self._batch is None:
+        if self._contexts is None:
             return None
         hidden = args[0] if args else kwargs["inputs_embeds"]
         past, (num_new, device) = self._config.sliding_window - 1, (hidden.shape[1], hidden.device)
-        starts = torch.tensor([state.num_positions for state in self._batch], device=device)[:, None]
-        positions = starts + torch.arange(num_new, device=device)
-        key_positions = (starts + torch.arange(-past, num_new, device=device))[:, None]
+        positions = self._starts + torch.arange(num_new, device=device)
+        key_positions = (self._starts + torch.arange(-past, num_new, device=device))[:, None]
         distance = positions[:, :, None] - key_positions
         visible = (distance >= 0) & (distance <= past) & (key_positions >= 0)
         mask = torch.zeros_like(visible, dtype=hidden.dtype).masked_fill_(~visible, torch.finfo(hidden.dtype).min)
-        given = {"past_key_values": self._cache(hidden), "position_ids": positions, "attention_mask": mask[:, None]}
+        given = {"past_key_values": self._window, "position_ids": positions, "attention_mask": mask[:, None]}
         return args, {**kwargs, **given}
 
-    def _cache(self, hidden: torch.Tensor) -> Cache:
-        batch, config = self._batch or [], self._config
-        layers = [DynamicSlidingWindowLayer(config.sliding_window) for _ in range(config.num_hidden_layers)]
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (len(batch), config.num_key_value_heads, config.sliding_window - 1, head_dim)
-        for index, layer in enumerate(layers):
-            if batch[0].keys_values:
-                keys, values = torch.stack([state.keys_values[index] for state in batch], 1)
-            else:
-                keys = values = hidden.new_zeros(shape)
-            layer.update(keys, values)
-        return Cache(layers=layers)
 
-    def _keep_keys_and_values(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self._batch is None:
-            return
-        layers = kwargs["past_key_values"].layers
-        kept = [torch.stack([layer.keys, layer.values], 1) for layer in layers]
-        for row, state in enumerate(self._batch):
-            state.keys_values = [each[row] for each in kept]
-            state.num_positions += output.last_hidden_state.shape[1]
+class SlidingWindow:
+    """Keys and values of a batch, as the layers see transformers' cache; zeros stand for a past that is not there."""
+
+    def __init__(self, keys_values: list[torch.Tensor], config: Any) -> None:
+        self._past = keys_values
+        self._length = config.sliding_window - 1
+        self.kept: list[torch.Tensor] = []
+        self.num_new = 0
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values (batch, num_heads, length, head_dim) of the window and of the new positions."""
+        new = torch.stack([keys, values], dim=1)
+        self.num_new = new.shape[-2]
+        past = self._past[layer_idx] if self._past else new.new_zeros((*new.shape[:-2], self._length, new.shape[-1]))
+        both = torch.cat([past, new], dim=-2)
+        self.kept.append(both[..., -self._length :, :].clone(memory_format=torch.contiguous_format))
+        return both[:, 0], both[:, 1]
+
+
+class StreamingCodecDecoder:
+    """A causal codec decoder of transformers whose codes may come in pieces."""
+
+    def __init__(self, module: nn.Module, max_frames_per_call: int = MAX_FRAMES_PER_CALL) -> None:
+        """Raise ValueError if `module` has parts that cannot be decoded piece by piece."""
+        self.max_frames_per_call = max_frames_per_call
+        self.call = DecoderCall(module)
+        self.counters = ExecutionCounters()
+        self._lengths: dict[bool, list[int]] = {True: [], False: []}
+        self._sizes: list[int] = []
+        self._graphs: Callable[..., Any] | None = None
+
+    def start(self) -> DecoderState:
+        """State of a request before its first piece."""
+        return DecoderState()
+
+    @torch.inference_mode()
+    def use_graphs(
+        self, backend: GraphBackend, *, stage: str, first: Sequence[int], later: Sequence[int], example: torch.Tensor
+    ) -> None:
+        """Replay the calls for pieces of these numbers of frames, and pad a request's last piece to the next of them.
+
+        `example` (max_batch, num_codebooks, 1) are any codes. The graphs of the first number in `first` and in `later`
+        are captured now for all numbers of requests, the others when they are needed.
+        """
+        self._lengths = {True: sorted(first), False: sorted(later)}
+        self._sizes = batch_sizes(len(example))
+        num_graphs = (len(first) + len(later)) * len(self._sizes)
+        self._graphs = GraphManager(
+            self.call, backend, stage=stage, device=example.device, counters=self.counters, max_graphs=num_graphs
+        )
+        for size in self._sizes:
+            states = [DecoderState() for _ in range(size)]
+            for length in (first[0], later[0]):
+                pieces = [Piece(row.expand(-1, length), state) for row, state in zip(example, states, strict=False)]
+                self._decode_equal(pieces, length)
+
+    @torch.inference_mode()
+    def decode(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """Samples (num_samples,) of each piece, in the module's dtype and on its device; their states move on.
+
+        Pieces of equal length share a call, first pieces among themselves. A request may occur once.
+        """
+        groups: dict[tuple[int, bool], list[int]] = defaultdict(list)
+        for index, piece in enumerate(pieces):
+            groups[self._length(piece), piece.is_first].append(index)
+        waveforms: dict[int, torch.Tensor] = {}
+        for (num_frames, _), indices in groups.items():
+            num_together = min(max(1, self.max_frames_per_call // num_frames), *self._sizes[:1], len(pieces))
+            for begin in range(0, len(indices), num_together):
+                together = indices[begin : begin + num_together]
+                decoded = self._decode_equal([pieces[index] for index in together], num_frames)
+                waveforms.update(zip(together, decoded, strict=True))
+        return [waveforms[index] for index in range(len(pieces))]
+
+    def _length(self, piece: Piece) -> int:
+        """The frames to decode for a piece: more than it has if that lets it share a graph and nothing follows."""
+        num_frames = piece.codes.shape[-1]
+        longer = [length for length in self._lengths[piece.is_first] if length >= num_frames]
+        return min(longer) if piece.is_last and longer else num_frames
+
+    def _decode_equal(self, pieces: Sequence[Piece], num_frames: int) -> list[torch.Tensor]:
+        """Samples of pieces of which all are a request's first, or none is, each decoded as `num_frames` frames."""
+        missing = [num_frames - piece.codes.shape[-1] for piece in pieces]
+        codes = torch.stack(
+            [nn.functional.pad(piece.codes, (0, count)) for piece, count in zip(pieces, missing, strict=True)]
+        )
+        states = [piece.state for piece in pieces]
+        samples = torch.cat([self._advance(part, states) for part in codes.split(self.max_frames_per_call, -1)], -1)
+        ends = (samples.shape[-1] - count * self.call.samples_per_frame if count else None for count in missing)
+        return [row[:end] for row, end in zip(samples, ends, strict=False)]
+
+    def _advance(self, codes: torch.Tensor, states: list[DecoderState]) -> torch.Tensor:
+        """Samples of one call, of at least as many rows as states; the states move on."""
+        first, num_frames = states[0], codes.shape[-1]
+        replays = self._graphs is not None and num_frames in self._lengths[first.num_positions == 0]
+        # Rows for a graph of more requests repeat the last one.
+        spare = min(size for size in self._sizes if size >= len(states)) - len(states) if replays else 0
+        rows = [*states, *[states[-1]] * spare]
+        if spare:
+            codes = torch.cat([codes, codes[-1:].expand(spare, -1, -1)])
+        contexts = {index: _joined([row.contexts[index] for row in rows]) for index in first.contexts}
+        layers = range(len(first.keys_values))
+        keys_values = [_joined([row.keys_values[layer] for row in rows]) for layer in layers]
+        starts = torch.tensor([row.num_positions for row in rows])
+        if replays and self._graphs is not None:
+            samples, contexts, keys_values = self._graphs(codes, starts, contexts, keys_values)
+        else:
+            self.counters.eager_calls += 1
+            samples, contexts, keys_values = self.call(codes, starts, contexts, keys_values)
+        for row, state in enumerate(states):
+            state.contexts = {index: each[row : row + 1] for index, each in contexts.items()}
+            state.keys_values = [each[row : row + 1] for each in keys_values]
+            state.num_positions += num_frames * self.call.positions_per_frame
+        made: torch.Tensor = samples
+        return made
+
+
+def _joined(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(rows) if len(rows) > 1 else rows[0]
 
 
 def _mimi_decode(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -56,7 +56,7 @@ def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
             "input": "talker",
             "max_num_seqs": 8 if is_cpu else 32,
             **({} if is_cpu else {"gpu_memory_utilization": _SHARES["code2wav"]}),
-            "execution": "eager",
+            "execution": "eager" if is_cpu else "cudagraph",
             "output_copy": "async",
         },
     }

@@ -14,12 +14,13 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 
 from omni_cli.checkpoints.weights import random_state_dict
+from omni_cli.execution.graphs import batch_sizes
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling
-from omni_cli.models.codec.predictor_graphs import PredictorGraphs, sizes_up_to
+from omni_cli.models.codec.predictor_graphs import PredictorGraphs
 from omni_cli.vllm_integration.code_frames import Draws, FrameStore
 from omni_cli.vllm_integration.row_ledger import ComputedSpan
 
-CODES, CODEBOOKS, WIDTH, MAX_BATCH = 96, 6, 64, 8
+CODES, CODEBOOKS, WIDTH, MAX_BATCH = 96, 6, 64, 12
 
 
 @pytest.fixture(scope="module")
@@ -144,10 +145,10 @@ def test_greedy_and_sampled_requests_share_a_step(predictor):
 def test_graphs_return_the_codes_of_the_predictor_for_any_number_of_requests(predictor):
     graphs, backend = PredictorGraphs(predictor), FakeBackend()
     graphs.capture(backend, inputs(MAX_BATCH)[0])
-    assert len(backend.graphs) == 6 and graphs.counters.graphs_captured == 6  # of 8, 4 and 2, greedy and sampled
+    assert len(backend.graphs) == 4 and graphs.counters.graphs_captured == 4  # of 12 and 8, greedy and sampled
     assert graphs.counters.graph_pool_bytes > 0 and graphs.counters.capture_s > 0
     kept = []
-    for step, batch in enumerate((1, 3, 8, 5, 2)):
+    for step, batch in enumerate((1, 3, 8, 12, 9)):
         hidden, first = inputs(batch, step)
         drawn = torch.rand(batch, CODEBOOKS - 1, generator=torch.Generator().manual_seed(step))
         is_greedy = torch.arange(batch)[:, None] % 2 == 0
@@ -173,8 +174,8 @@ def test_a_frame_that_is_not_numbers_leaves_nothing_to_the_next_one(predictor):
 @pytest.mark.parametrize(
     ("max_batch", "sizes"), [(2, [2]), (3, [3, 2]), (8, [8, 4, 2]), (33, [33, 32, 16, 8, 4, 2]), (6, [6, 4, 2])]
 )
-def test_sizes_halve_down_to_two(max_batch, sizes):
-    assert sizes_up_to(max_batch) == sizes
+def test_sizes_halve_down_to_the_smallest(max_batch, sizes):
+    assert batch_sizes(max_batch, 2) == sizes
 
 
 def test_draws_depend_on_seed_and_frame_alone():

@@ -8,11 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fake_graphs import FakeBackend
 from torch import nn
 from transformers import MimiConfig, MimiModel
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
+from omni_cli.errors import StageError
 from omni_cli.models.codec.streaming import Piece, StreamingCodecDecoder
 
 CODEBOOK_SIZE, NUM_CODEBOOKS = 64, 4
@@ -134,12 +136,41 @@ def test_requests_in_one_batch_do_not_meet(case: Case, seed: int) -> None:
 def test_long_pieces_are_split(case: Case) -> None:
     sizes: list[torch.Size] = []
     decoder = StreamingCodecDecoder(case.module, max_frames_per_call=10)
-    call = decoder._call
-    decoder._call = lambda codes: (sizes.append(codes.shape), call(codes))[1]
+    call = decoder.call._call
+    decoder.call._call = lambda codes: (sizes.append(codes.shape), call(codes))[1]
     pieces = [Piece(codes, decoder.start()) for codes in [*case.codes[:2], *case.codes[3:, :, :7]]]
     for piece, samples in zip(pieces, decoder.decode(pieces), strict=True):
         assert_equal(samples, case.whole(piece.codes))
     assert [(size[0], size[-1]) for size in sizes] == [(1, 10), (1, 10), (1, 4)] * 2 + [(1, 7)] * 5
+
+
+def test_a_codec_that_waits_for_the_device_has_no_graphs() -> None:
+    case = Case(mimi())
+    with pytest.raises(StageError, match="cannot capture DecoderCall"):
+        case.decoder.use_graphs(FakeBackend(), stage="mimi", first=(3,), later=(4,), example=case.codes[:1, :, :1])
+
+
+def test_replayed_calls_give_the_samples_of_one_call() -> None:
+    """First pieces of 3 frames, later ones of 4; the last, shorter one is padded, and so is a batch of three."""
+    case = Case(code2wav())
+    decoder, backend = StreamingCodecDecoder(case.module), FakeBackend()
+    decoder.use_graphs(backend, stage="code2wav", first=(3, 12), later=(4, 12), example=case.codes[:4, :, :1])
+    assert len(backend.graphs) == decoder.counters.graphs_captured == 6  # of 4, 2 and 1 requests, first and later
+    ends = (2, 10, 15)
+    states, streamed = [decoder.start() for _ in ends], [[] for _ in ends]
+    for begin, end in ((0, 3), (3, 7), (7, 11), (11, 15)):
+        rows = [row for row, last in enumerate(ends) if last > begin]
+        pieces = [Piece(case.codes[row, :, begin : min(end, ends[row])], states[row], ends[row] <= end) for row in rows]
+        for row, samples in zip(rows, decoder.decode(pieces), strict=True):
+            streamed[row].append(samples)
+    for row, end in enumerate(ends):
+        assert_equal(torch.cat(streamed[row]), case.whole(case.codes[row, :, :end]))
+    assert len(backend.graphs) == 6 and decoder.counters.eager_calls == 0
+    # A long piece, whose graph is captured when it comes, and one of which more follows, for which there is none.
+    (samples,) = decoder.decode([Piece(case.codes[3, :, :9], decoder.start(), is_last=True)])
+    assert_equal(samples, case.whole(case.codes[3, :, :9]))
+    decoder.decode([Piece(case.codes[3, :, :9], decoder.start())])
+    assert len(backend.graphs) == 7 and decoder.counters.eager_calls == 1
 
 
 def test_the_memory_of_a_request_does_not_grow(case: Case) -> None:
