@@ -181,6 +181,7 @@ def _sample(number: int, seconds: float, served: list[Served], ran: dict[str, di
         "code2wav_device_s": median([one.traces["code2wav"].vocoder_s for one in served]),
     }
     work = {
+        "input_tokens": float(sum(trace.num_input_tokens for trace in thinkers)),
         "output_tokens": float(sum(trace.num_output_tokens for trace in thinkers)),
         "audio_s": sum(one.audio_s for one in served),
     }

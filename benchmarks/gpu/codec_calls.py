@@ -38,8 +38,8 @@ from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, Cod
 from omni_cli.models.codec.predictor_graphs import PredictorGraphs
 from omni_cli.models.codec.streaming import DecoderState, Piece, StreamingCodecDecoder
 from omni_cli.models.qwen3_omni.checkpoint.builder import omni_config
-from omni_cli.models.qwen3_omni.checkpoint.processor import TOKENS
 from omni_cli.models.qwen3_omni.checkpoint.sizes import TINY
+from omni_cli.models.qwen3_omni.checkpoint.tokens import TOKENS
 
 REPEATS = 20
 FRAMES = 12

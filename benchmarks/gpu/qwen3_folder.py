@@ -27,6 +27,7 @@ from omni_cli.checkpoints.tokenizer import train_bpe, train_tokenizer
 from omni_cli.models.qwen3_omni.checkpoint.builder import omni_config
 from omni_cli.models.qwen3_omni.checkpoint.sizes import TINY, CodecSizes, ExpertSizes, Qwen3OmniSizes
 from omni_cli.models.qwen3_omni.checkpoint.tokens import CHAT_TEMPLATE, TOKENS
+from omni_cli.models.qwen3_omni.family import FAMILY
 
 RELEASED = Qwen3OmniSizes(
     vocab_size=152064,
@@ -76,7 +77,9 @@ def write_folder(folder: Path, *, tiny: bool) -> None:
         write_processor(folder, tokenizer, Qwen3OmniMoeProcessor, CHAT_TEMPLATE, patch_size=patch_size)
     table = torch.empty(sizes.vocab_size, sizes.thinker.hidden_size, dtype=torch.float32 if tiny else torch.bfloat16)
     fill("embed", table)
-    save_file({"thinker.model.embed_tokens.weight": table}, folder / "model.safetensors", {"format": "pt"})
+    # A name for each part, since omni looks for them before it loads anything.
+    parts = {f"{part}placeholder": torch.zeros(1) for role in FAMILY.roles for part in role.needed_weights}
+    save_file({**parts, "thinker.model.embed_tokens.weight": table}, folder / "model.safetensors", {"format": "pt"})
 
 
 def _released_tokenizer(model_max_length: int) -> Qwen2Tokenizer:

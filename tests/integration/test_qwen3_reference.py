@@ -70,7 +70,12 @@ def assert_equal(result: RequestResult, reference: SpokenResult) -> None:
 
 @pytest.mark.parametrize("request_", spoken(), ids=lambda request: request.request_id)
 def test_single_request_equals_the_reference(engine, references, request_):
-    assert_equal(engine.run(request_), references[request_.request_id])
+    result = engine.run(request_)
+    assert_equal(result, references[request_.request_id])
+    talker = next(trace for trace in result.stages if trace.name == "talker")
+    parts = [talker.backbone_s, talker.code_predictor_s]
+    assert [len(each) for each in parts] == [talker.num_output_tokens] * 2
+    assert min(map(min, parts)) > 0 and sum(map(sum, parts)) < talker.latency_s
 
 
 def test_all_requests_at_once_equal_the_reference(engine, references):

@@ -86,7 +86,7 @@ class DecoderCall(nn.Module):
         contexts: dict[int, torch.Tensor],
         keys_values: list[torch.Tensor],
     ) -> Advanced:
-        """Samples (batch, num_samples) of codes (batch, num_codebooks, num_frames), and contexts, keys and values again.
+        """Samples (batch, num_samples) of codes (batch, num_codebooks, num_frames), and what to keep of this call.
 
         `starts` (batch,) are the transformer's positions so far. Contexts, keys and values are those of
         `DecoderState`, batched; empty for requests without a past.

@@ -105,3 +105,28 @@ def test_ar_modes_on_a_cpu(tmp_path):
     assert with_rows.output_sha256 == without.output_sha256, "hidden states change no token"
     assert with_rows.samples[0].engagement["thinker"]["copies"] > 0
     assert without.samples[0].engagement["thinker"]["copies"] == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_the_chain_of_qwen3_omni_on_a_cpu(tmp_path):
+    run_script(
+        "chain_qwen3_omni.py", "-o", str(tmp_path), "--clients", "2", "--rounds", "1", "--text-tokens", "12",
+        "--frames", "20",
+    )  # fmt: skip
+    (variant,) = load_record(tmp_path / "qwen3-omni.json").variants
+    (sample,) = variant.samples
+    parts = [sample.metrics[f"talker_{name}_s"] for name in ("backbone", "predictor", "rest")]
+    assert sum(parts) == pytest.approx(sample.metrics["talker_step_s"]) and min(parts[:2]) > 0
+    # The last of 20 frames ends the speech; the codec's first samples are fewer than a whole frame's.
+    assert 2 * 18 * 0.08 < sample.work["audio_s"] < 2 * 19 * 0.08 and sample.work["output_tokens"] == 24
+    assert sample.work["input_tokens"] == 2 * 16, "the chat template adds eight tokens"
+    assert sample.engagement["talker"]["predictor_eager_calls"] > 0 and sample.metrics["ttfp_s"] < sample.e2e_s
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_codec_calls_on_a_cpu(tmp_path):
+    run_script("codec_calls.py", "-o", str(tmp_path), "--batches", "2")
+    summary = (tmp_path / "codec-calls.txt").read_text()
+    assert "code predictor, one frame" in summary and "code2wav, 12 frames" in summary and summary.count("eager") == 2

@@ -26,6 +26,12 @@ CASES = [
     ({"execution": "compile"}, {"eager_calls": 10, "compiled_graphs": 2}, None),
     ({"cudagraph_mode": "full"}, {"graph_replays": 0, "eager_calls": 8}, "no graph was replayed"),
     ({"cudagraph_mode": "full"}, {"graph_replays": 8}, None),
+    ({"cudagraph_mode": "full"}, {"graph_replays": 8, "predictor_graph_replays": 8, "predictor_eager_calls": 0}, None),
+    (
+        {"cudagraph_mode": "full"},
+        {"graph_replays": 8, "predictor_eager_calls": 8},
+        "8 frames of codes were made eagerly",
+    ),
     ({"cudagraph_mode": "none"}, {"eager_calls": 8}, None),
     ({"output_copy": "async"}, {"copies": 4, "pinned_copies": 4}, None),
     ({"output_copy": "async"}, {"copies": 4, "pinned_copies": 3}, "1 copies went to unpinned memory"),

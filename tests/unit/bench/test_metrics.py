@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,6 +47,12 @@ def test_a_high_percentile_only_where_there_are_enough_gaps() -> None:
     many = Iteration(1, (request(ar("t", [0.1 * i for i in range(1, 46)]), seconds=5),), (("t", "ar"),))
     assert "itl_p90_s" not in metrics_of(few)
     assert metrics_of(many)["itl_p90_s"] == pytest.approx(0.1)
+
+
+def test_the_parts_of_a_talkers_steps() -> None:
+    talker = replace(ar("talker", [0.1, 0.2, 0.3]), code_predictor_s=(0.03, 0.01, 0.02), backbone_s=(0.09, 0.04, 0.05))
+    metrics = metrics_of(Iteration(0.4, (request(talker, seconds=0.4),), (("talker", "ar"),)))
+    assert (metrics["code_predictor_s"], metrics["backbone_s"]) == (0.02, 0.05)
 
 
 def test_one_token_has_no_time_per_further_token() -> None:
