@@ -46,11 +46,12 @@ class StageRole:
     `stage` is the class that runs it: called with a `StageSpec` and `emit`, it returns a loaded `Stage`. `input` names
     the role whose output it takes, None for the first. `makes` is its output for the user; None if only the next stage
     gets one. `takes` names request fields that affect it, beside those that follow from `makes`,
-    or a function that tells them from a checkpoint's name. `settings` declares
-    the stage's own profile keys: a class derived from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if
-    it has no others. A checkpoint must have at least one file of each group in `needed_files`, weights whose names
-    begin with each of `needed_weights` (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its
-    configuration describes a vision or audio encoder. One whose config.json has `switch` false lacks the stage.
+    or a function that tells them from a checkpoint's name; `needs` is such a function for fields that must be there.
+    `settings` declares the stage's own profile keys: a class derived from `config.schema.ARStageConfig` or
+    `DiffusionStageConfig`; None if it has no others. A checkpoint must have at least one file of each group in
+    `needed_files`, weights whose names begin with each of `needed_weights` (`FOLDER/PREFIX` for those of a
+    component), and one of `processor_files` if its configuration describes a vision or audio encoder. One whose
+    config.json has `switch` false lacks the stage.
     """
 
     name: str
@@ -60,6 +61,7 @@ class StageRole:
     input: str | None = None
     makes: Literal["text", "audio", "image"] | None = None
     takes: tuple[str, ...] | Reference = ()
+    needs: Reference | None = None
     settings: Reference | None = None
     needed_files: tuple[tuple[str, ...], ...] = ()
     processor_files: tuple[str, ...] = ()

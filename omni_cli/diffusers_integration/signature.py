@@ -20,8 +20,10 @@ Medium = Literal["image", "mask", "control_image"]
 MEDIA_ARGUMENTS: Mapping[Medium, tuple[str, ...]] = {
     "image": ("image", "images"),
     "mask": ("mask_image", "mask"),
-    "control_image": ("control_image", "image"),
+    "control_image": ("control_image",),
 }
+# Arguments of pipelines with a network for a control image; where no other takes that, `image` does.
+_OF_CONTROL = {"controlnet_conditioning_scale", "adapter_conditioning_scale"}
 # The names that pipelines have for the length of the audio they make, in seconds.
 DURATION_ARGUMENTS = ("audio_length_in_s", "audio_end_in_s", "audio_duration", "audio_duration_s", "duration")
 # Fields of a pipeline's output that hold images or audio.
@@ -51,7 +53,10 @@ class PipelineSignature:
 
     def argument_for(self, medium: Medium) -> str | None:
         """The argument that takes this medium; None if there is none."""
-        return next((name for name in MEDIA_ARGUMENTS[medium] if name in self.arguments), None)
+        found = next((name for name in MEDIA_ARGUMENTS[medium] if name in self.arguments), None)
+        if found is None and medium == "control_image" and _OF_CONTROL & self.arguments.keys():
+            return self.argument_for("image")
+        return found
 
     @property
     def duration_argument(self) -> str | None:
@@ -68,7 +73,8 @@ class PipelineSignature:
             needed.append("image")
         if mask is not None and (self.arguments[mask].is_required or mask == "mask_image"):
             needed.append("mask")
-        if "control_image" in self.arguments and self.arguments["control_image"].default in (None, "None"):
+        control = self.argument_for("control_image")
+        if control is not None and (control != image or "image" not in needed):
             needed.append("control_image")
         return tuple(needed)
 

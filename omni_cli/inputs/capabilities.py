@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from omni_cli.config.schema import EngineConfig
@@ -21,11 +21,14 @@ _FIELDS: Mapping[Modality, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class Capabilities:
-    """`modalities` are the profile's outputs in stage order; `fields` the request fields that affect it."""
+    """`modalities` are the profile's outputs in stage order; `fields` the request fields that affect it, `needed` those
+    that it cannot do without.
+    """
 
     profile: str
     modalities: tuple[Modality, ...]
     fields: frozenset[str]
+    needed: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, config: EngineConfig) -> Capabilities:
@@ -39,16 +42,19 @@ class Capabilities:
             )
         modalities: list[Modality] = []
         fields = _ALWAYS
+        needed: list[str] = []
         for stage in config.stages:
             role = family.role(stage.name)
             assert role is not None  # or the family would not fit
             if stage.kind == "diffusion":
                 fields |= _OF_DIFFUSION
             fields |= set(load(role.takes)(config.model) if isinstance(role.takes, str) else role.takes)
+            if role.needs is not None:
+                needed += load(role.needs)(config.model)
             if role.makes is not None:
                 modalities.append(role.makes)
                 fields |= _FIELDS[role.makes]
-        return cls(config.name, tuple(modalities), fields)
+        return cls(config.name, tuple(modalities), fields, tuple(needed))
 
     def makes_files(self, modalities: frozenset[Modality] | None) -> bool:
         """Tell whether a request for these modalities (None: all) writes to the output folder."""
@@ -62,6 +68,12 @@ class Capabilities:
                 f"{label} has no effect with profile `{self.profile}`, which makes {self._made()}",
                 hint="choose another profile with `--profile`; `omni profiles list` shows them",
             )
+
+    def check_needed(self, given: Collection[str], label: Callable[[str], str]) -> None:
+        """Raise `UsageError` if a request lacks a field; `label` maps it to the user's name for it."""
+        for field in self.needed:
+            if field not in given:
+                raise UsageError(f"{label(field)} is missing, which profile `{self.profile}` needs")
 
     def check_modalities(self, modalities: frozenset[str], label: str) -> None:
         """Raise `UsageError` for a modality that no stage of the profile makes."""

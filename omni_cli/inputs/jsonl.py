@@ -41,6 +41,7 @@ def read_requests(
             merged = {**defaults, **checked}
             merged["sampling"] = {**_sampling_of(defaults), **checked.get("sampling", {})}
             merged = {name: value for name, value in merged.items() if name in KEYS}
+            capabilities.check_needed(merged, _label)
             requests.append(spec_of(merged, request_id=request_id, folder=path.parent, place=place))
         except UsageError as error:
             requests.append(BadRequest(request_id, error, place))

@@ -34,6 +34,7 @@ def read_specs(
     if requests is None:
         prompt = _read_prompt(given.get("prompt"), capabilities)
         checked = check_fields({**given, "prompt": prompt}, capabilities, _label)
+        capabilities.check_needed(checked, _label)
         return [spec_of(checked, request_id="0", folder=Path())]
     for name in ("prompt", *FILE_FIELDS):
         if name in given:
@@ -99,8 +100,10 @@ def _label(name: str) -> str:
 
 
 def _decoded_bytes(request: GenerateRequest) -> int:
-    sizes = [samples.nbytes for samples, _ in request.audio] + [image.nbytes for image in request.images]
-    return sum(sizes) + sum(video.frames.nbytes for video in request.videos)
+    masks = () if request.mask is None else (request.mask,)
+    images = (*request.images, *masks, *request.control_images)
+    sounds, videos = (samples for samples, _ in request.audio), (video.frames for video in request.videos)
+    return sum(array.nbytes for array in (*sounds, *images, *videos))
 
 
 def _held(request: GenerateRequest) -> GenerateRequest:

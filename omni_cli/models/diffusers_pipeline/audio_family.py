@@ -29,6 +29,7 @@ FAMILY = Family(
             stage="omni_cli.diffusers_integration.stage:DiffusersStage",
             makes="audio",
             takes=f"{_HERE}.inputs:fields_of",
+            needs=f"{_HERE}.inputs:needed_fields_of",
         ),
     ),
     builtins={"tiny-audio": f"{_HERE}.audio_builder:tiny_audio"},

@@ -18,6 +18,7 @@ FAMILY = Family(
             stage="omni_cli.diffusers_integration.stage:DiffusersStage",
             makes="image",
             takes=f"{_HERE}.inputs:fields_of",
+            needs=f"{_HERE}.inputs:needed_fields_of",
         ),
     ),
     builtins={"tiny-image": f"{_HERE}.builder:tiny_image"},

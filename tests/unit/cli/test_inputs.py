@@ -15,6 +15,7 @@ import soundfile
 from PIL import Image
 from support.profile_text import make_config
 
+from omni_cli.cli.generate.inputs import read_specs
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
 from omni_cli.errors import InputError, UsageError
@@ -22,6 +23,8 @@ from omni_cli.inputs import audio as audio_module
 from omni_cli.inputs.audio import load_audio
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.images import load_image
+from omni_cli.inputs.jsonl import read_requests
+from omni_cli.inputs.request_spec import BadRequest, RequestSpec
 from omni_cli.inputs.video import decode_video, load_video
 
 OMNI = make_config(
@@ -310,3 +313,19 @@ def test_options_that_a_stage_takes_besides_those_of_its_output() -> None:
 def test_files_are_made_unless_only_text_is_wanted() -> None:
     assert Capabilities.of(OMNI).makes_files(None)
     assert not Capabilities.of(OMNI).makes_files(frozenset({"text"}))
+
+
+def test_a_checkpoint_s_pipeline_decides_what_a_request_may_and_must_have(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text('{"_class_name": "QwenImageInpaintPipeline"}')
+    config = make_config("inpaint", str(tmp_path), DiffusionStageConfig.named("image"))
+    capabilities = Capabilities.of(config)
+    assert {"image", "mask", "strength", "arg"} <= capabilities.fields
+    assert not {"control_image", "duration"} & capabilities.fields
+    lines = ['{"prompt": "a", "image": "i.png"}', '{"prompt": "a", "image": "i.png", "mask": "m.png"}']
+    (tmp_path / "lines.jsonl").write_text("\n".join(lines))
+    missing, whole = read_requests(tmp_path / "lines.jsonl", capabilities, {})
+    assert isinstance(missing, BadRequest)
+    assert missing.error.message == "`mask` is missing, which profile `inpaint` needs"
+    assert isinstance(whole, RequestSpec) and whole.mask == (tmp_path / "m.png",)
+    with pytest.raises(UsageError, match="`--image` is missing, which profile `inpaint` needs"):
+        read_specs({"prompt": "a", "mask": "m.png"}, None, config)
