@@ -86,8 +86,8 @@ def make(executor, media: tuple[str, ...], arguments: dict, seed: int = 3) -> np
 @pytest.mark.parametrize(
     ("name", "media", "arguments"),
     [
-        ("QwenImageImg2ImgPipeline", ("image",), {"strength": 0.5}),
-        ("QwenImageInpaintPipeline", ("image", "mask"), {"strength": 0.75}),
+        ("QwenImageImg2ImgPipeline", ("image",), {"strength": 0.5, "height": 64, "width": 64}),
+        ("QwenImageInpaintPipeline", ("image", "mask"), {"strength": 0.75, "height": 64, "width": 64}),
         ("StableDiffusionImg2ImgPipeline", ("image",), {"strength": 0.5, "guidance_scale": 3.0}),
         ("StableDiffusionInpaintPipeline", ("image", "mask"), {}),
         ("StableDiffusionInpaintPipeline", ("image", "mask"), {"padding_mask_crop": 4}),

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from omni_cli.models.qwen2_5_omni import talker as module
 from omni_cli.stage.request_payloads import RequestPayload
+from omni_cli.vllm_integration import conditioned_model
 
 NUM_ROWS, SIZE, HIDDEN, VOCABULARY, MASK = 16, 6, 4, 32, 31
 
@@ -35,7 +36,9 @@ class Inner(nn.Module):
 
 @pytest.fixture(autouse=True)
 def first_rank(monkeypatch):
-    monkeypatch.setattr(module, "get_pp_group", lambda: SimpleNamespace(is_first_rank=True, is_last_rank=True))
+    monkeypatch.setattr(
+        conditioned_model, "get_pp_group", lambda: SimpleNamespace(is_first_rank=True, is_last_rank=True)
+    )
 
 
 def talker() -> module.Qwen2_5OmniTalkerForConditionalGeneration:
