@@ -159,7 +159,7 @@ OTHER_SIZES = {
 }
 
 
-@pytest.mark.parametrize("name", sample([*OTHER_SIZES], ["deeper"]))
+@pytest.mark.parametrize("name", sample([*OTHER_SIZES], ["one-level"]))
 def test_other_sizes_and_seeds_equal_the_reference(start_brief_engine, tmp_path_factory, name):
     folder = tmp_path_factory.mktemp(name)
     write_omni(folder, OTHER_SIZES[name], seed=11)

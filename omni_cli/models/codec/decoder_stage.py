@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 import torch
 from vllm import PoolingParams
+from vllm.outputs import PoolingRequestOutput
 
 from omni_cli.errors import InputError, StageError
 from omni_cli.models.codec.frame_stage import CODES
@@ -188,7 +189,7 @@ class CodecStage(VllmStage):
         stream: CodeStream = active.context["stream"]
         return stream.request.request_id
 
-    def output(self, active: ActiveRequest, output: Any) -> list[Report]:
+    def output(self, active: ActiveRequest, output: PoolingRequestOutput) -> list[Report]:
         stream: CodeStream = active.context["stream"]
         samples = output.outputs.data
         if isinstance(samples, NoOutput):

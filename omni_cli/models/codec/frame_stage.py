@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from vllm.outputs import RequestOutput
 
 from omni_cli.errors import StageError
 from omni_cli.stage.messages import Report, RequestDone
@@ -39,7 +38,7 @@ class FrameStage(ConditionedStage):
         """Count the frames of a finished request that are part of its `output_codes`."""
         return self.num_spoken(active)
 
-    def output(self, active: ActiveRequest, output: Any) -> list[Report]:
+    def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:
         rows = self.processor.take_hidden_rows(active.request.request_id)
         if rows is not None:
             active.context.setdefault("codes", []).extend(rows[:, : self.num_codebooks].unbind())
@@ -54,7 +53,7 @@ class FrameStage(ConditionedStage):
         """Tell whether the newest of `codes` in the context ends the speech: vLLM ends it by first codes alone."""
         return False
 
-    def _finish(self, active: ActiveRequest, output: Any) -> None:
+    def _finish(self, active: ActiveRequest, output: RequestOutput) -> None:
         if not output.finished:
             output.finished, output.outputs[0].finish_reason = True, "stop"
             self.engine.abort_request([active.request.request_id])
@@ -70,16 +69,16 @@ class FrameStage(ConditionedStage):
             )
         return torch.stack(frames) if frames else torch.zeros((0, self.num_codebooks), dtype=torch.long)
 
-    def done(self, active: ActiveRequest, output: Any, now: float) -> RequestDone:
+    def done(self, active: ActiveRequest, output: RequestOutput, now: float) -> RequestDone:
         report = super().done(active, output, now)
         report.trace["output_codes"] = self.frames(active, 0, self.num_reported(active)).tolist()
         report.trace.update({name: active.context.get(name, []) for name in _STEP_TIMES})
         return report
 
-    def handoff(self, active: ActiveRequest, output: object) -> bytes:
+    def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         return encode_additional_information({CODES: self.frames(active, 0, self.num_spoken(active))})
 
-    def partial_handoff(self, active: ActiveRequest, output: Any) -> bytes | None:
+    def partial_handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
         begin, end = active.context.get("num_handed_over", 0), self.num_spoken(active)
         if end - begin < FRAMES_PER_PART and not output.finished:
             return None

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from vllm import SamplingParams
+from vllm.outputs import RequestOutput
 
 from omni_cli.errors import InputError, StageError
 from omni_cli.models.glm_image.grids import PriorHandoff, mrope_positions
@@ -140,7 +141,7 @@ class PriorStage(TextStage):
         active = self.active.get(request.request_id)
         return None if active is None else active.context["image"].prompt.num_new_tokens
 
-    def handoff(self, active: ActiveRequest, output: Any) -> bytes:
+    def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         image: _Image = active.context["image"]
         num_tokens = image.prompt.num_new_tokens
         if len(active.token_ids) < num_tokens or self._end_token_id in active.token_ids:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
+from vllm.outputs import RequestOutput
 
 from omni_cli.models.qwen2_5_omni.architectures import TALKER
 from omni_cli.models.qwen2_5_omni.connectors import (
@@ -32,12 +32,12 @@ CODES_PER_PART = 12
 class ThinkerStage(OmniThinkerStage):
     """All hidden states go to the talker."""
 
-    def handoff(self, active: ActiveRequest, output: Any) -> bytes:
+    def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         rows = self.new_rows(active)
         handoff = ThinkerHandoff(output.prompt_token_ids, active.token_ids, rows, active.context["media"])
         return encode_additional_information(handoff.information())
 
-    def partial_handoff(self, active: ActiveRequest, output: Any) -> bytes | None:
+    def partial_handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
         partial: PartialHandoff = active.context.setdefault("partial", PartialHandoff())
         partial.add_rows(self.new_rows(active))
         part = partial.take(output.prompt_token_ids, active.token_ids, active.context["media"], is_last=output.finished)
@@ -78,10 +78,10 @@ class TalkerStage(ConditionedStage):
         reply = ReplyRows.from_information(decode_additional_information(command.handoff, self.payload_limits))
         return more_conditions(reply, config=self.config, embed=self._embed, is_last=command.is_last)
 
-    def handoff(self, active: ActiveRequest, output: object) -> bytes:
+    def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         return encode_additional_information({"codec_token_ids": active.token_ids})
 
-    def partial_handoff(self, active: ActiveRequest, output: Any) -> bytes | None:
+    def partial_handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
         new = active.token_ids[active.context.get("num_handed_over", 0) :]
         if len(new) < CODES_PER_PART and not output.finished:
             return None

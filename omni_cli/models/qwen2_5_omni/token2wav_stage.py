@@ -12,6 +12,7 @@ import msgspec
 import torch
 from transformers import AutoConfig
 from vllm import PoolingParams
+from vllm.outputs import PoolingRequestOutput
 from vllm.platforms import current_platform
 
 from omni_cli.errors import InputError, StageError
@@ -262,7 +263,7 @@ class Token2WavStage(VllmStage):
             raise StageError(f"the model made {what}, which is not a waveform", stage=self.spec.stage.name)
         self.check_numbers(made, "samples")
 
-    def output(self, active: ActiveRequest, output: Any) -> list[Report]:
+    def output(self, active: ActiveRequest, output: PoolingRequestOutput) -> list[Report]:
         request_id = active.request.request_id
         if self.request_id_of(active) in self._cancelled:
             self._marks_of.pop(request_id, None)

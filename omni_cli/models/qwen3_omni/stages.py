@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig
+from vllm.outputs import RequestOutput
 
 from omni_cli.errors import InputError
 from omni_cli.models.codec.decoder_stage import CodecStage
@@ -74,10 +75,10 @@ class Qwen3ThinkerStage(OmniThinkerStage):
         handoff = TokenHandoff(list(prompt_ids), self._new_tokens(active), rows, active.context.get("media", {}))
         return handoff.information()
 
-    def handoff(self, active: ActiveRequest, output: Any) -> bytes:
+    def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         return encode_additional_information(self._begin(active, output.prompt_token_ids))
 
-    def partial_handoff(self, active: ActiveRequest, output: Any) -> bytes | None:
+    def partial_handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
         has_begun = active.context.get("num_sent", 0) > 0
         if not output.finished and len(active.token_ids) - 1 <= active.context.get("num_sent", 0):
             return None

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from vllm import SamplingParams
+from vllm.outputs import RequestOutput
 
 from omni_cli.errors import InputError
 from omni_cli.models.qwen_omni.media import media_of_prompt, tell_apart
@@ -61,7 +62,7 @@ class OmniThinkerStage(TextStage):
         if active.request.wants_handoff:
             active.context["media"] = media_of_prompt(engine_input)
 
-    def output(self, active: ActiveRequest, output: Any) -> list[Report]:
+    def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:
         if "reply" in active.context:
             if not output.finished:
                 return []  # a prompt processed in chunks; its rows are kept until it is complete
