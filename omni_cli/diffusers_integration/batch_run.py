@@ -113,5 +113,5 @@ class BatchRun:
                 self._finish(DiffusionOutput(request.request_id, "error", error=error))
             else:
                 assert made is not None
-                kind = "samples" if self._runner.makes_audio else "pixels"
-                self._finish(DiffusionOutput(request.request_id, "stop", times=times, **{kind: made[index]}))
+                pixels, samples = (None, made[index]) if self._runner.makes_audio else (made[index], None)
+                self._finish(DiffusionOutput(request.request_id, "stop", pixels, samples, times))

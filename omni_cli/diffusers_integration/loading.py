@@ -12,7 +12,6 @@ from pathlib import Path
 from omni_cli.diffusers_integration.signature import (
     AUDIO_FIELDS,
     IMAGE_FIELDS,
-    Argument,
     PipelineSignature,
     signature_of,
     signature_of_class,
@@ -105,19 +104,15 @@ def check_runnable(signature: PipelineSignature) -> None:
         why = "it takes no prompt"
     else:
         media = [signature.argument_for(medium) for medium in signature.needed_media]
-        tensors = (
+        arrays = (
             name
             for name, argument in signature.arguments.items()
-            if argument.is_required and name not in media and _takes_tensors(argument)
+            if argument.is_required and name not in media and argument.takes_arrays
         )
-        needed = next(tensors, None)
+        needed = next(arrays, None)
         why = None if needed is None else f"it needs `{needed}`, which no file and no setting can hold"
     if why is not None:
         raise CheckpointError(f"{signature.name} cannot run: {why}", hint="use a checkpoint of another pipeline")
-
-
-def _takes_tensors(argument: Argument) -> bool:
-    return any(word in (argument.annotation or "") for word in ("Tensor", "Image", "ndarray"))
 
 
 def _check_folder(folder: Path, trust_remote_code: bool) -> Mapping[str, tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 from omni_cli.config.schema import DiffusionStageConfig
@@ -27,6 +28,15 @@ from omni_cli.stage.protocol import StageSpec
 DEFAULT_MAX_NUM_SEQS = 4
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A request that has no output yet: its arrival in seconds, and what its reports need."""
+
+    added_s: float
+    num_steps: int | None
+    streams: bool
+
+
 class DiffusersStage:
     """The executor and its scheduler; one step is one batch."""
 
@@ -45,9 +55,7 @@ class DiffusersStage:
         )
         self.executor.compile_or_warm_up_model()
         self.scheduler = DiffusionScheduler(spec.stage.max_num_seqs or DEFAULT_MAX_NUM_SEQS)
-        self.added_s: dict[str, float] = {}
-        self.num_steps: dict[str, int | None] = {}
-        self.streamed: set[str] = set()
+        self.waiting: dict[str, _Waiting] = {}
         # Added by the thread that reads commands, and removed by `abort`, which always follows.
         self.unwanted: set[str] = set()
 
@@ -71,10 +79,7 @@ class DiffusersStage:
 
     def add(self, request: StageRequest) -> None:
         resolved = self.executor.resolve(self.diffusion_request(request))
-        self.added_s[request.request_id] = time.perf_counter()
-        self.num_steps[request.request_id] = resolved.num_inference_steps
-        if request.streams:
-            self.streamed.add(request.request_id)
+        self.waiting[request.request_id] = _Waiting(time.perf_counter(), resolved.num_inference_steps, request.streams)
         self.scheduler.add_request(resolved)
 
     def diffusion_request(self, request: StageRequest) -> DiffusionRequest:
@@ -93,9 +98,7 @@ class DiffusersStage:
     def abort(self, request_id: str) -> None:
         self.unwanted.discard(request_id)
         self.scheduler.finish_requests([request_id])
-        self.added_s.pop(request_id, None)
-        self.num_steps.pop(request_id, None)
-        self.streamed.discard(request_id)
+        self.waiting.pop(request_id, None)
 
     def interrupt(self, request_id: str) -> None:
         self.unwanted.add(request_id)
@@ -125,10 +128,8 @@ class DiffusersStage:
             self.emit(Progress(request_id, done, total, "step"))
 
     def _report(self, output: DiffusionOutput) -> list[Report]:
-        latency_s = time.perf_counter() - self.added_s.pop(output.request_id)
-        num_steps = self.num_steps.pop(output.request_id)
-        streams = output.request_id in self.streamed
-        self.streamed.discard(output.request_id)
+        waiting = self.waiting.pop(output.request_id)
+        latency_s = time.perf_counter() - waiting.added_s
         if output.finish_reason == "abort":
             return []
         if output.error is not None:
@@ -136,7 +137,7 @@ class DiffusersStage:
         assert output.times is not None
         trace = {
             "latency_s": latency_s,
-            "num_inference_steps": num_steps,
+            "num_inference_steps": waiting.num_steps,
             "text_encode_s": output.times.text_encode_s,
             "denoise_step_s": output.times.denoise_step_s,
             "vae_decode_s": output.times.vae_decode_s,
@@ -144,7 +145,7 @@ class DiffusersStage:
         if output.samples is not None:
             assert self.executor.sample_rate is not None
             audio = Audio(Array.of(output.samples), self.executor.sample_rate)
-            if streams:
+            if waiting.streams:
                 return [WaveformChunk(output.request_id, audio), RequestDone(output.request_id, trace)]
             return [RequestDone(output.request_id, trace, audio=audio)]
         assert output.pixels is not None
