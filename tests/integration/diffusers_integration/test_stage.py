@@ -60,5 +60,5 @@ def test_an_abort_drops_a_waiting_request_and_leaves_the_others(spec):
     stage.abort("b")
     stage.abort("never heard of")
     assert [report.request_id for report in stage.step()] == ["a", "c"]
-    assert not stage.has_work() and not stage.added_s and not stage.num_steps
+    assert not stage.has_work() and not stage.waiting
     stage.close()
