@@ -70,7 +70,7 @@ def _tree_seconds(process: psutil.Process) -> float:
         except psutil.NoSuchProcess:
             continue
         total += times.user + times.system + times.children_user + times.children_system
-    return total
+    return round(total, 6)  # of clock ticks: the same time must not be less because it is added up in another order
 
 
 def _clock_files(root: Path, cores: Sequence[int]) -> tuple[Path, ...]:
