@@ -25,7 +25,7 @@ def bundled_folder() -> Path:
 
 def bundled_profiles() -> dict[str, Path]:
     """Name to path of every bundled profile, sorted by name."""
-    return {path.stem: path for path in sorted(bundled_folder().glob("*.yaml"))}
+    return dict(sorted((path.stem, path) for path in bundled_folder().glob("*.yaml")))
 
 
 def find_profile(name_or_path: str) -> Path:

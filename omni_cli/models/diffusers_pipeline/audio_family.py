@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_cli.families import Family, StageRole
+from omni_cli.families import CheckpointNeeds, Family, StageRole
 
 _HERE = "omni_cli.models.diffusers_pipeline"
 
@@ -34,4 +34,8 @@ FAMILY = Family(
     ),
     builtins={"tiny-audio": f"{_HERE}.audio_builder:tiny_audio"},
     profile=f"{_HERE}.profile:audio_stages",
+    published={
+        # In float32; the profile loads half of that.
+        "stabilityai/stable-audio-open-1.0": CheckpointNeeds(download_bytes=53 * 10**8, gpu_bytes=8 * 10**9)
+    },
 )

@@ -23,5 +23,11 @@ FAMILY = Family(
     ),
     builtins={"tiny-image": f"{_HERE}.builder:tiny_image"},
     profile=f"{_HERE}.profile:image_stages",
-    published={"Qwen/Qwen-Image": CheckpointNeeds(download_bytes=58 * 10**9, gpu_bytes=80 * 10**9)},
+    published={
+        "Qwen/Qwen-Image": CheckpointNeeds(download_bytes=58 * 10**9, gpu_bytes=80 * 10**9),
+        "Qwen/Qwen-Image-Edit": CheckpointNeeds(download_bytes=58 * 10**9, gpu_bytes=80 * 10**9),
+        # 25 GB of it are the transformer in float32.
+        "Tongyi-MAI/Z-Image-Turbo": CheckpointNeeds(download_bytes=33 * 10**9, gpu_bytes=24 * 10**9),
+        "black-forest-labs/FLUX.2-klein-4B": CheckpointNeeds(download_bytes=16 * 10**9, gpu_bytes=24 * 10**9),
+    },
 )

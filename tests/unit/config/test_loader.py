@@ -20,18 +20,22 @@ from omni_cli.errors import ExitCode, ProfileError
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 
 NAMES = [
+    "flux.2-klein",
     "glm-image",
     "qwen-image",
+    "qwen-image-edit",
     "qwen2.5-omni-3b",
     "qwen2.5-omni-7b",
     "qwen3-omni-30b-a3b",
     "small-omni",
+    "stable-audio",
     "tiny-audio",
     "tiny-csm",
     "tiny-glm-image",
     "tiny-image",
     "tiny-omni",
     "tiny-qwen3-omni",
+    "z-image-turbo",
 ]
 
 
