@@ -30,7 +30,8 @@ class Commit:
 def find_commit(ref: str, repository: Path | None = None) -> Commit:
     """Resolve `ref` in the clone that omni runs from.
 
-    Raises `UsageError` where omni does not run from a clone, or there is no such commit, or it is too old to be
+    Raises `UsageError` if omni does not run from a clone, there is no such commit, or it is too old to be
+    measured.
     measured.
     """
     root = repository or Path(omni_cli.__file__).parents[1]

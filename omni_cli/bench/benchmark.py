@@ -107,7 +107,7 @@ class Benchmark:
 
 @dataclass
 class _RecordKeeper:
-    """Saves the record; a save that an interrupt left running in its thread must not overwrite a later one."""
+    """Saves the record. A save that an interrupt left running in its thread must not overwrite a later one."""
 
     path: Path | None
     _stopped: bool = False

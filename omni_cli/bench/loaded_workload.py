@@ -26,9 +26,9 @@ _MAX_SEED = 2**32
 
 
 class LoadedWorkload:
-    """`config` with the workload's fixed work. `llm` is the loaded engine, None before `load`.
+    """The workload of `config`, with fixed lengths. `llm` is the engine once `load` has run.
 
-    `records` loads stages that can be asked to record what they do.
+    With `records`, the stages can be asked to record what they do.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LoadedWorkload:
         self._workload = workload
         self._verbose = verbose
         self._records = records
-        # One fork server for all engines of this process: its imports take seconds.
+        # One fork server for all engines of this process, because its imports take seconds.
         self._fork_server = ForkServer(self.config, verbose=verbose)
         self._prompts: Prompts | None = None
         self._given: tuple[MeasuredRequest, ...] = ()
@@ -49,8 +49,8 @@ class LoadedWorkload:
     async def load(self, on_event: Callable[[Event], None], *, inputs: Path, makes_inputs: bool) -> None:
         """Load the measured stages.
 
-        Where these do not begin the chain, what they get is read from the file `inputs`, or made (`makes_inputs`), by
-        running the stages before once, and written there. Raises what the first failing stage failed with.
+        Inputs of stages that are not the first of the chain are read from the file `inputs`, or (`makes_inputs`) made
+        by running the earlier stages once and written there. Raises the error of the first stage that fails.
         """
         self._fork_server.start()
         before = stages_before(self.config, self.measured)
@@ -63,13 +63,13 @@ class LoadedWorkload:
 
     @property
     def llm(self) -> OmniLLM:
-        """The engine, which `load` makes."""
+        """The engine that `load` started."""
         assert self._llm is not None, "nothing has been loaded"
         return self._llm
 
     async def close(self) -> None:
         """End the stages."""
-        # First: an engine that is still loading would wait for imports that are no longer needed.
+        # Before the engine: one that is still loading would wait for imports that are no longer needed.
         self._fork_server.stop()
         if self._llm is not None:
             await self._llm.close()
@@ -97,7 +97,7 @@ class LoadedWorkload:
         return handoffs
 
     def _requests(self, number: int) -> list[GenerateRequest]:
-        """The iteration's requests. A stage in the middle of the chain gets the same recorded input each time."""
+        """Make the iteration's requests. A stage in the middle of the chain gets the same recorded input each time."""
         given = self._workload.requests
         if given is not None and not self._given:
             self._given = measured_requests(given.path, self.config)
@@ -123,16 +123,16 @@ class LoadedWorkload:
         if self._given:
             given = self._given[index]
             seed = given.request.seed if given.has_seed else seed
-            # The same prompts and media every time, of which no cache may know.
+            # The prompts and media repeat, and no cache may know them.
             return dataclasses.replace(given.request, seed=seed, cache_salt=f"iteration {number}")
         prompt = "" if self._prompts is None else self._prompts.draw(number, index)
         return GenerateRequest(request_id="", prompt=prompt, raw=True, seed=seed)
 
 
 async def run_all(llm: OmniLLM, requests: list[GenerateRequest]) -> Iteration:
-    """All requests at once. Raises what the first one that failed has failed with."""
+    """Run all requests at once. Raises the error of the first one that failed."""
     followed = await asyncio.gather(*(_follow(llm, request) for request in requests))
-    # By the requests' own clocks: when this task gets its turn again is not theirs.
+    # By the requests' own clocks, which do not include the time until this task runs again.
     e2e_s = max(ended_s for _, ended_s, _ in followed) - min(started_s for started_s, _, _ in followed)
     finished = tuple(Finished(result, ended_s - started_s) for started_s, ended_s, result in followed)
     return Iteration(e2e_s, finished, tuple((info.name, info.kind) for info in llm.stages))

@@ -1,4 +1,4 @@
-"""Variants of a profile on this machine: planned and checked before anything starts, then run in own processes."""
+"""Variants of a profile on this machine: planned and checked before anything starts, then run in separate processes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def plan_treatments(
 
 
 def _two_commits(ref: str, commit: str, code: Mapping[str, Any], treatment: Treatment) -> tuple[Treatment, Treatment]:
-    """The other commit, which is the baseline, and this code."""
+    """Return two treatments: the other commit, which is the baseline, and this code."""
     mine = code.get("commit", "")[:12] + (" + changes" if code.get("dirty") else "")
     name = "this code" if mine.startswith(ref) else mine or "this code"
     return (
@@ -110,7 +110,7 @@ def _two_commits(ref: str, commit: str, code: Mapping[str, Any], treatment: Trea
 
 
 def _load(source: ProfileSource, treatment: Treatment) -> EngineConfig:
-    """A treatment's configuration; errors in its settings name `--vary`, where they were written."""
+    """Load a treatment's configuration; errors in its settings name `--vary`."""
     try:
         return source.load(treatment.overrides)
     except InvalidProfileError as error:

@@ -12,7 +12,7 @@ import psutil
 
 from omni_cli.bench.nvml import GpuState, Nvml
 
-_MAX_CLOCKS = 16  # reading a core's clock may interrupt it; more of them say nothing new
+_MAX_CLOCKS = 16  # reading a core's clock may interrupt it, and more of them add nothing
 
 _ROOT = Path("/")
 
@@ -36,7 +36,7 @@ class Counters:
 
 
 class MachineCounters:
-    """Reads them all. `root` is where `proc` and `sys` are."""
+    """Reads all counters. `root` is the folder of `proc` and `sys`."""
 
     def __init__(self, root: Path = _ROOT) -> None:
         self._process = psutil.Process()
@@ -62,7 +62,7 @@ class MachineCounters:
 
 
 def _tree_seconds(process: psutil.Process) -> float:
-    """Processor time of a process, its descendants, and those of them that have ended and were waited for."""
+    """Return the processor time of a process, its descendants, and those that ended and were waited for."""
     total = 0.0
     for member in (process, *process.children(recursive=True)):
         try:
@@ -70,7 +70,7 @@ def _tree_seconds(process: psutil.Process) -> float:
         except psutil.NoSuchProcess:
             continue
         total += times.user + times.system + times.children_user + times.children_system
-    return round(total, 6)  # of clock ticks: the same time must not be less because it is added up in another order
+    return round(total, 6)  # clock ticks; without rounding, equal times summed in another order may differ
 
 
 def _clock_files(root: Path, cores: Sequence[int]) -> tuple[Path, ...]:
@@ -80,7 +80,7 @@ def _clock_files(root: Path, cores: Sequence[int]) -> tuple[Path, ...]:
 
 
 def _quota_file(root: Path) -> Path | None:
-    """`cpu.stat` of the container's control group (version 2 or 1), where it has a quota."""
+    """Find `cpu.stat` of the container's control group (version 2 or 1), if that has a quota."""
     folder = root / "sys/fs/cgroup"
     limit = _text(folder / "cpu.max").split()
     if limit and limit[0] != "max":
@@ -103,7 +103,7 @@ def _mhz(path: Path) -> float | None:
 
 
 def _text(path: Path) -> str:
-    """Empty where the kernel has no such file."""
+    """Read a file; empty if the kernel has no such file."""
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Peaks of memory of a variant, and whether another copy of it would fit beside it."""
+"""Peak memory of a variant, and the check that another copy of it would fit beside it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from omni_cli.doctor.machine import read_gpus, read_memory
 from omni_cli.record import Memory
 
 HEADROOM = 0.9
-"""Only this share of the free memory is used: inputs, outputs and other programs need some, too."""
+"""Share of the free memory that is used; the rest is for inputs, outputs and other programs."""
 
 
 def memory_of(stages: Mapping[str, StagePeaks]) -> Memory:
-    """The record's `memory`: sums over the stages of their peaks while running; peaks of loading only per stage.
+    """Return the record's `memory`: sums over the stages of their peaks while running; peaks of loading only per stage.
 
-    Stages have processes of their own and need not peak at the same time: the sum is an upper bound.
+    Stages have separate processes and need not peak at the same time, so the sum is an upper bound.
     """
     run = [stage.run or stage.load for stage in stages.values()]
 
@@ -46,7 +46,7 @@ def memory_of(stages: Mapping[str, StagePeaks]) -> Memory:
 
 @dataclass(frozen=True)
 class Free:
-    """Bytes that are free: on the host, within its container's limit, and on each device."""
+    """Free bytes on the host, within its container's limit, and on each device."""
 
     host: int
     devices: tuple[int, ...] = ()
@@ -57,7 +57,7 @@ def read_free() -> Free:
 
 
 def private_bytes(pid: int) -> int:
-    """Bytes of a process and its descendants that would not be shared with a copy of them."""
+    """Return the bytes of a process and its descendants that would not be shared with a copy of them."""
     processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     total = 0
     for process in processes:
@@ -70,7 +70,7 @@ def private_bytes(pid: int) -> int:
 
 
 def lacking(used: Free, free: Free, copies: int) -> str | None:
-    """The reason why `copies` more of a process that uses `used` do not fit into `free`; None if they do."""
+    """Return the reason why `copies` more of a process that uses `used` do not fit into `free`; None if they do."""
     needed = used.host * copies
     if needed > free.host * HEADROOM:
         return f"{_gib(needed)} of memory for {copies} more, {_gib(free.host)} free"

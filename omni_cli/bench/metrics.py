@@ -1,4 +1,4 @@
-"""From the traces of one iteration to its metrics, by the field's names, and to the work that was done."""
+"""From the traces of one iteration to its metrics, under their established names, and to its work."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from omni_cli.stats.metrics import samples_for
 
 _ITL_PERCENTILE = 90
 SLACK_S = 0.005
-"""Messages between processes take their time, however short the work is."""
+"""Time allowed for messages between processes, which does not shrink with the work."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """One request of an iteration and how long it took, in seconds."""
+    """A finished request of an iteration; `e2e_s` is its time in seconds."""
 
     result: RequestResult
     seconds: float
@@ -26,7 +26,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Iteration:
-    """`e2e_s` is from the first request sent to the last one done; `stages` are (name, kind) in order."""
+    """`e2e_s` is from the first request's start to the last one's end; `stages` are (name, kind) in order."""
 
     e2e_s: float
     requests: tuple[Finished, ...]
@@ -37,10 +37,10 @@ class Iteration:
 
 
 def metrics_of(iteration: Iteration) -> dict[str, float]:
-    """Medians over the iteration's requests, in the units that the names say.
+    """Compute medians over the iteration's requests; units are in the names.
 
-    The first AR stage's are `ttft_s`, `tpot_s`, `itl_s`; further stages put their name in front. Where several
-    stages run, each has a `NAME.latency_s`.
+    The first AR stage has `ttft_s`, `tpot_s` and `itl_s`; those of further stages are prefixed with the stage's name.
+    If several stages run, each has a `NAME.latency_s`.
     """
     found: dict[str, float] = {}
     first_of_kind: set[str] = set()
@@ -56,7 +56,7 @@ def metrics_of(iteration: Iteration) -> dict[str, float]:
 
 
 def work_of(iteration: Iteration) -> dict[str, float]:
-    """The amount of work: tokens, steps, pixels, seconds of audio."""
+    """Compute the amount of work: tokens, steps, pixels, seconds of audio."""
     work: dict[str, float] = {"requests": float(len(iteration.requests))}
     for name, kind in iteration.stages:
         traces = iteration.traces(name)
@@ -128,7 +128,7 @@ def _rates(iteration: Iteration) -> dict[str, float]:
 
 
 def _made(iteration: Iteration) -> tuple[float, int, float]:
-    """Seconds of audio, images, and their pixels."""
+    """Return the seconds of audio, the number of images, and their pixels."""
     outputs = [output for request in iteration.requests for output in request.result.outputs]
     audio_s = sum(len(o.samples) / o.sample_rate for o in outputs if isinstance(o, AudioOutput))
     shapes = [output.pixels.shape for output in outputs if isinstance(output, ImageOutput)]
@@ -140,12 +140,12 @@ def _total(values: Iterable[float | None]) -> float:
 
 
 def accounted_of(iteration: Iteration) -> Mapping[str, float]:
-    """The share of each time that its parts make up, the median over requests; 1 is all of it.
+    """Return the share of each time that its parts add up to, as the median over requests; 1 is all of it.
 
     `stages`: the stages' latencies within the request's time. `steps`: the parts of a diffusion stage within its
-    latency. `tokens`: the last token's time within an AR stage's latency. The first two only where a request is alone
-    and its stages run one after another: else they wait for one another in between. Of each difference, `SLACK_S` is
-    accounted for.
+    latency. `tokens`: the last token's time within an AR stage's latency. The first two exist only for a request that
+    is alone and whose stages run one after another; otherwise they wait for one another in between. Up to `SLACK_S`
+    of each difference is accounted for.
     """
     shares: dict[str, list[float]] = {}
     for request in iteration.requests:

@@ -67,7 +67,7 @@ def _state(nvml: Any, handle: Any) -> GpuState:
     )
 
 
-# NVML's bits; those left out (idle, clocks that somebody set, boost groups) slow nothing down against its will.
+# NVML's bits, without idle, clocks that somebody set, and boost groups, which are no throttling.
 _THROTTLE_BITS = {
     0x04: "power_cap",
     0x08: "hw_slowdown",
@@ -78,14 +78,14 @@ _THROTTLE_BITS = {
 
 
 def throttle_names(bits: int) -> tuple[str, ...]:
-    """The causes of throttling in NVML's mask of reasons."""
+    """Return the causes of throttling in NVML's mask of reasons."""
     return tuple(dict.fromkeys(name for bit, name in _THROTTLE_BITS.items() if bits & bit))
 
 
 def visible_devices(uuids: list[str], variable: str | None) -> list[int]:
-    """Indexes of the devices that `CUDA_VISIBLE_DEVICES` leaves; all where it is not set.
+    """Return the indexes of the devices that `CUDA_VISIBLE_DEVICES` leaves; all if it is not set.
 
-    It holds indexes or the beginnings of UUIDs; CUDA ignores what follows the first that it does not know.
+    It lists indexes or beginnings of UUIDs; CUDA ignores everything after the first unknown entry.
     """
     if variable is None:
         return list(range(len(uuids)))

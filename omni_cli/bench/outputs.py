@@ -16,7 +16,7 @@ _TOKENS = "tokens"
 
 
 def output_arrays(results: Sequence[RequestResult]) -> dict[str, np.ndarray]:
-    """Everything that the requests made, by name: token ids of each AR stage, samples float32, pixels uint8."""
+    """Return all outputs of the requests by name: token ids of each AR stage, samples float32, pixels uint8."""
     import numpy as np
 
     arrays: dict[str, np.ndarray] = {}
@@ -33,7 +33,7 @@ def output_arrays(results: Sequence[RequestResult]) -> dict[str, np.ndarray]:
 
 
 def hash_arrays(arrays: dict[str, np.ndarray]) -> str:
-    """`sha256:...` of names, shapes, types and bytes."""
+    """Return `sha256:...` of names, shapes, types and bytes."""
     import numpy as np
 
     digest = hashlib.sha256()
@@ -52,9 +52,9 @@ def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def max_abs_difference(first: Path, second: Path) -> float | None:
-    """The largest difference of any sample or pixel of two saved sets of outputs.
+    """Return the largest difference of any sample or pixel of two saved sets of outputs.
 
-    None where a difference has no size: other tokens, other lengths, or one of the files was never written.
+    None for differences without a size (other tokens, other lengths), and for a file that was never written.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""The profile of a benchmark, and the options put over it."""
+"""The profile of a benchmark with the command line's overrides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProfileSource:
-    """The profile and the overrides of the command line; each variant loads it, with its own overrides."""
+    """The profile and the overrides of the command line; each variant loads it with further overrides."""
 
     profile: str
     overrides: tuple[str, ...]
@@ -20,7 +20,7 @@ class ProfileSource:
     trust_remote_code: bool
 
     def load(self, overrides: tuple[str, ...] = ()) -> EngineConfig:
-        """The resolved configuration. Raises `InvalidProfileError`."""
+        """Return the resolved configuration. Raises `InvalidProfileError`."""
         from omni_cli.config.loader import load_profile
 
         return load_profile(

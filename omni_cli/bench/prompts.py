@@ -1,4 +1,4 @@
-"""Prompts of an exact number of tokens, another one for each iteration, the same for every variant."""
+"""Prompts with an exact number of tokens: new ones for each iteration, the same for every variant."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer/tokenizer.json", "processor/tokenize
 class Prompts:
     """Draws prompts for the tokenizer of the checkpoint in the folder `model`; `input_len` is in tokens.
 
-    A checkpoint without a `tokenizer.json`, or None for it, gets as many words instead; the record has the number of
-    tokens that these were. Other seeds mean other prompts. `frame` is the text around the words, whose tokens count.
+    Without a `tokenizer.json` (or with None), a prompt has as many words instead, and the record has their number of
+    tokens. Other seeds give other prompts. `frame` is the text around the words; its tokens count.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class Prompts:
         self._salt = "" if seed is None else f"{seed}/"
 
     def draw(self, number: int, index: int) -> str:
-        """The prompt of request `index` of iteration `number`.
+        """Return the prompt of request `index` of iteration `number`.
 
-        Raises `CheckpointError` where the tokenizer makes it impossible.
+        Raises `CheckpointError` if the tokenizer makes that impossible.
         """
         added = 0 if self._tokenizer is None else len(self._tokenizer.encode(self._before + self._after).ids)
         num_kept = max(0, self._input_len - added)
@@ -47,7 +47,7 @@ class Prompts:
             words = " ".join(source.choices(_WORDS, k=self._input_len))
             if self._tokenizer is None:
                 return self._before + words + self._after
-            # A word is a token or more; cutting some may change the split of the rest, hence the attempts.
+            # A word is one or more tokens, and cutting some may change how the rest is split, hence the attempts.
             kept = self._tokenizer.encode(words, add_special_tokens=False).ids[:num_kept]
             made: str = self._tokenizer.decode(kept, skip_special_tokens=False)
             text = self._before + made + self._after

@@ -1,4 +1,4 @@
-"""Messages between the command and a variant's process: JSON, one per line, over the child's stdio."""
+"""Messages between the command and a variant's process: JSON, one per line, over the child's stdin and stdout."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from omni_cli.record import Failures
 from omni_cli.stage.messages import Failure
 
 PROTOCOL = 2
-"""Raised when messages change: `--against` may meet the process of another commit. 1 had no `Load.requests`."""
+"""Incremented when messages change, because `--against` may run another commit's process. 1 had no `Load.requests`."""
 
 MAX_LINE_BYTES = 64 * 2**20
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Load the stages that are measured, fix their work, and get their input.
+    """Load the measured stages with fixed lengths, and provide their input.
 
-    `inputs` is a file of handoffs, needed where the first measured stage is not the chain's first. `records_inputs`
-    says that it is to be made, by running the stages before once. `requests` is a JSONL file of `batch_size` requests
-    to send instead of generated ones.
+    `inputs` is a file of handoffs, required if the first measured stage is not the first of the chain. With
+    `records_inputs`, the file is made by running the earlier stages once. `requests` is a JSONL file of `batch_size`
+    requests to send instead of generated ones.
     """
 
     profile: str
@@ -64,16 +64,16 @@ class Loading(msgspec.Struct, frozen=True, tag=True):
 
 
 class StagePeaks(msgspec.Struct, frozen=True):
-    """Peaks of one stage in bytes, until it was ready and since then; keys `device`, `reserved`, `host`."""
+    """Peaks of one stage in bytes, while loading and afterwards; keys `device`, `reserved`, `host`."""
 
     load: dict[str, int] = {}
     run: dict[str, int] = {}
 
 
 class LoadedStage(msgspec.Struct, frozen=True):
-    """`settings` and `effective` were read back from the engine, `requested` are the same keys as configured.
+    """`settings` and `effective` were read back from the engine; `requested` are the same keys as configured.
 
-    `engagement` counts what has happened while it was loaded.
+    `engagement` counts what happened since loading.
     """
 
     name: str
@@ -86,17 +86,17 @@ class LoadedStage(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """`server` is what a server says of itself, of which no stages are known."""
+    """`server` is the self-description of a server, whose stages are unknown."""
 
     stages: tuple[LoadedStage, ...]
     server: dict[str, object] = {}
 
 
 class Ran(msgspec.Struct, frozen=True, tag=True):
-    """One iteration. `accounted` is the share of a time that its parts make up; 1 is all of it.
+    """One iteration. `accounted` is the share of a time that its parts add up to; 1 is all of it.
 
-    `engagement` counts, by stage, what has happened since the stage began to load. A window of requests to a server
-    lasts longer than `e2e_s`, which then is one request's; see `Sample` for `requests` and `failures`.
+    `engagement` counts, by stage, what happened since the stage began to load. For a window of requests to a server,
+    `e2e_s` is one request's and shorter than the window; see `Sample` for `requests` and `failures`.
     """
 
     e2e_s: float

@@ -1,4 +1,4 @@
-"""The measurements so far, as a record that is valid at any moment."""
+"""The measurements so far, as a record that is valid at any time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from omni_cli.record import E2E, Memory, Record, Sample, StoppingPlan, Utilisati
 from omni_cli.results import Comparison, Outputs
 
 MAX_OUTPUT_FILES = 4
-"""The outputs of this many first iterations are compared themselves, those of all others by their hashes."""
+"""Number of first iterations whose outputs are kept and compared; later ones are compared by hash."""
 
 
 @dataclass
@@ -37,18 +37,18 @@ class Measured:
     error: str | None = None
 
     def loaded(self, stages: tuple[LoadedStage, ...]) -> None:
-        """The variant's stages have been loaded, perhaps not for the first time."""
+        """Note the loaded stages; a variant may be loaded more than once."""
         self.stages = stages
         self.engagement = {stage.name: stage.engagement for stage in stages}
 
     def ran(self, ran: Ran) -> dict[str, dict[str, float]]:
-        """Counts of each stage in the iteration that has just ended."""
+        """Return the counts of each stage in the iteration that has just ended."""
         before, self.engagement = self.engagement, ran.engagement
         return {name: since(before.get(name, {}), counters) for name, counters in ran.engagement.items()}
 
     def effective(self) -> dict[str, Any]:
-        """The settings that the engines have, where they differ from those requested, the share of the times that
-        their parts make up, and the counters since the last loading."""
+        """Return the engines' settings where they differ from those requested, the share of the times that their parts
+        add up to, and the counters since the last loading."""
         if not self.stages:
             return {"server": self.server} if self.server else {}
         differing = [
@@ -65,7 +65,7 @@ class Measured:
 
 
 class RecordBuilder:
-    """Collects the results of variants. `folder` is where they leave the outputs of their first iterations."""
+    """Collects the results of variants, which write the outputs of their first iterations to `folder`."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class RecordBuilder:
         }
 
     def output_file(self, variant: int, number: int) -> Path | None:
-        """The file for the outputs of iteration `number`; None for those that are only hashed."""
+        """Return the file for the outputs of iteration `number`; None for those that are only hashed."""
         return self._folder / f"{variant}-{number}.npz" if number < MAX_OUTPUT_FILES else None
 
     def warmed_up(self, variant: int, number: int, ran: Ran) -> None:
@@ -123,7 +123,7 @@ class RecordBuilder:
             self.measured[variant].hashes.setdefault(number, ran.output_sha256)
 
     def check(self) -> None:
-        """Mark a variant as failed whose requests failed, or whose times are not made up by their parts."""
+        """Mark a variant as failed if requests failed or the parts of its times do not add up."""
         for measured in self.measured:
             reason = failed_requests(measured.samples)
             reason = reason or unaccounted(measured.accounted)
@@ -131,7 +131,7 @@ class RecordBuilder:
                 measured.error = reason
 
     def record(self) -> Record:
-        """The record so far, without summaries and verdicts, but with the agreement of the outputs."""
+        """Return the record so far, without summaries and verdicts, but with the comparison of the outputs."""
         return Record(
             created=self._created,
             command=self._command,
@@ -144,7 +144,7 @@ class RecordBuilder:
         )
 
     def _outputs(self, b: int) -> Comparison:
-        """The outputs of a variant against those of the first one."""
+        """Compare the outputs of a variant with those of the first one."""
         first, other = self.measured[0], self.measured[b]
         numbers = sorted(first.hashes.keys() & other.hashes.keys())
         identical = all(first.hashes[n] == other.hashes[n] for n in numbers) if numbers else None
@@ -152,7 +152,7 @@ class RecordBuilder:
         if identical is False:
             found = [self._difference(b, n) for n in numbers if n < MAX_OUTPUT_FILES]
             known = [value for value in found if value is not None]
-            # Zero would say that they agree, when it is the later ones, of which only hashes are left, that do not.
+            # 0 would claim equality, although later outputs, of which only hashes are left, differ.
             difference = max(known) if len(known) == len(found) and any(known) else None
         outputs = Outputs(identical, difference)
         return Comparison(metric=E2E, a=first.treatment.name, b=other.treatment.name, outputs=outputs)

@@ -1,4 +1,4 @@
-"""The requests of a JSONL file as a workload: sent in every iteration, all at once."""
+"""The requests of a JSONL file as a workload: all at once, in every iteration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omni_cli.inputs.jsonl import read_requests
 from omni_cli.inputs.request_spec import BadRequest, RequestSpec, build_request
 from omni_cli.outputs import GenerateRequest
 
-# Keys of `sampling` on which the amount of work depends, which `--output-len` fixes.
+# Keys of `sampling` that change the amount of work, which `--output-len` fixes.
 _LENGTHS = ("max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids")
 
 
@@ -29,14 +29,14 @@ class RequestFile:
 
 @dataclass(frozen=True)
 class MeasuredRequest:
-    """`has_seed`: its line names one, which then holds for every iteration."""
+    """`has_seed`: the line sets a seed, which then is used in every iteration."""
 
     request: GenerateRequest
     has_seed: bool
 
 
 def describe_requests(path: Path, config: EngineConfig, warn: Callable[[str], None]) -> RequestFile:
-    """Check a file before anything is loaded. Raises `UsageError` or `InputError` for the first line that is wrong."""
+    """Check a file before anything is loaded. Raises `UsageError` or `InputError` for the first invalid line."""
     specs = _read_specs(path, config)
     digest = hashlib.sha256(path.read_bytes())
     for spec in specs:
@@ -47,7 +47,7 @@ def describe_requests(path: Path, config: EngineConfig, warn: Callable[[str], No
 
 
 def measured_requests(path: Path, config: EngineConfig) -> tuple[MeasuredRequest, ...]:
-    """The requests of a file that was checked, with their media decoded."""
+    """Return the requests of a checked file, with their media decoded."""
     return tuple(
         MeasuredRequest(_build(spec, config, lambda _: None), spec.seed is not None)
         for spec in _read_specs(path, config)

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from omni_cli.stats.estimate import MIN_BLOCKS
 
 MIN_BLOCK_S = 0.5
-"""Short iterations share a block: noise lasts longer than they do, and each block's end costs a written record."""
+"""Minimum length of a block: noise lasts longer than a short iteration, and each block ends with a written record."""
 
 FEW_BLOCKS = 2 * MIN_BLOCKS
 
 
 @dataclass(frozen=True)
 class BlockSchedule:
-    """`blocks` blocks of `rounds` rounds, in each of which every variant runs once; `total_rounds` cuts the last."""
+    """`blocks` blocks of `rounds` rounds; every variant runs once per round. `total_rounds` cuts the last block."""
 
     blocks: int
     rounds: int
     total_rounds: int
 
     def block(self, block: int, num_variants: int) -> Iterator[int]:
-        """The variants in the order in which they run in this block.
+        """Yield the variants in the order of this block.
 
         Two variants: A B B A, then B A A B, and so on. More: an order and its reverse, rotated from block to block.
         """
@@ -37,10 +37,9 @@ class BlockSchedule:
 
 
 def schedule_for_time(round_s: float, budget_s: float) -> BlockSchedule:
-    """As many blocks as fit into `budget_s`, at least one; a round takes about `round_s`.
+    """Plan as many blocks as fit into `budget_s`, at least one; a round takes about `round_s`.
 
-    A block is A B B A, or several of them where that takes no time. Where few blocks would fit, it is A B, and the
-    next one B A.
+    A block is A B B A, repeated if that is short. If only few blocks would fit, it is A B, and the next one B A.
     """
     rounds = 2 * max(1, math.ceil(MIN_BLOCK_S / (2 * round_s)))
     if budget_s / (rounds * round_s) < FEW_BLOCKS:
@@ -50,7 +49,7 @@ def schedule_for_time(round_s: float, budget_s: float) -> BlockSchedule:
 
 
 def schedule_for_count(num_iters: int, round_s: float) -> BlockSchedule:
-    """Exactly `num_iters` iterations of each variant."""
+    """Plan exactly `num_iters` iterations of each variant."""
     rounds = 2 * max(1, math.ceil(MIN_BLOCK_S / (2 * round_s)))
     rounds = max(1, min(rounds, num_iters // FEW_BLOCKS // 2 * 2))
     return BlockSchedule(math.ceil(num_iters / rounds), rounds, num_iters)

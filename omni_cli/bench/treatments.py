@@ -23,9 +23,9 @@ _OPENING = {"[": "]", "{": "}", '"': '"', "'": "'"}
 
 @dataclass(frozen=True)
 class Treatment:
-    """One treatment: options as after `--set`, environment variables, or the code in another folder.
+    """One treatment: overrides as in `--set`, environment variables, or another folder of code.
 
-    `settings` is what it sets, for the record.
+    `settings` describes it in the record.
     """
 
     name: str
@@ -35,14 +35,14 @@ class Treatment:
     settings: Mapping[str, object] = field(default_factory=dict)
 
     def varied_keys(self, stage: str) -> frozenset[str]:
-        """The keys of a stage that this variant sets."""
+        """Return the keys of a stage that this variant sets."""
         keys = (text.partition("=")[0].partition(".") for text in self.overrides)
         return frozenset(key for name, _, key in keys if name == stage)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One value of one `--vary`: `key` as it was written, `overrides` with the stages that it means."""
+    """One value of one `--vary`: `key` as written, `overrides` for the stages that it applies to."""
 
     key: str
     value: str
@@ -54,9 +54,9 @@ class Setting:
 
 
 def parse_vary(texts: Sequence[str], config: EngineConfig, stage: str) -> tuple[Treatment, ...]:
-    """All combinations of the values, the first ones first; none without any `--vary`.
+    """Return all combinations of the values, in the given order; empty without `--vary`.
 
-    A key without a stage's name means the measured stages that have it. Raises `UsageError`.
+    A key without a stage's name applies to the measured stages that have it. Raises `UsageError`.
     """
     axes = [_axis(text, config, stage) for text in texts]
     keys = [axis[0].key for axis in axes]
@@ -99,20 +99,20 @@ def _axis(text: str, config: EngineConfig, stage: str) -> list[Setting]:
 
 
 def _full_keys(key: str, config: EngineConfig, stage: str) -> list[str]:
-    """`max_num_seqs` as `thinker.max_num_seqs`, `talker.max_num_seqs`; a key that says its stage, or none, as it is."""
+    """Expand `max_num_seqs` to `thinker.max_num_seqs`, ...; keep top-level keys and keys with a stage."""
     first = key.partition(".")[0]
     top_level = PROFILE_KEYS.keys()
     if first in top_level or first in {item.name for item in config.stages}:
         return [key]
     holders = [item.name for item in measured_stages(config, stage) if first in type(item).model_fields]
     if not holders and "." in key:
-        return [key]  # the profile's own check says that there is no such stage
-    # Where no stage has it, the profile's own check reports it, with a suggestion.
+        return [key]  # the check of the profile reports an unknown stage
+    # If no stage has it, the check of the profile reports it, with a suggestion.
     return [f"{name}.{key}" for name in holders] or [f"{measured_stages(config, stage)[0].name}.{key}"]
 
 
 def split_values(text: str) -> list[str]:
-    """At commas outside of brackets and quotation marks; blanks around a value do not count."""
+    """Split at commas outside brackets and quotation marks, and strip each value."""
     values = [""]
     closing: list[str] = []
     for character in text:
@@ -137,7 +137,7 @@ def _treatment(settings: Sequence[Setting]) -> Treatment:
 
 
 def _with_unique_name(variants: Sequence[Treatment], position: int) -> Treatment:
-    """The same value twice is A against A, which is a fair question; records need two names for it."""
+    """Name a repeated value (A against A) apart, because variants of a record need distinct names."""
     name = variants[position].name
     earlier = sum(variant.name == name for variant in variants[:position])
     return (
@@ -146,7 +146,7 @@ def _with_unique_name(variants: Sequence[Treatment], position: int) -> Treatment
 
 
 def check_distinct(variants: Sequence[Treatment], configs: Sequence[EngineConfig]) -> None:
-    """Raise `UsageError` where values that are written differently mean the same configuration."""
+    """Raise `UsageError` if values that are written differently give the same configuration."""
     for (a, config_a), (b, config_b) in itertools.combinations(zip(variants, configs, strict=True), 2):
         is_same = config_a == config_b and a.environment == b.environment and a.code == b.code
         if is_same and a.settings != b.settings:

@@ -1,4 +1,4 @@
-"""The machine's load during a measurement: a thread of the command's process looks about twice per second."""
+"""The machine's load during a measurement, sampled by a thread of the command's process about twice per second."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from omni_cli.record import GpuUtilisation, Utilisation
 
 INTERVAL_S = 0.5
 MAX_SHARE = 0.01
-"""A share of one core: looks that cost more of the time between them are made less often."""
+"""Limit of the sampler's own cost, as a share of one core; above it, samples become less frequent."""
 
 MAX_SAMPLES = 1200
-"""With more, neighbours are merged, so that the record of a run of hours stays small."""
+"""Above this number, neighbours are merged, so that the record of a run of hours stays small."""
 
 
 class Source(Protocol):
-    """The source of readings; made and read in the sampler's thread."""
+    """A source of readings, created and read in the sampler's thread."""
 
     usable_cores: int
     gpu_names: tuple[tuple[int, str], ...]
@@ -32,7 +32,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Stretch:
-    """The interval between two looks: means over `seconds`, which end `end_s` after the beginning."""
+    """The interval between two readings: means over `seconds`, ending `end_s` after the start."""
 
     end_s: float
     seconds: float
@@ -45,7 +45,7 @@ class Stretch:
 
 
 class UtilisationSampler:
-    """Looks while its `with` block runs; `utilisation()` returns the series so far, on any thread."""
+    """Samples while its `with` block runs; `utilisation()` returns the series so far, on any thread."""
 
     def __init__(self, source: Callable[[], Source] = MachineCounters, interval_s: float = INTERVAL_S) -> None:
         self._source = source
@@ -70,7 +70,7 @@ class UtilisationSampler:
         self._thread.join()
 
     def block_ended(self) -> None:
-        """Note that a block of runs is done."""
+        """Note the end of a block of runs."""
         self._block_end_s.append(time.monotonic() - self._started_s)
 
     def utilisation(self) -> Utilisation:
@@ -100,17 +100,17 @@ class UtilisationSampler:
 
     def _run(self) -> None:
         try:
-            self._look_until_stopped()
-        except Exception as error:  # noqa: BLE001 - a measurement must not end because its observer did; it is said
+            self._sample_until_stopped()
+        except Exception as error:  # noqa: BLE001 - an observer's failure must not end a measurement; it is reported
             self._error = f"{type(error).__name__}: {error}"
 
-    def _look_until_stopped(self) -> None:
+    def _sample_until_stopped(self) -> None:
         source = self._source()
         self._cores, self._gpu_names = source.usable_cores, source.gpu_names
         before = source.read()
         is_last = False
         while not is_last:
-            # The time at the end counts, too, unless it is too short for counters of hundredths of seconds.
+            # The last interval counts, too, unless it is too short for counters of hundredths of seconds.
             is_last = self._stop.wait(max(self._interval_s, self._cost_s / max(len(self._stretches), 1) / MAX_SHARE))
             begun_s = time.thread_time()
             after = source.read()
@@ -124,7 +124,7 @@ class UtilisationSampler:
 
 
 def merged(stretches: Sequence[Stretch]) -> list[Stretch]:
-    """Every two neighbours as one."""
+    """Merge each two neighbours into one."""
     pairs = zip(stretches[::2], stretches[1::2], strict=False)
     return [*(_joined(a, b) for a, b in pairs), *(stretches[-1:] if len(stretches) % 2 else ())]
 
@@ -133,7 +133,7 @@ def _stretch(before: Counters, after: Counters, started_s: float) -> Stretch:
     seconds = after.at_s - before.at_s
 
     def rate(name: str) -> float:
-        # A process that was reparented takes its time with it: the sum over ours may then be smaller than before.
+        # A process that was reparented is no longer included, so that the sum may be smaller than before.
         taken: float = getattr(after, name) - getattr(before, name)
         return max(0.0, taken / seconds)
 
@@ -150,7 +150,7 @@ def _stretch(before: Counters, after: Counters, started_s: float) -> Stretch:
 
 
 def _held_back(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
-    """The share of the quota's periods in which it ran out."""
+    """Return the share of the quota's periods in which it ran out."""
     if before is None or after is None:
         return None
     periods = after[0] - before[0]

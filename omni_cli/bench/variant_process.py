@@ -44,7 +44,7 @@ _LOG_LINES = 15
 
 
 class VariantError(OmniError):
-    """A variant failed; the message names it, and the time."""
+    """The failure of a variant; the message names the variant and what it was doing."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class VariantError(OmniError):
 
 @dataclass(frozen=True)
 class Launch:
-    """The start of a variant's Python: `code` is the folder that holds its `omni_cli`, None for this one's.
+    """The start of a variant's Python: `code` is the folder of its `omni_cli`, None for the running one.
 
     `environment` maps names to values; an empty value unsets.
     """
@@ -102,7 +102,7 @@ class VariantProcess:
         self._sockets = tempfile.mkdtemp(prefix="omni-", dir=temporary_folder(len("/omni-01234567" + SOCKET)))
         self._started = await asyncio.create_subprocess_exec(
             sys.executable,
-            # Not the working directory's `omni_cli`, if there is one: PYTHONPATH decides.
+            # PYTHONPATH decides, not an `omni_cli` in the working directory.
             "-P",
             "-m",
             _MODULE,
@@ -124,7 +124,7 @@ class VariantProcess:
         return VariantError(f"variant `{self.name}` uses another version of the bench protocol", hint=hint)
 
     async def load(self, request: Load | None, on_loading: Callable[[Loading], None]) -> Loaded:
-        assert request is not None  # only a server that runs needs none
+        assert request is not None  # None is for servers only
         if request.requests is not None and self._protocol < PROTOCOL:
             raise self._too_far()
         await self._send(request, "loading")
@@ -136,7 +136,7 @@ class VariantProcess:
                 on_loading(reply)
 
     async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
-        """One iteration. `when` names the current activity in an error message (`block 3`)."""
+        """Run one iteration. `when` names the current activity in an error message (`block 3`)."""
         await self._send(Run(number, None if outputs is None else str(outputs)), when)
         while True:
             reply = await self._receive(when, timeout_s)
@@ -144,14 +144,14 @@ class VariantProcess:
                 return reply
 
     async def close(self) -> None:
-        """Let the process end its stages, else end it. Safe to call twice."""
+        """Let the process end its stages, and kill it if it does not. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
         if self._started is not None:
             with contextlib.suppress(OSError):
                 self._stdin.write(encode(Close()) + b"\n")
-                # Its end tells a process that is busy loading or running the same.
+                # A process that is busy loading or running reads no request, but notices the end of stdin.
                 self._stdin.close()
             try:
                 await asyncio.wait_for(self._process.wait(), CLOSE_GRACE_S)
@@ -159,11 +159,11 @@ class VariantProcess:
                 self.kill()
                 await self._process.wait()
         if self._sockets is not None:
-            shutil.rmtree(self._sockets, ignore_errors=True)  # the process may be removing it, too
+            shutil.rmtree(self._sockets, ignore_errors=True)  # the process may be removing it as well
         self._log.close()
 
     def kill(self) -> None:
-        """End it now; its stages notice and end themselves."""
+        """Kill the process; its stages notice and end themselves."""
         if self._started is not None and self._started.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._started.pid, signal.SIGKILL)
@@ -194,7 +194,7 @@ class VariantProcess:
                 f"variant `{self.name}` failed ({when}): {failure.message}",
                 hint=failure.hint,
                 details=failure.details,
-                # A prompt that is too long for the model is the user's mistake here, too.
+                # A prompt that is too long for the model is a user error here as well.
                 exit_code=failure.error(self.name).exit_code,
             )
         return reply
@@ -215,7 +215,7 @@ class VariantProcess:
 
 
 def child_environment(base: Mapping[str, str], launch: Launch) -> dict[str, str]:
-    """The environment of a variant's Python."""
+    """Return the environment of a variant's Python."""
     environment = {**base}
     for name, value in launch.environment.items():
         if value:
@@ -223,7 +223,7 @@ def child_environment(base: Mapping[str, str], launch: Launch) -> dict[str, str]
         else:
             environment.pop(name, None)
     root = launch.code or Path(omni_cli.__file__).parents[1]
-    # Beside the standard library it would hide parts of that, and Python finds it there anyway.
+    # A path beside the standard library would shadow parts of it, and Python finds it there without help.
     if launch.code is not None or str(root) not in _site_folders():
         paths = [str(root), *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)

@@ -1,7 +1,7 @@
 """The process of one variant: `python -m omni_cli.bench.variant_worker`. Loads its stages, then runs on request.
 
-Only started by `VariantProcess`, which sets its environment before Python starts. It measures with its own clock, so
-that what goes on in the command's process is in no number. It ends when its stdin does.
+Started only by `VariantProcess`, which sets its environment before Python starts. It measures with its own clock, so
+that activity in the command's process affects no number. It ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class VariantWorker:
         return self._loaded
 
     async def serve(self, requests: asyncio.Queue[Request | None]) -> None:
-        """Until `Close`, the end of stdin (None), or a failure, which is reported."""
+        """Answer until `Close`, the end of stdin (None), or a failure, which is reported."""
         try:
             while True:
                 match await requests.get():
@@ -71,7 +71,7 @@ class VariantWorker:
         except OmniError as error:
             details = getattr(error, "details", None) or traceback.format_exc()
             self._send(Failed(Failure.of(error, details=details)))
-        except Exception as error:  # noqa: BLE001 - whatever fails here must be told by the command
+        except Exception as error:  # noqa: BLE001 - the command reports every failure
             message = f"{type(error).__name__}: {error}"
             self._send(Failed(Failure("stage", message, details=traceback.format_exc())))
 
@@ -136,9 +136,9 @@ class VariantWorker:
 def _read_requests(
     descriptor: int, loop: asyncio.AbstractEventLoop, requests: asyncio.Queue[Request | None], gone: asyncio.Event
 ) -> None:
-    # Not a file object: one whose lock this thread holds cannot be taken down when Python ends.
+    # Not a file object: Python cannot shut down while this thread holds the lock of one.
     rest = b""
-    # Nothing is left to tell once the loop is closed.
+    # Once the loop is closed, nobody needs the request.
     with suppress(RuntimeError):
         while chunk := os.read(descriptor, 2**16):
             *lines, rest = (rest + chunk).split(b"\n")
@@ -150,7 +150,7 @@ def _read_requests(
 
 async def _serve(stdin: int, stdout: BinaryIO) -> None:
     def send(reply: Reply) -> None:
-        # The command may be gone; the end of stdin shows that as well.
+        # The command may have ended, which the end of stdin shows as well.
         with suppress(BrokenPipeError):
             stdout.write(encode(reply) + b"\n")
             stdout.flush()
@@ -165,14 +165,14 @@ async def _serve(stdin: int, stdout: BinaryIO) -> None:
     watch = asyncio.create_task(gone.wait())
     await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
     watch.cancel()
-    # Whatever its state: its result is no longer needed.
+    # In any state, because its result is no longer needed.
     work.cancel()
     await asyncio.wait({work})
     await worker.close()
 
 
 def main() -> None:
-    # Ctrl-C is the command's to answer; libraries' prints must not get between the messages.
+    # The command handles Ctrl-C; output of libraries must not get between the messages.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stdin, stdout = os.dup(0), os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDONLY)

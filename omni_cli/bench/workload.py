@@ -18,11 +18,11 @@ _DESCRIPTIVE = ("description", "version")
 
 @dataclass(frozen=True)
 class Workload:
-    """`stage` as after `--stage`: a stage's name, `ar`, `diffusion` or `all`.
+    """`stage` is the value of `--stage`: a stage's name, `ar`, `diffusion` or `all`.
 
-    Each iteration sends `batch_size` requests at once. A prompt has `input_len` tokens, and every AR stage makes
-    exactly `output_len`, but for the stages in `given_lengths`, which make their profile's `max_tokens`. The requests
-    of a file (`requests`) have their own number, prompts and media.
+    Each iteration sends `batch_size` requests at once. A prompt has `input_len` tokens, and every AR stage generates
+    exactly `output_len`, except those in `given_lengths`, which generate their profile's `max_tokens`. The requests of
+    a file (`requests`) have their own number, prompts and media.
     """
 
     stage: str = ALL
@@ -33,11 +33,11 @@ class Workload:
     requests: RequestFile | None = None
 
     def measured(self, config: EngineConfig) -> tuple[StageConfig, ...]:
-        """The stages to measure, in order. Raises `UsageError` where there are none, or gaps between them."""
+        """Return the stages to measure, in order. Raises `UsageError` if there are none, or gaps between them."""
         return measured_stages(config, self.stage)
 
     def describe(self, config: EngineConfig) -> dict[str, object]:
-        """The record's `workload`: everything that has to be equal for two measurements to be comparable."""
+        """Return the record's `workload`: everything that has to be equal for two measurements to be comparable."""
         settings = {key: value for key, value in profile_data(config).items() if key not in _DESCRIPTIVE}
         described = {
             "profile": config.name,
@@ -58,7 +58,7 @@ class Workload:
 
 
 def measured_stages(config: EngineConfig, wanted: str) -> tuple[StageConfig, ...]:
-    """The stages that `--stage` means: one, all of a kind, or all; see `Workload.measured`."""
+    """Return the stages that `--stage` selects; see `Workload.measured`."""
     if wanted == ALL:
         return config.stages
     found = [
@@ -86,19 +86,19 @@ def measured_stages(config: EngineConfig, wanted: str) -> tuple[StageConfig, ...
 
 
 def stages_before(config: EngineConfig, measured: Collection[StageConfig]) -> tuple[StageConfig, ...]:
-    """The stages that make the input of the first measured one."""
+    """Return the stages that make the input of the first measured one."""
     names = [stage.name for stage in config.stages]
     first = min(names.index(stage.name) for stage in measured)
     return config.stages[:first]
 
 
 def has_successor(config: EngineConfig, measured: Collection[StageConfig]) -> bool:
-    """The last measured stage passes its output to another stage."""
+    """Return True if the last measured stage passes its output to another stage."""
     return config.stages[-1].name not in {stage.name for stage in measured}
 
 
 def with_fixed_work(config: EngineConfig, output_len: int, given_lengths: Collection[str] = ()) -> EngineConfig:
-    """The configuration in which no AR stage ends early: as many tokens as are wanted, no end token before."""
+    """Return a configuration in which every AR stage generates `output_len` tokens, and none ends early."""
     return config.with_stages(_with_fixed_length(stage, output_len, given_lengths) for stage in config.stages)
 
 
@@ -113,6 +113,6 @@ def _with_fixed_length(stage: StageConfig, output_len: int, given_lengths: Colle
 
 
 def lengths_given_by(overrides: Collection[str]) -> tuple[str, ...]:
-    """Names of the stages whose number of tokens is said by `STAGE.sampling.max_tokens=N` among the overrides."""
+    """Return the names of the stages whose number of tokens is set by `STAGE.sampling.max_tokens=N`."""
     keys = [text.partition("=")[0].strip() for text in overrides]
     return tuple(dict.fromkeys(key.partition(".")[0] for key in keys if key.endswith(".sampling.max_tokens")))
