@@ -14,13 +14,13 @@ from omni_cli.loadtest.sse import EventParser
 T = TypeVar("T")
 
 SAMPLE_RATE = 24_000
-"""The rate of raw PCM, 16 bit and mono: OpenAI's, which is nowhere in the answer."""
+"""Sample rate of raw PCM, 16 bit and mono. It is OpenAI's; the answer does not contain it."""
 
 _DONE = b"[DONE]"
 
 
 class AnswerError(Exception):
-    """An invalid answer; `kind` is the word under which it is counted."""
+    """An invalid answer, counted under `kind`."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -29,9 +29,9 @@ class AnswerError(Exception):
 
 @dataclass
 class ServerAnswer:
-    """Times are of `time.perf_counter`. Token counts are the server's own, None where it reports none.
+    """Times are of `time.perf_counter`. Token counts are the server's, None if it reports none.
 
-    `output_tokens` counts all that the model made, `audio_tokens` those of them that became sound.
+    `output_tokens` counts all that the model generated, `audio_tokens` those that became sound.
     """
 
     text_at: list[float] = field(default_factory=list)
@@ -55,11 +55,11 @@ class Reader(Protocol):
         """Process received data. Raises `AnswerError`."""
 
     def finish(self) -> None:
-        """The answer is over. Raises `AnswerError` where something is missing."""
+        """Check that the answer is complete. Raises `AnswerError`."""
 
 
 class ChatReader:
-    """A streamed chat: text and sound by pieces, usage at its end."""
+    """Reader of a streamed chat: chunks of text and audio, then usage."""
 
     def __init__(self) -> None:
         self.answer = ServerAnswer()
@@ -104,7 +104,7 @@ class ChatReader:
 
 
 class SpeechReader:
-    """Raw PCM, as it is made."""
+    """Reader of streamed raw PCM."""
 
     def __init__(self) -> None:
         self.answer = ServerAnswer()
@@ -120,7 +120,7 @@ class SpeechReader:
 
 
 class ImagesReader:
-    """One JSON document with all images."""
+    """Reader of one JSON document with all images."""
 
     def __init__(self) -> None:
         self.answer = ServerAnswer()
@@ -140,7 +140,7 @@ class ImagesReader:
 
 
 def error_message(error: object) -> str:
-    """OpenAI's `error`, or whatever a server puts there."""
+    """Return the message of OpenAI's `error`, or of whatever a server puts there."""
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
@@ -150,7 +150,7 @@ class _Audio(msgspec.Struct):
 
 
 class _Delta(msgspec.Struct):
-    """`reasoning` is vLLM's name for what is thought before the answer, `reasoning_content` its earlier one."""
+    """`reasoning` is vLLM's name for the reasoning before the answer, `reasoning_content` its earlier one."""
 
     content: str | None = None
     reasoning: str | None = None

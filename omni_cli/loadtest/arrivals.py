@@ -1,4 +1,4 @@
-"""The send times of a window's requests: drawn before it begins, and independent of the server."""
+"""The send times of a window's requests: drawn before it begins, and independent of the server's answers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import random
 
 
 def arrival_times(rate: float, count: int, *, seed: int, number: int) -> list[float]:
-    """`count` times in seconds from the window's beginning, ascending; all 0 where `rate` (per second) is infinite.
+    """Return `count` times in seconds from the window's start, ascending; all 0 for an infinite `rate` (per second).
 
-    A Poisson process of that rate, given that `count` requests come within `count / rate` seconds: its times are as
-    many independent uniform ones, sorted. Every window thus offers exactly `rate`. `number` is the iteration's: equal
-    numbers and seeds mean equal times.
+    A Poisson process of that rate, under the condition that `count` requests come within `count / rate` seconds:
+    its times are `count` independent uniform ones, sorted. Every window thus offers exactly `rate`. Equal seeds and
+    iteration numbers give equal times.
     """
     if math.isinf(rate):
         return [0.0] * count

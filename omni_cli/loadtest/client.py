@@ -1,4 +1,4 @@
-"""One request to a server and what became of it. aiohttp: see benchmarks/README.md for what the client itself costs."""
+"""A request to a server, and its outcome. `benchmarks/README.md` has the cost of the client itself (aiohttp)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omni_cli.loadtest.answers import AnswerError, Reader, ServerAnswer, error_m
 from omni_cli.text import visible
 
 _KEEP_ALIVE_S = 4.0
-"""Shorter than servers keep an idle connection (uvicorn: 5 s): one that is closed under a request is an error."""
+"""Shorter than servers keep an idle connection (uvicorn: 5 s), because one that closes during a request is an error."""
 
 _MAX_ERROR_BYTES = 65_536
 _MAX_MESSAGE = 300
@@ -22,7 +22,7 @@ _MAX_MESSAGE = 300
 
 @dataclass(frozen=True)
 class RequestFailure:
-    """`kind` is what failures are counted by (`HTTP 429 queue_full`), `message` what this one says."""
+    """Failures are counted by `kind` (`HTTP 429 queue_full`); `message` is that of this one."""
 
     kind: str
     message: str
@@ -30,7 +30,7 @@ class RequestFailure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Times are of `time.perf_counter`: when the request was due, when it was sent, when its answer ended.
+    """Times are of `time.perf_counter`: when the request was due, when it was sent, and when its answer ended.
 
     Exactly one of `answer` and `failure` is None.
     """
@@ -43,7 +43,7 @@ class Outcome:
 
 
 class Client:
-    """Connections to one server; an asynchronous context. `api_key` goes into a header, and nowhere else."""
+    """Connections to one server; an asynchronous context manager. `api_key` is sent in a header only."""
 
     def __init__(self, url: str, *, api_key: str | None, timeout_s: float) -> None:
         self.url = url
@@ -61,7 +61,7 @@ class Client:
         if self._api_key is not None:
             headers["Authorization"] = f"Bearer {self._api_key}"
         self._entered = aiohttp.ClientSession(
-            # No limit of its own: a request that waits here would be one that was not sent in time.
+            # No limit here: a request that waits for a connection would be sent late.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(total=self._timeout_s),
             headers=headers,
@@ -74,11 +74,11 @@ class Client:
         await self._session.close()
 
     async def post(self, path: str, body: bytes, reader: Reader, due_s: float) -> Outcome:
-        """Send a request that is due now and read its answer to its end. Never raises for what the server does."""
+        """Send a request that is due now and read its answer to the end. Never raises for a failure of the server."""
         sent_s = time.perf_counter()
         failure = None
         try:
-            # A redirected request would carry the key elsewhere, and would measure two servers.
+            # Following a redirect would send the key elsewhere and measure two servers.
             async with self._session.post(self.url + path, data=body, allow_redirects=False) as response:
                 if response.status != 200:
                     failure = await self._refusal(response)
@@ -94,7 +94,7 @@ class Client:
         return Outcome(due_s, sent_s, done_s, answer=reader.answer)
 
     async def get(self, path: str) -> tuple[object, dict[str, str]] | RequestFailure:
-        """A JSON document and the answer's headers."""
+        """Return a JSON document and the answer's headers."""
         try:
             async with self._session.get(self.url + path, allow_redirects=False) as response:
                 if response.status != 200:
@@ -105,7 +105,7 @@ class Client:
             return self._failure(error)
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> RequestFailure:
-        """An answer with another status than 200: OpenAI's error, or the beginning of whatever it says."""
+        """Describe an answer with a status other than 200: OpenAI's error, or the beginning of the body."""
         body = b""
         while len(body) < _MAX_ERROR_BYTES and (chunk := await response.content.read(_MAX_ERROR_BYTES)):
             body += chunk
@@ -117,7 +117,7 @@ class Client:
                 kind, self._shown(body.decode(errors="replace").strip() or response.reason or "no reason")
             )
         code = error.get("code") if isinstance(error, dict) else None
-        # vLLM repeats the status there.
+        # vLLM repeats the status in `code`.
         if isinstance(code, str) and code.isidentifier():
             kind = f"{kind} {code}"
         return RequestFailure(kind, self._shown(error_message(error)))
@@ -142,7 +142,7 @@ class Client:
         return RequestFailure("connection lost", message)
 
     def _shown(self, text: str) -> str:
-        """On one line, without the key, which servers may repeat when it is wrong."""
+        """Return the text on one line, without the key, which servers may repeat if it is wrong."""
         if self._api_key:
             text = text.replace(self._api_key, "***")
         return visible(" ".join(text.split()), _MAX_MESSAGE)

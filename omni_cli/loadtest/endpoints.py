@@ -15,7 +15,7 @@ _TEXT, _SOUND = ("ttft", "tpot", "itl"), ("ttfp", "rtf")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """`body(model, prompt, seed)` is one request; `metrics` are what an SLO may be about."""
+    """`body(model, prompt, seed)` is one request; `metrics` are those that an SLO may limit."""
 
     name: EndpointName
     path: str
@@ -25,7 +25,7 @@ class Endpoint:
 
 
 def chat(modalities: tuple[str, ...], output_len: int, *, ignore_eos: bool) -> Endpoint:
-    """Streamed chats of one message; `output_len` tokens of text, exactly that many with `ignore_eos`."""
+    """Streamed chats of one message with `output_len` tokens of text, exactly that many with `ignore_eos`."""
 
     def body(model: str, prompt: str, seed: int) -> dict[str, object]:
         return {
@@ -36,7 +36,7 @@ def chat(modalities: tuple[str, ...], output_len: int, *, ignore_eos: bool) -> E
             "seed": seed,
             "stream": True,
             "stream_options": {"include_usage": True},
-            # vLLM's; OpenAI's own servers know no such field.
+            # A field of vLLM, which OpenAI's own servers do not know.
             **({"ignore_eos": True} if ignore_eos else {}),
             **({"modalities": list(modalities), "audio": {"format": "pcm16"}} if "audio" in modalities else {}),
         }
@@ -46,7 +46,7 @@ def chat(modalities: tuple[str, ...], output_len: int, *, ignore_eos: bool) -> E
 
 
 def speech() -> Endpoint:
-    """Texts that are spoken, sent while the speech is made."""
+    """Texts to speak; the speech is streamed while it is generated."""
 
     def body(model: str, prompt: str, seed: int) -> dict[str, object]:
         return {
@@ -66,7 +66,7 @@ def images() -> Endpoint:
 
 
 def parse_modalities(text: str) -> tuple[str, ...]:
-    """`text,audio` as ("text", "audio"). Raises `UsageError`."""
+    """Parse `text,audio` as ("text", "audio"). Raises `UsageError`."""
     names = tuple(name.strip() for name in text.split(","))
     if not set(names) <= {"text", "audio"} or "text" not in names or len(set(names)) < len(names):
         raise UsageError(f"invalid value for `--modalities`: `{text}`", hint="`text` or `text,audio`")

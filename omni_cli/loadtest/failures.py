@@ -21,6 +21,6 @@ _HINTS = {
 
 
 def hint_on(failures: Mapping[str, Failures]) -> str | None:
-    """The action to take on the most frequent kind."""
+    """Return the action to take on the most frequent kind."""
     kind = next(iter(failures), "")
     return _HINTS.get(kind) or _HINTS.get(" ".join(kind.split()[:2]))

@@ -1,4 +1,4 @@
-"""The answers of a window as arrays: compared between servers by hash and by their largest difference."""
+"""The answers of a window as arrays, to compare servers by hash and by the largest difference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def answer_arrays(answers: Sequence[ServerAnswer]) -> dict[str, np.ndarray]:
-    """As `omni_cli.bench.outputs.output_arrays`: text as its UTF-8 bytes, samples float32, pixels uint8."""
+    """Return arrays like `omni_cli.bench.outputs.output_arrays`: text as UTF-8 bytes, samples float32, pixels uint8."""
     import numpy as np
 
     arrays: dict[str, np.ndarray] = {}
@@ -29,7 +29,7 @@ def answer_arrays(answers: Sequence[ServerAnswer]) -> dict[str, np.ndarray]:
 
 
 def _pixels(image: bytes) -> np.ndarray:
-    """uint8 (height, width, channels); the bytes as they are where that is not an image."""
+    """Decode to uint8 (height, width, channels); return the bytes unchanged if they are not an image."""
     import numpy as np
     from PIL import Image, UnidentifiedImageError
 

@@ -1,4 +1,4 @@
-"""A load test as a benchmark: a variant for each server, or for each load."""
+"""A load test as a benchmark: one variant per server or per load."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def server_plan(
     request_timeout_s: float,
     command: tuple[str, ...],
 ) -> Iterator[Plan]:
-    """The plan for these servers under these loads; asks each for its models. Raises `OmniError`."""
+    """Plan the test of these servers under these loads; asks each for its models. Raises `OmniError`."""
     _allow_open_files(traffics, workload.num_requests)
     pairs = [(target, traffic) for target in find_targets(urls, model, api_key) for traffic in traffics]
     treatments = _treatments(pairs, varied=len(traffics) > 1)
@@ -54,10 +54,10 @@ def server_plan(
 
 
 def _treatments(plans: Sequence[tuple[Target, Traffic]], *, varied: bool) -> list[Treatment]:
-    """Treatments named by the server or the load; a name that is repeated is A against A."""
+    """Return treatments named by the server or the load; a repeated name is A against A."""
     found: list[Treatment] = []
     for target, traffic in plans:
-        # An address may change from run to run; a baseline is compared by the requests.
+        # An address may change from run to run, so a baseline is compared by its requests.
         settings: dict[str, object] = {"url": target.url, "model": target.model}
         name = target.url.partition("//")[2]
         if varied:
@@ -70,7 +70,7 @@ def _treatments(plans: Sequence[tuple[Target, Traffic]], *, varied: bool) -> lis
 
 
 def _allow_open_files(traffics: Sequence[Traffic], num_requests: int) -> None:
-    """Raise the limit of open files: every open request is a connection. Raises `UsageError` where it is too low."""
+    """Raise the limit of open files, because every request is a connection. Raises `UsageError` if it is too low."""
     open_at_once = max(t.concurrency if isinstance(t, ClosedLoop) else num_requests for t in traffics)
     needed = min(open_at_once, num_requests) + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from omni_cli.errors import UsageError
 from omni_cli.text import suggest, visible
 
-# As the option names it -> what holds it of each request. A gap that lasts too long is what a reader notices, so
-# that `itl` is about the longest one.
+# Option's name -> value of a request. A reader notices the longest gap, so `itl` limits that.
 COLUMNS = {
     "ttft": "ttft_s", "tpot": "tpot_s", "itl": "itl_max_s", "e2e": "e2e_s", "ttfp": "ttfp_s", "rtf": "rtf",
 }  # fmt: skip
@@ -21,19 +20,19 @@ _SCALES = {"ms": 1e-3, "s": 1.0, "": 1.0}
 
 @dataclass(frozen=True)
 class SLO:
-    """`metric` as the option names it; `limit` in seconds, of `rtf` a plain number."""
+    """`metric` is the option's name; `limit` is in seconds, for `rtf` a plain number."""
 
     metric: str
     limit: float
 
     def is_met(self, request: Mapping[str, float | None]) -> bool:
-        """By a request's values; one that lacks the value has not met it."""
+        """Return True if a request's value is within the limit; a missing value is not."""
         value = request.get(COLUMNS[self.metric])
         return value is not None and value <= self.limit
 
 
 def parse_slos(texts: Sequence[str], metrics: Sequence[str]) -> tuple[SLO, ...]:
-    """Read `METRIC:LIMIT` texts; `metrics` are those that the measured requests have. Raises `UsageError`."""
+    """Parse `METRIC:LIMIT` texts; `metrics` are those that the measured requests have. Raises `UsageError`."""
     found: dict[str, SLO] = {}
     for text in texts:
         slo = _parse(text, metrics)

@@ -1,4 +1,4 @@
-"""Server-sent events, as they come over the wire."""
+"""Parser of server-sent events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 class EventParser:
-    """Cuts a stream of bytes into events, whatever pieces it comes in; of each only the data counts."""
+    """Splits a stream of bytes, in chunks of any size, into events, and returns their data."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -16,12 +16,12 @@ class EventParser:
         self._after_cr = False
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The data of every event that is whole with this chunk."""
+        """Return the data of every event that this chunk completes."""
         if not chunk:
             return []
         after_cr, self._after_cr = self._after_cr, chunk.endswith(b"\r")
         if after_cr:
-            # The second half of a line's end whose first half came before.
+            # The second half of a line end that was split between chunks.
             chunk = chunk.removeprefix(b"\n")
         *lines, self._rest = _LINE_END.split(self._rest + chunk)
         events = []

@@ -18,7 +18,7 @@ _ADDRESS = "pass the address of an OpenAI-compatible server, without the endpoin
 
 @dataclass(frozen=True)
 class Target:
-    """`model` is the name that requests carry, `said` what the server says of itself."""
+    """`model` is the name that requests carry, `said` the server's self-description."""
 
     url: str
     model: str
@@ -26,12 +26,12 @@ class Target:
 
     @property
     def salts_caches(self) -> bool:
-        """It runs on vLLM, which has a prefix cache and knows `cache_salt`."""
+        """True if the server runs on vLLM, which has a prefix cache and accepts `cache_salt`."""
         return self.said.get("owned_by") in ("vllm", "omni-cli")
 
 
 def parse_url(text: str) -> str:
-    """A server's address without a path's `/v1`. Raises `UsageError`."""
+    """Return a server's address without a trailing `/v1`. Raises `UsageError`."""
     shown = visible(text, 120)
     hint = "for example `omni loadtest http://127.0.0.1:8000`"
     try:
@@ -40,7 +40,7 @@ def parse_url(text: str) -> str:
     except ValueError as error:
         raise UsageError(f"`{shown}` is not an address: {error}", hint=hint) from error
     if parts.username is not None or parts.password is not None:
-        # Not repeated: it would end up in logs.
+        # Not repeated in the message, which may end up in logs.
         raise UsageError(
             "the address of a server must not contain a password", hint="set OPENAI_API_KEY, or pass `--api-key`"
         )
@@ -53,7 +53,7 @@ def parse_url(text: str) -> str:
 
 
 def find_targets(urls: Sequence[str], model: str | None, api_key: str | None) -> tuple[Target, ...]:
-    """Ask every server which models it has; without `model`, its first one is measured. Raises `OmniError`."""
+    """Ask every server for its models; without `model`, its first one is measured. Raises `OmniError`."""
     return asyncio.run(_find_all(urls, model, api_key))
 
 
@@ -80,7 +80,7 @@ async def _find(client: Client, model: str | None) -> Target:
     name = str(models[0]["id"]) if model is None else model
     said: dict[str, object] = next((item for item in models if item["id"] == name), {})
     kept = {key: value for key, value in said.items() if isinstance(value, str | int | float | bool | list)}
-    # The time at which a server began to serve is another one every time.
+    # The start time of a server differs from run to run.
     kept.pop("created", None)
     kept.pop("object", None)
     return Target(client.url, name, {**kept, **{key: headers[key] for key in _HEADERS if key in headers}})

@@ -1,4 +1,4 @@
-"""Who sends a window's requests when: so many at a time, or at given times whatever the server does."""
+"""The schedule of a window's requests: a fixed number at a time, or given times regardless of the server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omni_cli.loadtest.arrivals import arrival_times
 from omni_cli.loadtest.client import Outcome
 
 Send = Callable[[int, float], Coroutine[Any, Any, Outcome]]
-"""Sends request `index`, which is due at a time of `time.perf_counter`."""
+"""Sends request `index`, which is due at the given time of `time.perf_counter`."""
 
 _TIMER_S = 0.0015
 """The event loop wakes up to a millisecond late; the remaining time is spent polling the clock."""
@@ -23,7 +23,7 @@ MIN_REQUESTS = 8
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """`concurrency` clients, each of which sends its next request when it has the answer to its last one."""
+    """`concurrency` clients, each of which sends its next request once the last one is answered."""
 
     concurrency: int
 
@@ -56,7 +56,7 @@ class ClosedLoop:
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Requests come as a Poisson process of `rate` per second, or all at once where it is infinite."""
+    """Requests as a Poisson process of `rate` per second, or all at once if it is infinite."""
 
     rate: float
     seed: int
@@ -75,7 +75,7 @@ class OpenLoop:
         return 64 if math.isinf(self.rate) else max(MIN_REQUESTS, min(math.ceil(4 * self.rate), 1024))
 
     async def run(self, send: Send, count: int, number: int) -> list[Outcome]:
-        """As `ClosedLoop.run`; a request that is due is sent, however many answers are still to come."""
+        """Send `count` requests when they are due, even if earlier answers are outstanding."""
         times = arrival_times(self.rate, count, seed=self.seed, number=number)
         began_s = time.perf_counter()
         tasks: list[asyncio.Task[Outcome]] = []
@@ -94,7 +94,7 @@ async def _until(due_s: float) -> None:
     left_s = due_s - time.perf_counter()
     if left_s > _TIMER_S:
         await asyncio.sleep(left_s - _TIMER_S)
-    # At least once, so that requests whose time has come are on their way before the next one is looked at.
+    # Yield at least once, so that a request that is due is sent before the next one is considered.
     await asyncio.sleep(0)
     while time.perf_counter() < due_s:
         await asyncio.sleep(0)

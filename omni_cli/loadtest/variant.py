@@ -1,4 +1,4 @@
-"""A server as a variant of the harness: a connection takes the place of a variant's process."""
+"""A server as a variant of the harness: a connection instead of a variant's process."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ class ServerVariant:
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
-        """Be ready to connect."""
+        """Open the client."""
         await self._stack.enter_async_context(self._client)
 
     async def load(self, _request: Load | None, _on_loading: Callable[[Loading], None]) -> Loaded:
-        """Nothing has to be loaded: the server has done it."""
+        """Load nothing: the server has loaded its model."""
         return Loaded((), server=self._target.said)
 
     async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
-        """One window. Raises `VariantError` where not a single request of it was answered.
+        """Run one window. Raises `VariantError` if none of its requests was answered.
 
-        A server that hangs is noticed request by request, so that `timeout_s` is not needed.
+        Each request has its own timeout, so `timeout_s` is not needed for a server that hangs.
         """
         bodies = await asyncio.to_thread(self._maker.bodies, number)
         endpoint = self._workload.endpoint
@@ -71,7 +71,7 @@ class ServerVariant:
         return await asyncio.to_thread(self._ran, window, outputs)
 
     async def close(self) -> None:
-        """Safe to call twice."""
+        """Close the client. Safe to call twice."""
         await self._stack.aclose()
 
     def _ran(self, window: Window, outputs: Path | None) -> Ran:
@@ -82,7 +82,7 @@ class ServerVariant:
             e2e_s=median_e2e_s(window),
             metrics=metrics_of(window, self._workload.slos),
             work=work_of(window),
-            # What was not answered cannot be compared.
+            # Missing answers cannot be compared.
             output_sha256=None if window.failures else hash_arrays(arrays),
             accounted={},
             memory={},

@@ -1,4 +1,4 @@
-"""From the outcomes of a window's requests to its metrics, to its work, and to a row per request."""
+"""From the outcomes of a window's requests to its metrics, its work, and one row per request."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from omni_cli.record import E2E, Failures
 from omni_cli.stats.metrics import PERCENTILES, samples_for
 
 Row = dict[str, float | None]
-"""The values of one request. Times in seconds, from when it was due; None where there is nothing to know."""
+"""The values of one request. Times in seconds, from when it was due; None for unknown values."""
 
 TIMES = (E2E, "ttft_s", "tpot_s", "ttfp_s", "rtf")
 """Values of a request whose median over the window is the metric of the same name."""
 
 TAILS = (E2E, "ttft_s", "itl_s", "ttfp_s")
-"""Values whose high percentiles in a window are metrics, too, where it has enough requests."""
+"""Values whose high percentiles are metrics as well, if the window has enough requests."""
 
 _DIGITS = 7
 
 
 @dataclass(frozen=True)
 class Window:
-    """`began_s` and `ended_s` are of `time.perf_counter`; `is_open` says that requests had times to be sent at."""
+    """`began_s` and `ended_s` are of `time.perf_counter`; `is_open`: requests had times at which they were due."""
 
     outcomes: tuple[Outcome, ...]
     began_s: float
@@ -46,7 +46,7 @@ class Window:
 
     @property
     def failures(self) -> dict[str, Failures]:
-        """The requests that failed, by kind, the most frequent first."""
+        """The failed requests by kind, the most frequent first."""
         failed = [outcome.failure for outcome in self.outcomes if outcome.failure is not None]
         first = {failure.kind: failure.message for failure in reversed(failed)}
         counts = Counter(failure.kind for failure in failed)
@@ -57,13 +57,13 @@ class Window:
 
 
 def columns(rows: Sequence[Row]) -> dict[str, tuple[float | None, ...]]:
-    """The rows by value, without values that no request has."""
+    """Return the rows by value, without values that no request has."""
     names = dict.fromkeys(name for row in rows for name, value in row.items() if value is not None)
     return {name: tuple(_rounded(row.get(name)) for row in rows) for name in names}
 
 
 def metrics_of(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
-    """Medians over the requests that were answered, and rates of the whole window."""
+    """Compute medians over the answered requests, and rates of the whole window."""
     rows = window.rows()
     values = {name: [value for row in rows if (value := row.get(name)) is not None] for name in TIMES}
     values["itl_s"] = [gap for answer in window.answers for gap in _gaps(answer)]
@@ -77,12 +77,12 @@ def metrics_of(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
 
 
 def median_e2e_s(window: Window) -> float:
-    """The median over the requests that were answered; there has to be one."""
+    """Return the median over the answered requests, of which there must be at least one."""
     return statistics.median(o.done_s - o.due_s for o in window.outcomes if o.answer is not None)
 
 
 def work_of(window: Window) -> dict[str, float]:
-    """The work of a window, as far as the server reports it with every answer."""
+    """Return the work of a window, as far as the server reports it with every answer."""
     answers = window.answers
     work = {"requests": float(len(answers))}
     for name in ("input_tokens", "output_tokens"):
@@ -99,7 +99,7 @@ def work_of(window: Window) -> dict[str, float]:
 
 
 def num_pixels(png: bytes) -> int:
-    """By its header; 0 for anything but a PNG."""
+    """Read the number of pixels from the header; 0 for anything but a PNG."""
     if png[:8] != b"\x89PNG\r\n\x1a\n" or len(png) < 24:
         return 0
     width, height = struct.unpack(">II", png[16:24])
@@ -131,7 +131,7 @@ def _row(outcome: Outcome, began_s: float, *, is_open: bool) -> Row:
 
 
 def _tpot_s(answer: ServerAnswer) -> float | None:
-    """Seconds a token after the first one; None where the server does not say how many there were."""
+    """Return the seconds per token after the first; None if the server reports no number of tokens."""
     if not answer.text_at or answer.output_tokens is None:
         return None
     later_tokens = answer.output_tokens - answer.audio_tokens - 1

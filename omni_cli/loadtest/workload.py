@@ -1,4 +1,4 @@
-"""A window of requests: the endpoint, the prompts, the load; the same for every server that is compared."""
+"""A window of requests: the endpoint, the prompts and the load, equal for all compared servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_SEED = 2**32
 @dataclass(frozen=True)
 class ServerWorkload:
     """`num_requests` requests per window. A prompt has `input_len` tokens of the tokenizer in the folder `tokenizer`,
-    or as many words where that is None. `load` is how they are sent, empty where the variants differ in that.
+    or, if that is None, as many words. `load` describes how they are sent; it is empty if the variants differ in it.
     `extra_body` sets fields in every request.
     """
 
@@ -34,11 +34,11 @@ class ServerWorkload:
     extra_body: Mapping[str, object] = field(default_factory=dict)
 
     def describe(self) -> dict[str, object]:
-        """The record's `workload`: everything that has to be equal for two measurements to be comparable."""
+        """Return the record's `workload`: everything that has to be equal for two measurements to be comparable."""
         described: dict[str, object] = {
             "kind": "server",
             "endpoint": self.endpoint.name,
-            # The request without its words.
+            # A request without its prompt.
             "request": {**self.endpoint.body("", "", 0), **self.extra_body},
             "num_requests": self.num_requests,
             "input_len": self.input_len,
@@ -58,12 +58,12 @@ class RequestMaker:
         self._workload = workload
         self._model = model
         self._prompts = Prompts(workload.tokenizer, workload.input_len, seed=workload.seed)
-        # Prompts are the same for every server, and in every run: without this, a server that remembers prompts
-        # would be measured on its memory. It changes no answer.
+        # Prompts are the same for every server and in every run, so a server that caches prompts would be measured with
+        # warm caches. A salt changes no answer.
         self._salt = {"cache_salt": uuid.uuid4().hex} if salts_caches and workload.endpoint.name == "chat" else {}
 
     def bodies(self, number: int) -> list[bytes]:
-        """The window's requests as JSON."""
+        """Return the window's requests as JSON."""
         workload = self._workload
         bodies = []
         for index in range(workload.num_requests):
