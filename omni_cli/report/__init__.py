@@ -1,1 +1,1 @@
-"""Records to text and JSON. Never computes, never runs anything."""
+"""Records as text, JSON, Markdown, JUnit and HTML. Computes nothing and runs nothing."""

@@ -1,4 +1,4 @@
-"""Measurements as JSON for other programs: a self-check, and medians as GitHub's benchmark action reads them."""
+"""Measurements as JSON for other programs: a self-check, and medians for GitHub's benchmark action."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def self_check_json(check: SelfCheck) -> dict[str, object]:
 
 
 def smaller_is_better_json(variant: Variant, summaries: dict[str, Summary]) -> list[dict[str, object]]:
-    """Medians as github-action-benchmark's `customSmallerIsBetter`; metrics where more is better are left out."""
+    """Return medians as github-action-benchmark's `customSmallerIsBetter`, without metrics where more is better."""
     return [
         {
             "name": f"{variant.name}: {title(metric)}",

@@ -1,4 +1,5 @@
-"""A gate as JUnit XML: a regression is a failure, an inconclusive limit is skipped, what never ran is an error."""
+"""A gate as JUnit XML: a regression is a failure, an inconclusive limit is skipped, a limit that was not judged is an
+error."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def findings_junit(findings: Findings, name: str) -> str:
-    """One test case per limit, or one for the whole where there is no limit or no comparison."""
+    """Write one test case per limit, or a single one if there is no limit or no comparison."""
     suite = ElementTree.Element("testsuite", name=_clean(name))
     gate = findings.gate
     if gate is None:
@@ -64,5 +65,5 @@ def _outcome(case: ElementTree.Element, tag: str, kind: str, message: str) -> No
 
 
 def _clean(text: str) -> str:
-    """Without the characters that XML has no way to write."""
+    """Remove the characters that XML cannot represent."""
     return _NOT_XML.sub("?", text)

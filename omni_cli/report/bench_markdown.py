@@ -1,4 +1,4 @@
-"""A comparison as Markdown, for a pull request's comment or GitHub's step summary. Never computes."""
+"""A comparison as Markdown, for a comment on a pull request or GitHub's step summary. Computes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from omni_cli.stats.findings import Findings, Pair
 
 
 def findings_markdown(findings: Findings, labels: Labels, further: Sequence[Note] = ()) -> str:
-    """The whole report, its verdict in the first line; `further` warnings are about the machine."""
+    """Return the report, with its verdict in the first line; `further` warnings are about the machine."""
     parts = [f"### {_headline(findings)}"]
     if findings.gate is not None and findings.gate.verdict != "pass":
         parts.append(_note(gate_failure(findings.gate)))
@@ -78,7 +78,8 @@ def _note(note: Note) -> str:
 
 
 def _cell(value: object, *, code: bool = False) -> str:
-    """Text that cannot leave its cell, start markup or mention anybody; with `code`, backticks keep their meaning."""
+    """Escape text so that it stays in its cell, is no markup and mentions nobody; with `code`, backticks keep their
+    meaning."""
     text = "".join(character if character.isprintable() else " " for character in str(value))
     for character in ("\\", "|", "<", "*", "[", *(() if code else ("`", "_"))):
         text = text.replace(character, f"\\{character}")

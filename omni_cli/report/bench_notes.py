@@ -1,4 +1,4 @@
-"""Notes on stderr beside a comparison: warnings that end in an action, and the sentence of a failed gate."""
+"""Notes on stderr beside a comparison: warnings with the action to take, and the sentence of a failed gate."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from omni_cli.stats.findings import Findings
 
 @dataclass(frozen=True)
 class Note:
-    """A warning, or the reason of a failure, with the action to take."""
+    """A warning or the reason of a failure, with the action to take."""
 
     message: str
     hint: str | None = None
 
 
 def warnings(findings: Findings) -> list[Note]:
-    """Warnings about the verdicts, most important first."""
-    notes = [Note(f"{failure}; what it measured before is counted", None) for failure in findings.failures]
+    """Return warnings about the verdicts, most important first."""
+    notes = [Note(f"{failure}; its earlier runs are counted", None) for failure in findings.failures]
     if findings.unmatched:
         names = ", ".join(f"`{name}`" for name in findings.unmatched)
         notes.append(Note(f"only in one of the records, so not compared: {names}"))
@@ -38,7 +38,7 @@ def warnings(findings: Findings) -> list[Note]:
 
 
 def disturbance_warnings(found: Sequence[Disturbance], record: Record) -> list[Note]:
-    """Warnings about the machine, or the client, beside the measurement, each with the action to take."""
+    """Return warnings about the machine or the client during the measurement, with the action to take."""
     looked = record.utilisation
     notes = [_disturbance(item, 0 if looked is None else looked.usable_cores) for item in found]
     if looked is not None and looked.error is not None:
@@ -93,7 +93,7 @@ _CAUSES = {
 
 
 def gate_failure(gate: GateResult) -> Note:
-    """The reason why the gate did not pass, in one sentence."""
+    """Return the reason why the gate did not pass, in one sentence."""
     if gate.verdict == "failed":
         return Note("the run failed: " + "; ".join(gate.reasons), "fix the variant and rerun")
     if gate.verdict == "not comparable":
@@ -116,7 +116,7 @@ def gate_failure(gate: GateResult) -> Note:
 
 
 def not_comparable(mismatches: Sequence[Difference]) -> Note:
-    """The fields that forbid a comparison."""
+    """Return the fields that rule out a comparison."""
     fields = {item.field.partition(".")[0] for item in mismatches}
     if "work" in fields:
         hint = "fix the lengths and step counts, so that every run does the same work"
@@ -128,7 +128,7 @@ def not_comparable(mismatches: Sequence[Difference]) -> Note:
 
 
 def mismatch_list(mismatches: Sequence[Difference]) -> str:
-    """`workload.batch_size (1 against 8), ...`."""
+    """Format as `workload.batch_size (1 against 8), ...`."""
     listed = [f"{shown(item.field)} ({shown(item.a)} against {shown(item.b)})" for item in mismatches[:5]]
     left = len(mismatches) - len(listed)
     return ", ".join([*listed, *([f"{left} more"] if left else [])])

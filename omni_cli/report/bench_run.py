@@ -1,4 +1,4 @@
-"""The report of `omni bench` on its own measurement: a heading and a paragraph per variant."""
+"""The report of `omni bench` on its own measurement: a heading and one paragraph per variant."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INTERLEAVING = {
 
 
 def short_title(workload: Mapping[str, object]) -> str:
-    """The workload, in a few words."""
+    """Describe the workload in a few words."""
     if workload.get("kind") == "server":
         return server_title(workload)
     return f"{workload['profile']} {workload['stage']}"
@@ -48,7 +48,7 @@ def heading(record: Record, warmup: int) -> str:
 
 
 def variant_text(number: int, variant: Variant, summaries: Mapping[str, Summary]) -> str:
-    """Latency, range, further metrics and memory of one variant."""
+    """Format latency, range, further metrics and memory of one variant."""
     if not variant.samples:
         return f"Benchmark {number}: {variant.name}\n  no runs"
     if num_requests(variant):
@@ -58,7 +58,7 @@ def variant_text(number: int, variant: Variant, summaries: Mapping[str, Summary]
 
 
 def self_check_text(check: SelfCheck) -> str:
-    """The result of A against A on this machine."""
+    """Format the result of A against A on this machine."""
     return "\n".join(
         [
             "Self-check, A against A",
@@ -70,7 +70,7 @@ def self_check_text(check: SelfCheck) -> str:
 
 
 def _work(variant: Variant) -> str:
-    """`32 output tokens, 10 denoise steps, 0.64 s audio` per run; nothing where runs differ."""
+    """Format `32 output tokens, 10 denoise steps, 0.64 s audio` per run; empty if runs differ."""
     works = [sample.work for sample in variant.samples]
     if any(work != works[0] for work in works):
         return ""
@@ -84,9 +84,9 @@ def _work(variant: Variant) -> str:
 
 
 def _engaged(variant: Variant) -> list[str]:
-    """`talker replayed 840 of 840 calls, hid 100% of the copying`: what really ran in the runs that were counted.
+    """Format `talker replayed 840 of 840 calls, hid 100% of the copying`: what ran in the counted runs.
 
-    One stage alone is not named.
+    A single stage is not named.
     """
     by_stage = counters_of(variant)
     engaged = []
@@ -107,7 +107,7 @@ def _engaged(variant: Variant) -> list[str]:
 
 
 def _lengths(workload: Mapping[str, Any]) -> str:
-    """`32 tokens in, 32 out`; no output length where no stage makes tokens."""
+    """Format `32 tokens in, 32 out`; without an output length if no stage generates tokens."""
     stages = workload["settings"]["stages"].values()
     out = f", {workload['output_len']} out" if any(stage["kind"] == "ar" for stage in stages) else ""
     into = f"{workload['input_len']} tokens" if "input_len" in workload else "given requests"

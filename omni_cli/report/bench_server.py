@@ -1,4 +1,4 @@
-"""The report of `omni loadtest`: a heading, and a paragraph per server."""
+"""The report of `omni loadtest`: a heading and one paragraph per server."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _TAIL = re.compile(r"_p\d+_s$")
 
 
 def server_title(workload: Mapping[str, object]) -> str:
-    """`chat of a server`."""
+    """Format `chat of a server`."""
     return f"{shown(workload.get('endpoint', '?'))} of a server"
 
 
 def load_text(workload: Mapping[str, object]) -> str:
-    """`concurrency 8`, `4 requests per second`; nothing where the variants differ in it."""
+    """Format `concurrency 8` or `4 requests per second`; empty if the variants differ in it."""
     load = workload.get("load")
     if isinstance(load, Mapping) and "concurrency" in load:
         return f"concurrency {shown(load['concurrency'])}"
@@ -33,14 +33,14 @@ def load_text(workload: Mapping[str, object]) -> str:
 
 
 def request_text(workload: Mapping[str, object]) -> str:
-    """`32 words in, 32 tokens out`."""
+    """Format `32 words in, 32 tokens out`."""
     into = f"{shown(workload.get('input_len', '?'))} {shown(workload.get('input_unit', 'tokens'))} in"
     out = workload.get("output_len")
     return into if out is None else f"{into}, {shown(out)} tokens out"
 
 
 def slo_text(workload: Mapping[str, object]) -> str:
-    """`SLO ttft 200 ms, rtf 1`; nothing where there is none."""
+    """Format `SLO ttft 200 ms, rtf 1`; empty without an SLO."""
     slo = workload.get("slo")
     if not isinstance(slo, Mapping) or not slo:
         return ""
@@ -50,7 +50,8 @@ def slo_text(workload: Mapping[str, object]) -> str:
 
 
 def server_heading(record: Record, warmup: int, device: str, turns: str) -> str:
-    """`chat of a server, concurrency 8, 32 words in, ..., 3 warm-up + 30 windows of 32 requests each in 15 blocks`."""
+    """Format `chat of a server, concurrency 8, 32 words in, ..., 3 warm-up + 30 windows of 32 requests each in 15
+    blocks`."""
     workload = record.workload
     windows = max((len(variant.samples) for variant in record.variants), default=0)
     blocks = len({sample.block for variant in record.variants for sample in variant.samples})
@@ -67,11 +68,11 @@ def server_heading(record: Record, warmup: int, device: str, turns: str) -> str:
 
 
 def server_lines(number: int, variant: Variant, summaries: Mapping[str, Summary]) -> list[str]:
-    """The paragraph on one server: its requests, then a line per metric; percentiles are those of single requests."""
+    """Format the paragraph on one server: its requests, then one line per metric, with percentiles of the requests."""
     rows = [("", "median [95% CI]", *(f"p{percentile}" for percentile in PERCENTILES))]
     for metric, summary in summaries.items():
         if _TAIL.search(metric) and not metric.startswith("itl"):
-            continue  # of a window; the percentiles beside the median are of all requests
+            continue  # a window's percentile; those beside the median are of all requests
         median = quantity(metric, summary.median)
         bounds = quantity_interval(metric, summary.ci95, summary.median)
         rows.append((title(metric), f"{median} {bounds}", *_percentiles(metric, summary)))
@@ -79,7 +80,7 @@ def server_lines(number: int, variant: Variant, summaries: Mapping[str, Summary]
 
 
 def _percentiles(metric: str, summary: Summary) -> list[str]:
-    """Nothing for what only a whole window has."""
+    """Format percentiles; empty for metrics that only a whole window has."""
     if not summary.requests:
         return ["" for _ in PERCENTILES]
     values = [(p, summary.percentile(p)) for p in PERCENTILES]
@@ -87,7 +88,7 @@ def _percentiles(metric: str, summary: Summary) -> list[str]:
 
 
 def server_note(variant: Variant) -> str:
-    """`tiny-omni, 640 requests, 2 failed, 61 tokens in, 32 out, 1.28 s audio`: amounts are means per request."""
+    """Format `tiny-omni, 640 requests, 2 failed, 61 tokens in, 32 out, 1.28 s audio`, with means per request."""
     parts = [shown(variant.settings.get("model", "unknown model")), count(num_requests(variant), "request")]
     failed = sum(found.count for found in failures_of(variant.samples).values())
     parts.append(f"{failed} failed" if failed else "none failed")

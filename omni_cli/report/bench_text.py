@@ -1,4 +1,4 @@
-"""Measurements, comparisons and verdicts of a gate as plain text. Never computes."""
+"""Measurements, comparisons and verdicts of a gate as plain text. Computes nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_DIFFERENCES = 8
 
 @dataclass(frozen=True)
 class Labels:
-    """Names of the two sides of a comparison where their variants have the same name."""
+    """Names of the two sides of a comparison, for variants of the same name."""
 
     a: str
     b: str
@@ -38,7 +38,7 @@ class Labels:
 
 
 def summary_lines(number: int, variant: Variant, summaries: Mapping[str, Summary], note: str = "") -> list[str]:
-    """The paragraph of `omni bench` on one variant; `note` is on what really ran (`replayed 840/840 steps`)."""
+    """Format the paragraph of `omni bench` on one variant; `note` describes what ran (`replayed 840/840 steps`)."""
     rows = []
     for metric, summary in summaries.items():
         name = "Latency" if metric == E2E else title(metric)
@@ -57,7 +57,7 @@ def summary_lines(number: int, variant: Variant, summaries: Mapping[str, Summary
 
 
 def findings_text(findings: Findings, labels: Labels) -> str:
-    """All pairs as tables, their differences, a sentence on each pair, and the gate."""
+    """Format all pairs as tables, their differences, one sentence per pair, and the gate."""
     if not findings.is_comparable:
         return "\n".join(["Not comparable", *difference_lines(findings.mismatches)])
     parts = []
@@ -72,7 +72,7 @@ def findings_text(findings: Findings, labels: Labels) -> str:
 
 
 def pair_table(pair: Pair, labels: Labels) -> list[str]:
-    """One aligned line per metric: both medians, ratio with interval, verdict; then memory."""
+    """Format one aligned line per metric: both medians, ratio with interval, verdict; then memory."""
     rows = comparison_rows(pair, labels)
     if pair.outputs.identical is not None:
         apart = pair.outputs.max_abs_diff
@@ -82,7 +82,7 @@ def pair_table(pair: Pair, labels: Labels) -> list[str]:
 
 
 def pair_sentence(pair: Pair, labels: Labels) -> str | None:
-    """`x ran 1.14 [1.13, 1.15] times faster than y, for +0.7 GiB`; None where end-to-end times say nothing."""
+    """Format `x ran 1.14 [1.13, 1.15] times faster than y, for +0.7 GiB`; None if end-to-end times show nothing."""
     item = next((item for item in pair.comparisons if item.metric == E2E), None)
     if item is None or item.ratio is None or item.ci95 is None:
         return None
@@ -99,26 +99,26 @@ def pair_sentence(pair: Pair, labels: Labels) -> str | None:
 
 
 def work_sentence(pair: Pair) -> str | None:
-    """`Does other work per run: denoise steps 4 -> 8`; None where a ratio is of equal work."""
+    """Format `Does other work per run: denoise steps 4 -> 8`; None for equal work."""
     listed = [f"{title(item.field.partition('.')[2])} {shown(item.a)} -> {shown(item.b)}" for item in pair.work]
     return f"Does other work per run: {', '.join(listed)}" if listed else None
 
 
 def _verdict_sentence(pair: Pair, labels: Labels, findings: Findings) -> str | None:
-    """No word on undecided equality where a gate asks something else: two numbers of missing blocks confuse."""
+    """Omit undecided equality if a gate asks another question, because two numbers of missing blocks would confuse."""
     e2e = next((item for item in pair.comparisons if item.metric == E2E), None)
     is_open = e2e is not None and e2e.verdict == "inconclusive"
     return None if is_open and findings.gate is not None else pair_sentence(pair, labels)
 
 
 def payback_sentence(pair: Pair) -> str | None:
-    """The gain and the cost of a mode; None where the pair does not differ in any."""
+    """Format the gain and the cost of a mode; None if the pair does not differ in a mode."""
     found = next((item for item in pair.comparisons if item.payback), None)
     return None if found is None or not found.payback else _worth_sentence(found, found.payback)
 
 
 def _worth_sentence(comparison: Comparison, item: Payback) -> str:
-    """The gain and the cost of a mode, and after how many requests it has paid for itself."""
+    """Format the gain and the cost of a mode, and the number of requests after which it pays for itself."""
     verdict = verdict_on_mode(comparison, item)
     cost = [] if item.bytes_more is None else [size_change(0, item.bytes_more)]
     if item.preparation_s:
@@ -132,7 +132,7 @@ def _worth_sentence(comparison: Comparison, item: Payback) -> str:
 
 
 def _gain(item: Payback, verdict: str) -> str:
-    """`12.1 ms [11.9, 12.3]`; no difference gains nothing."""
+    """Format `12.1 ms [11.9, 12.3]`; 0 for no difference."""
     if verdict == "no difference":
         return "nothing"
     gained = quantity(E2E, item.gained_s)
@@ -143,16 +143,16 @@ def _gain(item: Payback, verdict: str) -> str:
 
 
 def open_end(item: Comparison | GateMetric) -> str:
-    """The reason why there is no verdict, and the measuring that would bring one."""
+    """Return the reason why there is no verdict, and the measurement that would bring one."""
     missing = item.blocks_needed or None
     needed = f"about {count(missing, 'more block')} would decide" if missing else ""
     if item.reason:
         return f"{item.reason}; {needed}" if needed else item.reason
-    return needed or "the value lies on the bound, so that more blocks would not decide"
+    return needed or "the value lies on the bound, so more blocks would not decide"
 
 
 def gate_rows(gate: GateResult, pairs: Sequence[Pair]) -> list[tuple[GateMetric, str, str, str]]:
-    """Each limit with its title and both sides' values; the pairs have those."""
+    """Return each limit with its title and the values of both sides, which are the pairs'."""
     values: dict[tuple[str, str, str], tuple[float | None, float | None]] = {}
     for pair in pairs:
         values |= {(item.metric, item.a, item.b): (item.a_median, item.b_median) for item in pair.comparisons}
@@ -167,7 +167,7 @@ def gate_rows(gate: GateResult, pairs: Sequence[Pair]) -> list[tuple[GateMetric,
 
 
 def gate_lines(gate: GateResult, pairs: Sequence[Pair]) -> list[str]:
-    """One aligned line per limit: from, to, change with interval, limit, verdict."""
+    """Format one aligned line per limit: from, to, change with interval, limit, verdict."""
     rows = [
         (name, "-" if a == "-" else f"{a} -> {b}", change(metric), f"limit +{limit(metric.limit)}", metric.verdict)
         for metric, name, a, b in gate_rows(gate, pairs)
@@ -176,7 +176,7 @@ def gate_lines(gate: GateResult, pairs: Sequence[Pair]) -> list[str]:
 
 
 def change(metric: GateMetric) -> str:
-    """`+7.0% [+6.1%, +7.9%]`; for rates and sizes too, more is worse."""
+    """Format `+7.0% [+6.1%, +7.9%]`; more is worse, for rates and sizes too."""
     if metric.change is None:
         return "-"
     if metric.ci95 is None or metric.ci95[0] == metric.ci95[1]:
@@ -185,7 +185,7 @@ def change(metric: GateMetric) -> str:
 
 
 def difference_lines(differences: Sequence[Difference]) -> list[str]:
-    """`  environment.versions.torch   2.12.0   2.13.0`, aligned."""
+    """Format `  environment.versions.torch   2.12.0   2.13.0`, aligned."""
     rows = [(shown(item.field), shown(item.a), shown(item.b)) for item in differences[:_MAX_DIFFERENCES]]
     left = len(differences) - len(rows)
     return [*aligned(rows, gap=3), *([f"  and {left} more"] if left else [])]
@@ -201,7 +201,7 @@ def _heading(pair: Pair, labels: Labels) -> str:
 
 
 def comparison_rows(pair: Pair, labels: Labels) -> list[tuple[str, ...]]:
-    """The columns of a pair's table, then a row per metric and per peak of memory."""
+    """Return the columns of a pair's table, then one row per metric and per memory peak."""
     head = ("Metric", *labels.of(pair), "B / A [95% CI]", "Verdict")
     times = [
         (
@@ -231,7 +231,7 @@ def metric_title(metric: str) -> str:
 
 
 def _memory_change(peak: MemoryPeak) -> str:
-    """`1.037 (+1.0 GiB)`; with bounds `1.037 [0.98, 1.09]`."""
+    """Format `1.037 (+1.0 GiB)`; with bounds `1.037 [0.98, 1.09]`."""
     if peak.bounds:
         return ratio(peak.ratio, peak.bounds)
     return f"{peak.ratio:.3f} ({size_change(peak.a_bytes, peak.b_bytes)})"
@@ -250,7 +250,7 @@ def _differs(differences: Sequence[Difference]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value of a record on one line, however long it is."""
+    """Format a value of a record on one line of limited length."""
     text = value if isinstance(value, str) else _plain(value)
     text = "".join(character if character.isprintable() else "?" for character in text)
     return text if len(text) <= 60 else text[:57] + "..."

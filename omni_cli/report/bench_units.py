@@ -1,4 +1,4 @@
-"""Measured values for people: a metric's name without its unit, values of one row all in the same unit."""
+"""Measured values for people: a metric's name without its unit, and all values of a row in the same unit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def title(metric: str) -> str:
 
 
 def quantity(metric: str, value: float | None, like: float | None = None) -> str:
-    """`100.1 ms`, `15.8 GiB`, `3.21/s`, `0.82`; the unit is the one that suits `like`."""
+    """Format `100.1 ms`, `15.8 GiB`, `3.21/s`, `0.82`, in the unit that suits `like`."""
     if value is None or not math.isfinite(value):
         return "-"
     like = value if like is None or not math.isfinite(like) else like
@@ -32,7 +32,7 @@ def quantity(metric: str, value: float | None, like: float | None = None) -> str
 
 
 def scale_of(metric: str, like: float) -> tuple[float, str]:
-    """The divisor of values and the unit that is left, as `quantity` chooses them for `like`."""
+    """Return the divisor and the unit that `quantity` chooses for `like`."""
     if metric.endswith("_bytes"):
         return (2.0**30, "GiB") if like >= 2**30 else (2.0**20, "MiB")
     if metric.endswith("_per_second"):
@@ -43,7 +43,7 @@ def scale_of(metric: str, like: float) -> tuple[float, str]:
 
 
 def quantity_interval(metric: str, bounds: tuple[float, float] | None, like: float) -> str:
-    """`[99.8, 100.4]` in the unit of `quantity(metric, like)`; `n/a` where there is none."""
+    """Format `[99.8, 100.4]` in the unit of `quantity(metric, like)`; `n/a` without bounds."""
     if bounds is None:
         return "n/a"
     low, high = (quantity(metric, bound, like).split(" ")[0].removesuffix("/s") for bound in bounds)
@@ -51,7 +51,7 @@ def quantity_interval(metric: str, bounds: tuple[float, float] | None, like: flo
 
 
 def size_change(a_bytes: int, b_bytes: int) -> str:
-    """`+1.3 GiB`, `-12 MiB`, `+0 MiB`."""
+    """Format `+1.3 GiB`, `-12 MiB`, `+0 MiB`."""
     return ("-" if b_bytes < a_bytes else "+") + memory(abs(b_bytes - a_bytes))
 
 
@@ -60,7 +60,7 @@ def interval(low: float, high: float, decimals: int) -> str:
 
 
 def ratio(value: float | None, bounds: tuple[float, float] | None) -> str:
-    """`1.029 [1.021, 1.037]`: as many decimals as the interval's width makes sense of."""
+    """Format `1.029 [1.021, 1.037]`, with decimals that fit the interval's width."""
     if value is None:
         return "-"
     if bounds is None:
@@ -70,13 +70,13 @@ def ratio(value: float | None, bounds: tuple[float, float] | None) -> str:
 
 
 def percent(value: float, decimals: int = 1) -> str:
-    """A signed change: `+7.0%`, `-0.2%`; never `-0.0%`."""
+    """Format a signed change: `+7.0%`, `-0.2%`; never `-0.0%`."""
     text = f"{100 * value:+.{decimals}f}%"
     return text.replace("-", "+") if not text.strip("+-0.%") else text
 
 
 def percent_interval(value: float, bounds: tuple[float, float]) -> str:
-    """`+7.0% [+6.1%, +7.9%]`, with a second decimal where the interval is that narrow."""
+    """Format `+7.0% [+6.1%, +7.9%]`, with a second decimal for narrow intervals."""
     decimals = 2 if bounds[1] - bounds[0] < 0.005 else 1
     low, high = (percent(bound, decimals) for bound in bounds)
     return f"{percent(value, decimals)} [{low}, {high}]"
@@ -94,7 +94,7 @@ def _decimals(width: float) -> int:
 
 
 def _digits(value: float, like: float) -> str:
-    """Four significant digits of `like`."""
+    """Format with four significant digits of `like`."""
     if like == 0:
         return f"{value:.3g}"
     return f"{value:.{min(max(3 - math.floor(math.log10(abs(like))), 0), 6)}f}"

@@ -20,10 +20,10 @@ FILE_NAME = "results.jsonl"
 
 
 class FinishedRequests:
-    """One line a finished request in `FOLDER/results.jsonl`: `{"key": ..., "result": ...}`.
+    """One line per finished request in `FOLDER/results.jsonl`: `{"key": ..., "result": ...}`.
 
-    `result` is as in the document of `--json`. `key` identifies everything that the result depends on: what the
-    request asks for, its files, and the profile; a request whose key or files are others is run again.
+    `result` is as in the document of `--json`. `key` identifies everything that the result depends on: the request,
+    its files and the profile. A request whose key or files have changed is run again.
     """
 
     def __init__(self, folder: Path, config: EngineConfig) -> None:
@@ -31,7 +31,7 @@ class FinishedRequests:
         self._config = _digest([config.model_dump(), config.trust_remote_code])
 
     def read(self) -> dict[str, dict[str, Any]]:
-        """Results by key, those whose files are still there; empty where there is no such file.
+        """Return the results by key whose files still exist; empty if there is no `results.jsonl`.
 
         Raises `OutputError` for a file that cannot be read.
         """
@@ -49,19 +49,19 @@ class FinishedRequests:
         return results
 
     def key(self, spec: RequestSpec) -> str:
-        """Changes with the request, with a file of it that has been written to since, and with the profile."""
+        """Return a key that changes with the request, with a modified file of it, and with the profile."""
         described: dict[str, object] = dataclasses.asdict(dataclasses.replace(spec, place=None))
         described["modalities"] = None if spec.modalities is None else sorted(spec.modalities)
         described["files"] = [_state(path) for path in spec.files]
         return _digest([described, self._config])
 
     def add(self, key: str, record: RequestRecord) -> None:
-        """Write a finished request down, through to the system. Raises `OutputError`."""
+        """Append a finished request and sync it to the disk. Raises `OutputError`."""
         line = json.dumps({"key": key, "result": result_document(record)}, ensure_ascii=False)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a+b") as file:
-                # The line before may have been cut short by a full disk or a power failure.
+                # A full disk or a power failure may have cut the previous line short.
                 file.write(f"{line}\n".encode() if _ends_whole(file) else f"\n{line}\n".encode())
         except OSError as error:
             raise OutputError(f"cannot write `{self.path}`: {error.strerror}") from error
@@ -75,7 +75,7 @@ def _ends_whole(file: BinaryIO) -> bool:
 
 
 def _entry(line: str) -> dict[str, Any] | None:
-    """The entry of a line; None for one that was cut short or is not ours."""
+    """Parse a line; None if it was cut short or has another format."""
     try:
         entry = json.loads(line)
     except ValueError:

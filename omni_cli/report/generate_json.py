@@ -25,7 +25,7 @@ _OPTIONAL_OF_TRACE = (
 def generate_document(
     config: EngineConfig, records: Iterable[RequestRecord], stages: Iterable[StageInfo]
 ) -> dict[str, object]:
-    """A run as plain JSON types; a key that does not apply (`ttft_s` of a diffusion stage) is absent."""
+    """Return a run as plain JSON types; a key that does not apply (`ttft_s` of a diffusion stage) is absent."""
     return {
         "schema": SCHEMA,
         "profile": config.name,
@@ -40,7 +40,7 @@ def generate_document(
 
 
 def result_document(record: RequestRecord) -> dict[str, object]:
-    """One entry of `results`; of a request that an earlier run has finished, the entry of that run."""
+    """Return one entry of `results`; for a request that an earlier run finished, that run's entry."""
     if record.earlier is not None:
         return dict(record.earlier)
     result: dict[str, object] = {
@@ -98,5 +98,5 @@ def _trace(trace: StageTrace) -> dict[str, object]:
 
 
 def _integers(value: Any) -> Any:
-    """Token ids, or frames of codes, as lists of Python's own numbers."""
+    """Return token ids, or frames of codes, as lists of Python integers."""
     return [_integers(each) for each in value] if isinstance(value, Sequence) else int(value)

@@ -1,4 +1,4 @@
-"""The plain text of `omni generate` on stages, files and times."""
+"""The plain text of `omni generate`: stages, files and times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omni_cli.report.units import count, memory, milliseconds, sample_rate, seco
 
 
 def file_line(written: WrittenOutput) -> str:
-    """`out/0.wav   0.48 s audio, 24 kHz` or `out/0.png   64x64 image`."""
+    """Format `out/0.wav   0.48 s audio, 24 kHz` or `out/0.png   64x64 image`."""
     output = written.output
     if isinstance(output, AudioOutput):
         duration = seconds(len(output.samples) / output.sample_rate)
@@ -22,7 +22,7 @@ def file_line(written: WrittenOutput) -> str:
 
 
 def loaded_lines(stages: Sequence[StageInfo]) -> list[str]:
-    """One aligned line per stage: kind, mode, load time and memory."""
+    """Format one aligned line per stage: kind, mode, load time and memory."""
     rows = [
         (
             stage.name,
@@ -42,7 +42,7 @@ def loaded_lines(stages: Sequence[StageInfo]) -> list[str]:
 
 
 def summary_line(records: Sequence[RequestRecord], stages: Iterable[StageInfo], total_s: float) -> str:
-    """The time of each stage of a single request, or the number of several that succeeded."""
+    """Format the time of each stage of a single request, or how many of several succeeded."""
     peak = f"peak {memory(sum(_peak_bytes(stage) for stage in stages))}"
     if len(records) == 1:
         record = records[0]
@@ -63,5 +63,5 @@ def _execution(stage: StageInfo) -> str:
 
 
 def _peak_bytes(stage: StageInfo) -> int:
-    """Device memory where the stage has a device, else the host's."""
+    """Return device memory if the stage has a device, else host memory."""
     return stage.peak_memory_bytes.get("device") or stage.peak_memory_bytes.get("host", 0)

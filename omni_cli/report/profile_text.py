@@ -1,4 +1,4 @@
-"""A profile for the terminal: where the time went, where the memory went, and what to try."""
+"""A profile as text: time and memory by part, and what to try."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MIN_ADDED_BYTES = 2**20
 
 
 def profile_text(profile: Profile) -> str:
-    """Paragraphs: the run, its stages one after the other, hints."""
+    """Return paragraphs: the run, its stages one after the other, hints."""
     parts = ["\n".join(_run(profile))]
     parts += ["\n".join(_stage(stage)) for stage in profile.stages]
     if profile.hints:
@@ -181,7 +181,7 @@ def _indented(rows: Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]], inden
 
 
 def _short(module: str) -> str:
-    """Without the parts that every module of a stage has in front."""
+    """Return a module's name without the prefix that all modules of a stage share."""
     return module if len(module) <= 60 else "..." + module[-57:]
 
 

@@ -1,4 +1,4 @@
-"""The results of one request of `omni generate`, which every rendering of a run is made from."""
+"""The result of one request of `omni generate`, from which a run is rendered in every format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omni_cli.outputs import Output, StageTrace
 
 @dataclass(frozen=True)
 class WrittenOutput:
-    """An output and its file; `path` is None for text, which has none."""
+    """An output and its file; `path` is None for text."""
 
     output: Output
     path: Path | None = None
@@ -20,10 +20,10 @@ class WrittenOutput:
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """`error` None means that the request is done; a failed one keeps the outputs that were whole before.
+    """`error` is None for a finished request; a failed one keeps the outputs that were complete.
 
-    `place` is FILE:LINE of a JSONL line; `total_s` is from submission to the end, as the user waits for it.
-    `earlier` is what an earlier run has written of a request that this one need not run: an entry of `results`.
+    `place` is FILE:LINE of a JSONL line; `total_s` is from submission to the end, as the user experiences it.
+    `earlier` is the entry of `results` that an earlier run wrote for a request that need not run again.
     """
 
     request_id: str

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(), gap: int = 2) -> list[str]:
-    """Rows of equally many cells as lines, two blanks in front; columns in `right` end at the same place."""
+    """Format rows of equally many cells as lines, indented by two blanks; columns in `right` are right-aligned."""
     if not rows:
         return []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -1,1 +1,1 @@
-"""From records to estimates, comparisons and verdicts. NumPy only; nothing here runs or prints anything."""
+"""From records to estimates, comparisons and verdicts. Imports NumPy only; runs and prints nothing."""

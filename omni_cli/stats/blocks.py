@@ -14,7 +14,7 @@ _MAX_CORRELATION = 0.95
 
 
 def block_medians(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """(blocks int64 (n,) ascending, medians float64 (n,)) of the blocks in which the variant has the metric."""
+    """Return (blocks int64 (n,) ascending, medians float64 (n,)) of the blocks in which the variant has the metric."""
     pairs = values_of(variant, metric)
     if not pairs:
         return np.empty(0, np.int64), np.empty(0)
@@ -27,7 +27,7 @@ def block_medians(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray
 
 
 def are_interleaved(a: Variant, b: Variant) -> bool:
-    """Two variants of one record ran in the same blocks, and never at the same position of one."""
+    """True if two variants of one record ran in the same blocks, and never at the same position of one."""
     slots_a = {(sample.block, sample.position) for sample in a.samples}
     slots_b = {(sample.block, sample.position) for sample in b.samples}
     return slots_a.isdisjoint(slots_b) and not {s.block for s in a.samples}.isdisjoint(s.block for s in b.samples)
@@ -35,7 +35,7 @@ def are_interleaved(a: Variant, b: Variant) -> bool:
 
 @dataclass(frozen=True)
 class Units:
-    """`values` float64 (m,): means of batches of consecutive blocks, m <= n. `inflation` is the factor, 1 or more, by
+    """`values` float64 (m,): means of batches of consecutive blocks, m <= n. `inflation`, 1 or more, is the factor by
     which the standard error of their centre is too small because longer batches would have left too few."""
 
     values: np.ndarray
@@ -43,11 +43,10 @@ class Units:
 
 
 def independent_units(values: np.ndarray) -> Units:
-    """Batches as long as blocks stay correlated, but never fewer than `MIN_BLOCKS` of them.
+    """Batch the blocks over the length of their correlation, but into no fewer than `MIN_BLOCKS` batches.
 
-    Interleaving removes most of the drift, but not all correlation: on a machine with a busy core, which of two
-    variants is put off the processor more often stays the same for seconds. Any correlation that the series shows is
-    therefore taken for real.
+    Interleaving removes most of the drift, but not all correlation: on a machine with a busy core, the variant that is
+    preempted more often stays the same for seconds. Any correlation in the series is therefore treated as real.
     """
     count = len(values)
     wanted = _batch_length(values)
@@ -55,16 +54,16 @@ def independent_units(values: np.ndarray) -> Units:
     inflation = math.sqrt(wanted / length)
     if length == 1:
         return Units(values, inflation)
-    # What is left over belongs to the last batch: no block is thrown away.
+    # The remainder belongs to the last batch, so that every block counts.
     edges = np.arange(count // length) * length
     return Units(np.add.reduceat(values, edges) / np.diff(np.append(edges, count)), inflation)
 
 
 def _batch_length(values: np.ndarray) -> int:
-    """Twice the time over which an AR(1) series with lag-1 autocorrelation r forgets itself, (1 + r) / (1 - r).
+    """Return twice the correlation time, (1 + r) / (1 - r), of an AR(1) series with lag-1 autocorrelation r.
 
-    Once that time leaves neighbouring batches so alike that the intervals of two records hold the truth in 91 %
-    instead of 94 % of the cases (noise with an autocorrelation of 0.75 from run to run).
+    With once that time, neighbouring batches are so alike that the intervals of two records contain the true value in
+    91 % instead of 94 % of the cases (noise with an autocorrelation of 0.75 from run to run).
     """
     count = len(values)
     if count < 4 or np.ptp(values) == 0:
@@ -72,6 +71,6 @@ def _batch_length(values: np.ndarray) -> int:
     # Ranks, because a single disturbed block would hide the correlation of all the others.
     ranks = np.argsort(np.argsort(values)) - (count - 1) / 2
     correlation = float(ranks[:-1] @ ranks[1:]) / float(ranks @ ranks)
-    correlation += (1 + 3 * correlation) / count  # the estimate of a short series is too low by this much
+    correlation += (1 + 3 * correlation) / count  # the bias of a short series
     correlation = min(max(correlation, 0.0), _MAX_CORRELATION)
     return round(4 * correlation / (1 - correlation)) + 1

@@ -1,4 +1,4 @@
-"""The conditions under which two measurements may be compared: machine, versions, workload, settings, work done."""
+"""The conditions under which two measurements may be compared: machine, versions, workload, settings, work."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable, Mapping
 from omni_cli.record import Record, Variant
 from omni_cli.results import Difference
 
-# The subject of the measurement (omni's version and commit) and conditions that cannot be chosen (load, clocks).
+# The subject of the measurement (omni's version and commit), and conditions that cannot be chosen (load, clocks).
 EXEMPT = frozenset({"code", "conditions"})
 _MAX_LISTED = 4
 
-# Settings of variants that no profile has: the commit of `--against`, and the load on a server.
+# Settings of variants that are no profile keys: the commit of `--against`, and the load on a server.
 _NOT_OF_PROFILE = frozenset({"code", "url", "concurrency", "request_rate"})
-# Keys of a profile that say how the work is done, and not how much of it there is.
+# Keys of a profile that affect how the work is done, but not its amount.
 _WORK_NEUTRAL = frozenset({
     "dtype", "backend", "execution", "cudagraph_mode", "output_copy", "batching", "devices", "max_num_seqs",
     "max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_memory_bytes", "block_size", "enable_prefix_caching",
@@ -28,13 +28,13 @@ ABSENT = "absent"
 
 
 def record_mismatches(a: Record, b: Record) -> tuple[Difference, ...]:
-    """Fields of environment and workload that forbid a comparison."""
+    """Return the fields of environment and workload that rule out a comparison."""
     found = [
         *_differences("environment", _without(a.environment, EXEMPT), _without(b.environment, EXEMPT)),
         *_differences("workload", _without(a.workload, {"fingerprint"}), _without(b.workload, {"fingerprint"})),
     ]
     if not any(item.field.startswith("workload") for item in found):
-        # Only where nothing else tells: the fingerprint differs whenever anything does.
+        # The fingerprint differs if any field does, so it is reported only if no field explains it.
         fingerprints = a.workload.get("fingerprint", ABSENT), b.workload.get("fingerprint", ABSENT)
         if fingerprints[0] != fingerprints[1]:
             found.append(Difference("workload.fingerprint", *fingerprints))
@@ -42,7 +42,7 @@ def record_mismatches(a: Record, b: Record) -> tuple[Difference, ...]:
 
 
 def code_differences(a: Record, b: Record) -> tuple[Difference, ...]:
-    """Differences on purpose: version and commit of the code that was measured."""
+    """Return intended differences: version and commit of the measured code."""
     return tuple(_differences("code", a.environment.get("code", {}), b.environment.get("code", {})))
 
 
@@ -51,10 +51,10 @@ def settings_differences(a: Variant, b: Variant) -> tuple[Difference, ...]:
 
 
 def work_differences(a: Variant, b: Variant) -> tuple[Difference, ...]:
-    """Kinds of work of which the two did different amounts per run.
+    """Return the kinds of work of which the two did different amounts per run.
 
-    Runs of one variant may differ from each other (other prompts), but both variants must have had the same ones: only
-    runs of equal numbers are compared, where both say which had which.
+    Runs of one variant may differ from each other (other prompts), but both variants must have had the same prompts.
+    Where both records have run numbers, only runs of equal numbers are compared.
     """
     numbers = {sample.number for sample in a.samples} & {sample.number for sample in b.samples}
     numbers = numbers or {sample.number for sample in (*a.samples, *b.samples)}
@@ -68,10 +68,10 @@ def work_differences(a: Variant, b: Variant) -> tuple[Difference, ...]:
 
 
 def changes_work(settings: Collection[Difference]) -> bool:
-    """A varied setting of the profile changes the amount of work, so that a difference in it is on purpose.
+    """True if a varied setting of the profile changes the amount of work, so that a difference in work is intended.
 
-    Settings of how the work is done change none, nor does an environment variable or another commit: a difference
-    between such variants is a fault.
+    Settings of how the work is done do not change it, and neither does an environment variable or another commit: a
+    difference in work between such variants is an error.
     """
     keys = [item.field.partition(".")[2] for item in settings]
     return any(
@@ -83,7 +83,7 @@ def changes_work(settings: Collection[Difference]) -> bool:
 def split_allowed(
     found: Iterable[Difference], allowed: Iterable[str]
 ) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
-    """(mismatches, allowed differences); `allowed` names fields, or whole parts of a record."""
+    """Return (mismatches, allowed differences); `allowed` names fields, or whole parts of a record."""
     prefixes = tuple(allowed)
     kept: list[Difference] = []
     excused: list[Difference] = []
@@ -94,7 +94,7 @@ def split_allowed(
 
 
 def _differences(prefix: str, a: object, b: object) -> Iterable[Difference]:
-    """The leaves in which two JSON values differ, each with its dotted path."""
+    """Yield the leaves in which two JSON values differ, with their dotted paths."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in dict.fromkeys([*a, *b]):
             yield from _differences(f"{prefix}.{key}", a.get(key, ABSENT), b.get(key, ABSENT))

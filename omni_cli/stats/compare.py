@@ -1,4 +1,4 @@
-"""Two variants, metric by metric: the ratio of their medians, its interval and a verdict in words."""
+"""Two variants, metric by metric: the ratio of their medians, its interval, and the verdict."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _REVERSED: dict[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}
 MARGIN = 0.02
 """Practical equivalence: ratios from 1/1.02 to 1.02 count as no difference.
 
-Two loads of the same stage differ by up to about that much for as long as they live (measured over 15 loads: a standard
-deviation of 0.7 % each, `benchmarks/gate_calibration.md`), so that a smaller difference between two variants says
-nothing about what was changed in them."""
+Two loads of the same stage differ by up to about that much for as long as they live (standard deviation 0.7 %
+each, measured over 15 loads, `benchmarks/gate_calibration.md`), so a smaller difference between two variants shows
+no effect of their settings."""
 
 
 @dataclass(frozen=True)
 class Compared:
     """A comparison with what a gate needs beyond it.
 
-    `level` is the two-sided error of the interval at this look; `estimate` is of the log ratio, None where there is
-    nothing to divide.
+    `level` is the two-sided error of the interval at this look; `estimate` is of the log ratio, None if there are no
+    ratios.
     """
 
     result: Comparison
@@ -51,7 +51,7 @@ def compare_variants(
     metrics: Sequence[str] | None = None,
     margin: float = MARGIN,
 ) -> tuple[Comparison, ...]:
-    """The results of `estimate_variants`."""
+    """Return the comparisons of `estimate_variants`."""
     found = estimate_variants(a, b, same_record=same_record, sampling=sampling, metrics=metrics, margin=margin)
     return tuple(item.result for item in found)
 
@@ -67,8 +67,8 @@ def estimate_variants(
 ) -> tuple[Compared, ...]:
     """Compare two variants in all metrics that both have, or in `metrics`.
 
-    `same_record` says that their blocks are the same blocks; `sampling` holds the plans of the records, which the
-    level of the intervals depends on. Metrics that are 0 throughout were not measured and are left out.
+    `same_record`: the blocks of both are the same blocks. `sampling` are the plans of the records, which determine the
+    level of the intervals. Metrics that are 0 throughout were not measured and are left out.
     """
     paired = a.samples == b.samples or (same_record and are_interleaved(a, b))
     names = shared_metrics(a, b) if metrics is None else metrics
@@ -77,20 +77,20 @@ def estimate_variants(
 
 
 def shared_metrics(a: Variant, b: Variant) -> tuple[str, ...]:
-    """The metrics that both have, in the order of `a`."""
+    """Return the metrics that both have, in the order of `a`."""
     others = set(metric_names(b))
     return tuple(name for name in metric_names(a) if name in others)
 
 
 def reversed_verdict(verdict: Verdict) -> Verdict:
-    """The verdict on a against b where `verdict` is the one on b against a."""
+    """Return the verdict on a against b, given the one on b against a."""
     return _REVERSED.get(verdict, verdict)
 
 
 def verdict_of(interval: tuple[float, float], margin: float, *, higher: bool) -> Verdict:
-    """The verdict on an interval of the log ratio.
+    """Return the verdict on an interval of the log ratio.
 
-    Faster and slower need the whole interval beyond the margin, no difference the whole interval within it.
+    "Faster" and "slower" need the whole interval beyond the margin, "no difference" the whole interval within it.
     """
     edge = math.log1p(margin)
     low, high = interval
@@ -136,7 +136,7 @@ def _estimate(logs_a: np.ndarray, logs_b: np.ndarray, paired: bool) -> Estimate:
 
 def _judged(empty: Comparison, estimate: Estimate, level: float) -> Comparison:
     blocks = empty.blocks
-    assert empty.a_median is not None and empty.b_median is not None  # there are blocks of both
+    assert empty.a_median is not None and empty.b_median is not None  # both have blocks
     found = msgspec.structs.replace(
         empty, ratio=math.exp(estimate.centre), ratio_of_medians=empty.b_median / empty.a_median
     )
@@ -153,7 +153,7 @@ def _judged(empty: Comparison, estimate: Estimate, level: float) -> Comparison:
 
 
 def _ratios(interval: tuple[float, float]) -> tuple[float, float] | None:
-    """An interval of log ratios as ratios; None where the bootstrap could not bound it."""
+    """Convert an interval of log ratios to ratios; None if the bootstrap could not bound it."""
     if not all(math.isfinite(bound) and abs(bound) < 100 for bound in interval):
         return None
     return math.exp(interval[0]), math.exp(interval[1])
@@ -161,5 +161,5 @@ def _ratios(interval: tuple[float, float]) -> tuple[float, float] | None:
 
 def _median(variant: Variant, metric: str) -> float | None:
     values = [value for _, value in values_of(variant, metric)]
-    # Not NumPy's, which imports its masked arrays for it.
+    # `numpy.median` would import NumPy's masked arrays.
     return statistics.median(values) if values else None

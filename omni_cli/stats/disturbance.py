@@ -1,7 +1,6 @@
-"""Disturbances of a measurement, by the utilisation that was recorded beside it and by the requests of a load test.
+"""Disturbances of a measurement, from the utilisation recorded beside it and from the requests of a load test.
 
-Rules, and nothing else. A disturbance of the machine is reported when it lasted: a single look that shows something is
-normal.
+Fixed rules. A disturbance of the machine is reported only if it lasted: a single reading proves nothing.
 """
 
 from __future__ import annotations
@@ -14,23 +13,23 @@ from typing import Literal
 from omni_cli.record import E2E, GpuUtilisation, Record, Utilisation, Variant, is_of_server, request_values, values_of
 
 OTHERS_CORES, OTHERS_SHARE = 0.5, 0.03
-"""Other programs are a neighbour when they use more than half a core, or than 3 % of a machine with many."""
+"""Other programs are reported from half a core on; on machines with many cores, from 3 % of them."""
 
 STOLEN_CORES = 0.1
 HELD_BACK = 0.1
-"""The share of a quota's periods in which it ran out."""
+"""Minimum share of a quota's periods in which it ran out."""
 
 SLOW_CLOCK = 0.85
-"""A clock below this share of its own fast ones is a slow one."""
+"""A clock below this share of its usual speed is slow."""
 
 MIN_SHARE = 0.1
-"""A share of the time: shorter disturbances are not reported."""
+"""Minimum share of the time; shorter disturbances are not reported."""
 
-MIN_LOOKS = 3
-_FAST = 0.9  # the quantile of a clock that counts as its usual speed under load
+MIN_READINGS = 3
+_FAST = 0.9  # the quantile of a clock that is taken as its usual speed under load
 
 LATE_S = 0.005
-"""A request that is sent this long after its time was held up by the client."""
+"""A request that is sent this much later than it was due was delayed by the client."""
 
 _LATE_SHARE = 0.01
 _BURST_S = 1e-5
@@ -44,10 +43,10 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Disturbance:
-    """`share` is of the time; `amount` is its size while it lasted: cores, a share of periods, or of the clock.
+    """`share` is of the time; `amount` is the size while it lasted: cores, a share of periods, or of the clock.
 
-    `causes` (`power_cap`, `thermal`, ...) are of a throttled `device`. Of a client that was late with requests of
-    `variant`, `share` is of the requests and `amount` the longest delay in seconds.
+    `causes` (`power_cap`, `thermal`, ...) belong to a throttled `device`. For a client that sent requests of `variant`
+    late, `share` is of the requests and `amount` the longest delay in seconds.
     """
 
     kind: Kind
@@ -59,7 +58,7 @@ class Disturbance:
 
 
 def disturbances(record: Record) -> tuple[Disturbance, ...]:
-    """Disturbances by the client of a load test, then those of the machine."""
+    """Return the disturbances by the client of a load test, then those of the machine."""
     found = record.utilisation
     of_machine = () if found is None else machine_disturbances(found)
     if not is_of_server(record):
@@ -68,7 +67,7 @@ def disturbances(record: Record) -> tuple[Disturbance, ...]:
     busy = [cores > _BUSY_CORES for cores in found.own_cores] if found is not None else []
     if busy and statistics.fmean(busy) > _BUSY_SHARE:
         of_client.append(Disturbance("busy client", statistics.fmean(busy), _BUSY_CORES))
-    # A server on the same machine is no neighbour.
+    # A server on the same machine is not a disturbance.
     return (*of_client, *(item for item in of_machine if item.kind != "neighbour"))
 
 
@@ -76,7 +75,7 @@ def _client_disturbances(record: Record, variant: Variant) -> list[Disturbance]:
     found = []
     lags = request_values(variant, "lag_s")
     late = statistics.fmean(lag >= LATE_S for lag in lags) if lags else 0.0
-    # Nobody can send all at once.
+    # A client cannot send all requests at the same time.
     if late > _LATE_SHARE and "inf" not in (_rate(record.workload.get("load")), _rate(variant.settings)):
         found.append(Disturbance("late client", late, max(lags), variant=variant.name))
     if record.workload.get("endpoint") == "chat" and _lacks_usage(variant):
@@ -96,7 +95,7 @@ def _lacks_usage(variant: Variant) -> bool:
 
 
 def machine_disturbances(found: Utilisation) -> tuple[Disturbance, ...]:
-    """Disturbances that lasted for `MIN_SHARE` of the time, and for `MIN_LOOKS` looks."""
+    """Return the disturbances that lasted for `MIN_SHARE` of the time and for `MIN_READINGS` readings."""
     others = [max(0.0, busy - own) for busy, own in zip(found.busy_cores, found.own_cores, strict=True)]
     fast = _quantile(found.cpu_mhz, _FAST)
     clock = [mhz / fast for mhz in found.cpu_mhz] if fast else []
@@ -112,7 +111,7 @@ def machine_disturbances(found: Utilisation) -> tuple[Disturbance, ...]:
 
 
 def _throttled(gpu: GpuUtilisation) -> Disturbance | None:
-    """Looks at an idle device do not count: its clock is low by itself."""
+    """Return throttling while the device was busy; the clock of an idle device is always low."""
     fast = max(gpu.sm_clock_mhz, default=0.0)
     clock = [mhz / fast for mhz in gpu.sm_clock_mhz] if fast else [1.0] * len(gpu.throttled)
     active = [percent > 0 for percent in gpu.utilisation_percent]
@@ -128,7 +127,7 @@ def _throttled(gpu: GpuUtilisation) -> Disturbance | None:
 
 def _lasting(kind: Kind, amounts: Sequence[float], shows: Sequence[bool]) -> Disturbance | None:
     count = sum(shows)
-    if count < MIN_LOOKS or count < MIN_SHARE * len(shows):
+    if count < MIN_READINGS or count < MIN_SHARE * len(shows):
         return None
     shown = [amount for amount, is_shown in zip(amounts, shows, strict=True) if is_shown]
     return Disturbance(kind, count / len(shows), sum(shown) / len(shown))

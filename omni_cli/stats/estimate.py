@@ -1,12 +1,12 @@
-"""Estimates with an interval, from values that come in blocks.
+"""Estimates with intervals, from values that come in blocks.
 
-A machine's speed drifts: runs close in time are alike, so a single run says little more than its neighbour. The
-block, a few runs made directly after one another, is therefore the unit of all resampling.
+A machine's speed drifts: runs close in time are alike, so a run adds little to its neighbour. The block, a few
+consecutive runs, is therefore the unit of all resampling.
 
-The centre is the 20 % trimmed mean: nearly as precise as the mean for well-behaved noise, and as indifferent as the
-median to a fifth of the blocks being disturbed. Its interval is the symmetric studentised bootstrap: blocks are
-drawn with replacement, and |centre - true centre| / standard error is what is looked up. Unlike the plain percentile
-bootstrap it keeps its level with ten blocks and with heavy tails (`benchmarks/gate_calibration.py`).
+The centre is the 20 % trimmed mean: nearly as precise as the mean for well-behaved noise, and as robust as the median
+if up to a fifth of the blocks are disturbed. Its interval is the symmetric studentised bootstrap: blocks are drawn
+with replacement, and the quantile is that of |centre - true centre| / standard error. Unlike the plain percentile
+bootstrap, it keeps its level with ten blocks and with heavy tails (`benchmarks/gate_calibration.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 TRIM = 0.2
 RESAMPLES = 4000
 MIN_BLOCKS = 8
-"""Below this number of blocks the bootstrap has too few distinct resamples to know its own tails."""
+"""Below this number of blocks, the bootstrap has too few distinct resamples to estimate its tails."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Estimate:
     """A centre with its standard error and the distribution of its error.
 
     `deviations` is float64 (RESAMPLES,), ascending: |resampled centre - centre| in resampled standard errors.
-    `units` is the number of blocks, or of batches of blocks, that count as independent.
+    `units` is the number of blocks, or batches of blocks, that count as independent.
     """
 
     centre: float
@@ -38,23 +38,23 @@ class Estimate:
     deviations: np.ndarray = field(repr=False, compare=False)
 
     def quantile(self, level: float) -> float:
-        """Standard errors that the interval of coverage 1 - `level` reaches to either side; may be infinite."""
+        """Return the half width of the interval of coverage 1 - `level` in standard errors; may be infinite."""
         index = math.ceil((1 - level) * len(self.deviations)) - 1
         return float(self.deviations[min(max(index, 0), len(self.deviations) - 1)])
 
     def half_width(self, level: float) -> float:
-        """Half the interval's width: 0 where every block says the same, infinite for a single block."""
+        """Return half the interval's width: 0 if all blocks are equal, infinite for a single block."""
         if self.standard_error in (0, math.inf):
             return self.standard_error
         return self.quantile(level) * self.standard_error
 
     def interval(self, level: float) -> tuple[float, float]:
-        """The interval of coverage 1 - `level`."""
+        """Return the interval of coverage 1 - `level`."""
         half = self.half_width(level)
         return self.centre - half, self.centre + half
 
     def tail(self, bound: float) -> float:
-        """One-sided p-value of the true centre lying on the other side of `bound` than the estimate."""
+        """Return the one-sided p-value of the true centre lying on the other side of `bound` than the estimate."""
         distance = abs(self.centre - bound)
         if self.standard_error == 0:
             return 1.0 if distance == 0 else 0.0
@@ -63,9 +63,9 @@ class Estimate:
 
 
 def centre_of(values: np.ndarray, inflation: float = 1.0) -> Estimate:
-    """The centre of float64 (n,), one value per block; n >= 1. The order of the blocks does not matter.
+    """Return the centre of float64 (n,), one value per block; n >= 1. The order of the blocks does not matter.
 
-    `inflation` multiplies the standard error, for blocks that are not quite independent.
+    `inflation` multiplies the standard error of blocks that are not fully independent.
     """
     resampled = _Resampled.of(values)
     errors = _studentised(resampled.centres, resampled.variances)
@@ -73,9 +73,9 @@ def centre_of(values: np.ndarray, inflation: float = 1.0) -> Estimate:
 
 
 def difference_of(first: np.ndarray, second: np.ndarray, inflations: tuple[float, float] = (1.0, 1.0)) -> Estimate:
-    """Centre of `second` minus centre of `first`, float64 (n,) and (m,), drawn independently of each other."""
+    """Return the centre of `second` minus that of `first`, float64 (n,) and (m,), drawn independently of each other."""
     a, b = _Resampled.of(first), _Resampled.of(second)
-    # Turned round, draw i of one side meets another draw of the other; the same pairs meet when sides are swapped.
+    # Reversed, so that draws of the two sides are independent, and swapping the sides gives the same pairs.
     errors = _studentised(b.centres - a.centres[::-1], b.variances + a.variances[::-1])
     return Estimate(
         b.centre - a.centre,
@@ -87,7 +87,7 @@ def difference_of(first: np.ndarray, second: np.ndarray, inflations: tuple[float
 
 @dataclass(frozen=True)
 class _Resampled:
-    """A centre with its variance, and of every resample how far its centre is off and its variance."""
+    """A centre with its variance; for each resample, the error of its centre and its variance."""
 
     centre: float
     variance: float
@@ -106,7 +106,7 @@ class _Resampled:
         inner = ranked[cut : count - cut]
         centre = float(inner.sum()) / kept
         variance = _variance(inner.sum(), (inner**2).sum(), ranked[cut], ranked[count - cut - 1], count=count, cut=cut)
-        # Not `@`: for so little work, waking the linear algebra library's threads costs a hundred times more.
+        # Not `@`: waking the threads of the linear algebra library costs a hundred times more than this little work.
         sums = np.einsum("ij,j->i", draws.weights, ranked)
         squares = np.einsum("ij,j->i", draws.weights, ranked**2)
         variances = _variance(sums, squares, ranked[draws.low], ranked[draws.high], count=count, cut=cut)
@@ -115,8 +115,8 @@ class _Resampled:
 
 @dataclass(frozen=True)
 class _Draws:
-    """Draws of n ranks with replacement, (RESAMPLES, n): how often each rank is kept after trimming, and the ranks
-    of the lowest and the highest that are kept. Ranks instead of values: no resample has to be sorted."""
+    """Draws of n ranks with replacement, (RESAMPLES, n): how often each rank is kept after trimming, and the lowest and
+    the highest rank that are kept. Ranks instead of values, so that no resample has to be sorted."""
 
     weights: np.ndarray
     low: np.ndarray
@@ -130,7 +130,7 @@ def _draws(count: int) -> _Draws:
     picks = np.random.default_rng(0).integers(count, size=(half, count))
     flat = (picks + count * np.arange(half)[:, None]).ravel()
     counts = np.bincount(flat, minlength=half * count).reshape(half, count)
-    # With each draw its mirror image: values with the opposite sign then get exactly the mirrored interval.
+    # Each draw with its mirror image, so that negated values get exactly the mirrored interval.
     counts = np.concatenate([counts, counts[:, ::-1]])
     cut = int(TRIM * count)
     cumulated = counts.cumsum(axis=1)
@@ -148,7 +148,7 @@ def _variance(inner_sum: Any, inner_squares: Any, low: Any, high: Any, *, count:
 
 
 def _studentised(errors: np.ndarray, variances: np.ndarray) -> np.ndarray:
-    """Errors in standard errors; a resample without spread counts as infinitely far off."""
+    """Return errors in standard errors; infinite for a resample without spread."""
     scale = np.sqrt(variances)
     studentised: np.ndarray = np.divide(errors, scale, out=np.full_like(errors, np.inf), where=scale > 0)
     return studentised

@@ -42,8 +42,8 @@ _UNKNOWN = Outputs()
 class Pair:
     """Variant `b` against variant `a`.
 
-    `mismatches` forbid a verdict. `work` are the amounts of work that a varied setting changed, and `differences`
-    everything else that differs on purpose. `estimates` is what the comparisons were made from, for the gate.
+    `mismatches` rule out a verdict. `work` are the amounts of work that a varied setting changed, `differences` all
+    other intended differences. `estimates`, from which the comparisons were made, are for the gate.
     """
 
     a: Variant
@@ -59,10 +59,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class Findings:
-    """`interleaved` says that all pairs were measured interleaved.
+    """`interleaved`: all pairs were measured interleaved.
 
-    `unmatched` are variants without a partner, `failures` sentences on variants that failed. `gate` is None
-    where no limit was given.
+    `unmatched` are variants without a counterpart, `failures` sentences on variants that failed. `gate` is None
+    without limits.
     """
 
     pairs: tuple[Pair, ...]
@@ -79,14 +79,14 @@ class Findings:
 
     @property
     def is_decided(self) -> bool:
-        """More blocks would change nothing: every limit is judged, or without a gate every end-to-end time."""
+        """True if more blocks would change nothing: each limit, or without a gate each end-to-end time, is decided."""
         if self.gate is not None:
             return self.gate.verdict != "inconclusive" and all(m.verdict != "inconclusive" for m in self.gate.metrics)
         return all(item.verdict != "inconclusive" for item in self.comparisons if item.metric == E2E)
 
     @property
     def exit_code(self) -> ExitCode:
-        """The gate's; without one, 4 where nothing may be compared, 3 where nothing is decided."""
+        """The gate's exit code; without a gate, 4 if nothing may be compared and 3 if nothing is decided."""
         if self.gate is not None:
             return self.gate.exit_code
         if not self.is_comparable:
@@ -107,7 +107,7 @@ def compare_within(
     metrics: Sequence[str] | None = None,
     margin: float = MARGIN,
 ) -> Findings:
-    """Each further variant of a record against its first one. Raises `UsageError` for an unknown metric."""
+    """Compare each further variant of a record with its first one. Raises `UsageError` for an unknown metric."""
     first, *others = record.variants
     check_metrics(metrics or (), _shared([(first, other) for other in others]))
     pairs = tuple(_pair(first, other, [record], same_record=True, metrics=metrics, margin=margin) for other in others)
@@ -124,10 +124,10 @@ def compare_records(
     margin: float = MARGIN,
     allowed: Iterable[str] = (),
 ) -> Findings:
-    """The variants of `b` against those of `a`: by name, or the only one against the only one.
+    """Compare the variants of `b` with those of `a`: by name, or the only one with the only one.
 
     `allowed` names fields of environment, workload or settings that may differ. Raises `UsageError` for an unknown
-    metric and `InputError` where no variants belong together.
+    metric and `InputError` if no variants match.
     """
     matched, unmatched = _matched(a, b)
     allowed = tuple(allowed)
@@ -186,7 +186,7 @@ def _pair(
     unexplained = () if changes_work(settings) else work
     mismatches, differences = split_allowed(unexplained, allowed)
     if not same_record and a.name == b.name:
-        # The same treatment by name, so that other settings are a mistake and not the point.
+        # Variants of the same name are the same treatment, so that other settings are an error.
         forbidden, settings = split_allowed(settings, allowed)
         mismatches += forbidden
     estimates = estimate_variants(
@@ -210,7 +210,7 @@ def _pair(
 
 
 def compare_document(findings: Findings, a: RecordOrigin, b: RecordOrigin) -> CompareRecord:
-    """The document of `omni compare --json`; `a` and `b` are the files of the records."""
+    """Return the document of `omni compare --json`; `a` and `b` are the files of the records."""
     shown = findings.pairs if findings.is_comparable else ()
     return CompareRecord(
         a=a,
@@ -230,7 +230,7 @@ def compare_document(findings: Findings, a: RecordOrigin, b: RecordOrigin) -> Co
 
 
 def _outputs(a: Variant, b: Variant, records: Sequence[Record]) -> Outputs:
-    """By hash; how far outputs are apart was measured only while both were at hand, and is in the record."""
+    """Compare by hash; the size of a difference is measured during the run, and taken from the record."""
     identical = None
     if a.output_sha256 is not None and b.output_sha256 is not None:
         identical = a.output_sha256 == b.output_sha256
@@ -257,15 +257,15 @@ def _matched(a: Record, b: Record) -> tuple[list[tuple[Variant, Variant]], tuple
 
 
 def check_limits(limits: GateLimits | None, records: Sequence[Record]) -> None:
-    """Raise `UsageError` for a limit on what no variant of the records has: it is a typo."""
+    """Raise `UsageError` for a limit on something that no variant of the records has."""
     if limits is not None:
         variants = [variant for record in records for variant in record.variants]
         check_metrics(limits.metrics, [name for variant in variants for name in metric_names(variant)], limits.places)
 
 
 def check_metrics(names: Iterable[str], known: Iterable[str], places: Mapping[str, str] | None = None) -> None:
-    """Raise `UsageError` for a metric that is neither `known` nor a size that can be gated; `places` say where it is
-    written."""
+    """Raise `UsageError` for a metric that is neither `known` nor a size that can be gated; `places` says where
+    names are written."""
     choices = [*dict.fromkeys(known), *GATED_MEMORY]
     for name in names:
         if name not in choices:

@@ -1,9 +1,9 @@
-"""The gate: is `b` worse than `a` by more than is allowed? Non-inferiority, with a way to say "cannot tell".
+"""The gate: is `b` worse than `a` by more than is allowed? A non-inferiority test that may be inconclusive.
 
-A metric passes only when its whole interval lies below the limit, and regresses only when its whole interval lies
-beyond it. Several metrics may each raise a false alarm, so a regression must also survive Holm's correction over
-all of them; a pass needs none, since every metric has to pass. Memory peaks are exact numbers and are compared as
-such. Every block counts: nothing is measured again until it is green.
+A metric passes only if its whole interval lies below the limit, and regresses only if its whole interval lies beyond
+it. Several metrics may each raise a false alarm, so a regression must also survive Holm's correction over all of
+them; a pass needs no correction, since every metric has to pass. Memory peaks are exact and compared as such. Every
+block counts: nothing is measured again until it passes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.metrics import ALLOCATED, HOST_RSS, higher_is_better
 from omni_cli.stats.power import blocks_needed, minimum_detectable
 
-# The verdict of a whole gate whose parts disagree: the first of these that any of them has.
+# The verdict of a gate is the first of these that any of its parts has.
 _SEVERITY: tuple[GateVerdict, ...] = (
     "failed", "not comparable", "output mismatch", "regression", "inconclusive", "pass",
 )  # fmt: skip
@@ -37,8 +37,8 @@ def judge(
 ) -> GateResult:
     """Judge all limits at once; `outputs` are by the names of a and b.
 
-    `mismatches` make the verdict "not comparable" and `failures` (sentences on variants that failed) "failed";
-    the metrics are then left out, because they would be taken for verdicts.
+    `mismatches` make the verdict "not comparable" and `failures` (sentences on variants that failed) "failed"; metrics
+    are then left out, because they could be mistaken for verdicts.
     """
     if failures:
         return _gate("failed", limits, mismatches=mismatches, reasons=failures)
@@ -113,7 +113,7 @@ def _judge_time(compared: Compared, limits: GateLimits) -> GateMetric:
 
 
 def _holm(metrics: Sequence[GateMetric], compared: Sequence[Compared]) -> tuple[GateMetric, ...]:
-    """Regressions that do not hold against all the limits that are judged at once become inconclusive."""
+    """Make regressions inconclusive that do not survive the correction for all limits judged at once."""
     ranked = sorted(range(len(metrics)), key=lambda index: _p_value(metrics[index]))
     kept = list(metrics)
     holds = True
@@ -138,8 +138,8 @@ def _p_value(metric: GateMetric) -> float:
 
 
 def _judge_memory(peak: MemoryPeak, limits: GateLimits) -> GateMetric:
-    """By the whole interval where a size is noisy; else in whole bytes: 2 % of a peak must not fail on the last bit of
-    a division."""
+    """Judge by the whole interval if a size is noisy; else by whole bytes, because rounding in a division must not fail
+    a peak at exactly the limit."""
     judged = msgspec.structs.replace(_undecided(peak, limits), change=peak.ratio - 1)
     if not peak.bounds:
         allowed = math.floor(peak.a_bytes * (1 + judged.limit))
@@ -154,7 +154,7 @@ def _judge_memory(peak: MemoryPeak, limits: GateLimits) -> GateMetric:
 
 
 def _judge_outputs(a: str, b: str, item: Outputs, limits: GateLimits) -> tuple[GateVerdict, str] | None:
-    """The fault of a pair's outputs, or None."""
+    """Return the verdict and its reason if the outputs of a pair fail, or None."""
     allowed = limits.max_abs_diff
     if allowed is None or item.identical:
         return None
@@ -170,7 +170,7 @@ def _judge_outputs(a: str, b: str, item: Outputs, limits: GateLimits) -> tuple[G
 
 
 def _unmeasured(limits: GateLimits, judged: set[str]) -> list[GateMetric]:
-    """A limit on a metric that was not measured is not met."""
+    """Return the limits on metrics that were not measured, which are not met."""
     return [
         GateMetric(
             metric=name, a="", b="", verdict="inconclusive", limit=limit, change=None, ci95=None,

@@ -1,8 +1,8 @@
-"""Peaks of memory, variant against variant: exact where an allocator counts them, with an interval where not.
+"""Peaks of memory, variant against variant: exact if an allocator counts them, else with an interval.
 
-Host RSS is the size of a process, and two loads of the same code differ in it: the peak of loading hardly (0.2 MiB),
-that of running by an eighth of what running adds, since it depends on which threads' buffers are alive at once
-(`benchmarks/host_rss_noise.py`). A variant is usually loaded once: its own samples say nothing about this noise.
+Host RSS is the size of a process, and differs between two loads of the same code: the peak while loading hardly
+(0.2 MiB), the peak while running by an eighth of what running adds, depending on which threads' buffers exist at the
+same time (`benchmarks/host_rss_noise.py`). A variant is usually loaded once, so its samples do not show this noise.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from omni_cli.results import Bounds, MemoryPeak, MemoryVerdict
 from omni_cli.stats.metrics import HOST_RSS, REPORTED_MEMORY
 
 RUN_NOISE = 0.12
-"""Standard deviation between loads, as a share of what running adds to the peak of loading: 0.119 was measured."""
+"""Standard deviation between loads, as a share of what running adds to the peak of loading; measured: 0.119."""
 
 LOAD_NOISE_BYTES = 2**20
-"""The same of the peak of loading, per process; 0.2 MiB was measured."""
+"""Standard deviation of the peak while loading, per process; measured: 0.2 MiB."""
 
 REACH = 3.0
-"""Standard deviations to either side: one comparison in several hundred of equal code lies beyond."""
+"""Width of the interval to either side in standard deviations: one comparison of equal code in several hundred
+exceeds it."""
 
 
 def memory_peaks(a: Variant, b: Variant, margin: float) -> tuple[MemoryPeak, ...]:
-    """The peaks that both variants measured."""
+    """Compare the peaks that both variants measured."""
     found = []
     for metric in REPORTED_MEMORY:
         a_bytes, b_bytes = getattr(a.memory, metric), getattr(b.memory, metric)
@@ -48,7 +49,7 @@ def _with_bounds(peak: MemoryPeak, a: Variant, b: Variant, margin: float) -> Mem
 
 
 def _verdict(bounds: Bounds, margin: float) -> MemoryVerdict:
-    """As for times: a verdict needs the whole interval beyond the margin, no difference the whole one within it."""
+    """Judge as for times: a verdict needs the whole interval beyond the margin, no difference all of it within."""
     low, high = bounds
     if low > 1 + margin:
         return "more memory"
@@ -58,11 +59,11 @@ def _verdict(bounds: Bounds, margin: float) -> MemoryVerdict:
 
 
 def _noise_bytes(variant: Variant) -> float:
-    """The standard deviation of a variant's host RSS between loads, of all its processes together."""
+    """Return the standard deviation of a variant's host RSS between loads, over all its processes."""
     stages = [stage for stage in variant.memory.stages.values() if isinstance(stage, Mapping)]
     added = [_peak(stage, "run") - _peak(stage, "load") for stage in stages if _peak(stage, "run")]
     if not added:
-        # What loading took is unknown: all of it may be what running added.
+        # The share of loading is unknown, so all of it may be what running added.
         added = [float(variant.memory.peak_host_rss_bytes or 0)]
     return math.hypot(*(math.hypot(RUN_NOISE * max(0.0, more), LOAD_NOISE_BYTES) for more in added))
 

@@ -1,4 +1,4 @@
-"""Facts about a metric that follow from its name: its good direction, its kind, the samples that a percentile needs."""
+"""Facts about a metric that follow from its name: whether more is better, and the samples that a percentile needs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _CONFIDENCE = 0.99
 
 
 def higher_is_better(metric: str) -> bool:
-    """Rates, `rtfx` (seconds of audio per second) and the share of requests that meet their limits
-    (`slo_attainment`); everything else is a time or a ratio to time."""
+    """True for rates, `rtfx` (seconds of audio per second) and the share of requests within their limits
+    (`slo_attainment`); everything else is a time or a ratio to one."""
     return metric.endswith("_per_second") or metric.rpartition(".")[2] in ("rtfx", "slo_attainment")
 
 
 def samples_for(percentile: int) -> int:
-    """The number of samples of which, with 99 % confidence, at least one lies beyond the percentile (90: 44)."""
+    """Return the number of samples of which, with 99 % confidence, at least one exceeds the percentile (90: 44)."""
     return math.ceil(math.log(1 - _CONFIDENCE) / math.log(percentile / 100))

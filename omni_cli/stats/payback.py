@@ -17,12 +17,12 @@ MODES = PREPARED_MODES | {"output_copy"}
 
 
 def payback(a: Variant, b: Variant, comparison: Comparison, memory: Sequence[MemoryPeak]) -> Payback | None:
-    """The payback of the variant that had more to prepare; None where neither had any and no mode was compared."""
+    """Return the payback of the variant that took longer to prepare; None without preparation and modes."""
     prepared = {variant.name: _preparation_s(variant) for variant in (a, b)}
     varied = _varied_keys(a, b)
     more_s = prepared[b.name] - prepared[a.name]
     if all(prepared.values()) and not varied & PREPARED_MODES:
-        more_s = 0.0  # both prepare the same, and each time it takes a little more or less
+        more_s = 0.0  # equal preparation, whose time varies
     if comparison.metric != E2E or comparison.ratio is None or not (more_s or varied & MODES):
         return None
     per_request = (comparison.a_median or 0.0) / _requests(a)
@@ -45,7 +45,7 @@ def payback(a: Variant, b: Variant, comparison: Comparison, memory: Sequence[Mem
 
 
 def verdict_on_mode(comparison: Comparison, found: Payback) -> Verdict:
-    """The verdict on the mode that a payback is about, whichever side of the comparison it is."""
+    """Return the verdict on the payback's mode, which may be either side of the comparison."""
     return comparison.verdict if found.mode == comparison.b else reversed_verdict(comparison.verdict)
 
 
@@ -56,17 +56,17 @@ def _preparation_s(variant: Variant) -> float:
 
 
 def _varied_keys(a: Variant, b: Variant) -> set[str]:
-    """Keys of stages that the variants differ in."""
+    """Return the keys of stages in which the variants differ."""
     keys = a.settings.keys() | b.settings.keys()
     return {str(key).rpartition(".")[2] for key in keys if a.settings.get(key) != b.settings.get(key)}
 
 
 def _requests(variant: Variant) -> float:
-    """Requests in one run."""
+    """Return the number of requests in one run."""
     return next((sample.work["requests"] for sample in variant.samples if sample.work.get("requests")), 1.0)
 
 
 def _bytes_more(memory: Sequence[MemoryPeak]) -> int | None:
-    """By the first peak that is measured; None where the difference may be noise."""
+    """Return the difference of the first measured peak; None if it may be noise."""
     peak = next(iter(memory), None)
     return None if peak is None or peak.verdict in ("inconclusive", "no difference") else peak.b_bytes - peak.a_bytes

@@ -1,4 +1,4 @@
-"""The power of a measurement: blocks that would decide, and the smallest regression that some blocks show."""
+"""The power of a measurement: the blocks that would decide, and the smallest regression that some blocks can show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omni_cli.stats.sequential import ALPHA
 
 POWER = 0.8
 MAX_BLOCKS = 100_000
-"""More blocks than this are never asked for: the effect then lies on the bound."""
+"""Above this number of blocks, the effect lies on the bound, and no number is reported."""
 
 
 class NoiseError(OmniError):
@@ -27,8 +27,8 @@ class NoiseError(OmniError):
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """A measured against itself: `ratio` and `ci95` should hold 1; `detectable` is the smallest regression (0.02 is
-    2 %) that `blocks` blocks show in 80 % of the cases."""
+    """A against A: `ratio` should be 1, and `ci95` contain 1; `detectable` is the smallest regression (0.02 is 2 %)
+    that `blocks` blocks show in 80 % of the cases."""
 
     ratio: float
     ci95: tuple[float, float]
@@ -37,9 +37,9 @@ class SelfCheck:
 
 
 def minimum_detectable(estimate: Estimate, blocks: int, planned: int, level: float = ALPHA) -> float:
-    """The smallest slowdown (0.02 is 2 %) whose interval excludes 0 in 80 % of the runs of `planned` blocks.
+    """Return the smallest slowdown (0.02 is 2 %) whose interval excludes 0 in 80 % of the runs of `planned` blocks.
 
-    `estimate` is of the log ratio over `blocks` blocks. Infinite where these are too few to tell.
+    `estimate` is of the log ratio over `blocks` blocks. Infinite if these are too few.
     """
     error = estimate.standard_error * math.sqrt(blocks / planned)
     if error == 0:
@@ -49,15 +49,15 @@ def minimum_detectable(estimate: Estimate, blocks: int, planned: int, level: flo
 
 
 def blocks_needed(estimate: Estimate, blocks: int, gap: float, level: float) -> int | None:
-    """About how many more blocks decide in 80 % of the cases, where the bound is `gap` away (log units, above 0).
+    """Estimate how many more blocks decide in 80 % of the cases, for a bound that is `gap` away (log units, above 0).
 
-    None where no sensible number would: the estimate lies on the bound that decides.
+    None if the estimate lies on the bound, so that no sensible number would decide.
     """
     scale = estimate.standard_error * math.sqrt(blocks)
     if not math.isfinite(scale) or gap <= 0:
         return None
     needed = float(blocks)
-    for _ in range(3):  # the quantile falls a little while the blocks become more
+    for _ in range(3):  # the quantile falls slightly with more blocks
         reach = _quantile(level, needed) + NormalDist().inv_cdf(POWER)
         needed = max((reach * scale / gap) ** 2, MIN_BLOCKS)
     return max(math.ceil(needed) - blocks, 1) if needed <= MAX_BLOCKS else None
@@ -66,8 +66,8 @@ def blocks_needed(estimate: Estimate, blocks: int, gap: float, level: float) -> 
 def self_check(variant: Variant, metric: str = E2E, planned: int | None = None, level: float = ALPHA) -> SelfCheck:
     """Halve the runs of one variant in ABBA order within each pair of blocks and compare the halves.
 
-    `planned` is the number of blocks that the real comparison will have; without it, as many as there are.
-    Raises `NoiseError` where there are fewer than `MIN_BLOCKS` blocks of runs.
+    `planned` is the number of blocks of the real comparison; by default, that of the variant. Raises `NoiseError` for
+    fewer than `MIN_BLOCKS` blocks of runs.
     """
     first, second = _halves(variant)
     blocks, a = block_medians(first, metric)
@@ -83,7 +83,7 @@ def self_check(variant: Variant, metric: str = E2E, planned: int | None = None, 
 
 
 def refuse_limits_below(check: SelfCheck, limits: dict[str, float]) -> None:
-    """Raise `NoiseError` for the first limit that is smaller than the smallest regression that can be seen."""
+    """Raise `NoiseError` for the first limit below the smallest detectable regression."""
     for metric, limit in limits.items():
         if limit < check.detectable:
             raise NoiseError(
@@ -94,15 +94,15 @@ def refuse_limits_below(check: SelfCheck, limits: dict[str, float]) -> None:
 
 
 def _quantile(level: float, blocks: float) -> float:
-    """About how many standard errors an interval over that many blocks reaches to either side."""
+    """Estimate the half width of an interval over that many blocks in standard errors."""
     return NormalDist().inv_cdf(1 - level / 2) * (1 + 3 / blocks)
 
 
 def _halves(variant: Variant) -> tuple[Variant, Variant]:
-    """Runs 0 and 3 of every four against runs 1 and 2, in the order in which they were made."""
+    """Split into runs 0 and 3 of every four, and runs 1 and 2, in the order in which they ran."""
     ordered = sorted(variant.samples, key=lambda sample: (sample.block, sample.position))
     halves: tuple[list[Sample], list[Sample]] = ([], [])
-    # Four consecutive runs are one ABBA block of the check, whatever their blocks were.
+    # Four consecutive runs are one ABBA block of the check, in whichever blocks they ran.
     for number, sample in enumerate(ordered[: len(ordered) // 4 * 4]):
         renumbered = Sample(
             block=number // 4, position=number % 4, e2e_s=sample.e2e_s, metrics=sample.metrics, work=sample.work

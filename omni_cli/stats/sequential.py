@@ -1,10 +1,10 @@
-"""Looking at an interval again and again while blocks come in, without being fooled by it.
+"""Repeated looks at an interval while blocks come in, with the error of a single look.
 
-Whoever stops as soon as a 95 % interval excludes something is wrong far more often than in 5 % of the cases. Here the
-error that the whole run may make, `alpha`, is spent over its looks (Lan and DeMets 1983): after a share t of the
-blocks that fit into the budget, alpha * ln(1 + (e - 1) t) of it, which is close to Pocock's equal bounds. Each look
-gets the level that spends just its part, given the looks before it; all intervals of a run then hold together with
-probability 1 - alpha (repeated confidence intervals, Jennison and Turnbull 1989), whatever makes it stop.
+Stopping as soon as a 95 % interval excludes a value is wrong far more often than in 5 % of the cases. Here the error
+of the whole run, `alpha`, is spent over its looks (Lan and DeMets 1983): after a share t of the blocks that fit into
+the budget, alpha * ln(1 + (e - 1) t) of it, which is close to Pocock's equal bounds. Each look gets the level that
+spends its part, given the looks before it. All intervals of a run then hold together with probability 1 - alpha
+(repeated confidence intervals, Jennison and Turnbull 1989), for any reason to stop.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from omni_cli.stats.estimate import MIN_BLOCKS
 ALPHA = 0.05
 GROWTH = 1.5
 _GRID = 161
-_REACH = 8.0  # standard deviations beyond which no statistic is found
+_REACH = 8.0  # standard deviations; no statistic lies beyond
 
 
 def plan_looks(max_blocks: int) -> tuple[int, ...]:
-    """After which numbers of blocks to look: `max_blocks` last, each 1.5 times the one before, none below
-    `MIN_BLOCKS`; a single look where `max_blocks` is no more than that. Raises `ValueError` below 1."""
+    """Return the numbers of blocks after which to look: `max_blocks` last, each 1.5 times the one before, none below
+    `MIN_BLOCKS`; a single look if `max_blocks` is not above that. Raises `ValueError` below 1."""
     if max_blocks < 1:
         raise ValueError(f"a plan of {max_blocks} blocks")
     looks = [max_blocks]
@@ -36,10 +36,10 @@ def plan_looks(max_blocks: int) -> tuple[int, ...]:
 
 
 def level_at(looks: Sequence[int], blocks: int, alpha: float = ALPHA) -> float:
-    """The two-sided level of the interval after `blocks` blocks; it has coverage 1 - level at that look.
+    """Return the two-sided level of the interval after `blocks` blocks, which has coverage 1 - level at that look.
 
-    `looks` is the plan, empty for a run whose length did not depend on its data: its level is `alpha`. A number of
-    blocks that was not planned is where the run ended: all of `alpha` that is left is spent there.
+    `looks` is the plan. It is empty for a run whose length did not depend on its data, whose level is `alpha`. At a
+    number of blocks that was not planned, the run ended, and the rest of `alpha` is spent there.
     """
     before = tuple(look for look in looks if look < blocks)
     if not looks or (not before and blocks not in looks):
@@ -51,16 +51,16 @@ def level_at(looks: Sequence[int], blocks: int, alpha: float = ALPHA) -> float:
 
 
 def spent(share: float, alpha: float = ALPHA) -> float:
-    """The part of `alpha` that may be spent after this share (0 to 1) of the planned blocks."""
+    """Return the part of `alpha` that may be spent after this share (0 to 1) of the planned blocks."""
     return alpha * math.log(1 + (math.e - 1) * min(share, 1.0))
 
 
 @lru_cache(maxsize=256)
 def _levels(shares: tuple[float, ...], is_last: bool, alpha: float) -> tuple[float, ...]:
-    """Two-sided levels of successive looks, by Armitage, McPherson and Rowe's recursion.
+    """Return two-sided levels of successive looks, by Armitage, McPherson and Rowe's recursion.
 
-    Follows the distribution of the score process (Brownian motion at the times `shares`) among the runs that no
-    look has stopped yet, and puts each bound where the runs beyond it are what may be spent now.
+    Follows the distribution of the score process (Brownian motion at the times `shares`) among the runs that no look
+    has stopped yet, and sets each bound so that the probability beyond it is what may be spent now.
     """
     normal = NormalDist()
     levels: list[float] = []
@@ -84,7 +84,7 @@ def _levels(shares: tuple[float, ...], is_last: bool, alpha: float) -> tuple[flo
 
 
 def _bound(density: np.ndarray, points: np.ndarray, step: float, scale: float, allowed: float) -> float:
-    """The bound, in standard deviations, that the score crosses with probability `allowed`; by bisection."""
+    """Return the bound, in standard deviations, that the score crosses with probability `allowed`; by bisection."""
     low, high = 0.0, _REACH
     for _ in range(36):
         middle = (low + high) / 2
@@ -102,5 +102,5 @@ def _crossing(density: np.ndarray, points: np.ndarray, step: float, edge: float)
 
 
 def _normal_tail(values: np.ndarray) -> np.ndarray:
-    """P(Z > values); NumPy has no error function."""
+    """P(Z > values), because NumPy has no error function."""
     return np.array([math.erfc(value / math.sqrt(2)) / 2 for value in values.tolist()])

@@ -1,4 +1,4 @@
-"""One variant by itself: the median with its interval, and the percentiles that its sample supports."""
+"""The summary of one variant: the median with its interval, and the percentiles that the number of samples supports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RESAMPLES = 2000
 
 
 def summarise(variant: Variant, metric: str) -> Summary | None:
-    """None where the variant has no sample of the metric."""
+    """Summarise a metric; None if the variant has no sample of it."""
     pairs = values_of(variant, metric)
     if not pairs:
         return None
@@ -38,7 +38,7 @@ def summarise(variant: Variant, metric: str) -> Summary | None:
 
 
 def summaries_of(variant: Variant) -> dict[str, Summary]:
-    """All metrics of a variant, in the order of the record."""
+    """Summarise all metrics of a variant, in the order of the record."""
     found = {metric: summarise(variant, metric) for metric in metric_names(variant)}
     return {metric: summary for metric, summary in found.items() if summary is not None}
 
@@ -48,9 +48,9 @@ def _percentiles(values: np.ndarray) -> list[float | None]:
 
 
 def _median_interval(variant: Variant, metric: str, pairs: list[tuple[int, float]]) -> tuple[float, float] | None:
-    """Percentile bootstrap of the median over batches of blocks, which are resampled whole."""
+    """Return the percentile bootstrap interval of the median, resampling whole batches of blocks."""
     blocks, medians = block_medians(variant, metric)
-    # As many batches as the series has independent parts; which block is in which only follows their order.
+    # As many batches as the series has independent parts, in the order of the blocks.
     if len(blocks) < MIN_BLOCKS:
         return None
     batches = independent_units(medians)
@@ -67,7 +67,7 @@ def _median_interval(variant: Variant, metric: str, pairs: list[tuple[int, float
     low = (cumulated > (total - 1) // 2).argmax(axis=1)
     high = (cumulated > total // 2).argmax(axis=1)
     resampled = (ranked[low] + ranked[high]) / 2
-    # Widened as t is wider than the normal: with few units the plain percentiles are too narrow.
+    # Widened as t is wider than the normal, because with few units the plain percentiles are too narrow.
     z = NormalDist().inv_cdf(0.975) * (1 + 1.6 / units) * math.sqrt(units / (units - 1)) * batches.inflation
     tail = 100 * (1 - NormalDist().cdf(z))
     bounds = np.percentile(resampled, [tail, 100 - tail])

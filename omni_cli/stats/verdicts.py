@@ -19,12 +19,12 @@ from omni_cli.stats.findings import Findings, compare_records, compare_within
 from omni_cli.stats.summary import summaries_of, summarise
 
 NARROW = 0.01
-"""A single variant is measured until the interval of its median reaches no further than this share of it."""
+"""A single variant is measured until the half width of its median's interval is below this share of the median."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """The question of a measurement. With a `baseline`, the limits are about that; else about the variants."""
+    """The question of a measurement. Limits apply to the comparison with `baseline`, or without one to the variants."""
 
     limits: GateLimits | None = None
     metrics: tuple[str, ...] | None = None
@@ -33,7 +33,7 @@ class Question:
     allowed: tuple[str, ...] = ()
 
     def answer(self, record: Record) -> Answer:
-        """Compare all that there is to compare. Raises `UsageError` for an unknown metric."""
+        """Compute all comparisons. Raises `UsageError` for an unknown metric."""
         within = against_baseline = None
         metrics = None if self.metrics is None else list(self.metrics)
         if len(record.variants) > 1:
@@ -51,15 +51,15 @@ class Question:
         return Answer(record, within, against_baseline)
 
     def is_decided(self, record: Record) -> bool:
-        """More blocks would change nothing."""
+        """True if more blocks would change nothing."""
         answer = self.answer(record)
         if answer.findings:
             return all(findings.is_decided for findings in answer.findings)
         return all(_is_narrow(summarise(variant, E2E)) for variant in record.variants)
 
     def mismatches(self, record: Record) -> tuple[Difference, ...]:
-        """Differences that forbid a comparison of the baseline with a record of this machine and workload; known before
-        measuring."""
+        """Return the differences, known before measuring, that rule out comparing the baseline with a record of this
+        machine and workload."""
         if self.baseline is None:
             return ()
         return split_allowed(record_mismatches(self.baseline, record), self.allowed)[0]
@@ -67,7 +67,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """`within` is about the record's own variants, `against_baseline` about an earlier record."""
+    """`within` compares the record's own variants, `against_baseline` an earlier record with this one."""
 
     record: Record
     within: Findings | None = None
@@ -79,7 +79,7 @@ class Answer:
 
     @property
     def exit_code(self) -> ExitCode:
-        """The gate's; without one, the first of the variants and of the baseline that is not 0."""
+        """The gate's exit code; without a gate, the first of the variants' and the baseline's that is not 0."""
         if any(variant.error is not None for variant in self.record.variants):
             return ExitCode.RUN_FAILED
         gated = [item.exit_code for item in self.findings if item.gate is not None]
@@ -88,12 +88,12 @@ class Answer:
 
     @cached_property
     def summaries(self) -> dict[str, dict[str, Summary]]:
-        """By variant and metric."""
+        """Summaries by variant and metric."""
         return {variant.name: summaries_of(variant) for variant in self.record.variants}
 
     @cached_property
     def block_medians(self) -> dict[str, dict[int, float]]:
-        """By variant and block, the median end-to-end time in seconds."""
+        """Median end-to-end time in seconds, by variant and block."""
         found = {variant.name: block_medians(variant, E2E) for variant in self.record.variants}
         return {name: dict(zip(*(part.tolist() for part in parts), strict=True)) for name, parts in found.items()}
 
@@ -102,7 +102,7 @@ class Answer:
         return disturbances(self.record)
 
     def complete_record(self) -> Record:
-        """The record with summaries, comparisons and the gate's verdict."""
+        """Return the record with summaries, comparisons and the gate's verdict."""
         gates = [findings.gate for findings in self.findings if findings.gate is not None]
         return msgspec.structs.replace(
             self.record,
@@ -123,6 +123,6 @@ def _is_narrow(summary: Summary | None) -> bool:
 
 
 def own_answer(record: Record) -> Answer:
-    """The variants of a saved record compared again, with the margin that it was made with."""
+    """Compare the variants of a saved record again, with the margin that it was made with."""
     margin = next((item.margin for item in record.comparisons if item.margin), MARGIN)
     return Question(margin=margin).answer(record)

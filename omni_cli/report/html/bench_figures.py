@@ -1,4 +1,4 @@
-"""The figures of a bench record, each with a table of its numbers."""
+"""The figures of a bench record, each with a table of its values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Summaries = Mapping[str, Mapping[str, Summary]]
 def latency_figures(
     name: str, record: Record, summaries: Summaries, block_medians: Mapping[str, Mapping[int, float]]
 ) -> list[Part]:
-    """The spread of the end-to-end times, and their order; a table of every metric."""
+    """Draw the distribution and the order of the end-to-end times, with a table of every metric."""
     measured = [variant for variant in record.variants if variant.samples]
     if not measured:
         return []
@@ -40,8 +40,7 @@ def latency_figures(
         ),
         Figure(
             "Run by run",
-            "The same runs in the order in which they were made; the line is the median. A step or a slope here is "
-            "the machine's, or a leak.",
+            "The same runs in order; the line is the median. A step or a slope comes from the machine, or is a leak.",
             drawn_runs(f"{name}-runs", rows, unit),
             _block_table({variant.name: block_medians[variant.name] for variant in measured}),
         ),
@@ -50,7 +49,7 @@ def latency_figures(
 
 
 def waterfall_figure(name: str, record: Record) -> Figure | None:
-    """The stages of one request, from the run whose latency is the median one; None where a run has no parts."""
+    """Draw the stages of one request, from the run with the median latency; None if a run has no parts."""
     chosen = [(variant, sample) for variant in record.variants if (sample := _median_run(variant)) is not None]
     parts = {variant.name: _parts(sample) for variant, sample in chosen}
     if not any(parts.values()):
@@ -74,14 +73,14 @@ def waterfall_figure(name: str, record: Record) -> Figure | None:
     table = Table("Parts of the median run", ("Variant", "Part", "Takes", "Share"), tuple(rows), frozenset({2, 3}))
     text = "The run whose latency is the median one. "
     if overlapping:
-        text += "Its stages ran at the same time in part; when each began is not in the record, so all bars begin at 0."
+        text += "Its stages overlapped. Their starts are not in the record, so all bars begin at 0."
     else:
-        text += "Parts follow one another; what none of them accounts for is at the end."
+        text += "Parts follow one another; the unaccounted rest is at the end."
     return Figure("A request from stage to stage", text, drawn_waterfall(f"{name}-stages", bars, unit), table)
 
 
 def memory_figure(name: str, record: Record) -> Figure | None:
-    """Peaks, all stages together; by stage in the table. None where nothing was measured."""
+    """Draw the peaks, summed over the stages, with a table by stage. None if nothing was measured."""
     peaks = [
         (variant, metric, value)
         for variant in record.variants
@@ -103,7 +102,7 @@ def memory_figure(name: str, record: Record) -> Figure | None:
 
 
 _WHOLE = 1.02
-"""Parts that come to more than this share of a request ran at the same time."""
+"""Parts whose sum exceeds this share of a request overlapped."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def _metrics_table(variant: Variant, summaries: Mapping[str, Summary]) -> Table:
 
 
 def _block_table(medians: Mapping[str, Mapping[int, float]]) -> Table:
-    """The median of each block, which is what comparisons are made of."""
+    """List the median of each block, from which comparisons are computed."""
     blocks = sorted({block for found in medians.values() for block in found})
     rows = tuple(
         (str(block), *(quantity(E2E, found.get(block)) for found in medians.values()))
@@ -157,13 +156,13 @@ def _block_table(medians: Mapping[str, Mapping[int, float]]) -> Table:
 
 
 def _median_run(variant: Variant) -> Sample | None:
-    """The run in the middle when they are ordered by their latency; of two the faster."""
+    """Return the run with the median latency; of two, the faster."""
     ordered = sorted(variant.samples, key=lambda sample: sample.e2e_s)
     return ordered[(len(ordered) - 1) // 2] if ordered else None
 
 
 def _parts(sample: Sample) -> list[_Part]:
-    """The parts of a run in order: stages where there are several, else those of the one."""
+    """Return the parts of a run in order: its stages, or the parts of its only stage."""
     suffix = ".latency_s"
     found = [_Part(name.removesuffix(suffix), value) for name, value in sample.metrics.items() if name.endswith(suffix)]
     if not found:

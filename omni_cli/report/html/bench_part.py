@@ -1,4 +1,4 @@
-"""A bench record as a document: the verdict, the measurements behind it, and how to repeat it."""
+"""A bench record as a document: the verdict, the measurements behind it, and the commands to repeat it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ LABELS = Labels("baseline", "this run")
 
 
 def bench_document(name: str, answer: Answer, source: str) -> Document:
-    """All of a bench record; `name` begins the ids of its figures.
+    """Return the document of a bench record; `name` is the prefix of its figures' ids.
 
-    `answer` is about the record's own variants; the verdicts of a gate and of a comparison with a baseline are the
-    record's.
+    `answer` is about the record's own variants; the verdicts of a gate and of a comparison with a baseline are taken
+    from the record.
     """
     record, summaries = answer.record, answer.summaries
     pairs = _pairs(answer)
@@ -54,7 +54,7 @@ def bench_document(name: str, answer: Answer, source: str) -> Document:
 
 
 def _pairs(answer: Answer) -> tuple[Pair, ...]:
-    """The record's own pairs, and those with a baseline, whose samples are in another file."""
+    """Return the record's own pairs, and those with a baseline, whose samples are in another file."""
     own = () if answer.within is None else answer.within.pairs
     names = {(pair.a.name, pair.b.name) for pair in own}
     return (*own, *pairs_of([item for item in answer.record.comparisons if (item.a, item.b) not in names]))
@@ -117,7 +117,7 @@ def _results_table(record: Record, summaries: Summaries) -> Table:
 
 
 def _engagement_table(record: Record) -> Table | None:
-    """Counters by stage at the end of the variant's last run."""
+    """List the counters by stage at the end of the variant's last run."""
     counters = {variant.name: counters_of(variant) for variant in record.variants}
     names = dict.fromkeys(
         (stage, name) for found in counters.values() for stage, counted in found.items() for name in counted

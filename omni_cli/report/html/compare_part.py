@@ -11,7 +11,7 @@ from omni_cli.results import CompareRecord, Difference
 
 
 def compare_page_document(name: str, record: CompareRecord, source: str) -> Document:
-    """All of a comparison; `name` begins the ids of its figures."""
+    """Return the document of a comparison; `name` is the prefix of its figures' ids."""
     labels = Labels(record.a.path, record.b.path)
     pairs = pairs_of(record.comparisons, record.memory)
     if record.comparable:

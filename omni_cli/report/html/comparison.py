@@ -1,4 +1,4 @@
-"""Pairs of variants and gates, whatever record they come from: tables, the forest plot, the verdict."""
+"""Pairs of variants and gates of any record: tables, the forest plot, the verdict."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "no difference": "
 
 
 def pairs_of(comparisons: Sequence[Comparison], memory: Sequence[MemoryPeak] = ()) -> tuple[Pair, ...]:
-    """Entries of the same two variants make a pair, in order of appearance."""
+    """Group the entries by pairs of variants, in order of appearance."""
     by_names: dict[tuple[str, str], list[Comparison]] = {}
     for item in comparisons:
         by_names.setdefault((item.a, item.b), []).append(item)
@@ -47,7 +47,7 @@ def pairs_of(comparisons: Sequence[Comparison], memory: Sequence[MemoryPeak] = (
 
 
 def verdict_of(gate: GateResult | None, pairs: Sequence[Pair], labels: Labels) -> Verdict | None:
-    """The gate's verdict; without one, that of the end-to-end times. None where nothing is compared."""
+    """Return the gate's verdict, or without a gate that of the end-to-end times. None if nothing is compared."""
     sentences = tuple(_sentences(pairs, labels))
     if gate is not None:
         reason = _gate_sentence(gate)
@@ -61,7 +61,7 @@ def verdict_of(gate: GateResult | None, pairs: Sequence[Pair], labels: Labels) -
 
 
 def comparison_parts(name: str, pairs: Sequence[Pair], labels: Labels) -> list[Part]:
-    """The forest plot of all pairs, a table for each, and the differences between their variants."""
+    """Return the forest plot of all pairs, one table per pair, and the differences between the variants."""
     parts: list[Part] = [] if (figure := _forest(name, pairs, labels)) is None else [figure]
     for pair in pairs:
         parts.append(_pair_table(pair, labels))
@@ -70,7 +70,7 @@ def comparison_parts(name: str, pairs: Sequence[Pair], labels: Labels) -> list[P
 
 
 def gate_table(gate: GateResult | None, pairs: Sequence[Pair]) -> Table | None:
-    """Limit by limit; None without a gate, or where it judged nothing."""
+    """List the limits; None without a gate, or if it judged nothing."""
     if gate is None or not gate.metrics:
         return None
     rows = tuple(

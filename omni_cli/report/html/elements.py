@@ -13,9 +13,9 @@ Tone = Literal["good", "bad", "open", "plain"]
 
 @dataclass(frozen=True)
 class Table:
-    """`numeric` are the columns whose cells end at the same place. Every row has as many cells as `columns`.
+    """`numeric` are the columns whose cells are right-aligned. Every row has as many cells as `columns`.
 
-    A `folded` one shows its caption until it is opened.
+    A `folded` table shows only its caption until it is opened.
     """
 
     kind: ClassVar[str] = "table"
@@ -28,7 +28,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing, what it shows in a sentence or two, and the numbers that it was drawn from."""
+    """A drawing, a sentence or two on what it shows, and a table of its values."""
 
     kind: ClassVar[str] = "figure"
     title: str
@@ -39,7 +39,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and values."""
+    """Names with their values."""
 
     kind: ClassVar[str] = "facts"
     title: str
@@ -72,7 +72,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A word, and the sentences behind it."""
+    """A word, and the sentences that explain it."""
 
     word: str
     tone: Tone
@@ -81,7 +81,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Advice:
-    """A warning or another remark that `label` names, and what to do about it."""
+    """A remark named by `label`, such as a warning, and the action to take."""
 
     message: str
     hint: str | None = None
@@ -90,7 +90,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Document:
-    """One record. `kind` is what it is (`Benchmark`), `title` what was measured, `details` how, in a few words."""
+    """One record. `kind` is its kind (`Benchmark`), `title` the measured subject, `details` the conditions."""
 
     kind: str
     source: str
@@ -103,6 +103,6 @@ class Document:
 
 
 def sections_of(candidates: Sequence[tuple[str, Sequence[Part | None]]]) -> tuple[Section, ...]:
-    """Sections in order; parts that are None, and sections without any, are left out."""
+    """Return sections in order, without parts that are None and without sections that are then empty."""
     kept = [(title, tuple(part for part in parts if part is not None)) for title, parts in candidates]
     return tuple(Section(title, parts) for title, parts in kept if parts)

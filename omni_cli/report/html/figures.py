@@ -1,4 +1,4 @@
-"""Drawings of measured values: how they spread, how they follow one another, how far apart two variants are."""
+"""Drawings of measured values: distributions, sequences, and ratios of variants."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PANEL = 140
 
 @dataclass(frozen=True)
 class Spread:
-    """Values of one variant in the axis' unit, and its median with interval, also as text."""
+    """Values of one variant in the axis' unit, and their median with interval, also as text."""
 
     name: str
     values: Sequence[float]
@@ -35,7 +35,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Interval:
-    """A ratio with its interval; `heading` is a line over it, where a new group begins."""
+    """A ratio with its interval; `heading` is a line above it that begins a new group."""
 
     name: str
     ratio: float
@@ -47,7 +47,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Amount:
-    """A bar, its length and its text; `heading` as for an interval."""
+    """A bar with its length and its text; `heading` as for an interval."""
 
     name: str
     value: float
@@ -67,7 +67,7 @@ class Points:
 
 
 def drawn_spread(name: str, rows: Sequence[Spread], unit: str) -> Drawing:
-    """A strip of dots a row, the median and its interval below it."""
+    """Draw one strip of dots per row, with the median and its interval below."""
     finite = [value for row in rows for value in row.values]
 
     def paint(sheet: Sheet) -> None:
@@ -78,7 +78,7 @@ def drawn_spread(name: str, rows: Sequence[Spread], unit: str) -> Drawing:
         for number, row in enumerate(rows):
             row_label(axes, sheet, number + 0.2, row.name, row.text)
             values = thinned(row.values)
-            # The same place for the same run, without luck: the golden ratio spreads neighbours apart.
+            # Deterministic offsets: multiples of the golden ratio spread neighbours apart.
             heights = number + 0.42 + 0.28 * np.modf(np.arange(len(values)) * 0.618034)[0]
             axes.plot(values, heights, "o", markersize=4.5, color=MUTED, markeredgewidth=0.5, markeredgecolor=PAPER)
             _whisker(axes, number + 0.84, row.median, row.ci95)
@@ -87,7 +87,7 @@ def drawn_spread(name: str, rows: Sequence[Spread], unit: str) -> Drawing:
 
 
 def drawn_runs(name: str, rows: Sequence[Spread], unit: str) -> Drawing:
-    """A panel a variant, its runs in the order in which they were made; all with the same scale."""
+    """Draw one panel per variant with its runs in the order in which they ran, all on the same scale."""
     finite = [value for row in rows for value in row.values]
     longest = max(len(row.values) for row in rows)
 
@@ -114,7 +114,7 @@ def drawn_runs(name: str, rows: Sequence[Spread], unit: str) -> Drawing:
 
 
 def drawn_intervals(name: str, rows: Sequence[Interval], margin: float) -> Drawing:
-    """A forest plot: ratios on a logarithmic axis, what counts as no difference shaded."""
+    """Draw a forest plot: ratios on a logarithmic axis; the band of no difference is shaded."""
     bounds = [bound for row in rows for bound in (row.ratio, *(row.ci95 or ()))]
     places, height = _places([row.heading for row in rows])
 
@@ -135,7 +135,7 @@ def drawn_intervals(name: str, rows: Sequence[Interval], margin: float) -> Drawi
 
 
 def drawn_amounts(name: str, rows: Sequence[Amount], unit: str) -> Drawing:
-    """Bars from 0."""
+    """Draw bars from 0."""
     places, height = _places([row.heading for row in rows])
 
     def paint(sheet: Sheet) -> None:
@@ -154,7 +154,7 @@ def drawn_amounts(name: str, rows: Sequence[Amount], unit: str) -> Drawing:
 
 
 def drawn_points(name: str, rows: Sequence[Points], unit: str, label: str) -> Drawing:
-    """A line through the medians, the values as dots, a ring around what is marked."""
+    """Draw a line through the medians, dots for the values, and rings around marked steps."""
     everything = [value for row in rows for value in (*row.values, row.median)]
 
     def paint(sheet: Sheet) -> None:
@@ -180,12 +180,12 @@ def drawn_points(name: str, rows: Sequence[Points], unit: str, label: str) -> Dr
 
 
 def thinned(values: Sequence[T]) -> Sequence[T]:
-    """At most `MAX_DOTS` of them, evenly."""
+    """Return at most `MAX_DOTS` of the values, evenly spaced."""
     return values[:: -(-len(values) // MAX_DOTS)] if values else values
 
 
 def _places(headings: Sequence[str]) -> tuple[list[float], float]:
-    """The starts of rows when each heading takes a part of a row, and the number of rows in total."""
+    """Return the positions of rows, where each heading takes a part of a row, and the number of rows in total."""
     places, place = [], 0.0
     for heading in headings:
         place += 0.62 if heading else 0.0

@@ -1,4 +1,4 @@
-"""The environment of any record, and the commands that repeat it."""
+"""The environment of a record, and the commands that repeat it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _LINE = 76
 
 
 def mapping(value: object) -> Mapping[str, object]:
-    """`value` where it is a mapping: records may hold anything there."""
+    """Return `value` if it is a mapping, else an empty one: records may contain anything."""
     return value if isinstance(value, Mapping) else {}
 
 
 def sentence(text: str) -> str:
-    """With a capital letter and a full stop."""
+    """Add a capital letter and a full stop."""
     text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else text + "."
 
 
 def workload_title(workload: Mapping[str, object]) -> str:
-    """`tiny-omni, thinker + talker`, or `chat of a server`."""
+    """Format `tiny-omni, thinker + talker`, or `chat of a server`."""
     if workload.get("kind") == "server":
         return server_title(workload)
     stages = workload.get("stages")
@@ -41,7 +41,7 @@ def workload_title(workload: Mapping[str, object]) -> str:
 
 
 def device_of(environment: Mapping[str, object]) -> str:
-    """The devices, or the processor where there is none."""
+    """Name the devices, or the processor if there is none."""
     machine = mapping(environment.get("machine"))
     gpus = machine.get("gpus")
     names = [shown(mapping(gpu).get("name", "GPU")) for gpu in gpus] if isinstance(gpus, list) else []
@@ -49,7 +49,7 @@ def device_of(environment: Mapping[str, object]) -> str:
 
 
 def environment_parts(environment: Mapping[str, object], workload: Mapping[str, object]) -> list[Part]:
-    """Machine, versions, variables, conditions, and the workload with its settings."""
+    """List machine, versions, variables, conditions, and the workload with its settings."""
     parts: list[Part] = []
     for key, title in _PARTS.items():
         rows = tuple(_rows(mapping(environment.get(key))))
@@ -61,7 +61,7 @@ def environment_parts(environment: Mapping[str, object], workload: Mapping[str, 
 
 
 def reproduce_parts(command: Sequence[str], environment: Mapping[str, object]) -> list[Part]:
-    """The commit, the versions and the command."""
+    """List the commit, the versions and the command."""
     code = mapping(environment.get("code"))
     versions = mapping(environment.get("versions"))
     lines = []
@@ -87,7 +87,7 @@ def reproduce_parts(command: Sequence[str], environment: Mapping[str, object]) -
 
 
 def _rows(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, str]]:
-    """One row a leaf; a list of plain values is one."""
+    """Return one row per leaf; a list of plain values is one leaf."""
     rows: list[tuple[str, str]] = []
     for key, value in values.items():
         name = f"{prefix}{key}"
@@ -103,7 +103,7 @@ def _rows(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, str
 
 
 def _folded(command: Sequence[str]) -> str:
-    """A command for a shell, on several lines where one would be long."""
+    """Format a command for a shell, on several lines if it is long."""
     lines = [""]
     for word in map(shlex.quote, command):
         if lines[-1] and len(lines[-1]) + len(word) > _LINE:

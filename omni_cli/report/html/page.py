@@ -1,4 +1,4 @@
-"""The page: documents through Jinja's templates, which escape everything but the drawings."""
+"""The page: documents rendered by Jinja's templates, which escape everything except the drawings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omni_cli.report.html.elements import Document
 
 
 def render_page(documents: Sequence[Document]) -> str:
-    """One HTML file that needs nothing else."""
+    """Render one HTML file without external resources."""
     environment = Environment(
         loader=PackageLoader("omni_cli.report.html"),
         autoescape=True,
@@ -30,7 +30,7 @@ def render_page(documents: Sequence[Document]) -> str:
 
 
 def _moment(text: str) -> str:
-    """`2026-11-20T12:48:54Z` as `20 Nov 2026, 12:48 UTC`; anything else as it is."""
+    """Format `2026-11-20T12:48:54Z` as `20 Nov 2026, 12:48 UTC`; return anything else unchanged."""
     try:
         moment = datetime.fromisoformat(text)
         return f"{moment.astimezone(UTC):%d %b %Y, %H:%M} UTC" if moment.tzinfo else text
@@ -39,7 +39,7 @@ def _moment(text: str) -> str:
 
 
 def _code(text: str) -> Markup:
-    """Text between backticks as code; all of it escaped."""
+    """Turn text between backticks into code; all of it is escaped."""
     parts = str(_printable(text)).split("`")
     whole = [
         Markup("<code>{}</code>").format(part) if number % 2 else escape(part) for number, part in enumerate(parts)
@@ -48,7 +48,7 @@ def _code(text: str) -> Markup:
 
 
 def _printable(value: object) -> object:
-    """Text without control characters and without those that turn the direction of writing round."""
+    """Remove control characters and those that change the direction of writing."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return "".join(

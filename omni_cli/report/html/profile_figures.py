@@ -1,4 +1,4 @@
-"""The figures of a profile, each with a table of its numbers."""
+"""The figures of a profile, each with a table of its values."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from omni_cli.report.html.timelines import Band, Bar, Panel, drawn_panels, drawn
 from omni_cli.report.units import count, memory
 
 MAX_PARTS = 400
-"""The most bars of one row of the waterfall: shorter ones are left out before longer ones."""
+"""Maximum number of bars in one row of the waterfall; the shortest are left out."""
 
 _MAX_DEPTH = 3
 
 MIN_SHARE = 0.01
-"""Parts of a request that take less of it get no row."""
+"""Parts below this share of a request get no row."""
 
 MAX_STEPS = 400
 
 
 def request_figure(name: str, profile: Profile) -> Figure | None:
-    """The request from stage to stage; the table adds up to the whole."""
+    """Draw the request from stage to stage; the table adds up to the whole."""
     if not profile.request:
         return None
     scale, unit = scale_of(E2E, profile.e2e_s)
@@ -57,12 +57,12 @@ def request_figure(name: str, profile: Profile) -> Figure | None:
 
 
 def steps_figures(name: str, stages: Sequence[StageProfile]) -> list[Figure]:
-    """One line per stage over its steps; outliers are marked."""
+    """Draw one line per stage over its steps, with outliers marked."""
     return [_steps_figure(f"{name}-steps{number}", stage) for number, stage in enumerate(stages) if stage.steps]
 
 
 def activity_figure(name: str, stages: Sequence[StageProfile]) -> Figure | None:
-    """Busy and idle time of each stage's device, idle time by its cause."""
+    """Draw busy and idle time of each stage's device, with idle time by cause."""
     if not stages:
         return None
     scale, unit = scale_of(E2E, max(stage.activity.capacity_s for stage in stages) or 1.0)
@@ -88,7 +88,7 @@ def activity_figure(name: str, stages: Sequence[StageProfile]) -> Figure | None:
 
 
 def memory_figures(name: str, stages: Sequence[StageProfile]) -> list[Figure]:
-    """Memory of each stage over time, the phase of its peak shaded."""
+    """Draw the memory of each stage over time, with the phase of its peak shaded."""
     return [
         _memory_figure(f"{name}-memory{number}", stage)
         for number, stage in enumerate(stages)
@@ -116,7 +116,7 @@ def _memory_figure(name: str, stage: StageProfile) -> Figure:
         panels.append(Panel(label, unit, (band,), 0, marked, SOFT, point))
     rows = tuple((label, memory(values[0]), memory(max(values)), memory(values[-1])) for label, values, _ in series)
     text = f"The peak, {memory(found.peak_bytes)}, is in the phase “{shown(found.peak_phase)}”."
-    text += " The phase is shaded, the highest look marked." if once else " The highest look is marked."
+    text += " The phase is shaded, the highest sample marked." if once else " The highest sample is marked."
     table = Table(f"Memory of {shown(stage.name)}", ("Memory", "First", "Highest", "Last"), rows, frozenset({1, 2, 3}))
     drawing = drawn_panels(name, edges, panels, "seconds since the stage's process began")
     return Figure(f"Memory of {shown(stage.name)}", text, drawing, table)
@@ -158,7 +158,7 @@ def _bar(name: str, spans: Sequence[Span], scale: float) -> Bar:
 
 
 def _base_name(span: Span) -> str:
-    """`denoising step 3` as `denoising step`."""
+    """Shorten `denoising step 3` to `denoising step`."""
     return re.sub(r" \d+$", "", span.name)
 
 

@@ -1,4 +1,4 @@
-"""A profile as a document: where the time and the memory of a workload went, and what to try."""
+"""A profile as a document: the time and memory of a workload by part, and what to try."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from omni_cli.report.units import count
 
 
 def profile_document(name: str, profile: Profile, source: str) -> Document:
-    """Everything that a profile says; `name` begins the ids of its figures."""
+    """Return the document of a profile; `name` is the prefix of its figures' ids."""
     stages = profile.stages
     return Document(
         kind="Profile",

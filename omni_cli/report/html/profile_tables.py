@@ -61,7 +61,7 @@ def copies_table(stages: Sequence[StageProfile]) -> Table | None:
 
 
 def memory_tables(stage: StageProfile) -> list[Part]:
-    """Phases, the largest tensors at the peak, budgets."""
+    """List phases, the largest tensors at the peak, and budgets."""
     found, name = stage.memory, shown(stage.name)
     phases = tuple(
         (
@@ -98,7 +98,7 @@ def memory_tables(stage: StageProfile) -> list[Part]:
 
 
 def limits_tables(stages: Sequence[StageProfile]) -> list[Part]:
-    """The limits of the machine, and how near each stage comes."""
+    """List the machine's limits, and how close each stage comes to them."""
     found = [(shown(stage.name), stage.roofline) for stage in stages if stage.roofline is not None]
     rows = tuple(
         (
@@ -114,7 +114,7 @@ def limits_tables(stages: Sequence[StageProfile]) -> list[Part]:
         for name, roof in found
     )
     columns = ("Stage", "Computes", "Moves", "Machine computes", "Machine moves", "At best", "Takes", "Reached")
-    whole = _table("How near the machine's limits", columns, rows, range(1, 8), folded=False)
+    whole = _table("Distance to the machine's limits", columns, rows, range(1, 8), folded=False)
     parts = [
         _table(
             f"Limits of {name} by module",

@@ -1,6 +1,6 @@
-"""Matplotlib's figures as SVG within a page: coloured by the page's style sheet, text as text, ids unique.
+"""Matplotlib's figures as inline SVG: coloured by the page's style sheet, text as text, unique ids.
 
-Each figure is drawn for two widths, because letters that are scaled with a drawing are too small on a phone.
+Each figure is drawn in two widths, because letters that are scaled with a drawing are too small on a phone.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 
 WIDE, NARROW = 880, 358
-"""Widths in pixels: a desktop's column, and what 390 pixels leave between the margins."""
+"""Widths in pixels: a column on a desktop, and a phone's 390 pixels without the margins."""
 
-# Stand-ins that no drawing contains otherwise; the page's style sheet defines their colours, by light and by dark.
+# Placeholders that no drawing contains otherwise; the page's style sheet maps them to colours, light and dark.
 INK, MUTED, LINE, ACCENT, SOFT, PAPER, BAD = (f"#0{digit}0{digit}0{digit}" for digit in "1234567")
 _VARIABLES = {
     INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)", ACCENT: "var(--accent)", SOFT: "var(--soft)",
@@ -31,7 +31,7 @@ _VARIABLES = {
 
 _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
-    # Names in a record may hold dollar signs.
+    # Names in a record may contain dollar signs.
     "text.parse_math": False,
     "font.size": 12.5,
     "text.color": INK,
@@ -87,7 +87,7 @@ class Sheet:
         return self.width == WIDE
 
     def axes(self, left: float, top: float, right: float, bottom: float) -> Axes:
-        """Axes between two corners; `right` and `bottom` count from the other edges."""
+        """Create axes between two corners; `right` and `bottom` count from the other edges."""
         return self.canvas.add_axes(
             (
                 left / self.width,
@@ -99,7 +99,7 @@ class Sheet:
 
 
 def draw(name: str, height: int, paint: Callable[[Sheet], None], *, narrow_height: int | None = None) -> Drawing:
-    """Let `paint` fill a wide and a narrow sheet. `name` makes the ids of its elements unique in the page."""
+    """Let `paint` draw on a wide and on a narrow sheet. `name` makes the ids of its elements unique in the page."""
     return Drawing(
         wide=_drawn(f"{name}-w", WIDE, height, paint),
         narrow=_drawn(f"{name}-n", NARROW, narrow_height or height, paint),
@@ -109,20 +109,20 @@ def draw(name: str, height: int, paint: Callable[[Sheet], None], *, narrow_heigh
 def _drawn(name: str, width: int, height: int, paint: Callable[[Sheet], None]) -> Markup:
     stream = io.StringIO()
     with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": name}), warnings.catch_warnings():
-        # It measures with its own font, which may lack a letter that the reader's browser has.
+        # Matplotlib measures with its own font, which may lack a letter that the reader's browser has.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         sheet = Sheet(width, height)
         paint(sheet)
-        FigureCanvasSVG(sheet.canvas).print_svg(stream)  # type: ignore[no-untyped-call] # matplotlib leaves it so
+        FigureCanvasSVG(sheet.canvas).print_svg(stream)  # type: ignore[no-untyped-call] # untyped in matplotlib
     root = ElementTree.fromstring(stream.getvalue())
     _clean(root, name)
     root.attrib = {"viewBox": f"0 0 {width} {height}", "width": str(width), "height": str(height)}
-    # Serialised by the XML library, which escapes whatever text is in it.
+    # Serialised by the XML library, which escapes all text.
     return Markup(ElementTree.tostring(root, encoding="unicode"))
 
 
 def _clean(element: ElementTree.Element, name: str) -> None:
-    """Keep what is drawn, in the page's colours and font; make ids and references to them the figure's own."""
+    """Keep the drawing, in the page's colours and font; prefix ids and references to them with `name`."""
     element.tag = _local(element.tag)
     for child in list(element):
         if _local(child.tag) in _KEPT:
@@ -148,5 +148,5 @@ def _value(key: str, value: str, name: str) -> str:
 
 
 def _local(name: str) -> str:
-    """A name without its namespace, which HTML does not need."""
+    """Return a name without its namespace, which HTML does not need."""
     return name.rpartition("}")[2]

@@ -1,4 +1,4 @@
-"""Drawings over time: the parts of a request, the load of the machine."""
+"""Drawings over time: the parts of a request, and the load of the machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROOM_FOR_GAP = 4
 
 @dataclass(frozen=True)
 class Bar:
-    """A stretch of time; `parts` are within it, as (start, duration). `heading` begins a group, `strong` is its sum."""
+    """A row of `parts` as (start, duration). `heading` begins a group; `strong` marks its total."""
 
     name: str
     start: float
@@ -31,7 +31,7 @@ class Bar:
 
 
 def drawn_waterfall(name: str, bars: Sequence[Bar], unit: str) -> Drawing:
-    """One row per bar, each at its start within a request."""
+    """Draw one row per bar, each at its start within a request."""
     end = max(bar.start + bar.duration for bar in bars)
     places, place = [], 0.0
     for bar in bars:
@@ -52,7 +52,7 @@ def drawn_waterfall(name: str, bars: Sequence[Bar], unit: str) -> Drawing:
             colour = MUTED if bar.inner else ACCENT
             axes.plot((bar.start, bar.start + bar.duration), (y + 0.7,) * 2, "-", color=colour, linewidth=0.8)
             for start, duration in bar.parts or ((bar.start, bar.duration),):
-                # A thin line between neighbours, where there is room for one.
+                # A thin line between neighbours, if there is room for one.
                 gap = 0.8 if duration / end * sheet.width > _ROOM_FOR_GAP else 0
                 axes.barh(y + 0.7, duration, left=start, height=0.34, color=colour, edgecolor=PAPER, linewidth=gap)
 
@@ -61,7 +61,7 @@ def drawn_waterfall(name: str, bars: Sequence[Bar], unit: str) -> Drawing:
 
 @dataclass(frozen=True)
 class Band:
-    """Values over time; `filled` down to 0 or to the band before."""
+    """Values over time; `filled` down to 0 or to the previous band."""
 
     name: str
     values: Sequence[float]
@@ -73,7 +73,7 @@ class Band:
 class Panel:
     """Bands on one scale, from 0 to at least `top`.
 
-    `marked` are stretches of time to shade with `shade`; `point` is a place (time, value) to mark.
+    `marked` are intervals of time to shade with `shade`; `point` is a (time, value) to mark.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Panel:
 
 
 def drawn_panels(name: str, edges: Sequence[float], panels: Sequence[Panel], label: str) -> Drawing:
-    """Panels below one another with the same time axis; `edges` are where values begin, and where the last ends."""
+    """Draw panels below one another with the same time axis; `edges` are the values' starts and the last end."""
 
     def paint(sheet: Sheet) -> None:
         for number, panel in enumerate(panels):

@@ -12,7 +12,7 @@ from omni_cli.report.units import count
 
 
 def utilisation_figure(name: str, found: Utilisation | None) -> Figure | None:
-    """Processor and devices over time; None if they were not sampled."""
+    """Draw processor and devices over time; None if they were not sampled."""
     if found is None or not found.end_s:
         return None
     panels = [_processor(found)]
@@ -70,5 +70,5 @@ def _table(found: Utilisation) -> Table:
         for label, values in series
         if values
     )
-    caption = f"{count(len(found.end_s), 'look')} in {found.end_s[-1]:.0f} s, which took {1000 * found.cost_s:.0f} ms"
+    caption = f"{count(len(found.end_s), 'sample')} in {found.end_s[-1]:.0f} s, which took {1000 * found.cost_s:.0f} ms"
     return Table(caption, ("What", "Mean", "Lowest", "Highest"), rows, frozenset({1, 2, 3}))

@@ -180,7 +180,7 @@ def test_the_stages_of_the_median_run_add_up(tmp_path: Path) -> None:
 def test_stages_that_overlap_are_not_put_behind_one_another(tmp_path: Path) -> None:
     stages = {"thinker.latency_s": 0.8, "talker.latency_s": 0.9}
     found = page_of(record(variant("v", np.full((6, 2), 0.5), metrics=stages)), tmp_path)
-    assert "ran at the same time" in figure(found, "A request from stage to stage").text
+    assert "overlapped" in figure(found, "A request from stage to stage").text
 
 
 def test_memory_by_stage(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_utilisation_is_drawn_and_named_in_a_warning(tmp_path: Path) -> None:
     advice = found.one("ul", class_="advice").text
     assert "A noisy neighbour: other programs used 1.0 of 2 cores in 100% of the time." in advice
     assert "GPU 1 (H200) was throttled in 50% of the time, by its temperature: 61% of its fastest clock." in advice
-    rows = {row["What"]: row for row in table(found, "8 looks in 4 s, which took 10 ms")}
+    rows = {row["What"]: row for row in table(found, "8 samples in 4 s, which took 10 ms")}
     assert rows["other programs, cores"]["Mean"] == "1" and rows["GPU 1 clock, MHz"]["Lowest"] == "1200"
     assert "GPU 1 H200, clock" in figure(found, "How busy the machine was").text
 

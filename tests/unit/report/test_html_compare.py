@@ -121,7 +121,7 @@ def test_the_peak_of_memory_is_marked_in_its_phase(profile_page: Element) -> Non
 
 
 def test_tables_of_a_profile(profile_page: Element) -> None:
-    (limits, _) = table(profile_page, "How near the machine's limits")
+    (limits, _) = table(profile_page, "Distance to the machine's limits")
     assert (limits["At best"], limits["Takes"], limits["Reached"]) == ("40.00 ms", "80.00 ms", "50%")
     (phase,) = table(profile_page, "Memory of thinker by phase")
     assert (phase["Peak host RSS"], phase["Added"]) == ("700 MiB", "+200 MiB")

@@ -63,7 +63,7 @@ def test_what_the_measurement_uses_is_no_neighbour() -> None:
     assert machine_disturbances(looked(busy_cores=(4.0,) * LOOKS, own_cores=(3.9,) * LOOKS)) == ()
 
 
-def test_a_short_run_is_not_judged_by_two_looks() -> None:
+def test_a_short_run_is_not_judged_by_two_readings() -> None:
     short = Utilisation(
         interval_s=0.5, cost_s=0, usable_cores=2, end_s=(0.5, 1.0), busy_cores=(2.0, 2.0), own_cores=(1.0, 1.0),
         stolen_cores=(0.0, 0.0),
