@@ -15,7 +15,7 @@ from omni_cli.errors import OmniError, OutputError
 from omni_cli.families import builtins, load
 
 _PARTIAL = ".partial-"
-# Every loader reads these first, so they arrive last.
+# Every loader reads these first, so they are written last.
 _ENTRY_FILES = ("config.json", "model_index.json")
 
 
@@ -68,10 +68,10 @@ _ELSEWHERE = "choose another folder with `--output-dir`"
 
 @contextmanager
 def _partial(stem: Path, target: Path) -> Iterator[Path]:
-    """A new folder `STEM<random>`, removed at the end unless it was renamed."""
+    """Create a new folder `STEM<random>`, and remove it at the end unless it was renamed."""
     folder = stem.with_name(f"{stem.name}{secrets.token_hex(8)}")
     try:
-        # Within: Python raises an interrupt that arrives meanwhile when the folder has just been made.
+        # Inside `try`, because an interrupt may arrive just when the folder has been created.
         try:
             folder.mkdir()
         except OSError as error:
@@ -102,7 +102,7 @@ _OS_ERROR = re.compile(r"os error (\d+)")
 
 
 def _is_write_failure(error: Exception) -> bool:
-    """safetensors, tokenizers and torch report a full disk in their own exceptions, as text only."""
+    """True for a full disk, which safetensors, tokenizers and torch report in their own exceptions, as text only."""
     text = str(error)
     return isinstance(error, OSError) or _OS_ERROR.search(text) is not None or "PytorchStreamWriter" in text
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-# Words that must each be one token are frequent here: the roles of the chat template and the fixed instruction that
-# Qwen-Image puts before every prompt (diffusers drops a fixed number of tokens there).
+# Words that must be single tokens are frequent here: the roles of the chat template, and the fixed instruction before
+# every prompt of Qwen-Image, from which diffusers drops a fixed number of tokens.
 ROLES = "system\nuser\nassistant\n"
 IMAGE_INSTRUCTION = (
     "Describe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships "

@@ -14,12 +14,12 @@ from omni_cli.families import Machine, load
 _ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _WEIGHTS = ("*.safetensors", "*.bin")
 _MIN_LENGTH = 256
-# vLLM keeps a block of the cache for itself, and fills up the last one of each request.
+# vLLM reserves a block of the cache, and the last block of a request is usually not full.
 _SPARE_TOKENS = 1024
 
 
 def derive_profile(folder: Path, machine: Machine, model: str) -> dict[str, Any]:
-    """The data of a profile for the checkpoint in `folder`, as YAML would hold it; `model` is what the profile names.
+    """Return the data of a profile for the checkpoint in `folder`; `model` is its value for the key `model`.
 
     Raises `CheckpointError` for a checkpoint that cannot be read or whose family has no default profile.
     """
@@ -47,18 +47,18 @@ def derive_profile(folder: Path, machine: Machine, model: str) -> dict[str, Any]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The checkpoint's config.json."""
+    """Read the checkpoint's config.json."""
     return read_object(folder / "config.json")
 
 
 def kv_cache(
     decoder: Mapping[str, Any], dtype: str, *, max_model_len: int, max_num_seqs: int, room_bytes: int
 ) -> dict[str, int]:
-    """`max_model_len`, `max_num_seqs` and `kv_cache_memory_bytes` of a stage.
+    """Return `max_model_len`, `max_num_seqs` and `kv_cache_memory_bytes` of a stage.
 
-    For as many requests of full length as fit into `room_bytes`; where not even one fits, shorter ones. `decoder` is
-    the part of a config.json that describes the language model; of one whose cache cannot be told from it, what there
-    is room for.
+    They allow as many requests of full length as fit into `room_bytes`, or shorter ones if not even one fits. `decoder`
+    is the part of a config.json that describes the language model. If the size of its cache is unknown, all of
+    `room_bytes` is used.
     """
     max_model_len = min(max_model_len, int(decoder.get("max_position_embeddings") or max_model_len))
     token_bytes = _bytes_per_token(decoder, dtype)
@@ -81,7 +81,7 @@ def kv_cache(
 def decoder_settings(
     decoder: Mapping[str, Any], dtype: str, machine: Machine, *, room_bytes: int, share: float
 ) -> dict[str, Any]:
-    """Settings of an AR stage that shares the machine with others: `share` of a device, `room_bytes` of a host."""
+    """Return settings of an AR stage that shares the machine: `share` of a device, `room_bytes` of a host."""
     is_cpu = machine.device == "cpu"
     given = {"max_model_len": 4096 if is_cpu else 32768, "max_num_seqs": 8 if is_cpu else 32}
     sizes = kv_cache(decoder, dtype, **given, room_bytes=room_bytes)
@@ -93,7 +93,7 @@ def decoder_settings(
 
 
 def _bytes_per_token(decoder: Mapping[str, Any], dtype: str) -> int | None:
-    """Of the keys and values of all layers of an ordinary transformer."""
+    """Return the bytes of a token's keys and values in all layers of an ordinary transformer."""
     sizes = _sizes(decoder, "num_hidden_layers", "num_attention_heads", "hidden_size")
     if sizes is None:
         return None
@@ -104,9 +104,9 @@ def _bytes_per_token(decoder: Mapping[str, Any], dtype: str) -> int | None:
 
 
 def weights_bytes(folder: Path) -> int:
-    """The size of the files with weights.
+    """Return the size of the files with weights.
 
-    Of those that are not downloaded yet, what their index says, else an estimate from the configuration.
+    For those that are not downloaded yet, what their index says, else an estimate from the configuration.
     """
     index = folder / "model.safetensors.index.json"
     named = read_object(index).get("metadata", {}).get("total_size", 0) if index.is_file() else 0
@@ -115,7 +115,7 @@ def weights_bytes(folder: Path) -> int:
 
 
 def _num_parameters(config: Mapping[str, Any]) -> int:
-    """Of every ordinary transformer that the configuration, or a part of it, describes: near the true number."""
+    """Estimate the parameters of every ordinary transformer that the configuration, or a part of it, describes."""
     sizes = _sizes(config, "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size")
     layers, hidden, inner, vocabulary = sizes or (0, 0, 0, 0)
     own = hidden * (layers * (4 * hidden + 3 * inner) + 2 * vocabulary)
@@ -123,7 +123,7 @@ def _num_parameters(config: Mapping[str, Any]) -> int:
 
 
 def _sizes(config: Mapping[str, Any], *keys: str) -> list[int] | None:
-    """The values of these keys; None unless all are numbers: some models have one per layer."""
+    """Return the values of these keys; None unless all are numbers, because some models have one per layer."""
     sizes = [config.get(key) for key in keys]
     numbers = [size for size in sizes if isinstance(size, int) and size]
     return numbers if len(numbers) == len(keys) else None

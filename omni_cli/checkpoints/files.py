@@ -15,15 +15,15 @@ _COPY_AGAIN = "the folder is incomplete: download or copy it again"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 # Parsing the vocabulary of a large model takes half a second.
 _MAX_PARSED_BYTES = 1024 * 1024
-# safetensors' names of the types that a profile can have.
+# safetensors' names of the dtypes that a profile can have.
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _LFS_POINTER = b"version https://git-lfs"
-# safetensors' own limit; a larger number means that the file is something else.
+# safetensors' own limit; with a larger number, the file is in another format.
 _MAX_HEADER_BYTES = 100_000_000
 
 
 def read_model_kind(path: str | Path) -> str:
-    """The architecture: `architectures[0]` of config.json (`Qwen2_5OmniModel`) or a pipeline's `_class_name`.
+    """Return `architectures[0]` of config.json (`Qwen2_5OmniModel`), or a pipeline's `_class_name`.
 
     Raises `CheckpointError` if neither file is readable or names one.
     """
@@ -42,12 +42,12 @@ def read_model_kind(path: str | Path) -> str:
 
 
 def read_family(path: str | Path) -> Family:
-    """The model family of a checkpoint's architecture; raises `CheckpointError` as `read_model_kind` does."""
+    """Return the model family of a checkpoint's architecture; raises `CheckpointError` as `read_model_kind` does."""
     return family_of(read_model_kind(path), entry_file(Path(path)))
 
 
 def entry_file(folder: Path) -> EntryFile:
-    """The name of the file that names a checkpoint's architecture."""
+    """Return the name of the file that names a checkpoint's architecture."""
     return "model_index.json" if (folder / "model_index.json").is_file() else "config.json"
 
 
@@ -82,9 +82,9 @@ def _check_json(folder: Path) -> None:
 
 
 def read_dtype(folder: Path) -> str:
-    """The type of the weights, as a profile names it: config.json's, else that of most numbers in safetensors files.
+    """Return the dtype of the weights: config.json's, else that of most values in the safetensors files.
 
-    float32 where neither says one of a profile's types.
+    float32 if neither is a dtype that a profile can have.
     """
     config = folder / "config.json"
     named = _named_dtype(read_object(config)) if config.is_file() else None
@@ -98,7 +98,7 @@ def read_dtype(folder: Path) -> str:
 
 
 def _named_dtype(config: dict[str, Any]) -> str | None:
-    """The `dtype` of a configuration, or of the first part of it that has one."""
+    """Return the `dtype` of a configuration, or of the first part of it that has one."""
     for key in ("dtype", "torch_dtype"):
         if config.get(key) in _DTYPES.values():
             return str(config[key])
@@ -107,13 +107,13 @@ def _named_dtype(config: dict[str, Any]) -> str | None:
 
 
 def describes_encoder(folder: Path) -> bool:
-    """Tell whether the configuration has a part for a vision or audio encoder."""
+    """True if the configuration has a part for a vision or audio encoder."""
     config = read_object(folder / "config.json")
     return any(isinstance(config.get(part), dict) for part in ("vision_config", "audio_config"))
 
 
 def count_parameters(folder: Path) -> int:
-    """Number of values in all safetensors files below `folder`, buffers included."""
+    """Count the values in all safetensors files below `folder`, buffers included."""
     return sum(
         math.prod(entry["shape"])
         for file in folder.rglob("*.safetensors")
@@ -122,12 +122,12 @@ def count_parameters(folder: Path) -> int:
 
 
 def weight_names(folder: Path) -> frozenset[str]:
-    """Names of the tensors in the safetensors files of `folder`; empty if its weights are in another format."""
+    """Return the names of the tensors in the safetensors files of `folder`; empty for other formats."""
     return frozenset(name for file in folder.glob("*.safetensors") for name in _check_safetensors(file))
 
 
 def _nearby(folder: Path) -> str | None:
-    """Hint at a checkpoint one level down, as after unpacking into another folder."""
+    """Return a hint at a checkpoint one level down, as after unpacking into another folder."""
     for name in ("config.json", "model_index.json"):
         for found in sorted(folder.glob(f"*/{name}")):
             return f"did you mean `{found.parent}`?"
@@ -135,7 +135,7 @@ def _nearby(folder: Path) -> str | None:
 
 
 def _check_pipeline(folder: Path) -> None:
-    """A diffusers folder: each component that model_index.json names, and weights if it has a config.json."""
+    """Check a diffusers folder: each component that model_index.json names, and weights if it has a config.json."""
     read_model_kind(folder)
     for name, value in read_object(folder / "model_index.json").items():
         if name.startswith("_") or not isinstance(value, list) or len(value) != 2 or value[0] is None:
@@ -159,7 +159,7 @@ def _check_weights(folder: Path, roles: tuple[StageRole, ...] = ()) -> None:
             raise CheckpointError(f"`{folder}` has no {', '.join(missing)}", hint=_COPY_AGAIN)
     for file in sorted(folder.glob("*.safetensors")):
         _check_safetensors(file)
-    # Tensors that are not the model's: what a trainer leaves, and what a family's stages read beside the weights.
+    # Files with tensors that are not the model's: a trainer's, and those that a family's stages read.
     others = {"training_args.bin", *(name for role in roles for names in role.needed_files for name in names)}
     if not any(file.suffix in _WEIGHT_SUFFIXES and file.name not in others for file in folder.iterdir()):
         raise CheckpointError(f"`{folder}` has no weights (*.safetensors)", hint=_COPY_AGAIN)

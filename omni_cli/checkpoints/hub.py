@@ -1,4 +1,4 @@
-"""Checkpoints of the Hugging Face hub, in its own cache, from where they load like any other folder."""
+"""Checkpoints of the Hugging Face hub, downloaded to its own cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def download(repo_id: str) -> str:
 
 
 def download_settings(repo_id: str) -> Path:
-    """The folder with a repo's configuration files, without its weights. Raises `CheckpointError`."""
+    """Return the folder with a repo's configuration files, without its weights. Raises `CheckpointError`."""
     return _snapshot(repo_id, allow_patterns=list(_SETTINGS))
 
 

@@ -1,4 +1,4 @@
-"""Helpers for every folder that a builder writes."""
+"""Helpers of the builders: quiet libraries and file modes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 def quiet_transformers() -> Iterator[None]:
     """Disable progress bars and warnings of transformers.
 
-    It warns that the talker's text ids lie outside the talker's own vocabulary, which is intended.
+    The intended text ids of the talker outside its own vocabulary would be reported.
     """
     from transformers.utils import logging
 
@@ -28,7 +28,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def make_readable(folder: Path) -> None:
-    """Set each file's mode from the umask; safetensors lets only the owner read its own."""
+    """Set each file's mode from the umask, because safetensors makes its own readable to the owner only."""
     umask = os.umask(0)
     os.umask(umask)
     for file in folder.rglob("*"):

@@ -27,7 +27,7 @@ from omni_cli.families import BUILTIN_PREFIX, builtins
 __all__ = ["builtin_name", "cache_folder", "is_built", "remove_unfinished", "resolve_model"]
 
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# Besides our own code, these decide the bytes of a built folder.
+# These packages, besides our own code, determine the bytes of a built folder.
 _PACKAGES = ("transformers", "diffusers", "tokenizers", "safetensors", "torch", "numpy")
 
 
@@ -56,7 +56,7 @@ def resolve_model(model: str) -> str:
 
 
 def is_built(model: str) -> bool:
-    """Tell whether `resolve_model` returns without building; `CheckpointError` for an unknown `builtin:NAME`."""
+    """True if `resolve_model` returns without building; raises `CheckpointError` for an unknown `builtin:NAME`."""
     return not model.startswith(BUILTIN_PREFIX) or _cache_path(builtin_name(model)).is_dir()
 
 
@@ -73,7 +73,7 @@ def remove_unfinished(model: str) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remove_partials(target)
     except OSError:
-        return  # another build holds the lock and cleans up itself, or the build had not started
+        return  # another build holds the lock and cleans up, or none had started
 
 
 def builtin_name(model: str) -> str:
@@ -85,7 +85,7 @@ def builtin_name(model: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Cache of built-in models: `$XDG_CACHE_HOME/omni-cli/checkpoints`, by default below `~/.cache`."""
+    """Return the cache of built-in models: `$XDG_CACHE_HOME/omni-cli/checkpoints`, by default below `~/.cache`."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification tells programs to ignore a relative path.
     root = Path(base) if Path(base).is_absolute() else Path("~/.cache").expanduser()
@@ -140,7 +140,7 @@ def _cache_path(name: str) -> Path:
 
 @functools.cache
 def _fingerprint(name: str) -> str:
-    """Hash of everything that may change the built bytes: the builder's modules and the libraries."""
+    """Hash everything that may change the built bytes: the builder's modules and the libraries."""
     digest = hashlib.sha256(name.encode())
     sources = _imported(builtins()[name].builtins[name].partition(":")[0])
     if not sources:
@@ -153,7 +153,7 @@ def _fingerprint(name: str) -> str:
 
 
 def _imported(builder: str) -> dict[str, bytes]:
-    """The sources of a module and of all that it imports of its own package and of omni, found without running them."""
+    """Return the sources of a module and of its imports from its own package and omni, found without running them."""
     packages = (builder.partition(".")[0], "omni_cli")
     sources: dict[str, bytes] = {}
     pending = {builder}
@@ -174,9 +174,9 @@ def _imported(builder: str) -> dict[str, bytes]:
 
 
 def _origin(module: str) -> Path | None:
-    """The file of a module; None for a class or function, and for what is not installed."""
+    """Return the file of a module; None for a class or function, and for a module that is not installed."""
     package, *parts = module.split(".")
-    # Not of the whole name, which would import the packages and modules in front.
+    # Only the package: looking up the whole name would import everything in front of it.
     spec = importlib.util.find_spec(package)
     folders = [] if spec is None else spec.submodule_search_locations or []
     stems = [Path(folder, *parts) for folder in folders]
@@ -185,7 +185,7 @@ def _origin(module: str) -> Path | None:
 
 
 def _version(package: str) -> str | None:
-    """The installed version; None if it is not installed, which building reports."""
+    """Return the installed version; None if it is not installed, which the build reports."""
     try:
         return version(package)
     except PackageNotFoundError:

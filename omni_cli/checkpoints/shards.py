@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def shards_with_prefix(model: str, prefix: str) -> list[str] | None:
-    """File names of the safetensors shards that hold weights called `prefix...`.
+    """Return the file names of the safetensors shards that contain weights called `prefix...`.
 
-    None if they are unknown (a repo id, a single file), which means all of them. Without this, each stage
-    would read the whole checkpoint.
+    None if they are unknown (a repo id, a single file), which means all of them. A stage that reads only its shards
+    loads faster.
     """
     index = Path(model) / "model.safetensors.index.json"
     if not index.is_file():

@@ -32,12 +32,12 @@ class DecoderSizes:
 
     @property
     def config_of_whole_heads(self) -> dict[str, object]:
-        """Those of a configuration without `head_dim`, whose heads share `hidden_size` evenly."""
+        """The keys of a configuration without `head_dim`, whose heads share `hidden_size` evenly."""
         return {name: size for name, size in vars(self).items() if name != "head_dim"}
 
     @property
     def mrope_section(self) -> list[int]:
-        """Rotary pairs for time, height and width, in Qwen's own proportions 2 : 3 : 3."""
+        """Rotary pairs for time, height and width, in Qwen's proportions 2 : 3 : 3."""
         return [self.head_dim // 8, self.head_dim * 3 // 16, self.head_dim * 3 // 16]
 
 
@@ -51,7 +51,7 @@ class EncoderSizes:
     num_attention_heads: int
 
     def audio_config(self, output_dim: int) -> dict[str, object]:
-        """The keys of an audio encoder's configuration, by transformers' names for them."""
+        """Return the keys of an audio encoder's configuration, by transformers' names."""
         return {
             "d_model": self.hidden_size,
             "encoder_ffn_dim": self.intermediate_size,
@@ -62,7 +62,7 @@ class EncoderSizes:
         }
 
     def vision_config(self, output_dim: int) -> dict[str, object]:
-        """The keys of a vision encoder's configuration, by transformers' names for them."""
+        """Return the keys of a vision encoder's configuration, by transformers' names."""
         return {
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,

@@ -1,4 +1,4 @@
-"""Parts that all checkpoints of a thinker and a talker have."""
+"""Builder parts that all checkpoints with a thinker and a talker share."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from omni_cli.checkpoints.tokenizer import unreadable_token_ids
 from omni_cli.checkpoints.weights import Draw, random_state_dict, shape_head
 
 _GAINS = {
-    # Attention that is sharp and weighs as much as the last token: answers depend on the whole prompt, and codes
-    # do not fall into a short cycle once the text that they follow has ended.
+    # Sharp attention that weighs as much as the last token: answers depend on the whole prompt, and codes do not fall
+    # into a short cycle at the end of the text.
     "q_proj": 2.5,
     "k_proj": 2.5,
     "o_proj": 2.0,
     # silu(gate) * up loses about half of the scale.
     "down_proj": 2.0,
-    # Confident enough that greedy choices do not depend on the last bits of a logit.
+    # Large enough that greedy choices do not depend on the last bits of a logit.
     "thinker.lm_head": 3.0,
     "talker.codec_head": 3.0,
 }
-# Lengths of the rows of the end tokens: text ends about once in a hundred steps, speech less often.
+# Lengths of the end tokens' rows: text ends about once in a hundred steps, speech less often.
 _TEXT_END_GAIN = 0.34
 _CODEC_END_GAIN = 0.28
 
@@ -39,10 +39,10 @@ def speech_state_dict(
     gains: Mapping[str, float],
     draw: Draw,
 ) -> dict[str, torch.Tensor]:
-    """Draw weights whose outputs are made of readable tokens and of codes, with an end now and then.
+    """Draw weights whose outputs are readable tokens and codes, with an occasional end.
 
-    From `first_special` on, the talker's ids are no codes; `end` is the one that ends speech. `gains` are added to
-    those that all models have.
+    From `first_special` on, the talker's ids are not codes; `end` is the one that ends speech. `gains` are added to
+    those of all models.
     """
     state = random_state_dict(model, seed, gains={**_GAINS, **gains}, draw=draw)
     text, codes = state["thinker.lm_head.weight"], state["talker.codec_head.weight"]
@@ -58,7 +58,7 @@ def speech_state_dict(
 
 
 def media_token_ids(tokenizer: Qwen2Tokenizer, suffix: str, *, position_id_per_seconds: int) -> dict[str, int]:
-    """The keys of media that thinker and talker share; `suffix` ends the names of the placeholders' ids."""
+    """Return the keys of media that thinker and talker share; `suffix` ends the names of the placeholders' ids."""
     return {
         **{f"{medium}_{suffix}": getattr(tokenizer, f"{medium}_token_id") for medium in ("audio", "image", "video")},
         "audio_start_token_id": tokenizer.audio_bos_token_id,
@@ -93,11 +93,11 @@ def write_processor(
     processor = kind(
         image_processor=Qwen2VLImageProcessor(size=size, patch_size=patch_size),
         video_processor=Qwen2VLVideoProcessor(size=size, patch_size=patch_size),
-        # Half a minute at most, as in Whisper; the released models take five minutes and pad everything to that.
+        # Half a minute, as in Whisper; the released models pad everything to five minutes.
         feature_extractor=WhisperFeatureExtractor(feature_size=128, sampling_rate=16000, chunk_length=30),
         tokenizer=tokenizer,
         chat_template=chat_template,
     )
     processor.save_pretrained(output_dir)
-    # Plain BPE files next to tokenizer.json, as in the releases, for tools that read those.
+    # Plain BPE files beside tokenizer.json, as in the releases, for tools that read those.
     tokenizer.backend_tokenizer.model.save(str(output_dir))

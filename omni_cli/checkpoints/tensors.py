@@ -11,7 +11,7 @@ from omni_cli.errors import CheckpointError
 
 
 def open_tensor(model: str, name: str) -> torch.Tensor:
-    """Memory-map the tensor called `name`: only pages that are read are loaded.
+    """Memory-map the tensor called `name`, so that only pages that are read are loaded.
 
     `model` is a folder or a Hugging Face repo id. Raises `CheckpointError` if the tensor does not exist.
     """

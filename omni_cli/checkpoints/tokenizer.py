@@ -1,4 +1,4 @@
-"""Byte-level BPE tokenizer of Qwen2's kind, trained in place; the special tokens have the last ids."""
+"""Byte-level BPE tokenizer like Qwen2's, trained in place; the special tokens have the last ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omni_cli.checkpoints.corpus import training_text
 class TokenSet:
     """The added tokens of a model.
 
-    `special` ones are not part of a decoded text; `plain` ones are. `roles` are the names by which the model's
+    `special` tokens are omitted from decoded text, `plain` ones are kept. `roles` are the names by which the model's
     processor looks up placeholders in its tokenizer.
     """
 
@@ -26,7 +26,7 @@ class TokenSet:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """All of them, in the order of their ids."""
+        """All added tokens in the order of their ids."""
         return (*self.special, *self.plain)
 
 
@@ -64,7 +64,7 @@ QWEN2_5_OMNI = TokenSet(
 def train_tokenizer(vocab_size: int, model_max_length: int, tokens: TokenSet = QWEN2_5_OMNI) -> Qwen2Tokenizer:
     """Train a tokenizer with exactly `vocab_size` ids, those of `tokens` last.
 
-    Raises `ValueError` if the training text has too few words for that, or so few ids leave no room for words.
+    Raises `ValueError` if the training text has too few words for that many ids, or if there are too few ids for words.
     """
     num_merges = vocab_size - 256 - len(tokens.tokens)
     if num_merges < 128:
@@ -88,14 +88,14 @@ def train_tokenizer(vocab_size: int, model_max_length: int, tokens: TokenSet = Q
 
 
 def byte_level_tokenizer() -> Tokenizer:
-    """An untrained tokenizer with Qwen2's normalizer and pre-tokenizer."""
+    """Return an untrained tokenizer with Qwen2's normalizer and pre-tokenizer."""
     untrained = Qwen2Tokenizer(vocab={}, merges=[], eos_token=None, pad_token=None, unk_token=None)
     backend: Tokenizer = untrained.backend_tokenizer
     return backend
 
 
 def train_bpe(vocab_size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary in id order, and merges in rank order."""
+    """Return the vocabulary in id order and the merges in rank order."""
     from tokenizers import trainers
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -110,7 +110,7 @@ def train_bpe(vocab_size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 
 def unreadable_token_ids(tokenizer: Qwen2Tokenizer) -> list[int]:
-    """Added tokens, and tokens that are not whole characters or not printable on their own."""
+    """Return added tokens, and tokens that are not whole characters or not printable on their own."""
     added = tokenizer.added_tokens_decoder.keys()
     texts = tokenizer.batch_decode([[token_id] for token_id in range(len(tokenizer))])
     return [

@@ -1,7 +1,7 @@
 """Random weights that depend only on the seed and the parameter's name.
 
-Each parameter has its own random stream, so the order in which a library creates its modules, the number of
-threads and the process do not matter, and a model is built without allocating or initialising it first.
+Each parameter has its own random stream, so that weights do not depend on the order in which a library creates its
+modules, on threads or on the process, and a model is built without allocating or initialising it first.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def random_state_dict(
     gains: Mapping[str, float] | None = None,
     draw: Draw = normal_tensor,
 ) -> dict[str, torch.Tensor]:
-    """Draw a state dict for `model`, which may be on the meta device; float32, or what `draw` makes.
+    """Draw a state dict for `model`, which may be on the meta device; float32, or the dtype of `draw`.
 
     Linear and convolution weights have a standard deviation of gain / sqrt(fan-in), embeddings of gain, so that
-    activations stay near unit scale at every width. Biases and norms are close to, not at, zero and one: a loader that
-    loses one changes the output. `gains` maps a part of a parameter's name to its gain (longest match; 1 otherwise);
-    `prefix` keeps the streams of several models apart. Raises `TypeError` for a parameter that no rule covers.
+    activations stay near unit scale at every width. Biases and norms are close to zero and one but not equal, so that a
+    loader that loses one changes the output. `gains` maps a part of a parameter's name to its gain (longest match;
+    default 1); `prefix` keeps the streams of several models apart. Raises `TypeError` for a parameter without a rule.
     """
     state: dict[str, torch.Tensor] = {}
     for module_name, module in model.named_modules():
@@ -63,13 +63,13 @@ def fill(model: nn.Module, component: str, seed: int, gains: Mapping[str, float]
     """Give a pipeline's component, which is on the meta device, random weights."""
     weights = random_state_dict(model, seed, prefix=f"{component}.", gains=gains)
     if "shared.weight" in weights:
-        weights["encoder.embed_tokens.weight"] = weights["shared.weight"]  # T5's embeddings have two names
+        weights["encoder.embed_tokens.weight"] = weights["shared.weight"]  # T5's embeddings under their second name
     model.load_state_dict(weights, assign=True)
     return model.eval()
 
 
 def _codebooks(model: nn.Module, seed: int, prefix: str, draw: Draw) -> dict[str, torch.Tensor]:
-    """Vectors of the codes of residual quantizers, which are kept as sums over `cluster_usage` occurrences."""
+    """Draw the vectors of residual quantizers, which are stored as sums over `cluster_usage` occurrences."""
     state: dict[str, torch.Tensor] = {}
     for path, module in model.named_modules():
         if type(module).__name__.endswith("EuclideanCodebook"):
@@ -97,7 +97,7 @@ def _gain(name: str, gains: Mapping[str, float]) -> float:
 
 
 def _moments(name: str, module: nn.Module, parameter: nn.Parameter, gain: float) -> tuple[float, float]:
-    """Mean and standard deviation of a parameter, by its role in its module."""
+    """Return the mean and standard deviation of a parameter, by its role in its module."""
     kind = type(module).__name__
     leaf = name.rpartition(".")[2]
     if "Norm" in kind or "RMS_norm" in kind:
@@ -107,13 +107,13 @@ def _moments(name: str, module: nn.Module, parameter: nn.Parameter, gain: float)
     if isinstance(module, nn.Embedding):
         return 0.0, gain
     if leaf == "weight_g":
-        # The length of a row whose direction is another parameter.
+        # The length of a row whose direction is in another parameter.
         return gain, 0.1 * gain
     if kind.endswith(("TopKRouter", "Experts")):
-        # Rows, or one matrix per expert, that are no modules of their own.
+        # Rows, or one matrix per expert, that are not modules.
         return 0.0, gain / math.sqrt(parameter.shape[-1])
     if kind.endswith(("LayerScale", "ConvNeXtBlock")):
-        # Trained from almost zero; here each layer weighs enough to be missed.
+        # Trained from almost zero, but here each layer weighs enough for its loss to be noticed.
         return 0.5, 0.1
     if kind.endswith("CodebooksHead"):
         # One matrix (hidden_size, vocab_size) per codebook.

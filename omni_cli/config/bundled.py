@@ -13,7 +13,7 @@ _SUFFIXES = (".yaml", ".yml")
 
 
 def bundled_folder() -> Path:
-    """The folder of the bundled profiles: inside the installed package, or at the top of a source tree."""
+    """Return the folder of the bundled profiles: inside the installed package, or at the top of a source tree."""
     for folder in (_PACKAGE / "profiles", _PACKAGE.parent / "profiles"):
         if folder.is_dir():
             return folder
@@ -24,7 +24,7 @@ def bundled_folder() -> Path:
 
 
 def bundled_profiles() -> dict[str, Path]:
-    """Name to path of every bundled profile, sorted by name."""
+    """Map the name of every bundled profile to its path, sorted by name."""
     return dict(sorted((path.stem, path) for path in bundled_folder().glob("*.yaml")))
 
 
@@ -51,7 +51,7 @@ def find_profile(name_or_path: str) -> Path:
 
 
 def shown_path(path: Path) -> str:
-    """Format a path as people write it: relative if it is below the working directory."""
+    """Format a path as a user would write it: relative if it is below the working directory."""
     try:
         return str(path.relative_to(Path.cwd())) if path.is_absolute() else str(path)
     except (ValueError, OSError):

@@ -57,7 +57,7 @@ def _input(stage: object) -> str | None:
 
 
 def _cycle(start: str, inputs: Mapping[str, str | None]) -> list[str]:
-    """The stages of the cycle that contains `start`, in the direction of the data; [] if there is none."""
+    """Return the stages of the cycle that contains `start`, in the direction of the data; [] if there is none."""
     way = [start]
     current = inputs[start]
     while current is not None and current in inputs and current not in way:

@@ -35,7 +35,7 @@ class SourceText:
         return cls(label, tuple(_LINE_BREAK.split(text)))
 
     def place_after(self, before: str) -> Place:
-        """The place of the character that follows `before`, the beginning of the text."""
+        """Return the place of the character after `before`, which is the beginning of the text."""
         lines = _LINE_BREAK.split(before)
         return Place(self, len(lines) - 1, len(lines[-1]))
 
@@ -58,7 +58,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One mistake; `order` puts the file before the options, and these in the given order."""
+    """One mistake; `order` sorts the file before the options, and these in the given order."""
 
     place: Place
     message: str
@@ -66,7 +66,7 @@ class Diagnostic:
     order: int = 0
 
     def render(self) -> str:
-        """Format the mistake without `error:` in front; lines joined with newlines, none at the end."""
+        """Format the mistake without the leading `error:`; lines joined with newlines, none at the end."""
         parts = [f"{self.place.label}: {self.message}", *_snippet(self.place)]
         if self.hint:
             parts.append(f"hint: {self.hint}")
@@ -97,7 +97,7 @@ def in_source_order(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]
 
 
 def render_all(diagnostics: Sequence[Diagnostic]) -> str:
-    """All mistakes as paragraphs, each but the first with its own `error:` in front."""
+    """Format all mistakes as paragraphs; each but the first begins with `error:`."""
     parts = [diagnostic.render() for diagnostic in diagnostics[:_MAX_SHOWN]]
     left = len(diagnostics) - len(parts)
     if left > 0:
@@ -106,7 +106,7 @@ def render_all(diagnostics: Sequence[Diagnostic]) -> str:
 
 
 def _snippet(place: Place) -> list[str]:
-    """The source line with a caret under the token; nothing for an option or an empty file."""
+    """Return the source line with a caret under the token; empty for an option or an empty file."""
     if place.line >= len(place.source.lines) or not place.source.lines[place.line].strip():
         return []
     line = place.source.lines[place.line]
@@ -130,7 +130,7 @@ def _expanded(text: str) -> str:
 
 
 def _width(text: str) -> int:
-    """Columns of `text` on a terminal."""
+    """Return the columns of `text` on a terminal."""
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
         for character in _expanded(text)

@@ -1,4 +1,4 @@
-"""The limits of a gate, from a small YAML file or from options: mistakes with their place, all at once."""
+"""The limits of a gate in a small YAML file, with the positions of all mistakes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GateFileError(UsageError):
 
 
 def load_gate_file(path: Path) -> GateLimits:
-    """Read a gate file. Raises `InputError` where it cannot be read, `GateFileError` with every mistake in it."""
+    """Read a gate file. Raises `InputError` if it is unreadable, `GateFileError` with every mistake in it."""
     label = visible(str(path))
     try:
         with path.open("rb") as file:
@@ -46,7 +46,7 @@ def load_gate_file(path: Path) -> GateLimits:
 
 
 def _reworded(item: Diagnostic) -> Diagnostic:
-    """The YAML reader speaks of profiles."""
+    """Replace "profile" in a message of the YAML reader."""
     message = item.message.replace("a profile", "a gate file").replace("the profile", "the gate file")
     hint = item.hint
     if hint is not None and "profile" in hint:

@@ -19,10 +19,10 @@ _MAX_LIMIT = 10.0
 
 @dataclass(frozen=True)
 class GateLimits:
-    """The allowed worsening of each metric: 0.05 is 5 %. `places` are those of limits in a file (FILE:LINE:COLUMN).
+    """The allowed worsening of each metric: 0.05 is 5 %. `places` are the positions of limits in a file.
 
-    `max_abs_diff` is None where outputs need not agree, 0 where they must be identical. `memory` is the limit on
-    whatever memory there is to gate: allocated on a device, else resident on the host.
+    `max_abs_diff` is None if outputs need not agree, 0 if they must be identical. `memory` limits the memory that the
+    measurement has: allocated on a device, else resident on the host.
     """
 
     metrics: Mapping[str, float]
@@ -32,11 +32,11 @@ class GateLimits:
 
     @property
     def max_regression(self) -> float | None:
-        """The widest limit on a time, for the report; None where only memory is gated."""
+        """The widest limit on a time, for the report; None if only memory is gated."""
         return max((limit for name, limit in self.metrics.items() if not name.endswith("_bytes")), default=None)
 
     def with_memory(self, metric: str) -> GateLimits:
-        """The limits with that on memory as one on `metric`, which may have a limit of its own."""
+        """Turn the limit on memory into one on `metric`, unless that has a limit of its own."""
         if self.memory is None or metric in self.metrics:
             return self
         places = {metric if name == MEMORY else name: place for name, place in self.places.items()}
@@ -44,7 +44,7 @@ class GateLimits:
 
 
 def parse_fraction(text: str) -> float:
-    """`5%` or `0.05` as 0.05. Raises `ValueError`, with a sentence, for anything else."""
+    """Parse `5%` or `0.05` as 0.05. Raises `ValueError` with a sentence."""
     match = _PERCENT.fullmatch(text)
     if match is None:
         raise ValueError(f"expected a percentage such as 5%, not `{visible(text, 40)}`")
@@ -64,9 +64,9 @@ def merge_limits(
     metrics: tuple[str, ...] = (),
     identical_outputs: bool = False,
 ) -> GateLimits | None:
-    """Limits of a file with those of the options put over them; None where neither gates anything.
+    """Merge the limits of a file with those of the options, which override them; None if neither gates anything.
 
-    `max_regression` holds for `metrics`, or for `e2e_s` where none is named.
+    `max_regression` applies to `metrics`, or to `e2e_s` if that is empty.
     """
     merged = dict(limits.metrics) if limits else {}
     places = dict(limits.places) if limits else {}
@@ -77,7 +77,7 @@ def merge_limits(
     memory = limits.memory if limits else None
     if max_memory_regression is not None:
         memory = max_memory_regression
-        # The option is put over what the file says of memory, in whichever way.
+        # The option overrides every limit of the file on memory.
         for name in [MEMORY, *(name for name in merged if name.endswith("_bytes"))]:
             merged.pop(name, None)
             places.pop(name, None)

@@ -11,7 +11,7 @@ from omni_cli.config.schema import STAGE_MODELS, EngineConfig
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a profile, for editors' YAML language servers.
+    """Return the JSON Schema (draft 2020-12) of a profile, for editors' YAML language servers.
 
     A stage may have the keys of every installed family's stages of its kind.
     """
@@ -29,7 +29,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _without_null(node: Any) -> Any:
-    """Remove `null` alternatives: an absent key, not an empty one, means the engine's default."""
+    """Remove `null` alternatives, because the engine's default is an absent key, not an empty one."""
     if isinstance(node, list):
         return [_without_null(item) for item in node]
     if not isinstance(node, dict):

@@ -56,7 +56,7 @@ def read_profile(
 
 
 def _mark_droppable(config: EngineConfig, tree: Tree) -> None:
-    """Let the file's pipeline arguments, which are for its own checkpoint, be dropped; not those of an option."""
+    """Mark the file's pipeline arguments, which are for its own checkpoint, as droppable; not those of an option."""
     for stage in config.stages:
         if isinstance(stage, DiffusionStageConfig) and stage.backend == "diffusers":
             given = [*((name,) for name in PIPELINE_ARGUMENTS), *(("call", name) for name in stage.call)]

@@ -62,7 +62,7 @@ def value_at(data: Any, path: Path) -> Any:
 
 
 def describe(error: Mapping[str, Any], path: Path, tree: Tree, models: Models) -> tuple[str, str | None]:
-    """Message and hint for one of pydantic's errors other than unknown and missing keys."""
+    """Return message and hint for one of pydantic's errors other than unknown and missing keys."""
     kind = error["type"]
     name = _name(path)
     value = value_at(tree.data, path)
@@ -105,7 +105,7 @@ def describe(error: Mapping[str, Any], path: Path, tree: Tree, models: Models) -
 
 
 def unknown_key(path: Path, data: object, models: Models) -> tuple[str, str | None]:
-    """Message and hint for a key that is not in the schema."""
+    """Return message and hint for a key that is not in the schema."""
     key = str(path[-1])
     if key == "trust_remote_code":
         return (
@@ -118,20 +118,20 @@ def unknown_key(path: Path, data: object, models: Models) -> tuple[str, str | No
 
 
 def is_misspelt(key: str, mapping: Mapping[str, object]) -> bool:
-    """Tell whether a required key is present under a similar name, which is reported as an unknown key."""
+    """True if a required key is present under a similar name, which is reported as an unknown key."""
     known = PROFILE_KEYS
     return any(suggest(other, known) == f"did you mean `{key}`?" for other in mapping if other not in known)
 
 
 def missing_key(path: Path, key: str) -> tuple[str, str | None]:
-    """Message and hint for a required key."""
+    """Return message and hint for a required key."""
     declarations = ARStageConfig.model_fields if path else PROFILE_KEYS
     hint = notes_on(declarations[key]).missing
     return f"missing key `{key}`{_where(path)}", hint
 
 
 def known_keys(path: Path, models: Models) -> Iterable[str]:
-    """Keys that the mapping at `path` may have; empty if any is allowed."""
+    """Return the keys that the mapping at `path` may have; empty if any is allowed."""
     if path == ():
         return PROFILE_KEYS
     if len(path) == 2 and path[0] == "stages":
@@ -142,7 +142,7 @@ def known_keys(path: Path, models: Models) -> Iterable[str]:
 
 
 def _other_home(key: str, path: Path, data: Any, models: Models) -> str | None:
-    """Hint at the place of a key that is known elsewhere."""
+    """Return a hint at the place of a key that is known elsewhere."""
     if len(path) == 1:
         homes = _stages_with(key, data, models)
         is_stage_key = any(key in model.model_fields for model in (*STAGE_MODELS.values(), *models.values()))
@@ -169,7 +169,7 @@ def _other_home(key: str, path: Path, data: Any, models: Models) -> str | None:
 
 
 def _stages_with(key: str, data: object, models: Models) -> list[str]:
-    """`STAGE.KEY` of all stages that can have the key, however wrong the rest of the profile is."""
+    """Return `STAGE.KEY` of all stages that can have the key, even if the rest of the profile is invalid."""
     stages = data.get("stages") if isinstance(data, Mapping) else None
     found = []
     for name, stage in stages.items() if isinstance(stages, Mapping) else ():
@@ -190,7 +190,7 @@ def _where(path: Path) -> str:
 
 
 def _name(path: Path) -> str:
-    """The last key of a path; items of a list by their number from 1."""
+    """Name the last key of a path, and items of a list by their number from 1."""
     if path and isinstance(path[-1], int):
         return f"item {path[-1] + 1} of `{path[-2]}`"
     return f"`{visible(str(path[-1]), 80)}`" if path else "the profile"
@@ -231,14 +231,14 @@ def _type_hint(kind: str, value: Any, quoted: bool) -> str | None:
 
 
 def _plain_numbers(limits: Mapping[str, object]) -> dict[str, object]:
-    """Format limits as people write them: `0`, not `0.0`."""
+    """Format limits as a user would write them: `0`, not `0.0`."""
     return {
         key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in limits.items()
     }
 
 
 def _key_at(path: Path, models: Models) -> FieldInfo:
-    """The declaration of the key at `path`, of the profile or of a stage."""
+    """Return the declaration of the key at `path`, in the profile or in a stage."""
     return PROFILE_KEYS[str(path[0])] if len(path) == 1 else models[str(path[1])].model_fields[str(path[-1])]
 
 

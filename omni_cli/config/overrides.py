@@ -15,7 +15,7 @@ _MAX_PARTS = 6
 def apply_overrides(
     tree: Tree, overrides: Iterable[str], *, model: str | None = None, seed: int | None = None
 ) -> dict[str, int]:
-    """Apply `--set` options, `--model` and `--seed` to `tree`, later ones over earlier ones.
+    """Apply `--set` options, `--model` and `--seed` to `tree`, in the given order.
 
     Mistakes are added to the tree's diagnostics. Returns each option's label with its position, for sorting.
     """
@@ -63,7 +63,7 @@ def _path(tree: Tree, parts: list[str], place: Place) -> Path | None:
     stages = (tree.data or {}).get("stages")
     names = list(stages) if isinstance(stages, dict) else []
     if len(parts) == 1:
-        # A derived profile of a language model has a stage `model`, and every profile that key.
+        # A stage may be named `model`, as in a derived profile of a language model, but every profile has that key.
         if parts[0] == "stages" or (parts[0] in names and parts[0] not in PROFILE_KEYS):
             stage = parts[0] if parts[0] in names else "STAGE"
             _refuse(tree, place, "sets a whole stage", f"set one of its keys: `--set {stage}.KEY=VALUE`")

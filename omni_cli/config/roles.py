@@ -16,7 +16,7 @@ from omni_cli.text import suggest
 
 
 def family_of_model(model: object) -> Family | None:
-    """The family of a profile's `model`, as far as known without a download; otherwise None."""
+    """Return the family of a profile's `model` if it is known without a download; otherwise None."""
     if not isinstance(model, str):
         return None
     if model.startswith(BUILTIN_PREFIX):
@@ -25,15 +25,15 @@ def family_of_model(model: object) -> Family | None:
         config = json.loads(Path(model, "config.json").read_bytes())
         (architecture, *_) = config["architectures"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # not a folder, or not a transformers checkpoint: the mistake is reported when it loads
+        return None  # not a folder, or not a transformers checkpoint; loading reports it
     return family_of(architecture) if isinstance(architecture, str) else None
 
 
 def stage_model(family: Family | None, name: str, stage: Mapping[str, Any]) -> type[StageConfig]:
     """Return the class for a stage with a usable `kind`.
 
-    If the family is unknown or has no such stage, which is reported when the checkpoint is looked at, the stage's name
-    and kind decide; among several families, the one with most of its keys.
+    If the family is unknown, or has no such stage (which the check of the checkpoint reports), the stage's name and
+    kind decide; among several families, the one with most of its keys.
     """
     kind = stage["kind"]
     role = family.role(name) if family is not None else None
@@ -46,7 +46,7 @@ def stage_model(family: Family | None, name: str, stage: Mapping[str, Any]) -> t
 
 
 def settings_of(role: StageRole) -> type[StageConfig]:
-    """The class that declares the keys of a role's stage."""
+    """Return the class that declares the keys of a role's stage."""
     model: type[StageConfig] = load(role.settings) if role.settings else STAGE_MODELS[role.kind]
     return model
 
@@ -60,7 +60,7 @@ def family_roles(kind: str | None = None) -> Iterator[tuple[Family, StageRole]]:
 
 
 def family_models(kind: str) -> list[type[StageConfig]]:
-    """Classes with keys of their own, each once."""
+    """Return the classes with keys of their own, each once."""
     return list(dict.fromkeys(settings_of(role) for _, role in family_roles(kind)))
 
 

@@ -1,9 +1,8 @@
 """One declaration per setting: it parses and checks a profile, and the engine uses it directly.
 
-The JSON Schema, `omni profiles show` and the diagnostics are derived from it; a new key is added here, or in the
-`settings.py` of the only model family that has it, and nowhere else. Field names are vLLM's for AR stages and
-diffusers' for diffusion stages. `None` means the engine's own default (vLLM's or the pipeline's), never
-"decide later".
+The JSON Schema, `omni profiles show` and the diagnostics are derived from it. A new key is added only here, or in the
+`settings.py` of the model family that has it. Field names are vLLM's for AR stages and diffusers' for diffusion
+stages. `None` means the engine's own default (vLLM's or the pipeline's), never "decide later".
 
 Strict: a quoted number is an error, an unknown key is an error. Nothing here names a class or runs code.
 """
@@ -59,9 +58,9 @@ SEVERAL_DEVICES = "for several devices start the whole model several times: `--r
 class KeyNotes:
     """Notes on a key that pydantic cannot express, in the `Annotated` type of its field.
 
-    `backend` is the only one for which the key has an effect, `reason` and `hint` explain it. `pattern` describes the
-    field's pattern in words; `values` are those that a backend has, where that is not all of them; `missing` is the
-    hint if a required key is absent. `elsewhere` maps values that have a meaning elsewhere to the hint for them.
+    `backend` is the only one on which the key has an effect; `reason` and `hint` explain it. `pattern` describes the
+    field's pattern in words; `values` lists a backend's values, if it does not have all of them; `missing` is the hint
+    if a required key is absent. `elsewhere` maps values that have a meaning elsewhere to the hint for them.
     """
 
     backend: Backend | None = None
@@ -74,7 +73,7 @@ class KeyNotes:
 
 
 def notes_on(key: FieldInfo) -> KeyNotes:
-    """The notes in a field's type; empty ones if it has none."""
+    """Return the notes in a field's type; empty ones if it has none."""
     return next((note for note in key.metadata if isinstance(note, KeyNotes)), KeyNotes())
 
 
@@ -174,7 +173,7 @@ class _Stage(_Strict):
         return stage
 
     def as_class(self, model: type[StageConfig]) -> StageConfig:
-        """The same stage in another class of its kind; raises `ValidationError` if that lacks a key that is set."""
+        """Return the stage as another class of its kind; raises `ValidationError` if that lacks a key that is set."""
         stage = model.model_validate(self.model_dump(exclude_unset=True))
         stage.__pydantic_private__ = self.__pydantic_private__
         return stage
@@ -200,7 +199,7 @@ class _Stage(_Strict):
 
 
 class ARStageConfig(_Stage):
-    """An autoregressive stage: makes tokens, on vLLM's engine. Keys are vLLM's engine arguments."""
+    """An autoregressive stage, which generates tokens on vLLM's engine. Keys are vLLM's engine arguments."""
 
     kind: Annotated[Literal["ar"], _KIND] = Field(description="Autoregressive: makes tokens.")
     backend: Literal["vllm"] = Field("vllm", description="AR stages run on vLLM.")
@@ -341,15 +340,15 @@ class EngineConfig(_Strict):
         return frozenset(stage.backend for stage in self.stages)
 
     def stage(self, name: str) -> StageConfig:
-        """The stage of that name; raises `KeyError` if there is none."""
+        """Return the stage of that name; raises `KeyError` if there is none."""
         return self.stages_by_name[name]
 
     def with_stages(self, stages: Iterable[StageConfig]) -> EngineConfig:
-        """The same model with these stages."""
+        """Return the same model with these stages."""
         return self.model_copy(update={"stages_by_name": {stage.name: stage for stage in stages}})
 
     def trusting_remote_code(self) -> EngineConfig:
-        """The same model, with permission to run its checkpoint's code."""
+        """Return the same model with permission to run its checkpoint's code."""
         trusting = self.model_copy()
         trusting._trust_remote_code = True
         return trusting
@@ -359,7 +358,7 @@ PROFILE_KEYS: dict[str, FieldInfo] = {key.alias or name: key for name, key in En
 
 
 def profile_data(config: EngineConfig) -> dict[str, object]:
-    """The profile that resolves to `config`: every key that has a value, defaults included, in reading order.
+    """Return the profile that resolves to `config`: every key with a value, defaults included, in reading order.
 
     `trust_remote_code` is omitted, because it cannot be set in a profile.
     """
@@ -368,7 +367,7 @@ def profile_data(config: EngineConfig) -> dict[str, object]:
 
 
 def _stage_data(stage: StageConfig) -> dict[str, object]:
-    """Keys that have a value and an effect; those of the kind and the family precede those of all stages."""
+    """Return the keys with a value and an effect; those of the kind and the family first."""
     values = stage.model_dump(exclude_none=True)
     keys = type(stage).model_fields
     own = [name for name in keys if name not in _Stage.model_fields]
@@ -379,5 +378,5 @@ def _stage_data(stage: StageConfig) -> dict[str, object]:
 
 
 def has_effect(key: FieldInfo, backend: str) -> bool:
-    """Tell whether a key does anything in a stage on that backend."""
+    """True if a key has an effect in a stage on that backend."""
     return notes_on(key).backend in (None, backend)

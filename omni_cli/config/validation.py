@@ -33,8 +33,7 @@ Default = TypeVar("Default")
 def validate(tree: Tree) -> EngineConfig | None:
     """Return the configuration, or None; mistakes are added to `tree.diagnostics`.
 
-    `tree` may be changed: a stage without a usable `kind` gets the likelier one, so that its other keys are checked as
-    well.
+    `tree` may be changed: a stage without a usable `kind` gets the likelier one, so that its other keys are checked.
     """
     if tree.data is None:
         return None
@@ -73,7 +72,7 @@ class _Checker:
         self.tree.diagnostics.append(Diagnostic(place, message, hint))
 
     def _add_stage_name(self, name: str, message: str, hint: str | None) -> None:
-        """Add a mistake in a stage's name alone: the stage's content is still checked."""
+        """Add a mistake in a stage's name; the stage's content is still checked."""
         place = self.tree.key_place(("stages", name))
         self.tree.diagnostics.append(Diagnostic(place, message, hint))
 
@@ -107,7 +106,7 @@ class _Checker:
             if isinstance(stage, dict):
                 self.models[name] = stage_model(family, name, stage)
                 stages[name] = self._checked(self.models[name], stage, "stages", name)
-        # A stage whose mistakes are already reported takes part unchanged: only messages about its name are new.
+        # A stage whose mistakes are already reported is validated unchanged; only messages about its name are new.
         data = self.data
         if self.stages:
             data = {**data, "stages": {name: stages.get(name) or stage for name, stage in self.stages.items()}}
@@ -118,7 +117,7 @@ class _Checker:
             return model.model_validate(data)
         except ValidationError as error:
             for detail in error.errors(include_url=False, include_input=False):
-                # A stage has been checked by its own class: what the generic one says of its keys is no news.
+                # A stage was checked by its own class, so the generic class's messages about its keys are duplicates.
                 if path or detail["loc"][0] != "stages" or len(detail["loc"]) < 3 or detail["loc"][2] == "[key]":
                     self._report({**detail, "loc": (*path, *detail["loc"])})
             return None

@@ -1,7 +1,7 @@
-"""Parse YAML into plain data in which every key and value knows its place; accepts only harmless YAML.
+"""Parse YAML into plain data with the position of every key and value; accepts only harmless YAML.
 
-Scalars follow YAML 1.2's core schema, as editors read them: `no` and dates are texts, `1e-3` is a number.
-Anchors, aliases, merge keys, tags and a second document are rejected, so that a file means what it shows.
+Scalars follow YAML 1.2's core schema, as editors read them: `no` and dates are text, `1e-3` is a number. Anchors,
+aliases, merge keys, tags and a second document are rejected, so that a file has no hidden meaning.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Tree:
     quoted: set[Path] = field(default_factory=set)
 
     def place(self, path: Path) -> Place:
-        """The place of the value at `path`, else of its key, else of its nearest parent."""
+        """Return the place of the value at `path`, else of its key, else of its nearest parent."""
         while path:
             found = self.values.get(path) or self.keys.get(path)
             if found is not None:
@@ -68,7 +68,7 @@ class Tree:
 
 
 def has_characters_only(text: str) -> bool:
-    """Tell whether `text` can be written as UTF-8: half of a surrogate pair, as in `"\\ud800"`, cannot."""
+    """True if `text` can be written as UTF-8, unlike half of a surrogate pair (`"\\ud800"`)."""
     return text.isascii() or _SURROGATE.search(text) is None
 
 
@@ -79,7 +79,7 @@ def find_unprintable(text: str) -> tuple[int, str] | None:
 
 
 def parse_scalar(text: str) -> object:
-    """The value of a plain (unquoted) scalar: None, bool, int, float or str."""
+    """Parse a plain (unquoted) scalar: None, bool, int, float or str."""
     if text in _SPECIAL:
         return _SPECIAL[text]
     if len(text) <= _MAX_DIGITS:
@@ -123,7 +123,7 @@ class _Stop(Exception):
 
 
 class _TreeReader:
-    """Builds the tree from PyYAML's events, which need little memory and resolve nothing."""
+    """Builds the tree from PyYAML's events, which take little memory and resolve nothing."""
 
     def __init__(self, source: SourceText, tree: Tree) -> None:
         self.source = source
@@ -244,7 +244,7 @@ class _TreeReader:
             self.tree.faulty.add(path)
 
     def _span(self, event: Any) -> Place:
-        """An event's first line from its start to its end; of a block collection only the first character."""
+        """Return an event's first line from its start to its end; for a block collection only the first character."""
         start, end = event.start_mark, event.end_mark
         if end.line == start.line:
             return self._at(start, end.column - start.column)
@@ -259,7 +259,7 @@ def _syntax_diagnostic(source: SourceText, error: yaml.MarkedYAMLError) -> Diagn
     mark = error.problem_mark or error.context_mark
     place = Place(source) if mark is None else Place(source, mark.line, mark.column)
     if place.line >= len(source.lines) or (place.line and not source.lines[place.line]):
-        # The end of the file: point behind its last text instead.
+        # At the end of the file, point behind the last text instead.
         last = max((number for number, line in enumerate(source.lines) if line.strip()), default=0)
         place = Place(source, last, len(source.lines[last].rstrip()))
     problem = error.problem or "cannot be read"

@@ -11,7 +11,7 @@ _FOLDED = "\x85\u2028\u2029"
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes a text exactly where YAML 1.1 or 1.2 would read something else; never writes anchors."""
+    """Quotes a text only if YAML 1.1 or 1.2 would read something else; never writes anchors."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

@@ -1,1 +1,1 @@
-"""User input: files and JSONL lines, checked and decoded into requests. No torch, no vLLM."""
+"""User input: files and JSONL lines, checked and decoded into requests. Imports neither torch nor vLLM."""

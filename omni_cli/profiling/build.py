@@ -118,7 +118,7 @@ def _stage_profile(
 
 
 def _typical(profiled: Sequence[Profiled]) -> Profiled:
-    """The iteration of median duration."""
+    """Return the iteration of median duration."""
     return sorted(profiled, key=lambda one: one.iteration.e2e_s)[len(profiled) // 2]
 
 

@@ -50,7 +50,7 @@ def _launch_gaps(stage: StageProfile) -> Iterator[Hint]:
         if not is_cpu and stage.effective.get("cudagraph_mode") == "none":
             advice = f"try `--set {stage.name}.cudagraph_mode=full_and_piecewise`"
     elif any(step.name == ENGINE_STEP for step in stage.steps):
-        advice = "larger batches would fill it (`--batch-size`)"  # nothing is denoised: a codec, which runs eagerly
+        advice = "larger batches would fill it (`--batch-size`)"  # a codec denoises nothing and runs eagerly
     elif stage.effective.get("execution") == "eager":
         advice = f"try `--set {stage.name}.execution={'compile' if is_cpu else 'cudagraph'}`"
     else:

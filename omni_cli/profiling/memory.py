@@ -68,7 +68,7 @@ def stage_memory(
 
 
 def _peak_of(stretches: Sequence[_Stretch], kind: str) -> tuple[int, str]:
-    """Return the peak and where it is first reached within a page or two: memory often stays and creeps up later."""
+    """Return the peak, and where memory first comes within a page or two of it: often it keeps creeping up later."""
     highest = [max(_measured(sample, kind) for sample in stretch.samples) for stretch in stretches]
     peak = max(highest)
     return peak, next(s.place for s, high in zip(stretches, highest, strict=True) if high >= _ALL_BUT * peak)
@@ -97,7 +97,7 @@ def _stretches(recording: Recording, added: dict[str, int], kind: str) -> list[_
         index = int(holders[first])
         phase = recording.ranges[index].name if index >= 0 else _BETWEEN
         place = _place(recording.ranges, index, phase)
-        # The sample after it belongs to its end.
+        # The sample after a stretch belongs to its end.
         samples = recording.samples[first : last + 1]
         found.append(_stretch(phase, place, samples[0].at_ns, samples[-1].at_ns, samples, kind, added.get(phase, 0)))
     return found

@@ -108,7 +108,7 @@ def read_operators(trace: TraceFile, recording: Recording) -> Operators:
 
 
 def _main_thread(events: Sequence[Event]) -> int | str:
-    """The thread that calls most operators."""
+    """Return the thread that calls most operators."""
     counts: dict[int | str, float] = {}
     for event in events:
         if event.cat == "cpu_op":

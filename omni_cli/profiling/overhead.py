@@ -28,7 +28,7 @@ def overhead_of(plain: Sequence[Iteration], profiled: Sequence[Iteration]) -> tu
 
 
 def stage_latency_s(iteration: Iteration, stage: str) -> float:
-    """The median over the stage's requests."""
+    """Return the median over the stage's requests."""
     return statistics.median(trace.latency_s for trace in iteration.traces(stage))
 
 

@@ -14,8 +14,8 @@ from omni_cli.stage.recording import Range, Recording
 ENGINE_STEP = "engine step"
 _STEPS = ("denoising step", ENGINE_STEP)
 
-# Noise slows a step down now and then but hardly ever in every iteration, so each step is judged by its fastest time.
-# An outlier is a quarter slower than its neighbours and beyond four times the usual difference between steps.
+# Noise slows a step now and then, but hardly ever in every iteration, so each step is judged by its fastest time. An
+# outlier is at least a quarter slower than its neighbours, and by more than four times the usual difference of steps.
 _MIN_EXCESS = 0.25
 _MIN_SCATTERS = 4.0
 _NEIGHBOURS = 5

@@ -94,7 +94,7 @@ def _ar_work(description: StageDescription, requests: Sequence[StageTrace], num_
 
 
 def _reads(linear: Linear, num_prompt_tokens: int, num_further_tokens: int, num_steps: int) -> float:
-    """Count the reads of a matrix: one per step, and of experts those that a step's tokens choose if evenly spread."""
+    """Count the reads of a matrix: one per step; of experts, those that a step's tokens choose if spread evenly."""
     if linear.num_experts == 1:
         return float(num_steps)
     num_further_steps = max(1, num_steps - 1)

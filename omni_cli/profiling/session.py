@@ -28,11 +28,11 @@ from omni_cli.stage.recording import (
 )
 
 MIN_WARMUP = 2
-"""One plain and one profiled iteration: the first profiled one waits for the profiler to initialise."""
+"""One plain and one profiled iteration, because the first profiled one initialises the profiler."""
 
 
 MAX_TRACES = 2
-"""Number of profiled iterations whose operators are kept: hundreds of thousands each, and much alike."""
+"""Number of profiled iterations whose operators are kept: each has hundreds of thousands, and they are alike."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class ProfilingRun:
         return Profiled(began_ns, iteration, recordings, traces, engagement)
 
     async def _recorded(self, what: What, *, snapshots: bool = False) -> dict[str, Recording]:
-        """One iteration, recorded. Snapshots come from CUDA devices only."""
+        """Run one iteration and record it. Only CUDA devices have snapshots."""
         await self._ask_all(StartRecording(what, snapshot=snapshots))
         await self._iterate()
         files = {info.name: self._folder / f"{info.name}.pickle" for info in self.session.stages} if snapshots else {}
@@ -179,7 +179,7 @@ class ProfilingRun:
         return await self._ask({info.name: command for info in self.session.stages})
 
     async def _ask(self, commands: dict[str, RecordingCommand]) -> dict[str, Any]:
-        """Each stage's answer. Once all have answered, raises the first error."""
+        """Return each stage's answer; once all have answered, raise the first error."""
         llm = self._loaded.llm
         answers = await asyncio.gather(
             *(llm.record(command, name) for name, command in commands.items()), return_exceptions=True

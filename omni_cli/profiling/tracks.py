@@ -36,7 +36,7 @@ class Innermost:
         self._holders = np.array(holders, np.int64)
 
     def at(self, moments_ns: np.ndarray) -> np.ndarray:
-        """Return indices into `ranges` int64 (n,) for moments int64 (n,); -1 for none."""
+        """Return indices into `ranges` int64 (n,) for moments int64 (n,); -1 outside all ranges."""
         if not len(self._starts):
             return np.full(len(moments_ns), -1, np.int64)
         found = np.searchsorted(self._starts, moments_ns, side="right") - 1

@@ -15,7 +15,7 @@ OTHER = "other"
 
 
 def waterfall(began_ns: int, recordings: Mapping[str, Recording]) -> tuple[Span, ...]:
-    """Spans of the stages' requests, their ranges and the connectors; `recordings` in chain order."""
+    """Return spans of the stages' requests, their ranges and the connectors; `recordings` in chain order."""
     spans = []
     for name, recording in recordings.items():
         spans += [_span(name, "request", request, began_ns, 0) for request in recording.requests]
@@ -28,7 +28,7 @@ def waterfall(began_ns: int, recordings: Mapping[str, Recording]) -> tuple[Span,
 
 
 def connectors(recordings: Mapping[str, Recording]) -> list[tuple[str, int, int]]:
-    """(name, begin, end): from a request's end in one stage to its start in the next; none where they overlap."""
+    """Return (name, begin, end) from a request's end in one stage to its start in the next, unless they overlap."""
     found = []
     names = list(recordings)
     for before, after in itertools.pairwise(names):

@@ -87,7 +87,7 @@ class BatchJob:
         specs: Sequence[tuple[int, RequestSpec]],
         put: Callable[[tuple[int, BatchAnswer] | Exception | None], None],
     ) -> None:
-        # All in one thread: Ray takes 15 s to shut down in a thread other than the one that started it.
+        # One thread for everything, because Ray takes 15 s to shut down in a thread other than the one that started it.
         try:
             self._cluster.connect()
             self._is_waiting.set()
@@ -109,7 +109,7 @@ class BatchJob:
             _wait_for_ray_data()
             self._cluster.close()
         except _Interrupt:
-            # Arrived after the wait that it was meant to end.
+            # The interrupt arrived after the wait that it was meant to end.
             self._cluster.close()
 
     def _rows(self, specs: Sequence[tuple[int, RequestSpec]]) -> Any:

@@ -23,8 +23,8 @@ _CLOSE_S = 10.0
 class BatchAnswer:
     """Result of one request.
 
-    `load_error` tells why this replica cannot run requests, `stages` is its current state; `total_s` counts from the
-    request's arrival at the replica.
+    `load_error` is the reason why this replica cannot run requests, `stages` is its current state; `total_s` counts
+    from the request's arrival at the replica.
     """
 
     result: RequestResult

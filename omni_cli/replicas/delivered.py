@@ -1,4 +1,4 @@
-"""Events already sent to the client of a request that has to be rerun: the second time, only the rest is sent."""
+"""Events already sent for a request that has to be rerun; the rerun sends only the rest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omni_cli.outputs import AudioChunk, Event, OutputReady, TextDelta
 
 
 class Delivered:
-    """A rerun with the same seed must repeat what was sent; if it does not, the answer cannot be completed."""
+    """Sent events. A rerun with the same seed must repeat them; otherwise the answer cannot be completed."""
 
     def __init__(self) -> None:
         self._text = ""

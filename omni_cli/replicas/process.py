@@ -14,7 +14,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True)
 class ReplicaSpec:
-    """Settings of a replica; made by the command, sent to the replicas.
+    """Settings of a replica; created by the command, sent to the replicas.
 
     The command removes `scratch`, a folder for temporary files, even those of a killed replica; None if replicas may
     run on other machines.
@@ -29,8 +29,8 @@ class ReplicaSpec:
 def prepare_process(spec: ReplicaSpec) -> EngineConfig:
     """Return the configuration for this process, adapted from Ray's environment.
 
-    Ray sets as many OpenMP threads as it reserves CPUs; a stage uses as many as without Ray. `devices` index the GPUs
-    that Ray assigned: torch does so by itself, for vLLM stages they are replaced by the assigned ids.
+    Ray sets as many OpenMP threads as it reserves CPUs; a stage uses as many as without Ray. `devices` are indexes into
+    the GPUs that Ray assigned: torch counts these by itself, while vLLM stages get the assigned ids.
     """
     if spec.threads is None:
         os.environ.pop(_THREADS, None)
@@ -59,7 +59,7 @@ def _among(given: list[str], devices: str | None) -> str | None:
 
 
 def this_replica() -> str:
-    """Name of this process, different from every other replica's, its own replacement's included."""
+    """Return a name of this process that no other replica has, not even its own replacement."""
     import ray
 
     name: str = ray.get_runtime_context().get_actor_id()

@@ -20,7 +20,7 @@ from omni_cli.replicas.process import ReplicaSpec
 from omni_cli.replicas.served_replica import Lease, ReplicaStatus, ServedReplica
 from omni_cli.replicas.stages import ReplicaStages, is_stages_fault
 
-# A request that three replicas ended under may itself be the cause.
+# A request during which three replicas ended may itself be the cause.
 MAX_ATTEMPTS = 3
 _LOOK_EVERY_S = 0.5
 _HEALTH_CHECK_S = 1.0
@@ -136,7 +136,7 @@ class ReplicatedEngine:
             max_ongoing_requests=self._max_requests,
             ray_actor_options=resources,
             health_check_period_s=_HEALTH_CHECK_S,
-            # A replica asked to end has been drained by this command, or nobody waits for it any more.
+            # This command has drained a replica that it asks to end, or nobody waits for it.
             graceful_shutdown_wait_loop_s=0.1,
         )
         spec = ReplicaSpec(self._config, self._verbose, self._cluster.scratch)
@@ -177,7 +177,7 @@ class ReplicatedEngine:
         known = self._num_up
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            # The controller itself may be about to be replaced; the next count will tell.
+            # The controller may be about to be replaced, which the next count shows.
             with contextlib.suppress(*_ray_errors()):
                 await self._ask(self._count)
             if self._num_up != known:

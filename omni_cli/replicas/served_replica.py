@@ -20,7 +20,7 @@ _LAST_WORDS_S = 0.2
 
 @dataclass(frozen=True)
 class ReplicaStatus:
-    """Also sent after the last event of each request. `load_error` tells why it cannot run requests."""
+    """Also sent after the last event of each request. `load_error` is the reason why it cannot run requests."""
 
     replica: str
     stages: tuple[StageInfo, ...]
@@ -35,7 +35,7 @@ class Lease:
 
 
 async def _end_with(lease: Any) -> None:
-    """Delete the application if the command ended without doing so."""
+    """Delete the application if the command ended without deleting it."""
     from ray import serve
     from ray.exceptions import ActorDiedError, RayError
 
@@ -48,7 +48,7 @@ async def _end_with(lease: Any) -> None:
             await asyncio.to_thread(serve.delete, application, _blocking=False)
             return
         except RayError:
-            continue  # temporarily unreachable, which proves nothing
+            continue  # temporarily unreachable, which does not prove its end
 
 
 class ServedReplica:

@@ -25,7 +25,7 @@ class ReplicaStages:
 
     @property
     def merged(self) -> tuple[StageInfo, ...]:
-        """Each stage once, with the longest load time and the memory of all replicas combined."""
+        """Return each stage once, with the longest load time and the memory of all replicas combined."""
         merged: dict[str, StageInfo] = {}
         for stages in self._heard.values():
             for stage in stages:
@@ -34,7 +34,7 @@ class ReplicaStages:
 
 
 def is_stages_fault(result: RequestResult) -> bool:
-    """Tell whether a stage ended under the request, which need not be the cause."""
+    """True if a stage ended during the request, which need not be the cause."""
     return isinstance(result.error, StageError) and result.error.request_id is None
 
 

@@ -1,1 +1,1 @@
-"""`omni serve`: the chain over OpenAI-compatible HTTP. No torch, no vLLM; no models run in this package."""
+"""`omni serve`: the chain over OpenAI-compatible HTTP. Imports neither torch nor vLLM and runs no model itself."""

@@ -50,7 +50,7 @@ class AccessLog:
     def _write(self, event: str, **fields: object) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         stream = self._stream or sys.stderr
-        # If the log has no reader any more, or its disk is full, the server continues.
+        # The server continues if nobody reads the log any more, or its disk is full.
         with contextlib.suppress(OSError):
             stream.write(json.dumps({"time": now, "event": event, **fields}) + "\n")
             stream.flush()

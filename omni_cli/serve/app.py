@@ -31,7 +31,7 @@ _KNOWN_FIELDS = {
 
 
 class _API(FastAPI):
-    """FastAPI, whose OpenAPI document leaves out the status code 422: invalid fields get 400, as OpenAI's do."""
+    """FastAPI without the status code 422 in its OpenAPI document: invalid fields get 400, as from OpenAI."""
 
     def openapi(self) -> dict[str, object]:
         if self.openapi_schema is None:

@@ -10,7 +10,7 @@ from starlette.types import Message, Receive
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.limits import MIB, Limits
 
-# A client refused in the middle of sending would see a broken connection instead of the answer.
+# A client that is refused while it sends would see a broken connection instead of the answer.
 _DISCARD_S = 5.0
 
 

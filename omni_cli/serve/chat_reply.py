@@ -26,7 +26,7 @@ _ENCODERS: dict[str, Callable[[np.ndarray, int], bytes]] = {
     "flac": encode_flac,
     "pcm16": lambda samples, _sample_rate: encode_pcm16(samples),
 }
-# Speech is sent in pieces of this length, so that a player can start with the first.
+# Speech is sent in pieces of this length, so that playback can start early.
 PIECE_S = 1.0
 
 

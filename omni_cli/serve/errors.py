@@ -79,7 +79,7 @@ class StreamAborted(Exception):
 
 
 def unavailable(message: str) -> APIError:
-    """The engine is temporarily unavailable."""
+    """Return the error of an engine that is temporarily unavailable."""
     return APIError(503, message, code="engine_unavailable", retry_after_s=RETRY_AFTER_S)
 
 
@@ -108,7 +108,7 @@ def as_api_error(failure: OmniError | APIError) -> APIError:
 def validation_error(errors: Sequence[ErrorDetails], known: Sequence[str]) -> APIError:
     """Convert one of pydantic's errors about a body; `known` are the field names for "did you mean".
 
-    The deepest one: if a value may be of several types, the others only report that it is not one of them.
+    Reports the deepest one: if a value may be of several types, the others only report that it is not one of them.
     """
     error = max(errors, key=lambda error: len(error["loc"]))
     param = _param(error["loc"])

@@ -63,7 +63,7 @@ class Metrics:
         self.registry.register(_StageMemory(stages))
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def ended(self, exchange: Exchange) -> None:

@@ -16,7 +16,7 @@ from omni_cli.serve.service import Service
 
 # Answered without a key: liveness probes have none.
 _OPEN_PATHS = frozenset({"/health", "/ready"})
-# Routes end their requests at the deadline themselves; this is for a client that does not read its response.
+# Routes end their requests at the deadline; the extra time is for clients that read their response slowly.
 _OVERRUN_S = 5.0
 
 
@@ -29,8 +29,8 @@ class RequestMiddleware:
     def __init__(self, routes: ASGIApp, *, service: Service, api_key: str | None, local_only: bool) -> None:
         """With `local_only`, requests must name this machine as their host.
 
-        Otherwise a page of any site could let its own name resolve to this machine, and its visitor's browser would
-        send requests here as if to that site.
+        Against DNS rebinding: a site could let its own name resolve to this machine, and its visitors' browsers would
+        send requests here.
         """
         self._local_only = local_only
         self._routes = routes
@@ -55,13 +55,13 @@ class RequestMiddleware:
         except APIError as error:
             exchange.error = error.kind
             await error.response()(scope, receive, reply)
-        except Exception as error:  # noqa: BLE001 - a fault of ours, which must not end the server
+        except Exception as error:  # noqa: BLE001 - our own failure must not end the server
             exchange.error = "internal_error"
             self._log.failure(exchange, error)
             if exchange.status is None:
                 await APIError(500, "internal error", code="internal_error").response()(scope, receive, reply)
         except asyncio.CancelledError:
-            # The time for requests to end after a stop signal is over. This is the request's whole task, which ends.
+            # The time to drain after a stop signal is over, and the task of this request ends.
             exchange.error = "shutting_down"
             if exchange.status is None:
                 await _shutting_down().response()(scope, receive, reply)

@@ -24,7 +24,7 @@ from omni_cli.serve.service import Service
 from omni_cli.serve.supervisor import Engine, EngineState, Supervisor
 
 _BACKLOG = 512
-# Longer than clients keep an idle connection: closing one under an arriving request is an error to the client.
+# Longer than clients keep an idle connection, because closing one under an arriving request is an error to the client.
 _KEEP_ALIVE_S = 75
 _LOGGERS = ("uvicorn.error", "asyncio")
 

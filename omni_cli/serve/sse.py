@@ -40,7 +40,7 @@ async def event_stream(
             error = as_api_error(failure)
             exchange.error = error.kind
             yield _event(error.body())
-        except Exception as failure:  # noqa: BLE001 - the status has gone out; the client must not take this for the end
+        except Exception as failure:  # noqa: BLE001 - the status is sent; a missing error would look like a normal end
             exchange.error = "internal_error"
             log.failure(exchange, failure)
             yield _event(APIError(500, "internal error", code="internal_error").body())

@@ -1,4 +1,4 @@
-"""Keep an engine's stages running: restart those that have ended or that the engine has given up."""
+"""Keep an engine's stages running: restart those that ended or that the engine has given up."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Supervisor:
             del self._tasks[name]
 
     def _next_backoff_s(self, name: str, now: float) -> float:
-        """None at first, then 1 s and doubling each time, until it has been stable for a while."""
+        """Return no delay at first, then 1 s, doubling each time until the stage has been stable for a while."""
         last = self._restarted_at.get(name)
         if last is None or now - last > STABLE_AFTER_S:
             self._backoff_s[name] = 0.5

@@ -264,7 +264,7 @@ def check_limits(limits: GateLimits | None, records: Sequence[Record]) -> None:
 
 
 def check_metrics(names: Iterable[str], known: Iterable[str], places: Mapping[str, str] | None = None) -> None:
-    """Raise `UsageError` for a metric that is neither `known` nor a size that can be gated; `places` says where
+    """Raise `UsageError` for a metric that is neither `known` nor a size that can be gated; `places` are where
     names are written."""
     choices = [*dict.fromkeys(known), *GATED_MEMORY]
     for name in names:

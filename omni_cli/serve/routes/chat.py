@@ -36,7 +36,7 @@ def chat_routes(service: Service) -> APIRouter:
         exchange = Exchange.of(request.scope)
         _check(service, body)
         reply = _reply(service, body)
-        # Decoding takes time, and so does starting a thread.
+        # In a thread only if there is media, because starting a thread takes time as well.
         decodes = any(isinstance(message.content, list) for message in body.messages)
         build = functools.partial(_generate_request, service, body, reply)
         generate = await asyncio.to_thread(build) if decodes else build()
@@ -89,7 +89,7 @@ def _generate_request(service: Service, body: ChatCompletionRequest, reply: Chat
         images=tuple(conversation.images),
         videos=tuple(conversation.videos),
         seed=service.config.seed if body.seed is None else body.seed,
-        # The words are generated on the way to speech anyway; they are its transcript.
+        # Text is generated on the way to speech and becomes its transcript.
         modalities=frozenset({"text", "audio"} if reply.wants_audio else {"text"}),
         speaker=None if body.audio is None else voice_name(body.audio.voice),
         sampling=body.sampling(),

@@ -37,7 +37,7 @@ def image_routes(service: Service) -> APIRouter:
 
 
 async def _run_all(service: Service, requests: list[GenerateRequest], exchange: Exchange) -> list[RequestResult]:
-    """Run them concurrently, so that the engine can batch them; the first failure ends them all."""
+    """Run the requests concurrently, so that the engine can batch them; the first failure ends all."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(service.result(request, exchange)) for request in requests]

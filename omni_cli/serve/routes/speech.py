@@ -24,7 +24,7 @@ from omni_cli.serve.service import Service
 from omni_cli.serve.sse import event_stream
 
 _MEDIA_TYPES = {"wav": "audio/wav", "flac": "audio/flac", "pcm": "audio/pcm"}
-# An omni model speaks its answers. The text is given as its answer to this.
+# An omni model speaks its own answers, so the text is passed as its answer to this instruction.
 _INSTRUCTION = "Read the following text aloud, word for word, and say nothing else:\n\n"
 
 
@@ -95,7 +95,7 @@ async def _events(service: Service, request: GenerateRequest, exchange: Exchange
 
 
 async def _stream(service: Service, request: GenerateRequest, exchange: Exchange) -> StreamingResponse:
-    """Send raw PCM as it is made. Waits for the first piece, so that an earlier failure has its own status."""
+    """Send raw PCM as it is generated. Waits for the first piece, so that an earlier failure has its own status."""
     pieces = _pieces(service, request, exchange)
     try:
         first = await anext(pieces)

@@ -10,7 +10,7 @@ from omni_cli.inputs.fields import MAX_TEMPERATURE, MAX_TOKENS
 from omni_cli.serve.schemas.fields import Ignored, Only, Seed, Strict, Voice, VoiceId
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-# OpenAI's field -> vLLM's sampling parameter, where the names differ.
+# OpenAI's field -> vLLM's sampling parameter, if the names differ.
 _RENAMED = {"max_completion_tokens": "max_tokens"}
 _SAMPLING = (
     "max_tokens",
@@ -59,7 +59,7 @@ class VideoURL(Strict):
 
 
 class VideoPart(Strict):
-    """vLLM's own addition. The sound is not read."""
+    """An extension of vLLM. The sound is not read."""
 
     type: Literal["video_url"]
     video_url: VideoURL
@@ -69,7 +69,7 @@ Part = Annotated[TextPart | ImagePart | AudioPart | VideoPart, Field(discriminat
 
 
 class GivenAudio(Strict):
-    """Speech of an earlier answer: only its words are used."""
+    """Speech of an earlier answer, of which only the transcript is used."""
 
     id: str | None = None
     transcript: str
@@ -145,7 +145,7 @@ class ChatCompletionRequest(Strict):
     ) = None
     response_format: TextFormat | None = None
 
-    # vLLM's own additions.
+    # Extensions of vLLM.
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None

@@ -44,7 +44,7 @@ class ImageRequest(Strict):
     response_format: Literal["b64_json"] | None = None
     output_format: Literal["png"] | None = None
 
-    # Our own additions, by diffusers' names.
+    # Our extensions, with diffusers' names.
     seed: Seed | None = None
     negative_prompt: str | None = None
     num_inference_steps: Annotated[int, Field(ge=1, le=MAX_NUM_INFERENCE_STEPS)] | None = None
