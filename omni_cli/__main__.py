@@ -1,4 +1,4 @@
-"""`omni`, also as `python -m omni_cli`. Imports nothing before Ctrl-C is handled without a traceback."""
+"""`omni`, also as `python -m omni_cli`. Imports nothing before Ctrl-C ends it without a traceback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _end_at_once(_number: int, _frame: object) -> None:
 def _open_closed_streams() -> None:
     """Reopen a standard stream that was closed before the start (`omni ... 2>&-`) on the null device.
 
-    Otherwise the next file or socket gets its number, and whatever a library prints goes there.
+    Otherwise the next file or socket gets its number, and receives whatever a library prints.
     """
     for number in range(3):
         try:
@@ -26,14 +26,14 @@ def _open_closed_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
     if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - it lives as long as the process
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - open as long as the process lives
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def main() -> NoReturn:
     """The console script."""
-    # Where Ctrl-C is ignored (`nohup`, a background job), keep ignoring it.
+    # If Ctrl-C is ignored (`nohup`, a background job), keep ignoring it.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end_at_once)
     _open_closed_streams()

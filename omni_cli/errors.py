@@ -41,7 +41,7 @@ class OmniError(Exception):
         self.hint = hint
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Unpickling recreates exceptions from positional arguments only; most of these have more.
+        # Unpickling recreates exceptions from positional arguments only; most of these have keyword arguments.
         return _rebuilt, (type(self), self.args, self.__dict__)
 
 

@@ -1,7 +1,7 @@
 """Model families: an architecture as data, with references to the code that only it needs.
 
-A family registers under the entry point group `omni_cli.models`; ours do, too. References are `package.module:name`
-and are imported where they are needed, so that listing the families imports none of them.
+A family registers under the entry point group `omni_cli.models`; ours do, too. References are `package.module:name`,
+imported on use, so that listing the families imports none of them.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class StageRole:
 
     `stage` is the class that runs it: called with a `StageSpec` and `emit`, it returns a loaded `Stage`. `input` names
     the role whose output it takes, None for the first. `makes` is its output for the user; None if only the next stage
-    gets one. `takes` names request fields that affect it, beside those that follow from `makes`,
-    or a function that tells them from a checkpoint's name; `needs` is such a function for fields that must be there.
-    `settings` declares the stage's own profile keys: a class derived from `config.schema.ARStageConfig` or
-    `DiffusionStageConfig`; None if it has no others. A checkpoint must have at least one file of each group in
-    `needed_files`, weights whose names begin with each of `needed_weights` (`FOLDER/PREFIX` for those of a
-    component), and one of `processor_files` if its configuration describes a vision or audio encoder. One whose
-    config.json has `switch` false lacks the stage.
+    gets one. `takes` names request fields that affect it, beside those that follow from `makes`, or a function that
+    returns them for a checkpoint's name; `needs` is such a function for required fields. `settings` declares the
+    stage's own profile keys: a class derived from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if it
+    has no others. A checkpoint must have at least one file of each group in `needed_files`, weights whose names begin
+    with each of `needed_weights` (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its
+    configuration describes a vision or audio encoder. A checkpoint whose config.json has `switch` false lacks the
+    stage.
     """
 
     name: str
@@ -69,13 +69,13 @@ class StageRole:
     switch: str | None = None
 
     def fits(self, stage: StageShape) -> bool:
-        """Tell whether a profile's stage can have this role, whatever its name."""
+        """True if a profile's stage can have this role, under any name."""
         return (stage.kind, stage.backend, stage.input) == (self.kind, self.backend, self.input)
 
 
 @dataclass(frozen=True)
 class CheckpointNeeds:
-    """Needs of a published checkpoint: the size of its weight files, and of one device that all its stages fit on."""
+    """Needs of a published checkpoint: the size of its weight files, and of a device that holds all its stages."""
 
     download_bytes: int
     gpu_bytes: int
@@ -83,7 +83,7 @@ class CheckpointNeeds:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine to derive a profile for; `memory_bytes` is that of one device, or of the host on a CPU."""
+    """A machine to derive a profile for; `memory_bytes` is that of one device, or on a CPU the host's."""
 
     device: Literal["cpu", "cuda"]
     memory_bytes: int
@@ -91,16 +91,16 @@ class Machine:
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture under all the names that checkpoints give it.
+    """One architecture under all its names in checkpoints.
 
-    `entry_file` is where a checkpoint has the name. A family without `architectures` takes every one that no other
-    family names. `vllm_models` maps an architecture's name to the model class that vLLM lacks. `builtins` maps the name
-    of a built-in checkpoint to a function of an output folder and a seed; a built one is kept until that
-    function's module changes, or one that it imports. `profile` is a function of a checkpoint folder and a `Machine`;
-    it returns the stages of a profile, as YAML would hold them. `preload` names modules that the stages import late,
-    such as vLLM's own models; `inner_architectures` are those that vLLM looks up while it builds one of them.
-    `published` maps repo ids of the Hugging Face hub to their needs, for `omni doctor`. `prompt_frame` is the text
-    around the words of a generated prompt, for models that need the tokens of a conversation's turns.
+    `entry_file` contains the name in a checkpoint. A family without `architectures` takes all that no other family
+    names. `vllm_models` maps an architecture's name to the model class that vLLM lacks. `builtins` maps the name of a
+    built-in checkpoint to a function of an output folder and a seed; a built checkpoint is kept until that function's
+    module, or one that it imports, changes. `profile` is a function of a checkpoint folder and a `Machine`; it returns
+    the stages of a profile, as YAML would contain them. `preload` names modules that the stages import late, such as
+    vLLM's own models; `inner_architectures` are those that vLLM looks up while it builds one of them. `published` maps
+    repo ids of the Hugging Face hub to their needs, for `omni doctor`. `prompt_frame` is the text around the words of a
+    generated prompt, for models that need the tokens of a conversation's turns.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Family:
     prompt_frame: tuple[str, str] = ("", "")
 
     def role(self, name: str) -> StageRole | None:
-        """The role of a stage of that name; None if the chain has none. An only stage may be called anything."""
+        """Return the role of a stage of that name; None if the chain has none. An only stage may have any name."""
         if len(self.roles) == 1:
             return self.roles[0]
         return next((role for role in self.roles if role.name == name), None)
@@ -129,14 +129,14 @@ class Family:
         return (*dict.fromkeys(reference.partition(":")[0] for reference in references), *self.preload)
 
     def fits(self, stages: Iterable[StageShape]) -> bool:
-        """Tell whether a profile's stages are stages of this family."""
+        """True if a profile's stages are stages of this family."""
         roles = [(self.role(stage.name), stage) for stage in stages]
         return all(role is not None and role.fits(stage) for role, stage in roles)
 
 
 @functools.cache
 def families() -> Mapping[str, Family]:
-    """The installed families by name; raises `OmniError`, naming the package, for one that cannot be used."""
+    """Return the installed families by name; raises `OmniError`, naming the package, for an unusable one."""
     found: dict[str, Family] = {}
     claimed: dict[str, str] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
@@ -155,13 +155,13 @@ def families() -> Mapping[str, Family]:
 
 
 def _claims(family: Family) -> list[str]:
-    """Names that only one family can have."""
+    """Return the names that only one family can have."""
     architectures = family.architectures or (f"any architecture in {family.entry_file}",)
     return [*architectures, *(BUILTIN_PREFIX + name for name in family.builtins), f"the name `{family.name}`"]
 
 
 def _is_of_another_commit(point: EntryPoint) -> bool:
-    """Tell whether a family of ours is not in the code that runs: `omni bench --against` runs an older one."""
+    """True if one of our families is not in the running code, as in an older commit of `omni bench --against`."""
     package = point.module.rpartition(".")[0]
     return package.startswith("omni_cli.models.") and importlib.util.find_spec(package) is None
 
@@ -188,7 +188,7 @@ def _package(point: EntryPoint) -> str:
 
 
 def family_of(architecture: str, entry_file: EntryFile = "config.json") -> Family:
-    """The family of a checkpoint's architecture, which `entry_file` names."""
+    """Return the family of a checkpoint's architecture, which `entry_file` names."""
     candidates = [family for family in families().values() if family.entry_file == entry_file]
     named = [family for family in candidates if architecture in family.architectures]
     anything = [family for family in candidates if not family.architectures]
@@ -200,7 +200,7 @@ def family_of(architecture: str, entry_file: EntryFile = "config.json") -> Famil
 def family_of_stages(model: str, stages: Iterable[StageShape]) -> Family | None:
     """Return the family of a profile without reading its checkpoint; None if no family has such stages.
 
-    A built-in checkpoint has one. Otherwise the names of the stages decide, else the family that takes any
+    A built-in checkpoint has one. Otherwise the names of the stages decide, then the family that takes any
     architecture.
     """
     builder = builtins().get(model.removeprefix(BUILTIN_PREFIX)) if model.startswith(BUILTIN_PREFIX) else None
@@ -215,12 +215,12 @@ def family_of_stages(model: str, stages: Iterable[StageShape]) -> Family | None:
 
 
 def builtins() -> Mapping[str, Family]:
-    """The names of the built-in checkpoints, sorted, and the family that builds each."""
+    """Return the names of the built-in checkpoints, sorted, with the family that builds each."""
     found = {name: family for family in families().values() for name in family.builtins}
     return dict(sorted(found.items()))
 
 
 def load(reference: Reference) -> Any:
-    """Import what a reference names."""
+    """Import the target of a reference."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)

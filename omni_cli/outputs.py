@@ -45,19 +45,19 @@ class Video:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One request for the whole chain: a prompt, or `messages` instead.
+    """One request for the whole chain: a prompt, or `messages` instead of one.
 
     `sampling` overrides the first AR stage's `sampling` keys; `diffusion` overrides call arguments of the diffusion
     stage (diffusers' names: `num_inference_steps`, `guidance_scale`, `height`, `width`, `negative_prompt`, ...).
     `audio` holds (samples float32 mono (num_samples,), sample rate Hz) pairs; `images` holds uint8 RGB arrays
     (height, width, 3), and so do `control_images` and `mask`, which is white where the model paints.
     `modalities` None means all that the profile makes. `reply` fixes the first AR stage's answer word for word.
-    `cache_salt` separates prefix caches and cached encoder outputs: those of another salt, or of none, are not used.
-    With `stream_audio`, stages start before their input stage has finished, and audio arrives in `AudioChunk`s as it is
-    made; None leaves that to the profile.
+    `cache_salt` separates prefix caches and cached encoder outputs: entries with another salt, or none, are not used.
+    With `stream_audio`, stages start before their input stage has finished, and audio arrives in `AudioChunk`s while it
+    is generated; None leaves the choice to the profile.
 
-    For measuring single stages: `handoff` is the output of the stage before the first one, instead of a prompt, and
-    `wants_handoff` asks the last stage for what it would pass to the next.
+    For measuring single stages: `handoff` is the output of the stage before the first one, instead of a prompt;
+    `wants_handoff` asks the last stage for its output to the next.
     """
 
     request_id: str
@@ -90,7 +90,7 @@ class TextOutput:
 
 @dataclass(frozen=True)
 class AudioOutput:
-    """`samples` is float32 (num_samples,) in [-1, 1], with several channels (num_samples, channels)."""
+    """`samples` is float32 (num_samples,) in [-1, 1], or (num_samples, channels) with several channels."""
 
     samples: np.ndarray
     sample_rate: int
@@ -111,11 +111,11 @@ class StageTrace:
     """One stage's work for one request; times are seconds on the stage's own monotonic clock.
 
     `token_times_s` is the time of each output token since the request's arrival; tokens of one engine step share a
-    time. `output_codes` are a talker's frames, with one code per codebook; `backbone_s` and
-    `code_predictor_s` are, for each token, the time of its step in the forward pass and for all codes after the first;
-    the rest of a step is the host's. Of a diffusion stage, `text_encode_s`, `denoise_step_s` (one entry
-    per step) and `vae_decode_s` or `vocoder_s` are its parts. Those times are on the device's clock. `num_chunks`
-    counts the chunks of streamed audio; None if it was not streamed.
+    time. `output_codes` are a talker's frames, with one code per codebook; `backbone_s` and `code_predictor_s` are, for
+    each token, its step's time in the forward pass and for all codes after the first; the rest of a step is the host's.
+    For a diffusion stage, `text_encode_s`, `denoise_step_s` (one entry per step) and `vae_decode_s` or `vocoder_s` are
+    its parts. Those times are on the device's clock. `num_chunks` counts the chunks of streamed audio; None if it was
+    not streamed.
     """
 
     name: str
@@ -144,7 +144,7 @@ class StageInfo:
 
     `peak_memory_bytes` has the keys `device` and `host` and counts from the start of its process;
     `load_memory_bytes` (until ready) and `run_memory_bytes` (since then) also have `reserved`. `settings` are
-    configuration keys as the engine resolved them; `engagement` counts what took place since loading began (graph
+    configuration keys as the engine resolved them; `engagement` counts what happened since loading began (graph
     replays, bytes copied, ...).
     """
 
@@ -160,12 +160,12 @@ class StageInfo:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences about what the stage does otherwise than its profile says."""
+        """Sentences about deviations of the stage from its profile."""
         return stage_warnings(self.name, self.effective)
 
 
 def stage_warnings(name: str, effective: Mapping[str, Any]) -> tuple[str, ...]:
-    """Sentences about what a stage does otherwise than its profile says, from its effective settings."""
+    """Return sentences about deviations of a stage from its profile, according to its effective settings."""
     dropped = ", ".join(f"`{argument}`" for argument in effective.get("dropped_arguments", ()))
     message = f"stage `{name}`: this checkpoint's pipeline has no use for the profile's {dropped}; dropped"
     return (message,) if dropped else ()
@@ -173,7 +173,7 @@ def stage_warnings(name: str, effective: Mapping[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class StageLoading:
-    """Event: a stage has begun to load (`info` None) or is ready."""
+    """Event: a stage is loading (`info` None) or ready."""
 
     name: str
     kind: Literal["ar", "diffusion"]
@@ -226,7 +226,7 @@ class OutputReady:
 
 @dataclass(frozen=True)
 class RequestResult:
-    """Event: a request has ended; its last event. `error` is set exactly if it failed.
+    """Event: a request has ended; its last event. `error` is set if and only if it failed.
 
     `handoff` is the last stage's output for the next, if requested. For a request that makes audio, `ttfp_s` is the
     time from its arrival to the first audio in seconds, and `rtf` the total time in seconds per second of audio.

@@ -1,7 +1,7 @@
 """A saved profile, `omni.profile/1`: time and memory of one workload, stage by stage.
 
-Written by `omni profile` next to the trace, read by `omni report`. Imports neither torch nor NumPy. Times are in
-seconds and sizes in bytes, as the names say; a number "per iteration" is the median over the profiled iterations.
+Written by `omni profile` beside the trace, read by `omni report`. Imports neither torch nor NumPy. Times are in seconds
+and sizes in bytes, as the names say; a number "per iteration" is the median over the profiled iterations.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
     """Slowdown of a time by profiling; unprofiled and profiled iterations were interleaved.
 
-    `ratio` is profiled over unprofiled, `ci95` its interval; None with too few iterations for an interval.
+    `ratio` is profiled over unprofiled, `ci95` its interval; None with too few iterations.
     """
 
     metric: str

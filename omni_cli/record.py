@@ -1,7 +1,7 @@
 """A saved measurement, `omni.bench/1`: raw samples and their conditions. Everything else is recomputable.
 
-Knows no statistics and imports neither torch nor NumPy: `omni compare` starts with it. Times are seconds, sizes
-bytes; what is measured says its unit in its name.
+Contains no statistics and imports neither torch nor NumPy, because `omni compare` starts with it. Times are seconds,
+sizes bytes; names of measured values end in their unit.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from omni_cli.text import visible
 SCHEMA: Final = "omni.bench/1"
 E2E = "e2e_s"
 
-# What no measurement exceeds, and what arithmetic on it can take: a century in picoseconds, an exabyte of bytes.
+# Limits that no measurement exceeds and arithmetic can handle: a century in picoseconds, an exabyte in bytes.
 _MAX_COUNT = 2**31
 _MAX_BYTES_MEASURED = 2**60
 _MIN_SECONDS, _MAX_SECONDS = 1e-12, 1e10
 _MIN_VALUE, _MAX_VALUE = 1e-30, 1e30
 _MIN_ALPHA = 1e-4
 
-_TOLERANCE = 1e-9  # relative; what printing a float and reading it back can never reach
+_TOLERANCE = 1e-9  # relative; far above the error of printing a float and reading it back
 
 
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,14 +42,14 @@ class Failures(msgspec.Struct, frozen=True, kw_only=True):
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One iteration of the workload.
 
-    `position` counts the iterations of all variants within the block, in the order in which they ran: two
-    interleaved variants never share one. `work` is what was done (tokens, steps, pixels, seconds of audio).
-    `number` is the iteration's: equal ones mean equal prompts and seeds. `engagement` counts, by stage, what ran how:
-    graphs replayed, calls made eagerly, bytes copied, seconds hidden.
+    `position` counts the iterations of all variants within the block, in the order in which they ran: two interleaved
+    variants never share one. `work` is the amount of work (tokens, steps, pixels, seconds of audio). `number` is the
+    iteration's; equal numbers mean equal prompts and seeds. `engagement` counts by stage: graphs replayed, calls made
+    eagerly, bytes copied, seconds hidden.
 
-    Of a window of requests to a server, `e2e_s` and the times among the metrics are medians over the requests that were
-    answered. `requests` has all of them, a column per value (`start_s`, `e2e_s`, `ttft_s`, ...), null where a request
-    lacks it; one without an `e2e_s` failed. `failures` counts those by kind.
+    For a window of requests to a server, `e2e_s` and the times among the metrics are medians over the answered
+    requests. `requests` has all of them, one column per value (`start_s`, `e2e_s`, `ttft_s`, ...), null if a request
+    lacks it; a request without `e2e_s` failed. `failures` counts those by kind.
     """
 
     block: int
@@ -64,7 +64,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """Peaks of a variant while it ran, in bytes; None or 0 where there is nothing to measure (no device)."""
+    """Peaks of a variant while it ran, in bytes; None or 0 if there is nothing to measure (no device)."""
 
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
@@ -86,14 +86,14 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoppingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan of stopping: `looks` are the numbers of blocks after which the interval was looked at."""
+    """The plan for stopping: `looks` are the numbers of blocks after which the interval was looked at."""
 
     looks: tuple[int, ...] = ()
     alpha: float = 0.05
 
 
 class GpuUtilisation(msgspec.Struct, frozen=True, kw_only=True):
-    """One device; a value a look. `throttled` names what held its clock down (`power_cap+thermal`), or nothing."""
+    """One device, one value per reading. `throttled` names the causes of throttling (`power_cap+thermal`), or none."""
 
     index: int
     name: str
@@ -105,13 +105,13 @@ class GpuUtilisation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine's load during the runs: means between looks, about `interval_s` apart.
+    """The machine's load during the runs: means between readings, about `interval_s` apart.
 
-    A look ends `end_s` after the first block began, block i at `block_end_s[i]`. `busy_cores` is what all programs used
-    of `usable_cores`, `own_cores` what the measurement used, `stolen_cores` what a virtual machine's host kept for
-    others. `held_back` is the share of periods in which a container's quota ran out, `cpu_mhz` the clock of the
-    fastest core; both are empty where there is nothing to know. `cost_s` is processor time that the looking took,
-    `error` why it ended early.
+    Reading i is taken `end_s[i]` after the start of the first block, and block i ends at `block_end_s[i]`. All programs
+    used `busy_cores` of `usable_cores`, the measurement `own_cores` of them; a virtual machine's host gave
+    `stolen_cores` to others. `held_back` is the share of periods in which a container's quota ran out, `cpu_mhz` the
+    clock of the fastest core; both are empty if unknown. `cost_s` is the processor time of the sampling, `error` the
+    reason why it ended early.
     """
 
     interval_s: float
@@ -131,10 +131,10 @@ class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A run of `omni bench`.
 
-    All of `environment` must agree between two records (machine, versions, variables) but the parts `code` (omni's
-    version and commit: what is measured) and `conditions` (load, clocks: what cannot be chosen). All of `workload`
-    must agree; `workload_fingerprint` makes its `fingerprint`. `utilisation` is how busy the machine was meanwhile,
-    None in records of a time when nobody looked. `comparisons` and `gate` are kept for readers of the file; omni
+    Two comparable records agree in all of `environment` (machine, versions, variables) except `code` (omni's version
+    and commit, the subject of the measurement) and `conditions` (load, clocks, which cannot be chosen), and in all of
+    `workload`, whose `fingerprint` is made by `workload_fingerprint`. `utilisation` is the machine's load during the
+    runs; None in records from before it was sampled. `comparisons` and `gate` are for readers of the file; omni
     computes them again.
     """
 
@@ -151,17 +151,17 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None = None
 
     def variant(self, name: str) -> Variant:
-        """The variant of that name; `KeyError` if there is none."""
+        """Return the variant of that name; raises `KeyError` if there is none."""
         return {variant.name: variant for variant in self.variants}[name]
 
 
 def workload_fingerprint(workload: dict[str, object]) -> str:
-    """`sha256:...` of everything in `workload` but the fingerprint itself."""
+    """Return `sha256:...` of everything in `workload` except the fingerprint itself."""
     return digest_of({key: value for key, value in workload.items() if key != "fingerprint"})
 
 
 def metric_names(variant: Variant) -> tuple[str, ...]:
-    """The metrics that at least one sample has, `e2e_s` first, the others in order of appearance."""
+    """Return the metrics that at least one sample has, `e2e_s` first, the others in order of appearance."""
     names = dict.fromkeys([E2E] if variant.samples else [])
     for sample in variant.samples:
         names.update(dict.fromkeys(sample.metrics))
@@ -169,20 +169,20 @@ def metric_names(variant: Variant) -> tuple[str, ...]:
 
 
 def values_of(variant: Variant, metric: str) -> list[tuple[int, float]]:
-    """(block, value) of every sample that has the metric, in the order of the record."""
+    """Return (block, value) of every sample that has the metric, in the order of the record."""
     if metric == E2E:
         return [(sample.block, sample.e2e_s) for sample in variant.samples]
     return [(sample.block, sample.metrics[metric]) for sample in variant.samples if metric in sample.metrics]
 
 
 def request_values(variant: Variant, metric: str) -> list[float]:
-    """The metric of every single request to a server; empty for all other variants."""
+    """Return the metric of every single request to a server; empty for all other variants."""
     columns = (sample.requests.get(metric, ()) for sample in variant.samples)
     return [value for column in columns for value in column if value is not None]
 
 
 def counters_of(variant: Variant) -> Mapping[str, Mapping[str, float]]:
-    """By stage, the counts from the beginning of loading to the end of the variant's last run."""
+    """Return by stage the counts from the start of loading to the end of the variant's last run."""
     engagement = variant.effective.get("engagement")
     if not isinstance(engagement, Mapping):
         return {}
@@ -190,23 +190,23 @@ def counters_of(variant: Variant) -> Mapping[str, Mapping[str, float]]:
 
 
 def num_requests(variant: Variant) -> int:
-    """The requests that were sent to a server, failed ones included; 0 for all other variants."""
+    """Count the requests that were sent to a server, including failed ones; 0 for all other variants."""
     return sum(len(next(iter(sample.requests.values()), ())) for sample in variant.samples)
 
 
 def is_of_server(record: Record) -> bool:
-    """The record is of `omni loadtest`."""
+    """True for a record of `omni loadtest`."""
     return record.workload.get("kind") == "server"
 
 
 def describe_failures(failures: Mapping[str, Failures]) -> str:
-    """`10 x HTTP 429 queue_full, 2 x timeout; the first one: ...`, from the most frequent kind on."""
+    """Format `10 x HTTP 429 queue_full, 2 x timeout; the first one: ...`, the most frequent kind first."""
     first = next(iter(failures.values())).first
     return ", ".join(f"{found.count} x {kind}" for kind, found in failures.items()) + f"; the first one: {first}"
 
 
 def failures_of(samples: Iterable[Sample]) -> dict[str, Failures]:
-    """The requests to a server that failed, by kind, the most frequent first."""
+    """Return the failed requests to a server by kind, the most frequent first."""
     total: dict[str, Failures] = {}
     for sample in samples:
         for kind, found in sample.failures.items():
@@ -216,14 +216,14 @@ def failures_of(samples: Iterable[Sample]) -> dict[str, Failures]:
 
 
 def to_document(record: Record) -> dict[str, object]:
-    """The record as plain JSON types, with the digest of everything else in it."""
+    """Return the record as plain JSON types, with the digest of everything else in it."""
     return with_digest(record)
 
 
 def save_record(record: Record, path: Path) -> None:
     """Write the record whole or not at all. Raises `OutputError`.
 
-    Called after every block, so that a later failure costs nothing that was measured before.
+    Called after every block, so that a later failure loses no measurement.
     """
     write_document(to_document(record), path)
 
@@ -237,9 +237,9 @@ def load_record(path: Path) -> Record:
 
 
 def read_record(path: Path) -> tuple[Record, str | None]:
-    """A whole record, and a sentence on how it contradicts itself if it was changed after it was written.
+    """Read a complete record; also return a sentence if it was changed after it was written and contradicts itself.
 
-    Raises `InputError` for everything but a whole record.
+    Raises `InputError` for everything except a complete record.
     """
     document, record = read_document(path, Record, _KIND)
     label = visible(str(path))
@@ -255,7 +255,7 @@ _KIND = Kind("bench record", SCHEMA, "omni bench --output-json FILE", _AGAIN)
 
 
 def _first_problem(record: Record) -> str | None:
-    """The first value that no run of `omni bench` writes, in one sentence."""
+    """Return a sentence on the first value that no run of `omni bench` writes."""
     names = [variant.name for variant in record.variants]
     if not names:
         return "the record has no variants"
@@ -326,7 +326,7 @@ def _utilisation_problem(found: Utilisation) -> str | None:
 
 
 def _first_edit(record: Record, document: dict[str, object]) -> str | None:
-    """The first contradiction within the record: it was changed after it was written."""
+    """Return a sentence on the first contradiction within the record, which proves an edit."""
     problem = digest_problem(document)
     if problem is not None:
         return problem

@@ -1,4 +1,4 @@
-"""Records on the disk: JSON documents with a schema's name and a digest, written whole and read with suspicion."""
+"""Records on the disk: JSON documents with a schema's name and a digest, written whole and read as untrusted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of record: what messages call it, its schema (`omni.bench/1`), what writes it, what a broken one needs."""
+    """A kind of record: its name in messages, its schema (`omni.bench/1`), the command that writes it, and the hint if
+    it is broken."""
 
     name: str
     schema: str
@@ -31,13 +32,13 @@ class Kind:
 
 
 def digest_of(value: object) -> str:
-    """`sha256:...` of plain JSON types, whatever the order of their keys."""
+    """Return `sha256:...` of plain JSON types, independent of the order of keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def with_digest(record: msgspec.Struct) -> dict[str, object]:
-    """A record that has a `digest` as plain JSON types, with the digest of everything else in it."""
+    """Return a record that has a `digest` as plain JSON types, with the digest of everything else in it."""
     document = msgspec.to_builtins(record)
     document.pop("digest")
     return {**document, "digest": digest_of(document)}
@@ -55,7 +56,7 @@ def write_document(document: dict[str, object], path: Path) -> None:
 
 
 def read_document(path: Path, struct: type[Struct], kind: Kind) -> tuple[dict[str, Any], Struct]:
-    """A file's document and the record in it. Raises `InputError`: unreadable, truncated, foreign or incomplete."""
+    """Return a file's document and its record. Raises `InputError`: unreadable, truncated, foreign or incomplete."""
     label = visible(str(path))
     document = _read_json(label, _read_bytes(label, path, kind), kind)
     _check_schema(label, document, kind)
@@ -66,13 +67,13 @@ def read_document(path: Path, struct: type[Struct], kind: Kind) -> tuple[dict[st
 
 
 def read_json(path: Path, kind: Kind) -> Any:
-    """The content of a file, whatever it is. Raises `InputError`: unreadable, truncated or no JSON."""
+    """Return the JSON content of a file. Raises `InputError`: unreadable, truncated or not JSON."""
     label = visible(str(path))
     return _read_json(label, _read_bytes(label, path, kind), kind)
 
 
 def digest_problem(document: dict[str, object]) -> str | None:
-    """A sentence for a document that was changed after it was written; one without a digest is believed."""
+    """Return a sentence if a document was changed after it was written; one without a digest is trusted."""
     content = {key: value for key, value in document.items() if key != "digest"}
     if document.get("digest") is not None and document["digest"] != digest_of(content):
         return "the record was changed after it was written: its content does not fit its digest"
@@ -97,7 +98,7 @@ def _read_json(label: str, content: bytes, kind: Kind) -> Any:
     try:
         return msgspec.json.decode(content)
     except msgspec.DecodeError as error:
-        # A truncated number is called malformed, at the place where the text ends.
+        # A truncated number is reported as malformed, at the position where the text ends.
         ends_in_number = re.search(r"invalid number \(byte (\d+)\)", str(error))
         if "truncated" in str(error) or (ends_in_number and int(ends_in_number[1]) >= len(content) - 1):
             message = f"`{label}` is truncated after {len(content)} bytes"
@@ -122,7 +123,7 @@ def _check_schema(label: str, document: object, kind: Kind) -> None:
 
 
 def _located(error: Exception) -> str:
-    """msgspec's sentence with its `$.variants[0].name` in the words of the rest."""
+    """Rephrase msgspec's message with its `$.variants[0].name`."""
     message, _, path = str(error).partition(" - at ")
     message = message[:1].lower() + message[1:]
     where = path.strip("`").removeprefix("$").removeprefix(".")

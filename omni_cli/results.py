@@ -1,7 +1,7 @@
-"""Verdicts as records keep them: summaries, comparisons and gates, encoded and decoded by the same types.
+"""Verdicts in records: summaries, comparisons and gates, encoded and decoded by the same types.
 
-`omni_cli.stats` makes them, `omni_cli.report` shows them. Fields with a default of UNSET are left out of the JSON where
-there is nothing to say; all others are always written.
+`omni_cli.stats` computes them, `omni_cli.report` shows them. Fields with the default UNSET are omitted from the JSON if
+they do not apply; all others are always written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MemoryVerdict = Literal["more memory", "less memory", "same", "no difference", "
 GateVerdict = Literal["pass", "regression", "inconclusive", "not comparable", "output mismatch", "failed"]
 
 Bounds = tuple[float, float]
-# What a page can draw on a logarithmic axis.
+# The range that a page can draw on a logarithmic axis.
 Ratio = Annotated[float, msgspec.Meta(ge=1e-30, le=1e30)]
 
 EXIT_CODES: dict[GateVerdict, ExitCode] = {
@@ -42,9 +42,9 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, rename={"minimum": "min", "maximum": "max"}):
-    """All samples of one metric, in the metric's unit; None where the sample does not support a number.
+    """All samples of one metric, in the metric's unit; None for numbers that the samples do not support.
 
-    Percentiles are of single requests where a sample is a window of requests to a server; `requests` counts them.
+    If samples are windows of requests to a server, percentiles are of single requests, and `requests` counts them.
     """
 
     n: int
@@ -57,12 +57,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, rename={"minimum": "min
     requests: int | UnsetType = UNSET
 
     def percentile(self, percentile: int) -> float | None:
-        """The 90th or the 99th percentile; None where there are fewer than `samples_for` samples."""
+        """The 90th or the 99th percentile; None with fewer than `samples_for` samples."""
         return {90: self.p90, 99: self.p99}[percentile]
 
 
 class Outputs(msgspec.Struct, frozen=True):
-    """Agreement of the outputs of b with those of a; None where it was not recorded."""
+    """Agreement of the outputs of b with those of a; None if it was not recorded."""
 
     identical: bool | None = None
     max_abs_diff: float | None = None
@@ -71,9 +71,9 @@ class Outputs(msgspec.Struct, frozen=True):
 class Payback(msgspec.Struct, frozen=True, kw_only=True):
     """The gain and the cost of `mode` against `other`, the other variant of the pair.
 
-    `gained_s` are seconds per request, below 0 where it is slower; `ci95` is their interval, where there is one.
-    `bytes_more` is of device memory allocated, or of resident host memory where there is no device. `requests` is how
-    many of them earn `preparation_s` back: None where it is not faster, or not surely so.
+    `gained_s` are seconds per request, below 0 if it is slower; `ci95` is their interval, if there is one. `bytes_more`
+    is allocated device memory, or resident host memory without a device. `requests` is the number of them that earn
+    `preparation_s` back; None if it is not faster, or not surely.
     """
 
     mode: str
@@ -88,10 +88,10 @@ class Payback(msgspec.Struct, frozen=True, kw_only=True):
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """One metric of variant `b` against variant `a`.
 
-    `ratio` is b over a of the medians, block by block where the two were `interleaved`; `ci95` is its interval. Both
-    are None where there is nothing to divide. `blocks_needed` is about how many more would decide: absent where the
-    verdict is decided, None where no number would. `work` are the amounts of work in which the two differ on purpose;
-    `payback` is with the end-to-end time.
+    `ratio` is b over a of the medians, block by block if the two were `interleaved`; `ci95` is its interval. Both are
+    None if there are no ratios. `blocks_needed` estimates how many more blocks would decide: absent if the verdict is
+    decided, None if no number would. `work` are the intended differences in the amount of work; `payback` belongs to
+    the end-to-end time.
     """
 
     metric: str
@@ -116,8 +116,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True):
     """A peak that both variants measured, in bytes.
 
-    `bounds` are those of the ratio, where two loads of the same code differ (host RSS); sizes that the allocator
-    counts are exact and have none.
+    `bounds` are those of the ratio, if two loads of the same code differ (host RSS); sizes that an allocator counts are
+    exact and have none.
     """
 
     metric: str
@@ -131,10 +131,10 @@ class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GateMetric(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One limit. `change` and `ci95` say how much worse b is (0.05 is 5 %; below 0 it is better).
+    """One limit. `change` and `ci95` are the worsening of b: 0.05 is 5 %, below 0 is better.
 
-    `detectable` is the smallest regression that this many blocks show in 80 % of the cases. `place` is that of the
-    limit in a file.
+    `detectable` is the smallest regression that this number of blocks shows in 80 % of the cases. `place` is the
+    position of a limit in a file.
     """
 
     metric: str
@@ -152,7 +152,7 @@ class GateMetric(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The judgement of all limits. `blocks_needed` is about how many more blocks would decide every open limit."""
+    """The verdict on all limits. `blocks_needed` estimates how many more blocks would decide every open limit."""
 
     verdict: GateVerdict
     max_regression: float | None = None
@@ -177,7 +177,7 @@ class RecordOrigin(msgspec.Struct, frozen=True):
 class CompareRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The document of `omni compare --json`.
 
-    Where the two may not be compared there are no comparisons, because they would be read as verdicts.
+    Records that may not be compared have no comparisons, because they could be mistaken for verdicts.
     """
 
     schema: Literal["omni.compare/1"] = COMPARE_SCHEMA

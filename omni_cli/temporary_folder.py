@@ -1,4 +1,4 @@
-"""Choose a folder for temporary files in which socket names are not too long."""
+"""Choose a folder for temporary files whose name is short enough for sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHORT_FOLDER = "/tmp"
 def temporary_folder(room: int) -> str:
     """Return a folder with room for socket names of `room` bytes, the leading slash included.
 
-    Raises `OmniError` if every writable folder has too long a name.
+    Raises `OmniError` if the names of all writable folders are too long.
     """
     folder, longest = tempfile.gettempdir(), _LONGEST_SOCKET - room
     if len(os.fsencode(folder)) <= longest:

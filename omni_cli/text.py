@@ -7,13 +7,13 @@ from difflib import get_close_matches
 
 
 def suggest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return `did you mean ...?` for the nearest known word; None if none has a similarity of `cutoff`, 0 to 1."""
+    """Return `did you mean ...?` for the closest known word; None if none has a similarity of `cutoff`, 0 to 1."""
     near = get_close_matches(word[:100], list(known), n=1, cutoff=cutoff)
     return f"did you mean `{near[0]}`?" if near else None
 
 
 def visible(text: str, limit: int = 200) -> str:
-    """Escape invisible characters of `text` and cut it to `limit` characters: safe to show on a terminal."""
+    """Escape invisible characters of `text` and cut it to `limit` characters, so that it is safe on a terminal."""
     shown = text[:limit]
     if not shown.isprintable():
         shown = "".join(visible_character(character) for character in shown)

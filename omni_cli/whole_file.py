@@ -17,7 +17,7 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())  # some file systems report a full disk only then
         temporary.replace(path)
-    except BaseException:  # an interrupt must leave nothing behind either
+    except BaseException:  # including interrupts
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise

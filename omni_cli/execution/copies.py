@@ -4,8 +4,8 @@
     pending = copy.start(rows)    # the device continues
     host = pending.get()          # waits for this copy only
 
-The data is only accessible through `get`, so that nobody reads it before it has arrived. The two modes are two small
-objects, chosen once.
+The data is only accessible through `get`, so that nobody reads it before it has arrived. Each mode is an object, chosen
+once per stage.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PendingCopy(Protocol):
     def get(self) -> torch.Tensor:
         """Wait for the copy and return the tensor on the host.
 
-        It may lie in a buffer that is reused as soon as nobody holds the tensor or a view of it: clone it to keep it
+        The tensor may lie in a buffer that is reused as soon as nobody holds it or a view of it. Clone it to keep it
         for long.
         """
 
@@ -71,7 +71,7 @@ class OutputCopy(Protocol):
     def start(self, tensor: torch.Tensor, *, reused: bool = False) -> PendingCopy:
         """Copy `tensor` once the work queued on the current stream is done.
 
-        `reused` means that its memory will be overwritten without notice, as a CUDA graph does with its outputs. Nobody
+        With `reused`, its memory will be overwritten without notice, as a CUDA graph does with its outputs. Nothing
         else may write to it before the copy is done.
         """
 
@@ -84,7 +84,7 @@ class Transfer(Protocol):
     def wait(self) -> None: ...
 
     def seconds(self) -> float:
-        """The device's time for the copy; it must be done."""
+        """The device's time for the finished copy."""
 
     def stream_busy(self) -> bool:
         """True if the device has work left on the source's stream; called when the copy has just ended."""
@@ -110,14 +110,14 @@ def make_output_copy(mode: Mode, device: torch.device | str) -> OutputCopy:
 
 
 def why_not_async(device: torch.device | str) -> str | None:
-    """Reason in one sentence why copies from `device` cannot be asynchronous; None if they can."""
+    """Return the reason why copies from `device` cannot be asynchronous, in one sentence; None if they can."""
     if str(device).partition(":")[0] == "cuda":
         return None
     return "`output_copy: async` needs a CUDA device: on a CPU the outputs are in host memory already"
 
 
 class SyncCopy:
-    """The thread waits for the device and then for the copy, into ordinary memory."""
+    """Makes the thread wait for the device and then for the copy, which goes to ordinary memory."""
 
     mode: ClassVar[Mode] = "sync"
 
@@ -149,8 +149,8 @@ class AsyncCopy:
         self.counters = CopyCounters()
         self._backend = backend
         self._pool = HostBufferPool(backend.allocate)
-        # In start order, which is also the order in which they end. Held here because a copy that nobody waits for (its
-        # request was aborted) still needs its source and its buffer.
+        # In start order, in which they also end. Held here because a copy that nobody waits for (its request was
+        # aborted) still needs its source and its buffer.
         self._under_way: deque[_Copying] = deque()
         self._lock = threading.Lock()
 
@@ -163,7 +163,7 @@ class AsyncCopy:
         tensor = tensor.detach()
         if not tensor.numel():
             return _Arrived(tensor.to("cpu"))
-        # On the current stream, so before later work can write there.
+        # On the current stream, and so before later work writes there.
         source = tensor.clone(memory_format=torch.contiguous_format) if reused else tensor.contiguous()
         host = self._pool.lend(tuple(source.shape), source.dtype)
         if not self._backend.is_pinned(host):
@@ -278,7 +278,7 @@ class _CudaTransfer:
 
 
 def _timing_event() -> torch.cuda.Event:
-    """An event on the current stream; a thread that waits for it sleeps instead of spinning."""
+    """Record an event on the current stream; a thread that waits for it sleeps instead of spinning."""
     import torch
 
     event = torch.cuda.Event(enable_timing=True, blocking=True)
@@ -287,7 +287,7 @@ def _timing_event() -> torch.cuda.Event:
 
 
 def _copied(tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """A copy on the host, and the seconds that the device spent on it."""
+    """Copy to the host; return the copy and the seconds that the device spent on it."""
     if tensor.device.type != "cuda":
         began_s = time.perf_counter()
         return tensor.to("cpu", copy=True), time.perf_counter() - began_s
@@ -299,7 +299,7 @@ def _copied(tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
 
 
 class _Arrived:
-    """A copy that was done when it was started."""
+    """A copy that was complete from the start."""
 
     def __init__(self, host: torch.Tensor) -> None:
         self._host = host

@@ -20,7 +20,7 @@ class CudaGraph:
         self._graph.replay()
 
     def release(self) -> None:
-        # The device may still be running it.
+        # The device may still be running the graph.
         torch.cuda.synchronize(self._device)
         self._graph.reset()
         self._released()
@@ -30,8 +30,8 @@ class CudaGraphBackend:
     """Captures on a separate stream, into one memory pool.
 
     Graphs may share a pool because each overwrites the others' intermediate results but never their outputs, and
-    because they run one after another. A pool is as large as its largest graph needs, and frees nothing before the last
-    of them is gone. After a failed capture the next ones use another pool.
+    because they run one after another. A pool is as large as its largest graph requires, and is freed with the last of
+    them. After a failed capture, the next ones use another pool.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -59,12 +59,12 @@ class CudaGraphBackend:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         pool = self._pool
-        # Garbage must not be collected, and freed, while the device only records.
+        # Garbage collection would free memory while the device only records.
         gc.collect()
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with self._on_own_stream():
-            # Other threads may do anything meanwhile.
+            # Other threads may use CUDA meanwhile.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 outputs = run()
@@ -82,7 +82,7 @@ class CudaGraphBackend:
         try:
             graph.capture_end()
         except RuntimeError:
-            # Only reports that the capture has failed, which is known, and skips the rest of its work.
+            # Reports only the failed capture, which is known, but skips the rest of its own work.
             torch._C._cuda_endAllocateToPool(self._device.index, pool)
             torch._C._cuda_releasePool(self._device.index, pool)
             generator = torch.cuda.default_generators[self._device.index]
@@ -93,7 +93,7 @@ class CudaGraphBackend:
         self._graphs_in[pool] -= 1
         if not self._graphs_in[pool]:
             del self._graphs_in[pool]
-            # A pool without graphs is freed; its name must not be used again.
+            # A pool without graphs is freed, and its id must not be reused.
             self._pool = None if self._pool == pool else self._pool
 
     def load(self, static: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:

@@ -34,7 +34,7 @@ class Denoiser:
         """Drop what depends on the location of the weights; call before they are moved."""
 
     def eagerly(self) -> AbstractContextManager[None]:
-        """Run calls inside it as plain Python, for observers of the module's operations."""
+        """Run calls inside the context as plain Python, for observers of the module's operations."""
         return nullcontext()
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class _ReplacedForward(Denoiser):
     """A module whose `forward` is replaced by another callable."""
 
     def _replace(self, forward: Callable[..., object]) -> None:
-        # diffusers' hooks also put a forward on the instance; else it is the class's.
+        # diffusers' hooks also set `forward` on the instance; otherwise it is the class's.
         self._own_forward = vars(self._module).get("forward")
         original = self._module.forward
 
@@ -111,8 +111,8 @@ class GraphDenoiser(_ReplacedForward):
 class CompiledDenoiser(_ReplacedForward):
     """Compiled by torch, without graph breaks: only its repeated blocks if it has such, else all of it.
 
-    Repeated blocks are compiled once for all of them. They are those that a diffusers model declares, or the largest
-    list of modules of one class. Compilation happens in calls, where failing is a `StageError`.
+    A repeated block is compiled once for all. Repeated blocks are those that a diffusers model declares, or the
+    largest list of modules of one class. Modules are compiled in calls, where a failure is a `StageError`.
     """
 
     execution: Execution = "compile"

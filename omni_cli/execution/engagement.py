@@ -10,8 +10,8 @@ class ExecutionCounters:
     """Counters of one denoiser since it was loaded; `graph_pool_bytes` and `compiled_regions` are current values.
 
     `eager_calls` ran as plain PyTorch, `graph_replays` from a CUDA graph. `capture_s` includes the warm-up runs before
-    each capture, and `graph_pool_bytes` the static inputs and outputs. `recompiles` are those of the `compiled_graphs`
-    that torch made of code compiled before, for other shapes or constants; `compile_s` is the time of all.
+    each capture, and `graph_pool_bytes` the static inputs and outputs. `recompiles` are the `compiled_graphs` of code
+    that was compiled before, for other shapes or constants; `compile_s` is the time of all.
     """
 
     graphs_captured: int = 0

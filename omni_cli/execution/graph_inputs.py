@@ -16,7 +16,7 @@ class UnsupportedError(TypeError):
 
 
 def graph_key(value: object, tensors: list[torch.Tensor]) -> Hashable:
-    """Key that two calls must share to share a graph; appends the tensors in `value` to `tensors`.
+    """Return the key that two calls must share to share a graph; append the tensors in `value` to `tensors`.
 
     Tensors count by shape, strides, dtype and device, everything else by its value. Raises `UnsupportedError`, without
     the argument's name (see `named_leaves`), for anything but tensors, numbers, strings, None, dtypes, devices, lists,

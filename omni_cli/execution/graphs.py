@@ -1,4 +1,4 @@
-"""A denoiser's forward, captured once per kind of call and replayed from then on."""
+"""A denoiser's forward, captured once per kind of call and then replayed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from omni_cli.execution.graph_inputs import (
 from omni_cli.execution.operation_watch import OperationWatch, UncapturableError, where_it_failed
 
 MAX_GRAPHS = 8
-# Before each rehearsal: libraries choose kernels and allocate workspaces, models fill their caches.
+# Before each rehearsal, because libraries choose kernels and allocate workspaces, and models fill caches.
 NUM_WARMUPS = 2
 
 
 def batch_sizes(largest: int, smallest: int = 1) -> list[int]:
-    """Numbers of requests to capture graphs for, from `largest` down: powers of two from `smallest` on below it."""
+    """Return the numbers of requests to capture graphs for: `largest`, and powers of two below it from `smallest`."""
     sizes = [largest]
     while sizes[-1] > smallest:
         sizes.append(max(smallest, 1 << ((sizes[-1] - 1).bit_length() - 1)))
@@ -40,16 +40,16 @@ def batch_sizes(largest: int, smallest: int = 1) -> list[int]:
 
 
 class Graph(Protocol):
-    """A recorded graph; replays in the order of the device's work."""
+    """A recorded graph; its replays are ordered with the device's other work."""
 
     def replay(self) -> None: ...
 
     def release(self) -> None:
-        """Give its memory to the graphs that are captured next."""
+        """Free its memory for graphs that are captured later."""
 
 
 class GraphBackend(Protocol):
-    """Device operations. They happen in call order; none waits unless documented."""
+    """Device operations, which run in call order; none waits unless documented."""
 
     def warm_up(self, run: Callable[[], object]) -> None:
         """Call `run` where captures happen, and wait for it."""
@@ -88,9 +88,9 @@ class GraphManager:
     everything else. Tensors are copied into the graph's own, from the host as well. At most `max_graphs` graphs are
     kept; the least recently used one is dropped first, and its memory is reused.
 
-    A graph's outputs are tensors that its next replay overwrites, and schedulers keep what they are given, so a caller
-    gets copies: one write and one read of the outputs per call, on the device. With `clone_outputs` False it gets the
-    graph's own tensors.
+    A graph's outputs are tensors that its next replay overwrites, and schedulers keep what they receive, so a caller
+    gets copies, which costs one write and one read of the outputs per call on the device. Without `clone_outputs` it
+    gets the graph's own tensors.
 
     Raises `StageError`, and never falls back to eager, if a forward cannot be captured, naming the operation; and if
     `max_graphs` graphs in a row were captured and none replayed, naming the arguments that keep changing.
@@ -177,8 +177,8 @@ class GraphManager:
                     return run()
 
             graph, outputs = self._backend.capture(watched)
-        except Exception as error:  # noqa: BLE001 - models and CUDA raise anything; it becomes the stage's error
-            # The calls' frames hold their tensors.
+        except Exception as error:  # noqa: BLE001 - models and CUDA raise anything; converted to the stage's error
+            # The frames of the calls hold their tensors.
             raise self._failed(error, watch) from None
         captured = _Captured(graph, inputs, outputs, list(watch.external.values()))
         self._graphs[key] = captured
@@ -194,7 +194,7 @@ class GraphManager:
         oldest.graph.release()
 
     def _static_inputs(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
-        # Tensors of inference mode could not be written to outside of it.
+        # Tensors created in inference mode could not be written to outside of it.
         with torch.inference_mode(False), torch.no_grad():
             inputs = [torch.empty_like(tensor, device=self._device, requires_grad=False) for tensor in given]
         self._backend.load(inputs, given)
@@ -203,7 +203,7 @@ class GraphManager:
     def _rehearse(
         self, run: Callable[[], object], watch: OperationWatch, inputs: list[torch.Tensor], args: object, kwargs: object
     ) -> None:
-        """Run once more and look for what a graph cannot hold: found here, it costs no failed capture."""
+        """Run once more to find what a graph cannot hold, because a failed capture costs more."""
         versions = [tensor._version for tensor in inputs]
 
         def watched() -> None:

@@ -1,8 +1,8 @@
-"""Host buffers that are reused, but never while somebody can still read them.
+"""Host buffers that are reused, but never while anything can still read them.
 
 Allocating page-locked memory takes longer than a small copy into it and may stop the device, so buffers are kept. A
-buffer is lent as a tensor. It counts as in use while that tensor, a view of it or a numpy array over it is alive,
-wherever it is, and returns by itself after that: there is nothing to release and so nothing to forget.
+buffer is lent as a tensor. It is in use while that tensor, a view of it or a numpy array over it is alive, and then
+returns by itself, so that no release can be forgotten.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SMALLEST_BYTES = 4096
 
 
 class HostBufferPool:
-    """Buffers by size, a power of two each."""
+    """Buffers by size, each a power of two."""
 
     def __init__(self, allocate: Callable[[int], torch.Tensor], max_idle_bytes: int = 1 << 28) -> None:
         """`allocate` makes a uint8 tensor (num_bytes,) on the host.
@@ -31,7 +31,7 @@ class HostBufferPool:
         self._idle: dict[int, list[torch.Tensor]] = {}
         self.idle_bytes = 0
         self.allocated_buffers = 0
-        # Appended to when a tensor is released, from any thread and at any moment: no lock, one atomic operation.
+        # Appended to when a tensor is released, from any thread and at any time: one atomic operation without a lock.
         self._returned: deque[torch.Tensor] = deque()
 
     def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

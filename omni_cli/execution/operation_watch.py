@@ -1,4 +1,4 @@
-"""Watch the operations of a model for what a CUDA graph cannot hold, and for what it must keep alive."""
+"""Observe a model's operations: those that a CUDA graph cannot contain, and the memory that must outlive it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _LIBRARY = str(Path(torch.__file__).parent)
 
 
 class UncapturableError(RuntimeError):
-    """An operation that cannot be part of a CUDA graph; the message describes it."""
+    """An operation that cannot be part of a CUDA graph; the message is a description."""
 
 
 class OperationWatch(TorchDispatchMode):
     """Sees each operation of a model on `device` before it runs; `last` is the name of the latest one.
 
-    With `strict`, operations that a CUDA graph cannot hold raise `UncapturableError` instead of running: those that
-    copy a value to the host, whose result's shape depends on values, or that draw random numbers.
+    With `strict`, operations that a CUDA graph cannot contain raise `UncapturableError` instead of running: those that
+    copy a value to the host, draw random numbers, or have results whose shape depends on values.
 
-    `external` are the storages that operations have read and none of them has made: weights, and tensors that the
-    model keeps between calls. A graph reads their addresses, so they must live as long as it does.
+    `external` are the storages that operations read and none of them created: weights, and tensors that the model
+    keeps between calls. A graph reads their addresses, so they must live as long as the graph.
     """
 
     def __init__(self, device: torch.device, *, strict: bool) -> None:
@@ -37,7 +37,7 @@ class OperationWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # Under inference mode composite operations arrive whole; only their parts matter.
+        # In inference mode, composite operations arrive whole, but only their parts matter.
         with self:
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
@@ -77,7 +77,7 @@ class OperationWatch(TorchDispatchMode):
             raise UncapturableError("draws random numbers")
         before = self._generator_states()
         result = func(*args, **kwargs)
-        # Attention kernels have the tag for their dropout, which is off here.
+        # Attention kernels have the tag because of dropout, which is off here.
         if any(not torch.equal(a, b) for a, b in zip(before, self._generator_states(), strict=True)):
             raise UncapturableError("draws random numbers")
         return result
@@ -90,7 +90,7 @@ class OperationWatch(TorchDispatchMode):
 def _shape_depends_on_values(func: Any, args: Any) -> bool:
     if func.overloadpacket is not torch.ops.aten.index:
         return True
-    # Indexing has the tag for its masks.
+    # Indexing has the tag because of masks.
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
@@ -107,7 +107,7 @@ def _tensors(value: object) -> list[torch.Tensor]:
 def where_it_failed(error: BaseException, root: torch.nn.Module) -> str:
     """Locate the innermost running part of `root` and its source line: "in `blocks.0.attn` (Attention)".
 
-    Read from the traceback, so that nothing has to be installed into the model beforehand.
+    Read from the traceback, so that the model needs no hooks.
     """
     names = {id(module): name for name, module in root.named_modules()}
     where, line = "", ""

@@ -1,4 +1,4 @@
-"""The arithmetic of a stage's matrix products and convolutions: set for all of them at once, and read back."""
+"""The arithmetic of a stage's matrix products and convolutions: set for all layers, and read back from them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.ConvTranspose1d)
 
 
 def use_precision(precision: Precision, *, stage: str, device: str) -> None:
-    """Set float32's arithmetic for this process, which is the stage's own; raises `StageError` where there is no TF32.
+    """Set float32's arithmetic in this process, which is the stage's own; raises `StageError` without TF32.
 
-    torch's default is mixed: whole float32 for products, TF32 for convolutions.
+    torch's default is mixed: full float32 for products, TF32 for convolutions.
     """
     if precision == "tf32" and torch.device(device).type != "cuda":
         raise StageError(
@@ -37,10 +37,10 @@ def reduce_weights(module: nn.Module) -> None:
 
 
 def arithmetic(precision: Precision, device: str) -> AbstractContextManager[object]:
-    """Within it, layers compute in `precision`; sums, norms and what is not a layer stay in float32."""
+    """Return a context in which layers compute in `precision`; sums, norms and everything else stay in float32."""
     if precision != "bfloat16":
         return nullcontext()
-    # Its cache of converted weights must not outlive a CUDA graph's capture, and the weights are converted anyway.
+    # Without autocast's cache of converted weights, which must not outlive a CUDA graph's capture.
     autocast: AbstractContextManager[object] = torch.autocast(
         torch.device(device).type, torch.bfloat16, cache_enabled=False
     )
@@ -48,7 +48,7 @@ def arithmetic(precision: Precision, device: str) -> AbstractContextManager[obje
 
 
 def precision_of(modules: list[nn.Module]) -> str:
-    """Arithmetic of the layers of `modules` as `precision` names it, read back; several are joined by `+`."""
+    """Read back the arithmetic of the layers of `modules`, in `precision`'s words; several are joined by `+`."""
     layers = [layer for module in modules for layer in module.modules() if isinstance(layer, _LAYERS)]
     return "+".join(sorted({_of(layer) for layer in layers}))
 

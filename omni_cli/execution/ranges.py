@@ -1,5 +1,5 @@
-"""Named ranges of a stage's work: "model forward", "denoising step 3". They cost almost nothing unless a listener is
-set (as in `omni profile`).
+"""Named ranges of a stage's work: "model forward", "denoising step 3". They cost almost nothing without a listener
+(`omni profile` sets one).
 
     with mark("vae decode"):
         ...
@@ -20,7 +20,7 @@ from typing import Protocol
 
 
 class Listener(Protocol):
-    """Receives ranges, in the thread that called `listen`; `end` is that of the latest range."""
+    """Receives ranges in the thread that called `listen`; `end` ends the latest one."""
 
     def begin(self, name: str) -> None: ...
 
@@ -37,13 +37,13 @@ _thread = 0
 
 
 def listen(listener: Listener | None) -> None:
-    """Report this thread's ranges to `listener` from now on; None for nobody. Must not be called within a range."""
+    """Report this thread's ranges to `listener` from now on; None stops that. Must not be called within a range."""
     global _listener, _thread
     _listener, _thread = listener, threading.get_ident()
 
 
 def mark(name: str, number: int | None = None) -> Mark | _Unheard:
-    """Return a context manager around a range; `number` becomes part of its name."""
+    """Return a context manager for a range; `number` is appended to its name."""
     if _listener is None or threading.get_ident() != _thread:
         return _UNHEARD
     return Mark(_listener, _numbered(name, number))
@@ -83,7 +83,7 @@ _UNHEARD = _Unheard()
 
 
 class Consecutive:
-    """Ranges that follow one another without a gap; `close` ends the last one, also after an error."""
+    """Ranges that follow one another without a gap; `close` ends the last one, even after an error."""
 
     def __init__(self) -> None:
         self._open: Mark | _Unheard | None = None

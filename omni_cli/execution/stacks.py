@@ -1,4 +1,4 @@
-"""Write the stacks of all threads to a file on request, however stuck the process is."""
+"""Write the stacks of all threads to a file on a signal, even if the process hangs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ SIGNAL = signal.SIGUSR1
 def write_stacks_on_signal(path: str | None = None) -> None:
     """Make `SIGNAL` append this process's stacks to the file at `path`, and pass the path to child processes.
 
-    A child calls this without a path; it does nothing if no parent has named one. The handler is C code that takes no
-    lock of the interpreter, so a thread that hangs in a library is shown, too.
+    A child calls this without a path; it does nothing if no parent has set one. The handler is C code that takes no
+    lock of the interpreter, so it also shows a thread that hangs in a library.
     """
     path = os.environ.get(_VARIABLE) if path is None else path
     if path is None:

@@ -8,14 +8,14 @@ from typing import Any, Protocol
 
 class Clock(Protocol):
     def mark(self) -> Any:
-        """The current point in the device's order of work. Never waits."""
+        """Return the current point in the device's order of work. Never waits."""
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Seconds between two marks. The device must have reached `end`."""
+        """Return the seconds between two marks, the later of which the device must have reached."""
 
 
 class HostClock:
-    """For devices that work in step with Python: the CPU."""
+    """A clock for devices that work in step with Python: the CPU."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -25,7 +25,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Events on the current stream: kernels run behind Python, and waiting for them would distort the measurement."""
+    """Events on the current stream, because kernels run asynchronously and waiting for them would distort the times."""
 
     def mark(self) -> Any:
         import torch

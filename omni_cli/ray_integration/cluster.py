@@ -1,4 +1,4 @@
-"""A Ray cluster to run on: an existing one, or one of this machine for as long as it is needed."""
+"""A Ray cluster: an existing one, or one that is started on this machine and ended after use."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from omni_cli.errors import OmniError
 from omni_cli.ray_integration.quiet import QuietRay
 from omni_cli.temporary_folder import temporary_folder
 
-# What Ray puts behind its folder: `/session_2026-11-20_19-08-08_333811_14299/sockets/plasma_store` and an index.
+# Appended by Ray to its folder: `/session_2026-11-20_19-08-08_333811_14299/sockets/plasma_store` and an index.
 _SOCKET_ROOM = 80
-# A worker's processes end by themselves after it, one of them after a cleanup.
+# A worker's processes end by themselves, one of them after a cleanup.
 _SYSTEM_CONFIG = {"kill_child_processes_on_worker_exit": False, "process_group_cleanup_enabled": False}
 _TOKEN = "RAY_AUTH_TOKEN"
 _PREFIX = "omni-ray-"
@@ -33,31 +33,32 @@ class RayCluster:
     """`connect` joins the cluster that `RAY_ADDRESS` names, or starts one here; `close` leaves it as it was found."""
 
     def __init__(self, num_cpus: int, *, verbose: bool) -> None:
-        """`num_cpus` is how many processors a cluster has at least if it is started here."""
+        """`num_cpus` is the minimum number of processors of a cluster that is started here."""
         self._num_cpus = num_cpus
         self._folder: str | None = None
         self._owner: int | None = None
         self._has_begun = False
         self._address = os.environ.get("RAY_ADDRESS")
         self._quiet = QuietRay(verbose=verbose)
-        # Ray's own handler of SIGTERM takes the place of this command's, and ends in an abort.
+        # Ray's own handler of SIGTERM would replace this command's, and ends in an abort.
         os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"
-        # A thread that asks Ray something after the end would start another Ray.
+        # Otherwise a thread that calls Ray after its shutdown would start another one.
         os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
         if not self._address:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            # Other users of this machine can reach its ports. Ray would keep a token in the home folder.
+            # Other users of this machine can reach Ray's ports. Ray itself would store a token in the home folder.
             os.environ["RAY_AUTH_MODE"], os.environ[_TOKEN] = "token", secrets.token_hex(32)
 
     @property
     def scratch(self) -> str | None:
-        """A folder to be made in a cluster that was started here, which is removed with it."""
+        """A folder to be created in a cluster that was started here, and removed with it; None for another cluster."""
         return None if self._folder is None else f"{self._folder}/t"
 
     def connect(self) -> None:
-        """Takes seconds; call it in another thread, where Ray leaves signals alone. Raises `OmniError`.
+        """Connect, which takes seconds. Raises `OmniError`.
 
-        `close` belongs in the same thread: in another one it takes a quarter of a minute.
+        Call this outside the main thread, where Ray leaves signals alone, and `close` in the same thread: in another
+        one it takes a quarter of a minute.
         """
         import ray
 
@@ -72,7 +73,7 @@ class RayCluster:
                 parent = temporary_folder(_SOCKET_ROOM)
                 remove_abandoned(parent)
                 self._folder, self._owner = make_owned(parent)
-                # What runs on a machine with fewer cores shares them, as any other processes would.
+                # Tasks on a machine with fewer cores share them, as other processes would.
                 cpus = max(os.cpu_count() or 1, self._num_cpus)
                 settings |= {"_temp_dir": self._folder, "_system_config": _SYSTEM_CONFIG}
                 ray.init("local", num_cpus=cpus, include_dashboard=False, **settings)
@@ -87,7 +88,7 @@ class RayCluster:
             raise OmniError(f"{where}: {reason}", hint=hint if self._address else None) from error
 
     def close(self) -> None:
-        """End what this command has on the cluster, and a cluster that was started here. Idempotent."""
+        """End everything of this command on the cluster, and a cluster that was started here. Idempotent."""
         if self._has_begun:
             import ray
 
@@ -103,7 +104,7 @@ class RayCluster:
 
 
 def make_owned(parent: str) -> tuple[str, int]:
-    """Make a folder for Ray in `parent`; the descriptor says that its owner lives for as long as it is open."""
+    """Create a folder for Ray in `parent`; its owner is alive as long as the descriptor is open."""
     folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
     owner = os.open(Path(folder, _OWNER), os.O_CREAT | os.O_RDONLY, 0o600)
     fcntl.flock(owner, fcntl.LOCK_EX)
@@ -113,7 +114,7 @@ def make_owned(parent: str) -> tuple[str, int]:
 def remove_abandoned(parent: str) -> None:
     """Remove the folders in `parent` whose owners were killed."""
     for folder in Path(parent).glob(f"{_PREFIX}*"):
-        # Not there: being made. Locked: its owner lives. Not ours: another user's.
+        # Not found: being created. Locked: its owner is alive. Not permitted: another user's.
         with contextlib.suppress(OSError):
             owner = os.open(folder / _OWNER, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             try:
@@ -124,7 +125,7 @@ def remove_abandoned(parent: str) -> None:
 
 
 def _end_all(token: str) -> None:
-    """End what is left of a Ray that has been shut down, at once but for those that tidy up after the others."""
+    """End what is left of a Ray that was shut down: at once, except processes that clean up after others."""
     deadline = time.monotonic() + _END_S
     while processes := [process for process in psutil.process_iter() if _has_token(process, token)]:
         for process in processes:
@@ -135,15 +136,15 @@ def _end_all(token: str) -> None:
 
 
 def _has_token(process: psutil.Process, token: str) -> bool:
-    """True if it was started, directly or not, by the Ray of this token."""
+    """True if it was started, directly or indirectly, by the Ray of this token."""
     try:
         return process.pid != os.getpid() and bool(process.environ().get(_TOKEN) == token)
     except psutil.Error:
-        return False  # it has ended, or is another user's
+        return False  # ended, or another user's
 
 
 def _check_reachable(address: str) -> None:
-    """Raise `OSError` if there is no listener at HOST:PORT; Ray would keep trying for minutes."""
+    """Raise `OSError` without a listener at HOST:PORT; Ray would keep trying for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "//" not in address:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 
-# Read by Ray on import: otherwise the output of its processes would go to stdout, where results belong.
+# Read by Ray on import. Without them, its processes' output would go to stdout, where results belong.
 _ENVIRONMENT = {
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     "RAY_DATA_LOG_LEVEL": "CRITICAL",
@@ -21,8 +21,8 @@ _STDERR = 2
 class QuietRay:
     """Silences Ray on stdout, and on stderr unless `verbose`.
 
-    Descriptor 2 then leads nowhere until `end`: Ray's C++ writes there and has no setting for it. Python's stderr moves
-    to another descriptor. Create this before anything keeps `sys.stderr`.
+    Descriptor 2 is redirected to the null device until `end`, because Ray's C++ code writes there and has no setting
+    for it. Python's stderr moves to another descriptor. Create this before anything keeps `sys.stderr`.
     """
 
     def __init__(self, *, verbose: bool) -> None:
@@ -44,10 +44,10 @@ class QuietRay:
         os.close(nowhere)
 
     def hush(self) -> None:
-        """Silence the loggers, too, which are set up when Ray is imported."""
+        """Silence the loggers as well, which are set up when Ray is imported."""
         if not self._verbose:
             logging.getLogger("ray").setLevel(logging.CRITICAL)
-            # This one is set up repeatedly.
+            # Set up repeatedly, so it gets a filter.
             logging.getLogger("ray.serve").addFilter(_nothing)
 
     def end(self) -> None:
@@ -66,7 +66,7 @@ def _nothing(_record: logging.LogRecord) -> bool:
 
 
 def _is_descriptor(stream: object) -> bool:
-    """Tell whether it writes to descriptor 2; a stream that a test installed may not."""
+    """True if a stream writes to descriptor 2; one installed by a test may not."""
     try:
         return isinstance(stream, io.TextIOWrapper) and stream.fileno() == _STDERR
     except (OSError, ValueError):

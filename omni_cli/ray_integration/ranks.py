@@ -11,19 +11,19 @@ from omni_cli.config.schema import ARStageConfig, StageConfig
 
 @contextmanager
 def ray_for_ranks(stage: StageConfig) -> Iterator[None]:
-    """Provide a Ray for as long as the stage needs one; nothing for a stage that does not. Raises `OmniError`.
+    """Provide Ray as long as the stage needs it; does nothing for a stage that does not. Raises `OmniError`.
 
-    vLLM uses the Ray that it finds. One that it starts itself waits for a dashboard, is open to everyone on the
-    machine, and leaves files and shared memory behind.
+    vLLM uses a running Ray. One that it starts itself waits for a dashboard, is open to everyone on the machine, and
+    leaves files and shared memory behind.
     """
     if not isinstance(stage, ARStageConfig) or stage.distributed_executor_backend != "ray":
         yield
         return
     from omni_cli.ray_integration.cluster import RayCluster
 
-    # Ray takes over the signals of the thread that starts it if that is the main one.
+    # In the main thread, Ray would take over the signals.
     with ThreadPoolExecutor(1, thread_name_prefix="omni-ray") as thread:
-        # Its messages go to this process's log.
+        # Its messages go to the log of this process.
         cluster = RayCluster(num_cpus=1, verbose=True)
         thread.submit(cluster.connect).result()
         try:

@@ -1,1 +1,1 @@
-"""Parts that several model families share: codec decoders that stream."""
+"""Parts of families with a codec: code predictors, and decoders that stream."""

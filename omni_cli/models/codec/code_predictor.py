@@ -1,9 +1,9 @@
-"""The codes of a frame after the first: a small decoder that runs once per codebook inside each step of a talker.
+"""The codes of a frame after the first: a small decoder that runs once per codebook within each step of a talker.
 
 The backbone samples the first code of a frame. From its last hidden state and that code, the predictor draws the code
-of each further codebook, each with its own embedding and its own head. The embeddings of all codes, added up, are the
-backbone's next input. The layers are transformers' own; this adds what a step needs: all requests of the step at once,
-a KV cache that is allocated once, and draws that depend on nothing but the request.
+of each further codebook, each with its own embedding and head. The sum of all codes' embeddings is the backbone's next
+input. The layers are transformers'; this adds what a step needs: all requests of the step at once, a KV cache that is
+allocated once, and draws that depend on the request only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class CodeNetwork:
     """Modules of one model's predictor.
 
     `embed(index, codes)` looks up codes (batch,) of codebook `index`, 0 for the backbone's, as rows of the backbone's
-    width; `project` takes such rows to the width of the `layers`. `head(index, hidden)` are the logits of codebook
+    width; `project` maps such rows to the width of the `layers`. `head(index, hidden)` computes the logits of codebook
     `index`, from 1 on. `config` is that of the layers.
     """
 
@@ -36,7 +36,7 @@ class CodeNetwork:
 
 @dataclass(frozen=True)
 class CodeSampling:
-    """The reference's sampling of a request that is not greedy."""
+    """The reference's sampling, for requests that are not greedy."""
 
     top_k: int
     top_p: float
@@ -45,10 +45,10 @@ class CodeSampling:
 
 @dataclass(frozen=True)
 class Positions:
-    """The positions that a call of the layers computes, of one codebook each; the same for all frames.
+    """The positions that a call of the layers computes, one per codebook; the same for all frames.
 
-    `places` (num_new,) int64, the rotary embedding of each, and `mask` (1, 1, num_new, num_codebooks), True where it
-    may look.
+    `places` (num_new,) int64, the rotary embedding of each, and `mask` (1, 1, num_new, num_codebooks), True for the
+    positions that it attends to.
     """
 
     places: torch.Tensor
@@ -57,10 +57,10 @@ class Positions:
 
 
 class FrameCache:
-    """Keys and values of one frame's codebooks, as the layers see transformers' cache.
+    """Keys and values of one frame's codebooks, with the interface of transformers' cache.
 
-    Per layer (batch, num_heads, num_codebooks, head_dim). A call always gets all positions, so that its shapes are
-    those of the next one; the mask hides what is not there yet.
+    Per layer (batch, num_heads, num_codebooks, head_dim). Each call gets all positions, so that shapes are constant;
+    the mask hides those that are not computed yet.
     """
 
     def __init__(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], places: torch.Tensor) -> None:
@@ -69,7 +69,7 @@ class FrameCache:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep keys and values (batch, num_heads, num_new, head_dim) of a layer; return those of all positions."""
+        """Store keys and values (batch, num_heads, num_new, head_dim) of a layer; return those of all positions."""
         held = self._keys[layer_idx], self._values[layer_idx]
         held[0].index_copy_(2, self._places, keys)
         held[1].index_copy_(2, self._places, values)
@@ -77,7 +77,7 @@ class FrameCache:
 
 
 class CodePredictor(nn.Module):
-    """Draws the codes of a frame for the requests of a step. Shapes depend on the number of requests alone."""
+    """Draws the codes of a frame for the requests of a step. Shapes depend only on the number of requests."""
 
     def __init__(
         self,
@@ -90,14 +90,14 @@ class CodePredictor(nn.Module):
         device: torch.device,
     ) -> None:
         super().__init__()
-        # Not as attributes: the weights belong to the model, which loads them by its own names.
+        # Not as a module attribute: the weights belong to the model, which loads them by its own names.
         self._network = (network,)
         self._sampling = sampling
         self.num_codebooks, self.max_batch, self.device = num_codebooks, max_batch, device
         config = network.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (max_batch, config.num_key_value_heads, num_codebooks, head_dim)
-        # One memory per tensor: compiled code would take views of a common one for each other's aliases.
+        # Separate memory per tensor, because compiled code would treat views of a common one as aliases of each other.
         self._keys, self._values = (
             [torch.zeros(shape, dtype=dtype, device=device) for _ in network.layers] for _ in range(2)
         )
@@ -113,7 +113,7 @@ class CodePredictor(nn.Module):
         self._run_layers, self._choose = self._decode, self._draw
 
     def compile_parts(self) -> None:
-        """Compile the layers and the draw, each once for all numbers of requests but one."""
+        """Compile the layers and the draw, each once for all numbers of requests except one."""
         self._run_layers = torch.compile(self._decode, fullgraph=True)
         self._choose = torch.compile(self._draw, fullgraph=True)
 
@@ -124,17 +124,18 @@ class CodePredictor(nn.Module):
         draws: torch.Tensor | None = None,
         is_greedy: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Codes (batch, num_codebooks) int64, and the sum of their embeddings but the first's, (batch, hidden_size).
+        """Return codes (batch, num_codebooks) int64, and the sum of their embeddings without the first's,
+        (batch, hidden_size).
 
         `hidden` (batch, hidden_size) and `first_codes` (batch,) come from the backbone. `draws` (batch,
-        num_codebooks - 1) are numbers in [0, 1), one per code; without them all is greedy, with them what `is_greedy`
-        (batch, 1) says.
+        num_codebooks - 1) are numbers in [0, 1), one per code, and `is_greedy` (batch, 1) selects the rows that do not
+        use them; without draws, all rows are greedy.
         """
         (network,) = self._network
         rows = torch.stack([hidden, network.embed(0, first_codes)], dim=1)
         codes, total = [first_codes], torch.zeros_like(hidden)
         keys, values = ([each[: len(hidden)] for each in held] for held in (self._keys, self._values))
-        # Nothing of an earlier frame may reach this one, not even a NaN that the mask hides.
+        # Nothing of an earlier frame may affect this one, not even a NaN behind the mask.
         torch._foreach_zero_([*keys, *values])
         for index, positions in enumerate(self._calls, start=1):
             _allow_other_batches(rows, *keys, *values)
@@ -158,7 +159,7 @@ class CodePredictor(nn.Module):
         values: Sequence[torch.Tensor],
         positions: Positions,
     ) -> torch.Tensor:
-        """Hidden state (batch, hidden_size) of the last of `rows` (batch, num_new, backbone width)."""
+        """Return the hidden state (batch, hidden_size) of the last of `rows` (batch, num_new, backbone width)."""
         (network,) = self._network
         cache = FrameCache(keys, values, positions.places)
         hidden = network.project(rows)
@@ -170,7 +171,7 @@ class CodePredictor(nn.Module):
         return last
 
     def _draw(self, logits: torch.Tensor, draws: torch.Tensor, is_greedy: torch.Tensor) -> torch.Tensor:
-        """One code per row, by the inverse of the distribution function of the most probable codes."""
+        """Draw one code per row by inverting the distribution function of the most probable codes."""
         sampling = self._sampling
         scaled = logits.float() / sampling.temperature
         top, ids = scaled.topk(min(sampling.top_k, logits.shape[-1]), dim=-1)
@@ -178,13 +179,13 @@ class CodePredictor(nn.Module):
         before = probabilities.cumsum(dim=-1) - probabilities
         kept = probabilities.masked_fill(before >= sampling.top_p, 0.0)
         reached = kept.cumsum(dim=-1)
-        # Rounding must not lead past the last one that is kept.
+        # Rounding must not lead past the last kept code.
         chosen = (reached <= draws * reached[:, -1:]).sum(dim=-1, keepdim=True)
         chosen = torch.minimum(chosen, (kept > 0).sum(dim=-1, keepdim=True) - 1)
         return ids.gather(-1, chosen.masked_fill(is_greedy, 0)).squeeze(-1)
 
 
 def _allow_other_batches(*tensors: torch.Tensor) -> None:
-    """Have code that is compiled for these tensors take any number of requests."""
+    """Let code that is compiled for these tensors accept any number of requests."""
     for tensor in tensors:
         torch._dynamo.maybe_mark_dynamic(tensor, 0)

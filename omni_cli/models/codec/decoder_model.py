@@ -24,11 +24,11 @@ from omni_cli.vllm_integration.diffusion_entry import DiffusionInput
 
 
 class CodecForDiffusion(nn.Module, IsAttentionFree):
-    """transformers' codec, whose weights have names with `weights_prefix` in a checkpoint of several models.
+    """transformers' codec as a part of a checkpoint; its weights' names begin with `weights_prefix`.
 
     A request of the engine is one piece of a stream, whose state stays here until `forget`. Its prompt is the first
-    codebook's codes; its information has all `codes` (num_codebooks, num_frames), the `stream` that they belong to, and
-    whether it is the last, `is_last`.
+    codebook's codes; its information has all `codes` (num_codebooks, num_frames), the name of the `stream`, and
+    `is_last`.
     """
 
     is_pooling_model = True
@@ -42,7 +42,7 @@ class CodecForDiffusion(nn.Module, IsAttentionFree):
         self._model = vllm_config.model_config.model
         self.allow_patterns_overrides = shards_with_prefix(self._model, self.weights_prefix)
         self.codec = self.make_codec(vllm_config.model_config.hf_config)
-        # Not an attribute of a module: it holds the same modules again.
+        # Not a module attribute, because it holds the same modules again.
         self._decoders = (StreamingCodecDecoder(self.codec),)
         self.pooler = DispatchPooler({"plugin": IdentityPooler()})
         self._states: dict[str, DecoderState] = {}
@@ -50,11 +50,11 @@ class CodecForDiffusion(nn.Module, IsAttentionFree):
         self._marks: tuple[object, object] | None = None
 
     def make_codec(self, config: Any) -> nn.Module:
-        """The codec of a checkpoint's configuration; sets `sample_rate`, `codebook_size` and `num_codebooks`."""
+        """Create the codec from its configuration; set `sample_rate`, `codebook_size` and `num_codebooks`."""
         raise NotImplementedError
 
     def use_graphs(self, stage: str, max_num_seqs: int, *, first: Sequence[int], later: Sequence[int]) -> None:
-        """Replay pieces of these numbers of frames, a stream's first and its later ones, from CUDA graphs."""
+        """Replay pieces of these numbers of frames, a stream's first and later ones, from CUDA graphs."""
         (decoder,) = self._decoders
         device = next(self.codec.parameters()).device
         example = torch.zeros((max_num_seqs, self.num_codebooks, 1), dtype=torch.long, device=device)
@@ -68,7 +68,7 @@ class CodecForDiffusion(nn.Module, IsAttentionFree):
 
     @torch.inference_mode()
     def sample(self, inputs: Sequence[DiffusionInput]) -> list[torch.Tensor]:
-        """Samples (num_samples,) float32 of each piece; a stream has one at a time."""
+        """Return the samples (num_samples,) float32 of each piece; a stream may have one at a time."""
         begin = self._clock.mark()
         pieces = [self._piece(each) for each in inputs]
         (decoder,) = self._decoders
@@ -109,7 +109,7 @@ class CodecForDiffusion(nn.Module, IsAttentionFree):
         return self.embed_input_ids(input_ids)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the codec's own, by transformers' names for them; raises `CheckpointError` if any is missing."""
+        """Load the codec's weights by transformers' names for them; raises `CheckpointError` if any is missing."""
         prefix, renamings = self.weights_prefix, get_model_conversion_mapping(self.codec)
         state = {
             apply_renamings(name.removeprefix(prefix), renamings): weight

@@ -22,11 +22,11 @@ from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
 from omni_cli.vllm_integration.diffusion_entry import NoOutput
 from omni_cli.vllm_integration.stage import ActiveRequest, VllmStage
 
-# Frames of a piece that nobody waits for: more is no faster, and takes more memory.
+# Frames of a piece of a request that is not streamed: more is no faster, and takes more memory.
 WHOLE_PIECE_FRAMES = 256
-# Frames of all pieces in a step.
+# Frames of all pieces in one step.
 FRAMES_PER_STEP = 1024
-# Keys of a diffusion stage that mean nothing without denoising.
+# Keys of a diffusion stage that have no meaning without denoising.
 _DENOISING = ("num_inference_steps", "guidance_scale", "negative_prompt", "height", "width", "call")
 
 
@@ -36,7 +36,7 @@ class CodeStream:
 
     request: StageRequest
     added_s: float
-    # Codes (num_codebooks, num_frames) that no piece has yet.
+    # Codes (num_codebooks, num_frames) that are in no piece yet.
     waiting: torch.Tensor
     has_all_codes: bool = False
     num_frames: int = 0
@@ -47,11 +47,11 @@ class CodeStream:
 
     @property
     def piece_id(self) -> str:
-        """Id of the latest piece, which no other request has."""
+        """Id of the latest piece, unique in the engine."""
         return f"{self.request.request_id}\0{self.num_pieces}"
 
     def take(self, size: int) -> torch.Tensor | None:
-        """The codes of the next piece of `size` frames; None if there are too few, and more will come."""
+        """Return the codes of the next piece of `size` frames; None if there are too few and more will come."""
         num_waiting = self.waiting.shape[1]
         if num_waiting < (1 if self.has_all_codes else size):
             return None
@@ -146,11 +146,11 @@ class CodecStage(VllmStage):
             raise InputError(f"stage `{self.spec.stage.input}` said nothing: it ended at once")
         self._next_piece(stream)
         if is_last and not stream.is_decoding:
-            # All frames were decoded before the last stage knew that they were all.
+            # All frames were decoded before it was known that no more would come.
             self.emit(self._done(stream))
 
     def _check(self, codes: torch.Tensor) -> None:
-        """`InputError` for codes that the codec does not know."""
+        """Raise `InputError` for codes that the codec does not have."""
         if codes.shape[0] != self.model.num_codebooks:
             raise InputError(
                 f"frames of {codes.shape[0]} codes, and the codec has {self.model.num_codebooks} codebooks"
@@ -162,7 +162,7 @@ class CodecStage(VllmStage):
             )
 
     def _next_piece(self, stream: CodeStream) -> None:
-        """Send the engine the next piece, if none is there and enough codes are."""
+        """Send the engine the next piece, unless one is running or there are too few codes."""
         if stream.is_decoding:
             return
         codes = stream.take(self._piece_size(stream))

@@ -1,4 +1,4 @@
-"""A vLLM model that makes frames of codes, with a code predictor of transformers inside."""
+"""A vLLM model that generates frames of codes, with a code predictor of transformers inside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FrameModel(ConditionedModel):
     """vLLM samples the first code of each frame; `predict_codes` draws the others within the step.
 
     A position's input is its condition row plus the embeddings of all its codes. `predictor_name` is the attribute with
-    the predictor's module, missing on ranks without one, and what its weights' names begin with after `weights_prefix`.
+    the predictor's module, missing on ranks without one, and the prefix of its weights' names after `weights_prefix`.
     """
 
     predictor_name: ClassVar[str]
@@ -30,22 +30,22 @@ class FrameModel(ConditionedModel):
     max_num_seqs: int
 
     def code_network(self) -> CodeNetwork:
-        """The parts of the predictor's module that draw codes."""
+        """Return the parts of the predictor's module that draw codes."""
         raise NotImplementedError
 
     def embed_codes(self, index: int, codes: torch.Tensor) -> torch.Tensor:
-        """Rows (num_codes, hidden_size) of codes (num_codes,) of codebook `index`, 0 for the backbone's."""
+        """Return rows (num_codes, hidden_size) of codes (num_codes,) of codebook `index`, 0 for the backbone's."""
         raise NotImplementedError
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the model, then allocate the code predictor's buffers; the names of the weights that were used."""
+        """Load the model, allocate the code predictor's buffers, and return the names of the used weights."""
         apart: set[str] = set()
         mapper = self.hf_to_vllm_mapper | self.model.hf_to_vllm_mapper
         loaded: set[str] = AutoWeightsLoader(self).load_weights(self._load_predictor(weights, apart), mapper=mapper)
         if not isinstance(getattr(self, self.predictor_name), PPMissingLayer):
             network = self.code_network()
             weight = next(network.layers.parameters())
-            # Not an attribute of a module: vLLM would look for weights of its name.
+            # Not a module attribute, because vLLM would look for weights of that name.
             predictor = CodePredictor(
                 network,
                 num_codebooks=self.num_codebooks,
@@ -60,9 +60,9 @@ class FrameModel(ConditionedModel):
     def _load_predictor(
         self, weights: Iterable[tuple[str, torch.Tensor]], loaded: set[str]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights of other parts, while the predictor's are copied to it and noted in `loaded`.
+        """Yield the weights of other parts; copy the predictor's to it and note them in `loaded`.
 
-        vLLM's names for stacked weights are its own layers'; the predictor is transformers'.
+        vLLM's names for stacked weights apply to its own layers, but the predictor's are transformers'.
         """
         own = dict(getattr(self, self.predictor_name).named_parameters())
         for name, weight in weights:
@@ -81,12 +81,12 @@ class FrameModel(ConditionedModel):
         draws: torch.Tensor | None,
         is_greedy: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Codes (batch, num_codebooks) and input rows (batch, hidden_size) without the first code's embedding."""
+        """Return codes (batch, num_codebooks) and input rows (batch, hidden_size), without the first code's row."""
         _, graphs = self._predictors
         return graphs(hidden, first_codes, draws, is_greedy)
 
     def capture_predictor(self, backend: GraphBackend, *, compiles: bool) -> None:
-        """Capture the predictor's CUDA graphs, of compiled code with `compiles`."""
+        """Capture the predictor's CUDA graphs, of compiled code if `compiles`."""
         predictor, graphs = self._predictors
         if compiles:
             predictor.compile_parts()
@@ -99,7 +99,7 @@ class FrameModel(ConditionedModel):
         return self._predictors[1].counters
 
     def rows_of_codes(self, codes: torch.Tensor) -> torch.Tensor:
-        """Input rows (num_frames, hidden_size) of codes (num_frames, num_codebooks), as those of `predict_codes`."""
+        """Return input rows (num_frames, hidden_size) of codes (num_frames, num_codebooks), as `predict_codes` does."""
         rows = torch.zeros_like(self.embed_codes(0, codes[:, 0]))
         for index in range(1, self.num_codebooks):
             rows = rows + self.embed_codes(index, codes[:, index])

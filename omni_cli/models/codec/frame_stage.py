@@ -1,4 +1,4 @@
-"""A stage that makes frames of codes: a talker or a backbone with a code predictor."""
+"""A stage that generates frames of codes: a talker or a backbone with a code predictor."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from omni_cli.vllm_integration.stage import ActiveRequest
 CODES = "codes"
 # Frames are sent to the codec in parts, each of which costs a message.
 FRAMES_PER_PART = 4
-# In the order in which the worker sends them behind the codes.
+# In the order in which the worker sends them after the codes.
 _STEP_TIMES = ("code_predictor_s", "backbone_s")
 
 
 class FrameStage(ConditionedStage):
-    """The first codes of its frames are the tokens that vLLM samples; the others come next to them from the worker."""
+    """Receives the first codes of its frames as the tokens that vLLM samples, and the others beside them."""
 
     makes_text = False
     num_codebooks: int
 
     def engine_args(self) -> dict[str, object]:
-        # Codes reach the first pipeline rank with the next step, which must not be under way before they are known.
+        # Codes reach the first pipeline rank with the next step, which must not start before they are known.
         pipelined = {"async_scheduling": False} if self.spec.stage.pipeline_parallel_size > 1 else {}
         return {**super().engine_args(), **pipelined}
 
@@ -50,7 +50,7 @@ class FrameStage(ConditionedStage):
         return super().output(active, output)
 
     def is_end(self, active: ActiveRequest) -> bool:
-        """Tell whether the newest of `codes` in the context ends the speech: vLLM ends it by first codes alone."""
+        """True if the latest of `codes` in the context end the speech; vLLM checks the first code only."""
         return False
 
     def _finish(self, active: ActiveRequest, output: RequestOutput) -> None:
@@ -60,7 +60,7 @@ class FrameStage(ConditionedStage):
             self.processor.forget(active.request.request_id)
 
     def frames(self, active: ActiveRequest, begin: int, end: int) -> torch.Tensor:
-        """Frames [begin, end) of a request, (num_frames, num_codebooks) int64."""
+        """Return frames [begin, end) of a request, (num_frames, num_codebooks) int64."""
         frames = active.context.get("codes", [])[begin : max(begin, end)]
         token_ids = active.token_ids[begin : max(begin, end)]
         if [int(frame[0]) for frame in frames] != token_ids:

@@ -11,7 +11,7 @@ from omni_cli.execution.engagement import ExecutionCounters
 from omni_cli.execution.graphs import NUM_WARMUPS, Graph, GraphBackend, batch_sizes
 from omni_cli.models.codec.code_predictor import CodePredictor
 
-# A graph for fewer requests takes longer: cuBLAS has faster matrix products for eight rows than for two.
+# Graphs for fewer requests are slower: cuBLAS has faster matrix products for eight rows than for two.
 SMALLEST = 8
 
 
@@ -23,11 +23,11 @@ class _Captured:
 
 
 class PredictorGraphs:
-    """Calls a predictor like itself, from graphs once they are captured.
+    """Has the interface of its predictor, and replays graphs once they are captured.
 
-    There are two graphs per size: for steps whose requests are all greedy, and for others. Requests fill the first rows
-    of the smallest graph that holds them. A row depends on no other, so what is left in those behind them is harmless.
-    All graphs share one memory pool, since they run one after another.
+    There are two graphs per size: for steps whose requests are all greedy, and for others. Requests fill the first
+    rows of the smallest graph that holds them. Rows are independent, so stale values in the rest are harmless. All
+    graphs share one memory pool, since they run one after another.
     """
 
     def __init__(self, predictor: CodePredictor) -> None:
@@ -38,7 +38,7 @@ class PredictorGraphs:
 
     @torch.inference_mode()
     def capture(self, backend: GraphBackend, hidden: torch.Tensor) -> None:
-        """Capture the graphs of all sizes; `hidden` (max_batch, hidden_size) is such as the backbone makes."""
+        """Capture the graphs of all sizes; `hidden` (max_batch, hidden_size) is an example of the backbone's."""
         start_s = time.perf_counter()
         self._backend = backend
         num_later = self._predictor.num_codebooks - 1
@@ -73,7 +73,7 @@ class PredictorGraphs:
         draws: torch.Tensor | None,
         is_greedy: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`CodePredictor.forward`; the results are the caller's own."""
+        """Like `CodePredictor.forward`; the results belong to the caller."""
         if self._backend is None:
             self.counters.eager_calls += 1
             codes, rows = self._predictor(hidden, first_codes, draws, is_greedy)

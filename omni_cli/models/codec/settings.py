@@ -1,4 +1,4 @@
-"""Profile keys of stages that make sound from codes."""
+"""Profile keys of stages that turn codes into sound."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WaveformConfig(DiffusionStageConfig):
 
 
 class CodecConfig(WaveformConfig):
-    """Keys of a stage that decodes frames of codes, exactly and in pieces of any size."""
+    """Keys of a stage that decodes frames of codes, in pieces of any size with the same samples."""
 
     stream_first_chunk_frames: Annotated[Codes, VLLM_ONLY] = Field(
         4, description="Frames of codes in the first chunk of streamed audio."

@@ -1,9 +1,10 @@
 """Decode codec codes piece by piece, with the samples of whole-sequence decoding.
 
 `DecoderCall` runs transformers' own modules. Hooks on their causal convolutions prepend the inputs that the receptive
-field still needs and drop the outputs that were already returned; the attention reads keys and values of its sliding
-window from a cache. So every sample is computed from the same values as in one call on all codes. All that a call reads
-and leaves are tensors, so that it can be replayed from a CUDA graph; `StreamingCodecDecoder` keeps them per request.
+field still needs and drop the outputs that were already returned; attention reads the keys and values of its sliding
+window from a cache. Every sample is thus computed from the same values as in one call on all codes. All inputs and
+results of a call are tensors, so that it can be replayed from a CUDA graph; `StreamingCodecDecoder` keeps them per
+request.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from transformers import MimiModel
 from omni_cli.execution.engagement import ExecutionCounters
 from omni_cli.execution.graphs import GraphBackend, GraphManager, batch_sizes
 
-# Frames in one call, all requests together: longer pieces are split, which bounds the memory and changes no sample.
+# Frames of all requests in one call. Longer pieces are split, which limits the memory and changes no sample.
 MAX_FRAMES_PER_CALL = 1024
 
 
@@ -28,7 +29,7 @@ MAX_FRAMES_PER_CALL = 1024
 class DecoderState:
     """State of one request between pieces; empty before the first piece."""
 
-    # Per convolution with memory: its last inputs (1, in_channels, context_length).
+    # Per convolution with context: its last inputs (1, in_channels, context_length).
     contexts: dict[int, torch.Tensor] = field(default_factory=dict)
     # Per attention layer: keys and values (1, 2, num_key_value_heads, sliding_window - 1, head_dim).
     keys_values: list[torch.Tensor] = field(default_factory=list)
@@ -39,7 +40,7 @@ class DecoderState:
 class Piece:
     """The next codes of one request, int64 (num_codebooks, num_frames), at least one frame.
 
-    After its last piece, a request's state is worthless.
+    After its last piece, a request's state must not be used.
     """
 
     codes: torch.Tensor
@@ -59,13 +60,13 @@ Advanced = tuple[torch.Tensor, dict[int, torch.Tensor], list[torch.Tensor]]
 
 
 class DecoderCall(nn.Module):
-    """A causal codec decoder of transformers as a function of codes and of what is kept of earlier ones.
+    """A causal codec decoder of transformers as a function of codes and of the state of earlier ones.
 
-    The decoder's module itself is not changed: called by others, it decodes whole sequences as before.
+    The decoder's module is not changed: called directly, it still decodes whole sequences.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """Raise ValueError if `module` has parts that cannot be decoded piece by piece."""
+        """Raise `ValueError` if `module` has parts that cannot be decoded piece by piece."""
         super().__init__()
         decoder = module.decoder if isinstance(module, MimiModel) else module
         self._call: Callable[[torch.Tensor], torch.Tensor] = (
@@ -86,10 +87,10 @@ class DecoderCall(nn.Module):
         contexts: dict[int, torch.Tensor],
         keys_values: list[torch.Tensor],
     ) -> Advanced:
-        """Samples (batch, num_samples) of codes (batch, num_codebooks, num_frames), and what to keep of this call.
+        """Return samples (batch, num_samples) of codes (batch, num_codebooks, num_frames), and the new state.
 
         `starts` (batch,) are the transformer's positions so far. Contexts, keys and values are those of
-        `DecoderState`, batched; empty for requests without a past.
+        `DecoderState`, batched; empty before a request's first piece.
         """
         self._contexts, self._kept = contexts, {}
         self._starts = starts.to(codes.device, non_blocking=True)[:, None]
@@ -101,12 +102,12 @@ class DecoderCall(nn.Module):
         num_frames = codes.shape[-1]
         self.positions_per_frame = self._window.num_new // num_frames
         if contexts:
-            # A request's first samples are fewer.
+            # A request's first frame has fewer samples.
             self.samples_per_frame = samples.shape[-1] // num_frames
         return samples, self._kept, self._window.kept
 
     def _follow(self, module: nn.Module, index: int) -> None:
-        """Have a causal convolution continue where the requests' last pieces ended."""
+        """Let a causal convolution continue where the requests' last pieces ended."""
         conv: Any = module.conv
         transposed = isinstance(conv, nn.ConvTranspose1d)
         (kernel,), (stride,), (dilation,) = conv.kernel_size, conv.stride, conv.dilation
@@ -125,7 +126,7 @@ class DecoderCall(nn.Module):
             if self._contexts is None:
                 return None
             hidden = args[0]
-            # Zeros before a request's first input are what the module pads with.
+            # Before a request's first input, the module pads with zeros.
             kept = nn.functional.pad(hidden[..., -length:], (max(0, length - hidden.shape[-1]), 0))
             self._kept[index] = kept.clone(memory_format=torch.contiguous_format)
             return output[..., -(hidden.shape[-1] - length) * upsampling :] if self._contexts else output
@@ -136,7 +137,7 @@ class DecoderCall(nn.Module):
     def _attend_to_the_past(
         self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Give the transformer the requests' keys and values, positions, and the mask that fits them."""
+        """Pass the transformer the requests' keys and values, positions, and the matching mask."""
         if self._contexts is None:
             return None
         hidden = args[0] if args else kwargs["inputs_embeds"]
@@ -151,7 +152,7 @@ class DecoderCall(nn.Module):
 
 
 class SlidingWindow:
-    """Keys and values of a batch, as the layers see transformers' cache; zeros stand for a past that is not there."""
+    """Keys and values of a batch with the interface of transformers' cache; zeros before a request's first piece."""
 
     def __init__(self, keys_values: list[torch.Tensor], config: Any) -> None:
         self._past = keys_values
@@ -162,7 +163,7 @@ class SlidingWindow:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values (batch, num_heads, length, head_dim) of the window and of the new positions."""
+        """Return keys and values (batch, num_heads, length, head_dim) of the window and of the new positions."""
         new = torch.stack([keys, values], dim=1)
         self.num_new = new.shape[-2]
         past = self._past[layer_idx] if self._past else new.new_zeros((*new.shape[:-2], self._length, new.shape[-1]))
@@ -175,7 +176,7 @@ class StreamingCodecDecoder:
     """A causal codec decoder of transformers whose codes may come in pieces."""
 
     def __init__(self, module: nn.Module, max_frames_per_call: int = MAX_FRAMES_PER_CALL) -> None:
-        """Raise ValueError if `module` has parts that cannot be decoded piece by piece."""
+        """Raise `ValueError` if `module` has parts that cannot be decoded piece by piece."""
         self.max_frames_per_call = max_frames_per_call
         self.call = DecoderCall(module)
         self.counters = ExecutionCounters()
@@ -184,17 +185,17 @@ class StreamingCodecDecoder:
         self._graphs: Callable[..., Any] | None = None
 
     def start(self) -> DecoderState:
-        """State of a request before its first piece."""
+        """Return the state of a request before its first piece."""
         return DecoderState()
 
     @torch.inference_mode()
     def use_graphs(
         self, backend: GraphBackend, *, stage: str, first: Sequence[int], later: Sequence[int], example: torch.Tensor
     ) -> None:
-        """Replay the calls for pieces of these numbers of frames, and pad a request's last piece to the next of them.
+        """Replay the calls for pieces of these numbers of frames; a request's last piece is padded to the next of them.
 
         `example` (max_batch, num_codebooks, 1) are any codes. The graphs of the first number in `first` and in `later`
-        are captured now for all numbers of requests, the others when they are needed.
+        are captured now for all numbers of requests, the others on first use.
         """
         self._lengths = {True: sorted(first), False: sorted(later)}
         self._sizes = batch_sizes(len(example))
@@ -210,9 +211,9 @@ class StreamingCodecDecoder:
 
     @torch.inference_mode()
     def decode(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        """Samples (num_samples,) of each piece, in the module's dtype and on its device; their states move on.
+        """Return samples (num_samples,) of each piece, in the module's dtype and on its device, and update the states.
 
-        Pieces of equal length share a call, first pieces among themselves. A request may occur once.
+        Pieces of equal length share a call, first pieces separately. A request may occur once.
         """
         groups: dict[tuple[int, bool], list[int]] = defaultdict(list)
         for index, piece in enumerate(pieces):
@@ -227,13 +228,13 @@ class StreamingCodecDecoder:
         return [waveforms[index] for index in range(len(pieces))]
 
     def _length(self, piece: Piece) -> int:
-        """The frames to decode for a piece: more than it has if that lets it share a graph and nothing follows."""
+        """Return the number of frames to decode: a last piece may be padded to share a graph."""
         num_frames = piece.codes.shape[-1]
         longer = [length for length in self._lengths[piece.is_first] if length >= num_frames]
         return min(longer) if piece.is_last and longer else num_frames
 
     def _decode_equal(self, pieces: Sequence[Piece], num_frames: int) -> list[torch.Tensor]:
-        """Samples of pieces of which all are a request's first, or none is, each decoded as `num_frames` frames."""
+        """Return samples of pieces which are all first or all later ones, each decoded as `num_frames` frames."""
         missing = [num_frames - piece.codes.shape[-1] for piece in pieces]
         codes = torch.stack(
             [nn.functional.pad(piece.codes, (0, count)) for piece, count in zip(pieces, missing, strict=True)]
@@ -244,10 +245,10 @@ class StreamingCodecDecoder:
         return [row[:end] for row, end in zip(samples, ends, strict=False)]
 
     def _advance(self, codes: torch.Tensor, states: list[DecoderState]) -> torch.Tensor:
-        """Samples of one call, of at least as many rows as states; the states move on."""
+        """Run one call, which may have more rows than states, return its samples and update the states."""
         first, num_frames = states[0], codes.shape[-1]
         replays = self._graphs is not None and num_frames in self._lengths[first.num_positions == 0]
-        # Rows for a graph of more requests repeat the last one.
+        # A graph of more requests gets copies of the last row.
         spare = min(size for size in self._sizes if size >= len(states)) - len(states) if replays else 0
         rows = [*states, *[states[-1]] * spare]
         if spare:
@@ -282,7 +283,7 @@ def _mimi_decode(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _causal_convolutions(decoder: nn.Module) -> list[nn.Module]:
-    """Every module that pads its own convolution `conv`; ValueError if one looks ahead or is of another kind."""
+    """Return the modules that pad their own convolution `conv`; `ValueError` if one looks ahead or is unknown."""
     found, inner = [], set()
     for module in decoder.modules():
         conv = getattr(module, "conv", None)
@@ -300,5 +301,5 @@ def _causal_convolutions(decoder: nn.Module) -> list[nn.Module]:
     return found
 
 
-# Settings of Mimi's convolutions with which no output depends on a later input, and what precedes the first is zero.
+# Settings of Mimi's convolutions with which no output depends on a later input, and zeros precede the first.
 _CAUSAL = {"causal": True, "pad_mode": "constant", "trim_right_ratio": 1.0}

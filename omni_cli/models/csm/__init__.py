@@ -1,1 +1,1 @@
-"""CSM: a backbone with a depth decoder makes codes of speech, Mimi makes them a waveform."""
+"""CSM: a backbone with a depth decoder generates codes of speech, and Mimi decodes them to a waveform."""

@@ -1,4 +1,4 @@
-"""CSM's names among vLLM's architectures."""
+"""CSM's architecture names in vLLM."""
 
 from __future__ import annotations
 

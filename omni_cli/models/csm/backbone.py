@@ -1,7 +1,7 @@
 """CSM's backbone and depth decoder as a vLLM model: frames of codes from text.
 
-vLLM's Llama samples the first code of each frame as its token; the depth decoder draws the others within the step. A
-text's positions are its embeddings, which come with the request; a frame's is the sum of the embeddings of its codes.
+vLLM's Llama samples the first code of each frame as its token; the depth decoder draws the others within the step. The
+input of a text position is its embedding, which comes with the request; that of a frame is the sum of its codes'.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from omni_cli.models.codec.frame_model import FrameModel
 
 
 class CsmBackbone(FrameModel, SupportsPP):
-    """Loads the weights of a CSM checkpoint, but for the text embeddings and Mimi."""
+    """Loads the weights of a CSM checkpoint, except the text embeddings and Mimi."""
 
     predictor_name = "depth_decoder"
-    # Of a depth decoder that samples: the values of the released checkpoint's generation_config.json.
+    # Of a sampling depth decoder, from the released checkpoint's generation_config.json.
     sampling = CodeSampling(top_k=50, top_p=1.0, temperature=0.9)
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_prefix={
             "backbone_model.embed_tokens.embed_audio_tokens.": "model.embed_tokens.",
-            # The same table, under whichever name it was saved.
+            # The same table under both names.
             "depth_decoder.model.embed_tokens.": "model.embed_tokens.",
             "backbone_model.": "model.",
             "embed_text_tokens.": None,
@@ -51,7 +51,7 @@ class CsmBackbone(FrameModel, SupportsPP):
         self.num_codebooks: int = config.num_codebooks
         self.max_num_seqs: int = vllm_config.scheduler_config.max_num_seqs
         self.model = LlamaModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
-        # Of all codebooks. The depth decoder reads them too: a copy per rank costs less than an exchange of rows.
+        # Of all codebooks, because the depth decoder reads them too. A copy per rank costs less than exchanging rows.
         self.model.embed_tokens = nn.Embedding(config.num_codebooks * config.vocab_size, config.hidden_size)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
         self.logits_processor = LogitsProcessor(config.vocab_size)
@@ -84,7 +84,7 @@ class CsmBackbone(FrameModel, SupportsPP):
         return rows
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Embeddings (num_tokens, hidden_size) of first codes."""
+        """Return embeddings (num_tokens, hidden_size) of first codes."""
         return self.embed_codes(0, input_ids)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
@@ -92,6 +92,6 @@ class CsmBackbone(FrameModel, SupportsPP):
         return None if logits is None else self._only_codes(logits)
 
     def _only_codes(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, vocab_size) without the ids after the codes: no sampling draws what Mimi cannot decode."""
+        """Mask the ids after the codes in logits (batch, vocab_size), because Mimi cannot decode them."""
         logits[:, self.config.codec_config.codebook_size :] = float("-inf")
         return logits

@@ -1,4 +1,4 @@
-"""The Mimi inside of a CSM checkpoint, as a vLLM diffusion model."""
+"""CSM's Mimi as a vLLM diffusion model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omni_cli.models.codec.decoder_model import CodecForDiffusion
 
 
 class CsmCodec(CodecForDiffusion):
-    """Loads the weights called `codec_model.`, but for the encoder's."""
+    """Loads the weights called `codec_model.`, except the encoder's."""
 
     weights_prefix = "codec_model."
 

@@ -15,9 +15,9 @@ _MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
 
 
 def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
-    """Backbone and codec, with the released model's own sampling."""
+    """Return backbone and codec with the released model's sampling."""
     is_cpu = machine.device == "cpu"
-    # Half of a host's memory: other programs run next to the stages.
+    # Half of a host's memory, because other programs run beside the stages.
     room_bytes = machine.memory_bytes // 2 - weights_bytes(folder)
     num_seqs = _MAX_NUM_SEQS[machine.device]
     sizes = kv_cache(

@@ -31,12 +31,12 @@ class TextPrompt:
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """Any code: its embedding is not added."""
+        """Arbitrary codes, whose embeddings are not added."""
         return [0] * len(self.prompt_embeds)
 
     @property
     def decode_conditions(self) -> torch.Tensor:
-        """Nothing is added to the frames."""
+        """No rows: nothing is added to the frames."""
         return torch.zeros_like(self.prompt_embeds[:1])
 
     def information(self) -> dict[str, object]:
@@ -44,7 +44,7 @@ class TextPrompt:
 
 
 class BackboneStage(FrameStage):
-    """Frames of codes from a text; their first codes are the tokens that vLLM samples."""
+    """Generates frames of codes from a text; vLLM samples the first codes as tokens."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         super().__init__(spec, emit)
@@ -59,7 +59,7 @@ class BackboneStage(FrameStage):
         return TextPrompt(self._embed(self._token_ids(active.request))), {}
 
     def _token_ids(self, request: StageRequest) -> list[int]:
-        """A text after its speaker's number: `[0]hello`."""
+        """Return the ids of a text after its speaker's number: `[0]hello`."""
         tokenizer = self._processor.tokenizer
         if request.raw:
             if request.speaker is not None:
@@ -74,7 +74,7 @@ class BackboneStage(FrameStage):
         return list(tokenizer(prompt, add_special_tokens=False).input_ids)
 
     def _text(self, request: StageRequest) -> str:
-        """The text to speak: the reply that is given, else the prompt."""
+        """Return the text to speak: a given reply, else the prompt."""
         if request.reply is not None:
             return request.reply
         messages: tuple[Message, ...] = conversation_of(request)
@@ -83,7 +83,7 @@ class BackboneStage(FrameStage):
         return "".join(part.text for part in messages[0].parts)
 
     def is_end(self, active: ActiveRequest) -> bool:
-        """As in the reference, a frame of end ids ends the speech, whatever its last code is."""
+        """As in the reference, a frame of end ids ends the speech, with any last code."""
         given = {**self.spec.ar.sampling.given(), **active.request.sampling}
         frames = active.context["codes"]
         if given.get("ignore_eos") or len(frames) < int(given.get("min_tokens", 0)):
@@ -92,7 +92,7 @@ class BackboneStage(FrameStage):
 
     def num_spoken(self, active: ActiveRequest) -> int:
         frames = active.context.get("codes", [])
-        # A frame of end ids alone has no sound; as in the reference, one with another last code has.
+        # As in the reference, a frame of end ids is silent, but not one with another last code.
         is_silent = "ended" in active.context and bool((frames[-1] == self.config.codebook_eos_token_id).all())
         return len(frames) - is_silent
 
@@ -101,6 +101,6 @@ class BackboneStage(FrameStage):
 
 
 class MimiStage(CodecStage):
-    """A waveform from frames of codes."""
+    """Decodes frames of codes to a waveform."""
 
     architecture = CODEC

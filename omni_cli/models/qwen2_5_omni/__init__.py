@@ -1,1 +1,1 @@
-"""Qwen2.5-Omni's talker and token2wav for vLLM; the thinker is vLLM's own."""
+"""Qwen2.5-Omni: thinker -> talker -> token2wav. The thinker's model is vLLM's own."""

@@ -1,4 +1,4 @@
-"""Split the codes of a request into chunks of audio while the talker still makes codes. Pure Python.
+"""Split the codes of a request into chunks of audio while the talker still generates codes. Pure Python.
 
 A chunk is computed together with codes before it (context) and after it (look-ahead), whose audio is dropped: the
 attention of token2wav's DiT looks one block ahead and back in some of its layers, and its vocoder some frames. Chunk
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 class ChunkSizes:
     """Sizes in codes, of which 50 are a second of sound.
 
-    With these defaults the joined chunks of the built-in models, and of one as deep as Qwen's, differ from audio made
-    as a whole by less than 0.001 of full scale in every sample, and everything is computed about twice: a chunk of
-    48 together with 24 before it and 24 after it. Half the look-ahead is heard sooner and differs by up to 0.01.
+    With these defaults, the joined chunks of the built-in models, and of one as deep as Qwen's, differ from audio made
+    as a whole by less than 0.001 of full scale in every sample, and everything is computed about twice: a chunk of 48
+    together with 24 codes on either side. Half the look-ahead gives audio sooner and differs by up to 0.01.
     """
 
     first: int = 24
@@ -37,7 +37,7 @@ class Chunk:
 
 
 class Chunker:
-    """Collects one request's codes and returns the chunks that can be made."""
+    """Collects one request's codes and returns the chunks that can be computed."""
 
     def __init__(self, sizes: ChunkSizes) -> None:
         self.codes: list[int] = []
@@ -45,7 +45,7 @@ class Chunker:
         self._next = 0
 
     def add(self, codes: Sequence[int], *, is_last: bool) -> list[Chunk]:
-        """Return the chunks that more codes make possible; with the last codes, all that remain."""
+        """Return the chunks that more codes make possible; with the last codes, all remaining ones."""
         self.codes += codes
         chunks = []
         while len(self.codes) - self._next >= self._size + self._sizes.look_ahead:

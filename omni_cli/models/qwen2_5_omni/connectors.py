@@ -22,10 +22,10 @@ from omni_cli.stage.payloads import PayloadError, integers_of, tensor_of
 class ThinkerHandoff:
     """The thinker's output for one request.
 
-    `hidden_states` (P + N - 1, hidden_size): one row for each of P prompt tokens and of N output tokens but the last,
-    which was never an input. `media` holds the grids and lengths of images, videos and audio in the prompt.
+    `hidden_states` (P + N - 1, hidden_size): one row for each of P prompt tokens and of N output tokens except the
+    last, which was never an input. `media` has the grids and lengths of images, videos and audio in the prompt.
 
-    From a thinker that has not finished it is the start of a handoff, followed by `ReplyRows`.
+    If the thinker has not finished, it is the first part of a handoff, followed by `ReplyRows`.
     """
 
     prompt_token_ids: list[int]
@@ -35,7 +35,7 @@ class ThinkerHandoff:
 
     @classmethod
     def from_information(cls, information: dict[str, object]) -> ThinkerHandoff:
-        """Raise `PayloadError` if something is missing or of the wrong type."""
+        """Create it from a payload. Raises `PayloadError` if something is missing or of the wrong type."""
         return cls(
             integers_of(information, "prompt_token_ids"),
             integers_of(information, "output_token_ids"),
@@ -61,7 +61,7 @@ class ReplyRows:
 
     @classmethod
     def from_information(cls, information: dict[str, object]) -> ReplyRows:
-        """Raise `PayloadError` if something is missing or of the wrong type."""
+        """Create it from a payload. Raises `PayloadError` if something is missing or of the wrong type."""
         return cls(integers_of(information, "token_ids"), tensor_of(information, "hidden_states", num_dims=2))
 
     def information(self) -> dict[str, object]:
@@ -72,8 +72,8 @@ class ReplyRows:
 class TalkerInput:
     """A talker request: P + 2 codec ids, their conditions (P + 2, embedding_size), and those of later steps.
 
-    `mrope_positions` (3, P + 2) int64, None if they count up from 0. The first `num_bare_tokens` omit the embedding of
-    their codec id.
+    `mrope_positions` (3, P + 2) int64, None if they count up from 0. The embeddings of the first `num_bare_tokens`
+    codec ids are not added.
     """
 
     prompt_token_ids: list[int]
@@ -83,7 +83,7 @@ class TalkerInput:
     num_bare_tokens: int
 
     def information(self) -> dict[str, object]:
-        """Values sent next to the prompt embeddings."""
+        """Return the values sent beside the prompt embeddings."""
         values = {"decode_conditions": self.decode_conditions, "num_bare_tokens": [self.num_bare_tokens]}
         return values if self.mrope_positions is None else {**values, "mrope_positions": self.mrope_positions}
 
@@ -101,13 +101,13 @@ def thinker_to_talker(
     embeddings.
 
     Each row is the thinker's last hidden state plus its input embedding, without the embeddings of media tokens.
-    The prompt is followed by the speaker's text-begin embedding and the first reply row; later reply rows condition
-    the decoding steps one by one, then a text-end and a padding row, which `more_conditions` adds if the handoff is not
-    whole. A partial handoff must have a reply row.
+    The prompt is followed by the speaker's text-begin embedding and the first reply row. Later reply rows condition
+    the decoding steps one by one, followed by a text-end and a padding row, which `more_conditions` adds if the handoff
+    is partial. A partial handoff must have a reply row.
 
-    With a `full` prompt, the last two codec ids add their embeddings and images and audio have M-RoPE positions, as
-    Qwen published it. A `plain` prompt has neither, as transformers 5.23 computes it for one unpadded prompt: it drops
-    an attention mask of ones, and the talker takes the missing mask to mean "not the first step".
+    With a `full` prompt, as Qwen published it, the embeddings of the last two codec ids are added, and images and audio
+    have M-RoPE positions. A `plain` prompt has neither, as transformers 5.23 computes it for one unpadded prompt: it
+    drops an attention mask of ones, and the talker takes the missing mask to mean "not the first step".
     """
     prompt_ids, output_ids = handoff.prompt_token_ids, handoff.output_token_ids
     num_prompt = len(prompt_ids)
@@ -115,7 +115,7 @@ def thinker_to_talker(
     rows = _rows(consumed, handoff.hidden_states[: len(consumed)], config, embed)
     stream = rows[num_prompt:]
     if is_whole:
-        # A reply of a single token has no row of its own: the talker sees immediately that the text has ended.
+        # A reply of a single token has no row, so the talker receives the end of the text immediately.
         stream = torch.cat([stream, _ending(config, embed)])
     return TalkerInput(
         prompt_token_ids=[config.tts_codec_mask_token_id] * num_prompt
@@ -142,24 +142,24 @@ def more_conditions(
 def _rows(
     token_ids: list[int], hidden_states: torch.Tensor, config: Any, embed: Callable[[Sequence[int]], torch.Tensor]
 ) -> torch.Tensor:
-    """Last hidden states plus input embeddings; the embedding of a media token is zero."""
+    """Return last hidden states plus input embeddings, which are zero for media tokens."""
     if hidden_states.shape[0] != len(token_ids):
         raise ValueError(f"{hidden_states.shape[0]} hidden-state rows for {len(token_ids)} positions")
     media_ids = [config.audio_token_index, config.image_token_index, config.video_token_index]
     embeds = embed(token_ids)
-    if hidden_states.shape != embeds.shape:  # one column would be added to all of them
+    if hidden_states.shape != embeds.shape:  # a single column would be broadcast
         raise PayloadError(f"{hidden_states.shape[1]} hidden-state columns for embeddings of {embeds.shape[1]}")
     embeds[torch.isin(torch.tensor(token_ids, dtype=torch.long), torch.tensor(media_ids))] = 0
     return hidden_states + embeds
 
 
 def _ending(config: Any, embed: Callable[[Sequence[int]], torch.Tensor]) -> torch.Tensor:
-    """Rows after the last reply row: text-end and padding, which holds for all further steps."""
+    """Return the rows after the last reply row: text-end, and padding, which is used for all further steps."""
     return embed([config.tts_text_end_token_id, config.tts_text_pad_token_id])
 
 
 def spoken_codes(codec_token_ids: Sequence[int], *, config: Any, num_codes: int) -> list[int]:
-    """Codes up to the first end token. Raises `InputError` for a code that token2wav does not know."""
+    """Return codes up to the first end token. Raises `InputError` for a code that token2wav does not have."""
     ends = {config.tts_codec_end_token_id, config.tts_codec_pad_token_id}
     codes = list(itertools.takewhile(lambda token_id: token_id not in ends, codec_token_ids))
     outside = [code for code in codes if code >= num_codes]
@@ -169,7 +169,7 @@ def spoken_codes(codec_token_ids: Sequence[int], *, config: Any, num_codes: int)
 
 
 def mrope_positions(text_ids: list[int], media: dict[str, torch.Tensor], config: object) -> torch.Tensor:
-    """M-RoPE positions (3, num_tokens) int64 of a prompt with images, audio or video, as in transformers."""
+    """Return M-RoPE positions (3, num_tokens) int64 of a prompt with images, audio or video, as in transformers."""
     from transformers import Qwen2_5OmniTalkerForConditionalGeneration
 
     with torch.device("meta"):

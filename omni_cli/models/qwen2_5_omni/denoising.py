@@ -1,4 +1,4 @@
-"""Requests on their way from noise to mel spectrograms, a step at a time: one alone, or several in packed blocks."""
+"""Requests between noise and mel spectrogram, one step at a time: a single one, or several in packed blocks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from omni_cli.models.qwen2_5_omni.velocity import EVALUATIONS_PER_STEP, Velocity
 
 
 class Denoising(Protocol):
-    """Requests with the same `Sampling`, all at the same step."""
+    """Requests with the same settings, all at the same step."""
 
     def step(self) -> None:
-        """Denoise all of them by one step."""
+        """Denoise all requests by one step."""
 
     def drop(self, request_ids: set[str]) -> None:
-        """Leave these out from now on."""
+        """Stop denoising these requests."""
 
     def mels(self) -> dict[str, torch.Tensor]:
-        """The frames so far, (1, num_frames, mel_dim) by request id."""
+        """Return the frames so far, (1, num_frames, mel_dim) by request id."""
 
 
 class SingleDenoising:
-    """A request alone, bit for bit as transformers denoises it."""
+    """A single request, bit for bit as transformers denoises it."""
 
     def __init__(self, velocity: Velocity, conditioner: Conditioner, request: SynthesisRequest) -> None:
         dit = velocity.dit
@@ -37,7 +37,7 @@ class SingleDenoising:
         self._conditions = conditioner.conditions(request)
         positions = torch.arange(self._frames.shape[1], device=self._frames.device)
         self._rotary = dit.rotary_embed(self._frames, positions.expand(request.sampling.num_rows, -1))
-        # One for all rows and heads, which attention broadcasts.
+        # One for all rows and heads; attention broadcasts it.
         self._block_diff = dit._create_block_diff(self._frames)[:1, :1].to(torch.int16)
 
     def step(self) -> None:
@@ -53,16 +53,16 @@ class SingleDenoising:
         self._num_done += 1
 
     def drop(self, request_ids: set[str]) -> None:
-        """Nothing: without it nobody is left."""
+        """Do nothing: no other request is left."""
 
     def mels(self) -> dict[str, torch.Tensor]:
         return {self._request.request_id: self._frames}
 
 
 class PackedDenoising:
-    """Several requests in one call of the DiT; `num_blocks_for` rounds the number of blocks up to one that is ready.
+    """Several requests in one call of the DiT; `num_blocks_for` rounds up to a prepared number of blocks.
 
-    `velocity` must have block attention. The frames of all requests are (num_frames, mel_dim), one after another.
+    `velocity` must have block attention. The frames of all requests are (num_frames, mel_dim), concatenated.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class PackedDenoising:
         tables = dit.rotary_embed(self._frames, layout.positions().to(device)[None])
         self._rotary = [table.view(layout.num_blocks, dit.block_size, 1, -1) for table in tables]
         self._block_diff = layout.block_diff().to(device)
-        # Of each packed frame the row of `frames`, or the row of zeros after them; and of each row its packed frames.
+        # For each packed frame, its row of `frames` or the row of zeros after them; for each row, its packed frames.
         places = [torch.arange(start, start + length) for start, length in layout.spans]
         self._places = torch.cat(places).view(num_rows, -1).to(device)
         rows = torch.full((layout.num_frames,), len(frames))

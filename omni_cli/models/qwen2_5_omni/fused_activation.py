@@ -1,4 +1,5 @@
-"""The vocoder's anti-aliased activation over packed sequences: one kernel up by two with snake, one down by two."""
+"""The vocoder's anti-aliased activation over packed sequences: one kernel for upsampling and snake, one for
+downsampling."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import triton
 import triton.language as tl
 
 BLOCK = 1024
-# Taps of either filter.
+# Taps of each filter.
 TAPS = 12
 
 
@@ -22,7 +23,7 @@ def _sequence(starts, ends, frame, mask):  # type: ignore[no-untyped-def] # Trit
 def _raise(  # type: ignore[no-untyped-def] # Triton's own types
     x, out, alpha, beta, filters, starts, ends, num_samples, rate, BLOCK: tl.constexpr
 ):
-    """Twice as many samples, through snake."""
+    """Upsample by two and apply snake."""
     channel = tl.program_id(1)
     row = channel.to(tl.int64) * num_samples
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -46,7 +47,7 @@ def _raise(  # type: ignore[no-untyped-def] # Triton's own types
 def _lower(  # type: ignore[no-untyped-def] # Triton's own types
     fine, out, filters, starts, ends, num_samples, rate, TAPS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Half as many samples, zeros where there is no sequence."""
+    """Downsample by two; zeros outside sequences."""
     row = tl.program_id(1).to(tl.int64) * num_samples
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     start, end, inside = _sequence(starts, ends, at // rate, at < num_samples)
@@ -61,9 +62,9 @@ def _lower(  # type: ignore[no-untyped-def] # Triton's own types
 
 
 def fused_activation(module: torch.nn.Module, x: torch.Tensor, bounds: torch.Tensor, rate: int) -> torch.Tensor:
-    """`module` of each sequence in `x` (1, channels, num_samples) on its own, zeros in between.
+    """Apply `module` to each sequence in `x` (1, channels, num_samples) separately; zeros in between.
 
-    `bounds` (2, num_frames) int32: the first frame and the end of each frame's sequence, equal for frames of none;
+    `bounds` (2, num_frames) int32: the first frame and the end of each frame's sequence, equal for frames outside;
     `rate` samples per frame.
     """
     x = x.contiguous()

@@ -1,4 +1,4 @@
-"""Attention of packed blocks to themselves and their neighbours in one kernel, the first head rotated on the way."""
+"""Attention of packed blocks to themselves and their neighbours in one kernel, including the first head's rotation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _rows(  # type: ignore[no-untyped-def] # Triton's own types
     qkv, cos, sin, block, part, head, seen, SIZE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr
 ):  # fmt: skip
-    """(ROWS, WIDTH) of the queries, keys or values of a block, zeros where not `seen`; head 0 rotated but in values."""
+    """Load a block's queries, keys or values (ROWS, WIDTH), zeros where not `seen`; head 0 is rotated but in values."""
     row = block.to(tl.int64) * SIZE + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, WIDTH)[None, :]
     first = qkv + (row * 3 + part) * HEADS * WIDTH + head * WIDTH
@@ -36,7 +36,7 @@ def _attend(  # type: ignore[no-untyped-def] # Triton's own types
     place = tl.arange(0, ROWS)
     real = place < SIZE
     query = _rows(qkv, cos, sin, block, 0, head, real, SIZE, HEADS, WIDTH, ROWS)
-    # The block itself comes first: there each query sees a key.
+    # The block itself first, so that each query has a key.
     highest = tl.full([ROWS], -float("inf"), dtype=tl.float32)
     weight = tl.zeros([ROWS], dtype=tl.float32)
     total = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
@@ -65,10 +65,10 @@ def _attend(  # type: ignore[no-untyped-def] # Triton's own types
 def fused_attention(
     qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor, *, back: bool, ahead: bool
 ) -> torch.Tensor:
-    """(num_blocks, size, heads, head_dim) of `qkv` (num_blocks, size, 3, heads, head_dim).
+    """Compute (num_blocks, size, heads, head_dim) from `qkv` (num_blocks, size, 3, heads, head_dim).
 
-    `cos` and `sin` (num_blocks, size, 1, head_dim) for the first head; `mask` (num_blocks, 1, 1, 3 * size) of the keys
-    before, in and after each block.
+    `cos` and `sin` (num_blocks, size, 1, head_dim) rotate the first head; `mask` (num_blocks, 1, 1, 3 * size) is for
+    the keys before, in and after each block.
     """
     num_blocks, size, _, heads, width = qkv.shape
     out = qkv.new_empty(num_blocks, size, heads, width)

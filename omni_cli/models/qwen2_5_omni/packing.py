@@ -1,7 +1,7 @@
-"""Requests of different lengths in one call of token2wav's DiT, one after another in whole blocks of its attention.
+"""Requests of different lengths in one call of token2wav's DiT, concatenated in whole blocks of its attention.
 
-Everything in the DiT except its attention looks at one frame, and its attention at the block of a frame and, in some
-layers, at one neighbour. So a batch is a row of blocks that know their neighbours of the same request.
+Everything in the DiT except attention is per frame. Attention covers the block of a frame and, in some layers, one
+neighbour. So a batch is a row of blocks with neighbours of the same request.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-# Further away than any layer looks.
+# Further than any layer attends.
 NEVER = 1 << 10
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where sequences of `lengths` frames are: each begins with a block. Blocks after the last one are fillers."""
+    """The positions of sequences of `lengths` frames; each begins with a block. Blocks after the last are fillers."""
 
     lengths: tuple[int, ...]
     block_size: int
@@ -44,7 +44,7 @@ class Layout:
         return spans
 
     def positions(self) -> torch.Tensor:
-        """(num_frames,) int64: the place of each frame in its sequence, 0 for fillers."""
+        """(num_frames,) int64: the position of each frame in its sequence, 0 for fillers."""
         positions = torch.zeros(self.num_frames, dtype=torch.long)
         for start, length in self.spans:
             positions[start : start + length] = torch.arange(length)
@@ -53,7 +53,7 @@ class Layout:
     def block_diff(self) -> torch.Tensor:
         """(num_blocks, 1, 1, 3 * block_size) int16: the distance in blocks of the keys before, in and after a block.
 
-        `NEVER` for keys that are not of its sequence. Filler blocks see themselves, so that their results are numbers.
+        `NEVER` for keys of other sequences. Filler blocks attend to themselves, so that their results are finite.
         """
         size = self.block_size
         sequence = torch.full((self.num_blocks,), -1)
@@ -70,7 +70,7 @@ class Layout:
         return diff.view(self.num_blocks, 1, 1, 3 * size)
 
     def pack(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """(1, num_frames, width) of `parts` (length, width), with zeros in between."""
+        """Return (1, num_frames, width) from `parts` (length, width), with zeros in between."""
         packed = parts[0].new_zeros(1, self.num_frames, parts[0].shape[-1])
         for (start, length), part in zip(self.spans, parts, strict=True):
             packed[0, start : start + length] = part
@@ -78,7 +78,7 @@ class Layout:
 
 
 class BlockAttention(nn.Module):
-    """Replaces the `DiTAttention` of a block for packed sequences; `block_size` frames at a time."""
+    """Replaces the `DiTAttention` of a block for packed sequences of blocks of `block_size` frames."""
 
     def __init__(self, block: nn.Module, block_size: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class BlockAttention(nn.Module):
         self.back, self.ahead = int(block.look_backward_block), int(block.look_ahead_block)
         self.to_out = attention.to_out[0]
         query, key, value = attention.to_q, attention.to_k, attention.to_v
-        # Only the first head is rotated, and its even columns belong in its first half.
+        # Only the first head is rotated; its even columns move to its first half.
         width = query.out_features // self.heads
         order = torch.arange(query.out_features, device=query.weight.device)
         order[:width] = torch.cat((order[:width:2], order[1:width:2]))
@@ -104,9 +104,9 @@ class BlockAttention(nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         attention_mask: torch.Tensor,
     ) -> torch.Tensor:
-        """(1, num_frames, hidden_size); rotary tables (num_blocks, block_size, 1, head_dim).
+        """Return (1, num_frames, hidden_size); rotary tables are (num_blocks, block_size, 1, head_dim).
 
-        `attention_mask` (num_blocks, 1, 1, 3 * block_size) for the keys before, in and after each block.
+        `attention_mask` (num_blocks, 1, 1, 3 * block_size) is for the keys before, in and after each block.
         """
         projected = self.to_qkv(hidden_states).view(
             -1, self.size, 3, self.heads, self.to_qkv.out_features // 3 // self.heads
@@ -127,7 +127,7 @@ class BlockAttention(nn.Module):
         back: bool,
         ahead: bool,
     ) -> torch.Tensor:
-        """Compute in torch's operations what the fused kernel does."""
+        """Compute the result of the fused kernel with torch's operations."""
         head = projected[:, :, :2, :1]
         low, high = head.chunk(2, dim=-1)
         rotated = head * cos[:, :, None] + torch.cat((-high, low), dim=-1) * sin[:, :, None]
@@ -138,7 +138,7 @@ class BlockAttention(nn.Module):
         if back or ahead:
             neighbours = ((1, before),) * back + ((0, own),) + ((-1, after),) * ahead
             key, value = (
-                # Zeros and not only a mask: no number of another request may get in, and no NaN either.
+                # Zeros and not only a mask, so that no value of another request gets in, not even a NaN.
                 torch.cat([part.roll(by, dims=0).masked_fill(~seen.mT, 0.0) for by, seen in neighbours], dim=-2)
                 for part in (key, value)
             )
@@ -148,13 +148,13 @@ class BlockAttention(nn.Module):
 
 
 def _fused(*arguments: torch.Tensor, back: bool, ahead: bool) -> torch.Tensor:
-    """Needs Triton, which is there where CUDA is."""
+    """Needs Triton, which is installed wherever CUDA is available."""
     from omni_cli.models.qwen2_5_omni.fused_attention import fused_attention
 
     return fused_attention(*arguments, back=back, ahead=ahead)
 
 
 def use_block_attention(dit: nn.Module) -> None:
-    """Make the blocks of `dit` take packed sequences, and no others."""
+    """Make the blocks of `dit` take packed sequences only."""
     for block in dit.transformer_blocks:
         block.attn = BlockAttention(block, dit.block_size)

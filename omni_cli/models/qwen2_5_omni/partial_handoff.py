@@ -10,7 +10,7 @@ from omni_cli.models.qwen2_5_omni.connectors import ReplyRows, ThinkerHandoff
 
 
 class PartialHandoff:
-    """State of one request. A reply token's row exists once the token has been an input, a step after it was made."""
+    """State of one request. A reply token has a row once it has been an input, one step after it was sampled."""
 
     def __init__(self) -> None:
         self._rows: list[torch.Tensor] = []
@@ -18,19 +18,19 @@ class PartialHandoff:
         self._has_begun = False
 
     def add_rows(self, rows: torch.Tensor | None) -> None:
-        """Add hidden states (num_rows, hidden_size) of the next positions of prompt and reply, as they are computed."""
+        """Add hidden states (num_rows, hidden_size) of the next positions of prompt and reply as they are computed."""
         if rows is not None:
             self._rows.append(rows)
 
     def take(
         self, prompt_ids: Sequence[int], reply_ids: Sequence[int], media: dict[str, torch.Tensor], *, is_last: bool
     ) -> dict[str, object] | None:
-        """Return the next part, to be encoded; None if there is none yet. `reply_ids` are all tokens so far.
+        """Return the next part to encode; None if there is none yet. `reply_ids` are all tokens so far.
 
-        The first part is a `ThinkerHandoff` with a reply row, or the whole of one; the others are `ReplyRows`.
+        The first part is a `ThinkerHandoff` with a reply row or more, or complete; the others are `ReplyRows`.
         """
         num_prompt = 0 if self._has_begun else len(prompt_ids)
-        # The last token's row, if there is one (drafted tokens), is useless before its successor is known.
+        # The last token may have a row (drafted tokens), which is useless before its successor is known.
         wanted = num_prompt + len(reply_ids) - 1 - self._num_replied
         available = sum(part.shape[0] for part in self._rows)
         num_rows = min(available, wanted)

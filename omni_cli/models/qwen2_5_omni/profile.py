@@ -9,7 +9,7 @@ from omni_cli.checkpoints.derive import decoder_settings, read_config, weights_b
 from omni_cli.checkpoints.files import read_dtype
 from omni_cli.families import Machine
 
-# The model card: speech is correct only with exactly these words.
+# From the model card: speech is correct only with exactly this system prompt.
 _SYSTEM_PROMPT = (
     "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
     "visual inputs, as well as generating text and speech."
@@ -19,11 +19,11 @@ _SHARES = {"thinker": 0.55, "talker": 0.2, "token2wav": 0.1}
 
 
 def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
-    """The three stages, with the released models' own sampling."""
+    """Return the three stages with the released models' sampling."""
     config = read_config(folder)
     is_cpu = machine.device == "cpu"
     decoders = {"thinker": config["thinker_config"]["text_config"], "talker": config["talker_config"]}
-    # Half of a host's memory, in equal parts: each stage is a process, and other programs run next to them.
+    # Half of a host's memory in equal parts, because each stage is a process, and other programs run beside them.
     room_bytes = (machine.memory_bytes // 2 - weights_bytes(folder)) // 2
 
     def common(name: str) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
             "backend": "vllm",
             "input": "thinker",
             **common("talker"),
-            # Qwen2.5-Omni's own values: greedy speech gets stuck.
+            # Qwen2.5-Omni's own values, because greedy speech gets stuck.
             "sampling": {
                 "temperature": 0.9,
                 "top_k": 40,

@@ -1,4 +1,4 @@
-"""One request for speech as token2wav computes it, and its inputs that stay the same while it is denoised."""
+"""A request for speech as token2wav computes it, with the inputs that are constant during denoising."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omni_cli.models.qwen2_5_omni.velocity import Schedule
 
 @dataclass(frozen=True)
 class DenoisingSettings:
-    """Settings by which a request is denoised."""
+    """Settings of a request's denoising."""
 
     num_steps: int
     guidance_scale: float
@@ -30,7 +30,7 @@ class DenoisingSettings:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the DiT's batch per request: with guidance, a second one without conditions."""
+        """Rows per request in the DiT's batch; guidance adds one without conditions."""
         return 2 if self.is_guided else 1
 
     def guided(self, predicted: torch.Tensor, unguided: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,7 @@ class DenoisingSettings:
 
 @dataclass(frozen=True)
 class SynthesisRequest:
-    """Audio of codes [start, end) of a request; `codes` (num_codes,) int64 on the device begin at `codes_start`."""
+    """A request for audio of codes [start, end); `codes` (num_codes,) int64 on the device begin at `codes_start`."""
 
     request_id: str
     codes: torch.Tensor
@@ -52,7 +52,7 @@ class SynthesisRequest:
 
     @classmethod
     def of(cls, request_id: str, token_ids: torch.Tensor, information: Mapping[str, Any]) -> SynthesisRequest:
-        """A request of the engine; all of its codes unless its `information` has a chunk."""
+        """Create it from a request of the engine; all of its codes unless its `information` has a chunk."""
         codes_start, start, end = information.get("chunk", (0, 0, len(token_ids)))
         return cls(
             request_id,
@@ -70,10 +70,10 @@ class SynthesisRequest:
         )
 
     def noise(self, repeats: int, mel_dim: int) -> torch.Tensor:
-        """(1, num_frames, mel_dim) on the device of the codes.
+        """Return (1, num_frames, mel_dim) on the device of the codes.
 
-        Drawn on the host, so that a seed gives the same audio on every device, streamed or whole. The first rows do
-        not depend on how many are drawn: those of a chunk are rows of the whole's.
+        Drawn on the host, so that a seed gives the same audio on every device, streamed or whole. The first rows do not
+        depend on the number of rows, so those of a chunk are rows of the whole's.
         """
         first, num_frames = self.codes_start * repeats, len(self.codes) * repeats
         generator = torch.Generator().manual_seed(self.seed)
@@ -82,7 +82,7 @@ class SynthesisRequest:
 
 
 class Conditioner:
-    """Makes the conditions of requests; the speaker encoder, which sees the reference alone, runs once per speaker."""
+    """Makes the conditions of requests. The speaker encoder depends on the reference only and runs once per speaker."""
 
     def __init__(self, dit: nn.Module, speakers: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         self._dit = dit
@@ -91,7 +91,7 @@ class Conditioner:
         self._vectors: dict[str, torch.Tensor] = {}
 
     def conditions(self, request: SynthesisRequest) -> torch.Tensor:
-        """(rows, num_frames, condition_dim), in the order in which the DiT's input projection takes them."""
+        """Return (rows, num_frames, condition_dim), in the order of the DiT's input projection."""
         dit, codes, num_rows = self._dit, request.codes[None], request.sampling.num_rows
         embedded = [dit.text_embed(codes), dit.text_embed(codes, drop_code=True)][:num_rows]
         num_frames = embedded[0].shape[1]

@@ -25,12 +25,12 @@ from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.conditioned_stage import ConditionedPrompt, ConditionedStage, EmbeddingTable, talker_part
 from omni_cli.vllm_integration.stage import ActiveRequest
 
-# Codes are sent to token2wav in blocks of its attention, of which its chunks consist.
+# Codes are sent to token2wav in blocks of its attention, which are also the units of its chunks.
 CODES_PER_PART = 12
 
 
 class ThinkerStage(OmniThinkerStage):
-    """All hidden states go to the talker."""
+    """Passes all hidden states to the talker."""
 
     def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         rows = self.new_rows(active)
@@ -45,7 +45,7 @@ class ThinkerStage(OmniThinkerStage):
 
 
 class TalkerStage(ConditionedStage):
-    """Codec tokens from the thinker's output."""
+    """Generates codec tokens from the thinker's output."""
 
     makes_text = False
 

@@ -1,4 +1,4 @@
-"""token2wav's modules as a stage's keys want them: alone or packed, in one of the modes, in one precision."""
+"""token2wav's modules in the mode, batching and precision of a stage's keys."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from omni_cli.models.qwen2_5_omni.velocity import Velocity
 from omni_cli.models.qwen2_5_omni.vocoder import Heard, PackedVocoder, Vocoder
 
 SMALLEST_BUCKET = 32
-# Buckets from one power of two to the next: a batch is padded by less than a quarter.
+# Buckets per power of two: a batch is padded by less than a quarter.
 BUCKETS_PER_OCTAVE = 4
 MAX_BUCKETS = 64
-# Four seconds of guided speech; graphs are captured ahead for batches of so much for each of `max_num_seqs`.
+# Four seconds of guided speech; graphs are captured ahead for batches of that much per request of `max_num_seqs`.
 TYPICAL_BLOCKS = 34
 
 
@@ -53,8 +53,8 @@ class Synthesizer:
             from omni_cli.models.qwen2_5_omni.fused_activation import fused_activation
 
             self.vocoder = PackedVocoder(vocoder, fused_activation)
-        # Alone, shapes follow the number of codes, so what is compiled is compiled for all of them, and there is a
-        # graph for each number of codes, which pays within its first request. Packed, there is one for each bucket.
+        # Without packing, shapes follow the number of codes: code is compiled for all shapes, and there is one graph
+        # per number of codes, which pays off within its first request. With packing, there is one per bucket.
         self.denoiser = prepare_denoiser(
             self.velocity,
             stage.execution,
@@ -66,19 +66,19 @@ class Synthesizer:
 
     @property
     def _evaluated(self) -> list[nn.Module]:
-        """Modules of each evaluation; embeddings of times and speakers, which run once, stay in float32."""
+        """Return the modules of each evaluation; embeddings of times and speakers, which run once, stay in float32."""
         dit = self.velocity.dit
         blocks = [part for block in dit.transformer_blocks for part in (block.attn, block.ff)]
         return [dit.input_embed.proj, *blocks, dit.proj_out]
 
     @property
     def precision(self) -> str:
-        """Arithmetic of all layers of an evaluation and of the vocoder, read back from them."""
+        """Arithmetic of the layers of an evaluation and of the vocoder, read back from them."""
         return precision_of([*self._evaluated, self.vocoder.module])
 
     @property
     def batching(self) -> str:
-        """Read back from the modules."""
+        """Batching, read back from the modules."""
         blocks = self.velocity.dit.transformer_blocks
         return "padded" if all(isinstance(block.attn, BlockAttention) for block in blocks) else "exact"
 
@@ -86,7 +86,7 @@ class Synthesizer:
         return arithmetic(self._stage.precision, self.device)
 
     def groups(self, requests: Sequence[SynthesisRequest]) -> Iterator[list[SynthesisRequest]]:
-        """Requests that run together: each alone, or those that are denoised alike."""
+        """Yield the requests that run together: single ones, or those with the same denoising settings."""
         if not self._is_packed:
             yield from ([each] for each in requests)
             return
@@ -96,7 +96,7 @@ class Synthesizer:
         yield from alike.values()
 
     def begin(self, requests: Sequence[SynthesisRequest]) -> Denoising:
-        """`requests` of one group as noise."""
+        """Start `requests` of one group from noise."""
         if self._is_packed:
             return PackedDenoising(self.velocity, self._conditioner, requests, self._num_blocks_for)
         (request,) = requests
@@ -108,7 +108,7 @@ class Synthesizer:
     def waveforms(
         self, requests: Sequence[SynthesisRequest], mels: Mapping[str, torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Samples (num_samples,) float32 in [-1, 1] on the host by request id, each as soon as it is there."""
+        """Yield request ids with samples (num_samples,) float32 in [-1, 1] on the host, as soon as they are ready."""
         repeats, samples_per_frame = self.velocity.dit.repeats, self.vocoder.samples_per_frame
         return self.vocoder.waveforms(
             [
@@ -118,7 +118,7 @@ class Synthesizer:
         )
 
     def capture_ahead(self, request: SynthesisRequest) -> None:
-        """Capture the graphs of all buckets up to that of a full batch, as `request` is denoised."""
+        """Capture the graphs of all buckets up to that of a full batch, with the settings of `request`."""
         if not self._is_packed or not isinstance(self.denoiser, GraphDenoiser):
             return
         largest = bucket((self._stage.max_num_seqs or 1) * TYPICAL_BLOCKS)
@@ -128,7 +128,7 @@ class Synthesizer:
 
 
 def bucket(num_blocks: int) -> int:
-    """The smallest bucket that `num_blocks` fit in."""
+    """Return the smallest bucket that holds `num_blocks`."""
     power = 1 << max(0, (num_blocks - 1).bit_length() - 1)
     step = max(SMALLEST_BUCKET, power) // BUCKETS_PER_OCTAVE
     return max(SMALLEST_BUCKET, -(-num_blocks // step) * step)
@@ -142,6 +142,6 @@ def buckets(largest: int) -> Iterator[int]:
 
 
 def codes_per_block(token2wav: Qwen2_5OmniToken2WavModel) -> int:
-    """Codes in one block of the DiT's attention; context that begins with a block is computed as in the whole."""
+    """Return the codes per block of the DiT's attention; context that begins with a block gives the whole's values."""
     dit = token2wav.code2wav_dit_model
     return max(1, int(dit.block_size) // int(dit.repeats))

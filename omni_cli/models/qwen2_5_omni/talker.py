@@ -1,8 +1,8 @@
 """Qwen2.5-Omni's talker as a vLLM model: codec tokens from the thinker's hidden states and embeddings.
 
 Every position is conditioned on one row of the thinker (`fill_conditions`): prompt positions on the thinker's prompt,
-decoded ones on its reply, one row per step. Prompt tokens are codec ids too, the mask id meaning "no codec token", so
-that vLLM sees ordinary token ids and batches, splits and preempts the request like any other.
+decoded ones on its reply, one row per step. Prompt tokens are codec ids too (the mask id means "no codec token"), so
+vLLM sees ordinary token ids and batches, splits and preempts the request like any other.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from omni_cli.vllm_integration.conditioned_model import ConditionedModel
 def _decoder_layer(config: Any, cache_config: Any = None, quant_config: Any = None, prefix: str = "") -> nn.Module:
     """A Qwen2 layer whose head size comes from the config.
 
-    The talker's `head_dim` is not hidden_size / num_attention_heads, as vLLM's Qwen2 layer assumes; its Llama layer is
-    the same arithmetic with the head size, and the bias on q, k and v only, from the config.
+    The talker's `head_dim` is not hidden_size / num_attention_heads, which vLLM's Qwen2 layer assumes. vLLM's Llama
+    layer has the same arithmetic; its head size, and a bias on q, k and v only, come from the config.
     """
     config.qkv_bias = True
     return LlamaDecoderLayer(vllm_config=get_current_vllm_config(), prefix=prefix, config=config)
 
 
 class Qwen2_5OmniTalkerForConditionalGeneration(ConditionedModel, SupportsPP, SupportsMRoPE):
-    """The talker alone; loads the weights called `talker.` of a whole Qwen2.5-Omni checkpoint."""
+    """The talker; loads the weights called `talker.` of a whole Qwen2.5-Omni checkpoint."""
 
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_prefix={
@@ -60,7 +60,7 @@ class Qwen2_5OmniTalkerForConditionalGeneration(ConditionedModel, SupportsPP, Su
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
         self.logits_processor = LogitsProcessor(config.vocab_size)
         if get_pp_group().is_first_rank:
-            # Codec embeddings are as wide as the thinker and are projected together with its rows.
+            # Codec embeddings are as wide as the thinker's rows and are projected together with them.
             self.model.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.embedding_size)
             self.thinker_to_talker_proj = ReplicatedLinear(
                 config.embedding_size,
@@ -80,7 +80,7 @@ class Qwen2_5OmniTalkerForConditionalGeneration(ConditionedModel, SupportsPP, Su
             self.lm_head = PPMissingLayer()
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Codec embeddings (num_tokens, embedding_size); zero for the mask id."""
+        """Return codec embeddings (num_tokens, embedding_size); zero for the mask id."""
         embeds = self.model.embed_tokens(input_ids)
         return embeds.masked_fill_((input_ids == self.config.tts_codec_mask_token_id).unsqueeze(-1), 0)
 

@@ -1,7 +1,7 @@
 """Qwen2.5-Omni's token2wav as a vLLM diffusion model: codec tokens -> DiT -> mel spectrogram -> BigVGAN -> waveform.
 
-The modules and the solver are transformers' own; this class makes them a model that vLLM loads and that the diffusion
-runner calls with a batch of requests.
+The modules and the solver are transformers' own; this class wraps them as a model that vLLM loads and that the
+diffusion runner calls with a batch of requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from omni_cli.models.qwen2_5_omni.speech_request import DenoisingSettings, Synth
 from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer, codes_per_block
 from omni_cli.vllm_integration.diffusion_entry import DiffusionInput, NoOutput
 
-# Two seconds of sound: several blocks of the DiT's attention.
+# Two seconds of sound, which are several blocks of the DiT's attention.
 WARM_UP_CODES = 100
 
 
@@ -63,13 +63,13 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         self.pooler = DispatchPooler({"plugin": IdentityPooler()})
         self.listener: WaveformListener | None = None
         self.codes_per_block = codes_per_block(self.token2wav)
-        # The process is this stage's own. By default cuDNN picks the vocoder's kernels again in every call, and a
-        # waveform differs by 2e-4 from the previous one. benchmarks/gpu/vocoder_repeats.py measures the cost.
+        # The process is this stage's own. By default cuDNN selects the vocoder's kernels in every call, and waveforms
+        # differ by 2e-4 from call to call. benchmarks/gpu/vocoder_repeats.py measures the cost.
         torch.backends.cudnn.deterministic = True
 
     def prepare(self, stage: Token2WavConfig) -> Denoiser:
         """Make the modules run as `stage` asks, once the weights are loaded; raises `StageError`."""
-        # Not an attribute of a module: vLLM would look for weights of its name.
+        # Not a module attribute, because vLLM would look for weights of that name.
         self._synthesizers = (Synthesizer(self.token2wav, self.speakers, stage),)
         return self.synthesizer.denoiser
 
@@ -79,7 +79,7 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run one step of a request, so that the first real one compiles nothing and problems show now."""
+        """Run one step of a request, so that the first real one compiles nothing and errors show early."""
         codes = torch.zeros(WARM_UP_CODES, dtype=torch.long, device=self.token2wav.device)
         speaker = next(iter(self.speakers))
         request = SynthesisRequest("warm-up", codes, 0, 0, WARM_UP_CODES, 0, speaker, DenoisingSettings(2, 0.5, -1.0))
@@ -126,7 +126,7 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
     def _waveforms(
         self, requests: Sequence[SynthesisRequest], made: dict[str, torch.Tensor | NoOutput]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Waveforms by request id; aborted requests get their `NoOutput` in `made`."""
+        """Yield waveforms by request id; aborted requests get their `NoOutput` in `made`."""
         running = [each for each in requests if not self._cancelled(each, made, 0)]
         if not running:
             return
@@ -143,7 +143,7 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
             yield from self.synthesizer.waveforms(running, denoising.mels())
 
     def _cancelled(self, request: SynthesisRequest, made: dict[str, torch.Tensor | NoOutput], step: int) -> bool:
-        """Report `step` to the listener, 0 for the start, and note in `made` if it drops the request."""
+        """Report `step` to the listener, 0 for the start; return True and note it in `made` if it drops the request."""
         if self.listener is None:
             return False
         try:

@@ -47,7 +47,7 @@ SAID_NOTHING = "the talker ended before it produced a codec token"
 
 @dataclass
 class SpeechStream:
-    """A request whose audio is made in chunks; each of them is a separate request in the engine."""
+    """A request whose audio is made in chunks, each of which is a separate request in the engine."""
 
     request: StageRequest
     chunker: Chunker
@@ -63,12 +63,12 @@ class SpeechStream:
         return self.has_all_codes and self.num_made == self.num_chunks
 
     def chunk_id(self, number: int) -> str:
-        """Id that no other request has."""
+        """Return an id that no other request has."""
         return f"{self.request.request_id}\0{number}"
 
 
 class Token2WavStage(VllmStage):
-    """A waveform from codec tokens."""
+    """Converts codec tokens to a waveform."""
 
     can_pad = True
 
@@ -82,7 +82,7 @@ class Token2WavStage(VllmStage):
         self.speakers = load_speakers(spec.model)
         self.num_codes = self.engine.vllm_config.model_config.hf_config.token2wav_config.dit_config.num_embeds
         self._clock = clock_for(current_platform.device_type)
-        # By engine id of a running request and by id of one that has run: its beginning, each step's end, its end.
+        # Times by engine id of a running request, then by id of a finished one: its start, each step's end, its end.
         self._marks: dict[str, list[object]] = {}
         self._ranges = Consecutive()
         self._marks_of: dict[str, list[object]] = {}
@@ -101,7 +101,7 @@ class Token2WavStage(VllmStage):
         return {
             **super().engine_args(),
             "hf_overrides": {"architectures": [TOKEN2WAV]},
-            # The reference runs token2wav in float32 whatever the dtype of the other stages.
+            # The reference runs token2wav in float32 with any dtype of the other stages.
             "dtype": "float32",
         }
 
@@ -110,7 +110,7 @@ class Token2WavStage(VllmStage):
         stage = self.spec.stage
         assert isinstance(stage, Token2WavConfig)
         modes = {"execution": self.denoiser.execution, "stream": stage.streams, **self._arithmetic}
-        # transformers' vocoder copies its waveform to the host itself, and waits for it.
+        # transformers' vocoder copies its waveform to the host synchronously.
         return {**super().effective, **modes, "output_copy": "sync"}
 
     @property
@@ -221,7 +221,7 @@ class Token2WavStage(VllmStage):
         if active is None or waveform is None:
             return
         self._marks_of[active.request.request_id] = [*marks, self._clock.mark()]
-        # At once: in the engine's batch there may be others after it. What is no waveform is for `output` to refuse.
+        # Not in `output`, which waits for the rest of the engine's batch; `output` rejects invalid waveforms.
         if not torch.isfinite(waveform).all() or self.request_id_of(active) in self._cancelled:
             return
         stream: SpeechStream | None = active.context.get("stream")
@@ -236,7 +236,7 @@ class Token2WavStage(VllmStage):
         return super().request_id_of(active) if stream is None else stream.request.request_id
 
     def _parts(self, request_id: str) -> tuple[list[float], float]:
-        """Seconds of each step, and of turning the last one's result into a waveform."""
+        """Return the seconds of each step, and of the vocoder."""
         marks = self._marks_of.pop(request_id)
         *steps, vocoder_s = [self._clock.seconds(start, end) for start, end in itertools.pairwise(marks)]
         return steps, vocoder_s
@@ -303,7 +303,7 @@ class Token2WavStage(VllmStage):
 
 
 def chunk_sizes(stage: Token2WavConfig, codes_per_block: int) -> ChunkSizes:
-    """The stage's chunk sizes, by default those of `ChunkSizes`; `StageError` unless all are whole attention blocks."""
+    """Return the stage's chunk sizes, `ChunkSizes` by default; raise `StageError` unless all are whole blocks."""
     keys = {
         "first": "stream_first_chunk_codes",
         "chunk": "stream_chunk_codes",

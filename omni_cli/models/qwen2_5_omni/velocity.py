@@ -1,7 +1,7 @@
 """token2wav's DiT without the work that is the same in each evaluation.
 
-transformers' forward embeds times and codes, computes rotary tables and masks and projects the time in each layer, in
-every one of about 36 evaluations per request. Here these are inputs, computed once per schedule or once per request.
+In each of about 36 evaluations per request, transformers' forward embeds times and codes, computes rotary tables and
+masks, and projects the time in each layer. Here these are inputs, computed once per schedule or request.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4ODESolver
 
-# transformers' solver evaluates the denoiser this many times per step (Runge-Kutta of order four).
+# Evaluations of the denoiser per step of transformers' solver (Runge-Kutta of order four).
 EVALUATIONS_PER_STEP = 4
-# Schedules in memory: a profile has one, and requests may bring others.
+# Schedules in memory: a profile has one, and requests may add others.
 MAX_SCHEDULES = 4
 
 VelocityFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -31,7 +31,7 @@ class Schedule:
     sway_coefficient: float
 
     def times(self, device: torch.device) -> torch.Tensor:
-        """(num_steps,) float32, with the arithmetic of the DiT's own `sample`."""
+        """Return (num_steps,) float32, with the arithmetic of the DiT's own `sample`."""
         times = torch.linspace(0, 1, self.num_steps, device=device)
         return times + self.sway_coefficient * (torch.cos(torch.pi / 2 * times) - 1 + times)
 
@@ -45,7 +45,7 @@ class Evaluations:
 
 
 class Velocity(nn.Module):
-    """The DiT from its input projection on, over the weights of `dit`, which itself stays as it is."""
+    """The DiT from its input projection on, sharing the weights of `dit`, which is not changed."""
 
     def __init__(self, dit: nn.Module) -> None:
         super().__init__()
@@ -55,12 +55,12 @@ class Velocity(nn.Module):
         self._widths = [norm.linear.out_features for norm in norms]
         self._projections = [(norm.silu.forward, norm.linear.forward) for norm in norms]
         for norm in norms:
-            # Their result comes in as an input.
+            # Their result is an input.
             norm.silu.forward = norm.linear.forward = _unchanged
         self._schedules: OrderedDict[tuple[Schedule, int], Evaluations] = OrderedDict()
 
     def evaluations(self, schedule: Schedule, *, num_rows: int) -> Evaluations:
-        """The evaluations of `schedule` for a batch of `num_rows`, all rows at the same time."""
+        """Return the evaluations of `schedule` for a batch of `num_rows`, all rows at the same time."""
         key = (schedule, num_rows)
         if key not in self._schedules:
             times = schedule.times(self.dit.device)
@@ -84,10 +84,10 @@ class Velocity(nn.Module):
         sin: torch.Tensor,
         block_diff: torch.Tensor,
     ) -> torch.Tensor:
-        """Velocities (rows, num_frames, mel_dim) of `frames` of that shape.
+        """Return velocities (rows, num_frames, mel_dim) of `frames` of that shape.
 
         `modulation` is (rows or 1, width), `conditions` (rows, num_frames, condition_dim); rotary tables and
-        `block_diff` are what the DiT's blocks take.
+        `block_diff` are passed to the DiT's blocks.
         """
         dit = self.dit
         *modulations, last = modulation.split(self._widths, dim=-1)
@@ -99,7 +99,7 @@ class Velocity(nn.Module):
 
 
 def evaluation_times(times: torch.Tensor) -> list[torch.Tensor]:
-    """The times, () each and in order, at which transformers' solver evaluates a velocity."""
+    """Return the times, () each and in order, at which transformers' solver evaluates a velocity."""
     seen: list[torch.Tensor] = []
 
     def velocity(time: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -112,9 +112,9 @@ def evaluation_times(times: torch.Tensor) -> list[torch.Tensor]:
 
 
 def stepped(times: torch.Tensor, index: int, value: torch.Tensor, velocity: VelocityFunction) -> torch.Tensor:
-    """`value` one step on, from `times[index]`.
+    """Return `value` one step after `times[index]`.
 
-    transformers' `integrate` makes the same steps, but waits for the device in each of them and keeps every value.
+    transformers' `integrate` makes the same steps, but waits for the device in each and keeps every value.
     """
     start, end = times[index], times[index + 1]
     change, _ = RungeKutta4ODESolver(velocity, value)._compute_step(velocity, start, end - start, end, value)

@@ -1,4 +1,4 @@
-"""token2wav's vocoder: waveforms of the frames that requests ask for, one at a time or several in one call."""
+"""token2wav's vocoder: waveforms of the requested frames, one request at a time or several in one call."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import nn
 
 from omni_cli.models.qwen2_5_omni.speech_request import SynthesisRequest
 
-# The vocoder hears no more than this on either side of a frame: 16 frames differ from all by float32's rounding.
+# Frames on either side that affect a frame: with 16, samples differ from the whole's by float32's rounding.
 VOCODER_CONTEXT_FRAMES = 24
 # Frames in one call: 40 s of sound. More is no faster, and takes more memory.
 MAX_FRAMES_PER_CALL = 4000
 
-# Of a module, samples (1, channels, num_samples), bounds (2, num_frames) of their sequences and samples per frame.
+# Arguments: a module, samples (1, channels, num_samples), bounds (2, num_frames) of sequences, samples per frame.
 Activation = Callable[[nn.Module, torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Heard:
-    """The frames that a request's samples depend on, (1, num_frames, mel_dim), and which of their samples it wants."""
+    """The frames that a request's samples depend on, (1, num_frames, mel_dim), and the range of requested samples."""
 
     request_id: str
     frames: torch.Tensor
@@ -31,7 +31,7 @@ class Heard:
 
     @classmethod
     def of(cls, request: SynthesisRequest, mel: torch.Tensor, *, repeats: int, samples_per_frame: int) -> Heard:
-        """`mel` (1, num_frames, mel_dim) of all codes of `request`."""
+        """Create it from `mel` (1, num_frames, mel_dim) of all codes of `request`."""
         begin, end = ((code - request.codes_start) * repeats for code in (request.start, request.end))
         first = max(0, begin - VOCODER_CONTEXT_FRAMES)
         return cls(
@@ -53,16 +53,16 @@ class Vocoder:
         self.samples_per_frame = math.prod(vocoder.config.upsample_rates)
 
     def waveforms(self, heard: Sequence[Heard]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Samples (num_samples,) float32 on the host, each by its request id and as soon as there are some."""
+        """Yield request ids with samples (num_samples,) float32 on the host, as soon as they are ready."""
         for each in heard:
             samples = self.module(each.frames.permute(0, 2, 1)).float()
             yield each.request_id, each.wanted(samples.reshape(-1))
 
 
 class PackedVocoder(Vocoder):
-    """transformers' BigVGAN over several spectrograms, one after another along the time.
+    """transformers' BigVGAN over several spectrograms, concatenated in time.
 
-    Its convolutions run over all of them; its activations, which keep to each sequence, leave silence in between.
+    Convolutions run over all of them; activations, which keep sequences apart, leave silence in between.
     """
 
     def __init__(self, vocoder: nn.Module, activation: Activation) -> None:
@@ -74,7 +74,7 @@ class PackedVocoder(Vocoder):
             (size - 1) // 2 * max(dilations)
             for size, dilations in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
         )
-        # In frames, as far as any convolution reaches; that is furthest after the first upsampling.
+        # The reach of any convolution in frames, which is longest after the first upsampling.
         self.gap = max(vocoder.conv_pre.padding[0], math.ceil(reach / self._rates[1]))
 
     def waveforms(self, heard: Sequence[Heard]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -88,7 +88,7 @@ class PackedVocoder(Vocoder):
                 start += length + self.gap
 
     def pack(self, frames: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """(1, mel_dim, num_frames) with gaps, and the bounds (2, num_frames) int32 of the sequence of each frame."""
+        """Return (1, mel_dim, num_frames) with gaps, and (2, num_frames) int32 bounds of each frame's sequence."""
         lengths = [each.shape[1] + self.gap for each in frames]
         mel = frames[0].new_zeros(1, sum(lengths), frames[0].shape[-1])
         bounds = torch.zeros(2, sum(lengths), dtype=torch.int32)
@@ -101,7 +101,7 @@ class PackedVocoder(Vocoder):
         return mel.permute(0, 2, 1), bounds
 
     def __call__(self, mel: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
-        """Samples (num_frames * samples_per_frame,) float32 of what `pack` returns."""
+        """Return samples (num_frames * samples_per_frame,) float32 of the result of `pack`."""
         module = self.module
         sounds = bounds[1] > bounds[0]
         hidden = module.conv_pre(module.process_mel_spectrogram(mel).where(sounds, 0.0))
@@ -123,7 +123,7 @@ class PackedVocoder(Vocoder):
 
 
 def grouped(heard: Sequence[Heard]) -> Iterator[list[Heard]]:
-    """In order, as many at a time as `MAX_FRAMES_PER_CALL` allows, and at least one."""
+    """Group in order, with as many as `MAX_FRAMES_PER_CALL` allows, and at least one."""
     group: list[Heard] = []
     num_frames = 0
     for each in heard:

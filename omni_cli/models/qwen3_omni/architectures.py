@@ -1,9 +1,9 @@
-"""Qwen3-Omni's names among vLLM's architectures."""
+"""Qwen3-Omni's architecture names in vLLM."""
 
 from __future__ import annotations
 
 OMNI = "Qwen3OmniMoeForConditionalGeneration"
-# The language model inside of the thinker.
+# The language model inside the thinker.
 INNER = ("Qwen3MoeForCausalLM",)
 THINKER = "Qwen3OmniMoeThinkerForSpeech"
 TALKER = "Qwen3OmniMoeTalkerForConditionalGeneration"

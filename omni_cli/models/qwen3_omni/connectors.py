@@ -24,13 +24,13 @@ Embed = Callable[[Sequence[int]], torch.Tensor]
 
 @dataclass(frozen=True)
 class TokenHandoff:
-    """The thinker's output for one request: of text, the token ids are all that the talker needs.
+    """The thinker's output for one request: the talker needs only the token ids of text.
 
-    `reply_token_ids` are those that the thinker went on from, without its last. `media_rows` (num_tokens, hidden_size)
-    are layer `accept_hidden_layer`'s at the prompt's tokens of images, videos and audio, None without any; `media`
-    holds their grids and lengths.
+    `reply_token_ids` are those that were an input of the thinker, all except the last. `media_rows` (num_tokens,
+    hidden_size) are the outputs of layer `accept_hidden_layer` at the prompt's tokens of images, videos and audio, None
+    without any; `media` has their grids and lengths.
 
-    From a thinker that has not finished it is the start of a handoff, followed by more token ids.
+    If the thinker has not finished, it is the first part of a handoff, followed by more token ids.
     """
 
     prompt_token_ids: list[int]
@@ -40,7 +40,7 @@ class TokenHandoff:
 
     @classmethod
     def from_information(cls, information: dict[str, object]) -> TokenHandoff:
-        """Raise `PayloadError` if something is missing or of the wrong type."""
+        """Create it from a payload. Raises `PayloadError` if something is missing or of the wrong type."""
         return cls(
             integers_of(information, "prompt_token_ids"),
             integers_of(information, "reply_token_ids"),
@@ -62,9 +62,9 @@ class TokenHandoff:
 class SpokenPrompt:
     """A talker request: codec ids of the prompt, their conditions (P, embedding_size), and those of later steps.
 
-    Rows at `hidden_positions` are hidden states, the others embeddings; the talker projects the two in different ways.
-    `mrope_positions` (3, P) int64, None if they count up from 0. The first `num_bare_tokens` omit the embedding of
-    their codec id.
+    Rows at `hidden_positions` are hidden states, the others embeddings; the talker has a projection for each.
+    `mrope_positions` (3, P) int64, None if they count up from 0. The embeddings of the first `num_bare_tokens` codec
+    ids are not added.
     """
 
     prompt_token_ids: list[int]
@@ -75,7 +75,7 @@ class SpokenPrompt:
     num_bare_tokens: int
 
     def information(self) -> dict[str, object]:
-        """Values sent next to the prompt embeddings."""
+        """Return the values sent beside the prompt embeddings."""
         values: dict[str, object] = {
             "decode_conditions": self.decode_conditions,
             "num_bare_tokens": [self.num_bare_tokens],
@@ -90,10 +90,10 @@ def thinker_to_talker(
 ) -> SpokenPrompt:
     """Build the talker's input rows. `config` is the `Qwen3OmniMoeConfig`; `embed` looks up the thinker's embeddings.
 
-    The prompt is what users said, then the head of the assistant's turn: its first three tokens, four padding tokens,
-    text-begin, and the first token of the reply, of which the last six add codec embeddings. Each further token of the
-    reply conditions one step, then a text-end and a padding row, which `more_conditions` adds if the handoff is not
-    whole.
+    The prompt consists of the users' turns and the head of the assistant's: its first three tokens, four padding
+    tokens, text-begin, and the first token of the reply; codec embeddings are added to the last six. Each further
+    token of the reply conditions one step, followed by a text-end and a padding row, which `more_conditions` adds if
+    the handoff is partial.
     """
     talker, prompt_ids = config.talker_config, handoff.prompt_token_ids
     user = _user_positions(prompt_ids, config)
@@ -135,18 +135,18 @@ def more_conditions(token_ids: Sequence[int], *, config: Any, embed: Embed, is_l
 
 
 def media_token_ids(config: Any) -> frozenset[int]:
-    """The tokens in whose place the thinker puts images, videos and audio."""
+    """Return the placeholder tokens of images, videos and audio in the thinker's prompt."""
     thinker = config.thinker_config
     return frozenset({thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id})
 
 
 def _ending(config: Any) -> list[int]:
-    """Tokens after the last one of the reply: text-end, and padding, which holds for all further steps."""
+    """Return the tokens after the last one of the reply: text-end, and padding, which is used for all further steps."""
     return [config.tts_eos_token_id, config.tts_pad_token_id]
 
 
 def _user_positions(token_ids: Sequence[int], config: Any) -> list[int]:
-    """Positions of all that users said: from a turn's start token, which a role follows, to the next one."""
+    """Return the positions of users' turns: each from its start token, before a role, to the next start token."""
     positions, is_user = [], False
     for position, token_id in enumerate(token_ids):
         if token_id == config.im_start_token_id or position == 0:
@@ -170,7 +170,7 @@ def _assistant_start(token_ids: Sequence[int], config: Any) -> int:
 def _rows_of_users(
     handoff: TokenHandoff, user: Sequence[int], media_ids: frozenset[int], rows: torch.Tensor
 ) -> torch.Tensor:
-    """Those of the media rows that belong to users' turns, (num_tokens, hidden_size)."""
+    """Return the media rows of users' turns, (num_tokens, hidden_size)."""
     positions = [position for position, token_id in enumerate(handoff.prompt_token_ids) if token_id in media_ids]
     given = handoff.media_rows
     if given is None or given.shape != (len(positions), rows.shape[1]):
@@ -181,10 +181,10 @@ def _rows_of_users(
 
 
 def mrope_positions(token_ids: Sequence[int], media: dict[str, torch.Tensor], config: Any) -> torch.Tensor:
-    """M-RoPE positions (3, num_tokens) int64 of a talker's prompt with images or video, as in transformers."""
+    """Return M-RoPE positions (3, num_tokens) int64 of a talker's prompt with images or video, as in transformers."""
     from transformers import Qwen3OmniMoePreTrainedModelForConditionalGeneration as Reference
 
-    # transformers' own talker looks for the audio encoder's configuration in its own, which has none.
+    # transformers' talker expects the audio encoder's configuration in its own, which lacks it.
     known = SimpleNamespace(**config.talker_config.to_dict(), audio_config=config.thinker_config.audio_config)
     model: Any = SimpleNamespace(config=known, spatial_merge_size=config.talker_config.spatial_merge_size)
     model.get_llm_pos_ids_for_vision = lambda *args: Reference.get_llm_pos_ids_for_vision(model, *args)

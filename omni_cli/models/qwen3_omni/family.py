@@ -6,7 +6,7 @@ from omni_cli.families import CheckpointNeeds, Family, StageRole
 from omni_cli.models.qwen3_omni.architectures import CODE2WAV, INNER, OMNI, TALKER, THINKER
 
 _HERE = "omni_cli.models.qwen3_omni"
-# In config.json; the thinking variant has the thinker alone.
+# In config.json; the thinking variant has only the thinker.
 _SPEAKS = "enable_audio_output"
 
 FAMILY = Family(
@@ -59,7 +59,7 @@ FAMILY = Family(
     preload=("vllm.model_executor.models.qwen3_omni_moe_thinker",),
     inner_architectures=INNER,
     profile=f"{_HERE}.profile:stages_of",
-    # The talker begins at the head of the assistant's turn, and repeats what users said.
+    # The talker's prompt begins with the assistant's turn, and repeats the users' turns.
     prompt_frame=("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
     published={
         "Qwen/Qwen3-Omni-30B-A3B-Instruct": CheckpointNeeds(download_bytes=71 * 10**9, gpu_bytes=141 * 10**9),

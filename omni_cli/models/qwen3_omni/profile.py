@@ -14,14 +14,14 @@ _SHARES = {"thinker": 0.65, "talker": 0.15, "code2wav": 0.05}
 
 
 def stages_of(folder: Path, machine: Machine) -> dict[str, Any]:
-    """The thinker alone where the checkpoint makes no speech, else all three stages, with transformers' sampling."""
+    """Return all three stages, or the thinker if the checkpoint has no talker, with transformers' sampling."""
     config = read_config(folder)
     is_cpu = machine.device == "cpu"
     speaks = bool(config.get("enable_audio_output", True))
     decoders = {"thinker": config["thinker_config"]["text_config"]}
     if speaks:
         decoders["talker"] = config["talker_config"]["text_config"]
-    # Half of a host's memory, in equal parts: each stage is a process, and other programs run next to them.
+    # Half of a host's memory in equal parts, because each stage is a process, and other programs run beside them.
     room_bytes = (machine.memory_bytes // 2 - weights_bytes(folder)) // len(decoders)
 
     def common(name: str) -> dict[str, Any]:

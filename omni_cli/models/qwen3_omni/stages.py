@@ -28,12 +28,12 @@ from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.conditioned_stage import ConditionedPrompt, EmbeddingTable, talker_part
 from omni_cli.vllm_integration.stage import ActiveRequest
 
-# transformers' own default, where the checkpoint has it.
+# transformers' default, if the checkpoint has it.
 DEFAULT_SPEAKER = "ethan"
 
 
 class Qwen3ThinkerStage(OmniThinkerStage):
-    """Text, audio, images and video in; text out, and for the talker its tokens and the rows of its media."""
+    """Takes text, audio, images and video; makes text, and for the talker its tokens and the rows of media."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         super().__init__(spec, emit)
@@ -47,7 +47,7 @@ class Qwen3ThinkerStage(OmniThinkerStage):
         super().prepared(active, engine_input)
         num_tokens = len(engine_input["prompt_token_ids"])
         for places in engine_input.get("mm_placeholders", {}).values():
-            # vLLM counts positions from the tokens around a placeholder, and ends where there are none.
+            # vLLM counts positions from the tokens around a placeholder, and fails if there are none.
             if any(place.offset == 0 or place.offset + place.length == num_tokens for place in places):
                 raise InputError(
                     "the prompt must begin and end each image and each sound with their own tokens",
@@ -60,7 +60,7 @@ class Qwen3ThinkerStage(OmniThinkerStage):
         return request.wants_handoff and bool(request.audio or request.images or request.videos)
 
     def _new_tokens(self, active: ActiveRequest) -> list[int]:
-        """Tokens that the model went on from, or certainly will, and that have not been sent: all but the last."""
+        """Return the tokens to send: those that were or will be an input of the model, all except the last."""
         begin = active.context.get("num_sent", 0)
         active.context["num_sent"] = max(begin, len(active.token_ids) - 1)
         return active.token_ids[begin : active.context["num_sent"]]
@@ -89,7 +89,7 @@ class Qwen3ThinkerStage(OmniThinkerStage):
 
 
 class Qwen3TalkerStage(FrameStage):
-    """Frames of codes from the thinker's tokens."""
+    """Generates frames of codes from the thinker's tokens."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         self._omni = AutoConfig.from_pretrained(spec.model)
@@ -102,7 +102,7 @@ class Qwen3TalkerStage(FrameStage):
         return {**super().engine_args(), "hf_overrides": partial(talker_part, TALKER)}
 
     def speaker_id(self, name: str | None) -> int:
-        """The codec id of a speaker; raises `InputError` with the list."""
+        """Return the codec id of a speaker; raises `InputError` with the list."""
         if name is None:
             return self._speakers.get(DEFAULT_SPEAKER, next(iter(self._speakers.values())))
         if name.lower() not in self._speakers:
@@ -126,11 +126,11 @@ class Qwen3TalkerStage(FrameStage):
         return more_conditions(token_ids, config=self._omni, embed=self._embed, is_last=command.is_last)
 
     def num_spoken(self, active: ActiveRequest) -> int:
-        # As in the reference, the last token is none: it ends the speech, or is where it was cut off.
+        # As in the reference, the last token is not spoken: it ends the speech, or is where it was cut.
         return max(0, len(active.token_ids) - 1)
 
 
 class Code2WavStage(CodecStage):
-    """A waveform from frames of codes."""
+    """Decodes frames of codes to a waveform."""
 
     architecture = CODE2WAV

@@ -27,7 +27,7 @@ from omni_cli.checkpoints.shards import shards_with_prefix
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodeSampling
 from omni_cli.models.codec.frame_model import FrameModel
 
-# What transformers suppresses at the end of the talker's vocabulary, but for the end token.
+# Ids that transformers suppresses at the end of the talker's vocabulary, except the end token.
 NUM_SUPPRESSED_IDS = 1024
 
 
@@ -35,15 +35,15 @@ NUM_SUPPRESSED_IDS = 1024
     dynamic_arg_dims={"input_ids": 0, "positions": -1, "intermediate_tensors": 0, "inputs_embeds": 0}
 )
 class TalkerDecoder(Qwen3MoeModel):
-    """vLLM's, compiled for positions (3, num_tokens): its own is for (num_tokens,), and takes their number as fixed."""
+    """vLLM's decoder, compiled for positions (3, num_tokens), because vLLM compiles for a constant (num_tokens,)."""
 
 
 class Qwen3OmniMoeTalkerForConditionalGeneration(FrameModel, SupportsPP, SupportsMRoPE):
-    """The talker alone; loads the weights called `talker.` of a whole Qwen3-Omni checkpoint."""
+    """The talker; loads the weights called `talker.` of a whole Qwen3-Omni checkpoint."""
 
     predictor_name = "code_predictor"
     weights_prefix = "talker."
-    # transformers' for the code predictor of a talker that samples; they are not settings there either.
+    # transformers' constants for the code predictor of a talker that samples.
     sampling = CodeSampling(top_k=50, top_p=0.8)
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_prefix={
@@ -64,7 +64,7 @@ class Qwen3OmniMoeTalkerForConditionalGeneration(FrameModel, SupportsPP, Support
         self.num_codebooks: int = config.num_code_groups
         self.allow_patterns_overrides = shards_with_prefix(vllm_config.model_config.model, "talker.")
         self.model = TalkerDecoder(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
-        # Small, and read by the code predictor too: a copy per rank costs less than the ranks' exchange of rows.
+        # Small, and read by the code predictor too; a copy per rank costs less than exchanging rows.
         self.model.embed_tokens = nn.Embedding(text.vocab_size, text.hidden_size)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
         self.logits_processor = LogitsProcessor(text.vocab_size)
@@ -103,7 +103,7 @@ class Qwen3OmniMoeTalkerForConditionalGeneration(FrameModel, SupportsPP, Support
         return rows
 
     def project_conditions(self, rows: torch.Tensor, hidden_positions: Sequence[int]) -> torch.Tensor:
-        """Rows (num_rows, thinker_hidden_size) as the talker adds them, (num_rows, hidden_size)."""
+        """Project rows (num_rows, thinker_hidden_size) to (num_rows, hidden_size), for the talker to add."""
         size = self.config.thinker_hidden_size
         if rows.shape[1] != size:
             raise ValueError(f"the talker is conditioned on rows of {size}, got {rows.shape[1]}")
@@ -114,7 +114,7 @@ class Qwen3OmniMoeTalkerForConditionalGeneration(FrameModel, SupportsPP, Support
         return projected
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Embeddings (num_tokens, hidden_size) of first codes and special ids."""
+        """Return embeddings (num_tokens, hidden_size) of first codes and special ids."""
         embeds: torch.Tensor = self.model.embed_tokens(input_ids)
         return embeds
 

@@ -1,4 +1,4 @@
-"""Qwen3-Omni's thinker as vLLM has it, with the rows that the talker gets of images, videos and audio."""
+"""Qwen3-Omni's thinker of vLLM, with the rows of images, videos and audio for the talker."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PADDED_FRAMES = "padded_frames"
 
 
 def pad_together(engine_input: Any, config: Any) -> None:
-    """Have the audio of a request encoded as in the reference: all of it at once, and without other requests'.
+    """Have a request's audio encoded as in the reference: all of it at once, and without that of other requests.
 
     The audio encoder pads each window of audio to the longest of a call, and its convolutions see the padding. vLLM
-    encodes what a step needs: sounds of several requests, or some of a request's. So each sound of a preprocessed
-    prompt says to how many frames it is padded, and vLLM batches none that differ in it.
+    encodes what a step needs: audio of several requests, or a part of a request's. So each audio of a preprocessed
+    prompt gets the number of frames to pad to, and vLLM batches only audio in which that is equal.
     """
     sounds = engine_input.get("mm_kwargs", {}).get("audio", ())
     if not sounds:
@@ -42,10 +42,10 @@ def pad_together(engine_input: Any, config: Any) -> None:
 
 
 class UnpaddedAudioProcessor(Qwen3OmniMoeThinkerMultiModalProcessor):
-    """vLLM's. The features of audio are those that transformers computes, as in vLLM's Qwen2.5-Omni.
+    """vLLM's processor with the audio features that transformers computes, as in vLLM's Qwen2.5-Omni.
 
-    vLLM's Qwen3-Omni pads each sound to whole frames, for a cache that is not used here: the last features differ, and
-    there may be one more.
+    vLLM's Qwen3-Omni pads each audio to whole frames, for a cache that is not used here, which changes the last
+    features and may add one.
     """
 
     _get_hf_mm_data = Qwen2_5OmniThinkerMultiModalProcessor._get_hf_mm_data
@@ -58,9 +58,9 @@ class UnpaddedAudioProcessor(Qwen3OmniMoeThinkerMultiModalProcessor):
     dummy_inputs=Qwen3OmniMoeThinkerDummyInputsBuilder,
 )
 class Qwen3OmniMoeThinkerForSpeech(Qwen3OmniMoeThinkerForConditionalGeneration):
-    """vLLM's. `handoff_rows` (max_num_batched_tokens, hidden_size) are those of layer `accept_hidden_layer`.
+    """vLLM's thinker. `handoff_rows` (max_num_batched_tokens, hidden_size) are those of layer `accept_hidden_layer`.
 
-    A pipeline rank that has the layer, or has received its rows, sends them on beside its hidden states.
+    A pipeline rank that has computed or received the layer's rows sends them on beside its hidden states.
     """
 
     handoff_rows: torch.Tensor
@@ -75,7 +75,7 @@ class Qwen3OmniMoeThinkerForSpeech(Qwen3OmniMoeThinkerForConditionalGeneration):
     def _prepare_rows(self, vllm_config: VllmConfig, config: Any) -> None:
         num_rows = vllm_config.scheduler_config.max_num_batched_tokens
         hidden_size = config.thinker_config.text_config.hidden_size
-        # Persistent, because a captured CUDA graph writes to the addresses it was captured with.
+        # Persistent, because a captured CUDA graph writes to the address it was captured with.
         self.register_buffer(_ROWS, torch.zeros(num_rows, hidden_size), persistent=False)
         self.make_empty_intermediate_tensors = make_empty_intermediate_tensors_factory(
             ["hidden_states", "residual", _ROWS], hidden_size
@@ -84,7 +84,7 @@ class Qwen3OmniMoeThinkerForSpeech(Qwen3OmniMoeThinkerForConditionalGeneration):
         if get_pp_group().is_last_rank and layer >= decoder.start_layer:
             self.set_aux_hidden_state_layers((layer,))
         elif decoder.start_layer < layer <= decoder.end_layer:
-            # vLLM returns such rows from the last rank alone.
+            # vLLM itself returns such rows only from the last rank.
             decoder.layers[layer - 1].register_forward_hook(self._keep_rows)
 
     def _keep_rows(self, _layer: object, _args: object, output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -111,7 +111,7 @@ class Qwen3OmniMoeThinkerForSpeech(Qwen3OmniMoeThinkerForConditionalGeneration):
         return output
 
     def embed_multimodal(self, *, padded_frames: torch.Tensor | None = None, **kwargs: Any) -> Any:
-        """vLLM's. Beside audio that is shorter than `padded_frames` it encodes a silence of that length."""
+        """Encode media; beside audio shorter than `padded_frames`, encode a silence of that length."""
         if padded_frames is None or int(kwargs["audio_feature_lengths"].max()) >= padded_frames:
             return super().embed_multimodal(**kwargs)
         features, lengths = kwargs["input_audio_features"], kwargs["audio_feature_lengths"]
@@ -123,10 +123,10 @@ class Qwen3OmniMoeThinkerForSpeech(Qwen3OmniMoeThinkerForConditionalGeneration):
         return tuple(embeddings)
 
     def iter_mm_features(self, mm_features: list[Any]) -> Iterator[tuple[int, str, dict[str, Any]]]:
-        """Offsets of the tokens that begin an image, video or audio.
+        """Yield offsets of the tokens that begin an image, video or audio.
 
-        vLLM 0.30 takes the offsets of its placeholders for those, which come one token later, and so all M-RoPE
-        positions of an image are one too large.
+        vLLM 0.30 yields the offsets of its placeholders, which come one token later, so that all M-RoPE positions of an
+        image are too large by one.
         """
         for offset, modality, data in super().iter_mm_features(mm_features):
             yield offset - 1, modality, data

@@ -1,4 +1,4 @@
-"""Media in a prompt: their sizes, which the talker's positions follow from, and the names of sounds in caches."""
+"""Media in a prompt: their sizes, which determine the talker's positions, and the cache keys of audio."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIELDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "audio_feat
 
 
 def media_of_prompt(engine_input: Any) -> dict[str, torch.Tensor]:
-    """Those of a prompt that vLLM has preprocessed."""
+    """Return the sizes of the media in a prompt that vLLM has preprocessed."""
     media = {}
     for items in engine_input.get("mm_kwargs", {}).values():
         for name in _FIELDS:
@@ -27,10 +27,10 @@ def media_of_prompt(engine_input: Any) -> dict[str, torch.Tensor]:
 
 
 def tell_apart(audio: Sequence[AudioInput], engine_input: Any) -> None:
-    """Have vLLM's caches tell a sound of a preprocessed prompt from the same one of another request.
+    """Make vLLM's cache keys of a preprocessed prompt's audio depend on the request's longest audio.
 
-    The processor pads the sounds of a request to the longest, as in the reference, and the last feature of a sound is
-    another one if silence follows. vLLM knows a sound by its samples.
+    As in the reference, the processor pads the audio of a request to the longest, and trailing silence changes the
+    last feature of an audio. vLLM's keys depend on the samples only.
     """
     if audio:
         longest_s = max(sound.samples.shape[0] / sound.sample_rate for sound in audio)
@@ -39,7 +39,7 @@ def tell_apart(audio: Sequence[AudioInput], engine_input: Any) -> None:
 
 
 def media_of_handoff(information: dict[str, object]) -> dict[str, torch.Tensor]:
-    """Those that came with a handoff; raises `PayloadError` for one of the wrong type."""
+    """Return the sizes of media in a handoff; raises `PayloadError` for one of the wrong type."""
     return {
         name: tensor_of(information, name, num_dims=2 if "grid_thw" in name else 1)
         for name in _FIELDS

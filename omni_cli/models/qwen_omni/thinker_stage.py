@@ -1,4 +1,4 @@
-"""The thinker of an omni model on a vLLM engine: it answers, and its hidden states go to the talker."""
+"""The thinker of an omni model on a vLLM engine: generates the answer, and hidden states for the talker."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from omni_cli.stage.messages import Report, StageRequest
 from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
 from omni_cli.vllm_integration.stage import ActiveRequest, TextStage
 
-# Blocks filled by a request without hidden states hold no rows, so the two kinds must not share a prefix. Both have a
-# salt before the client's own, which clients could otherwise forge.
+# Cache blocks of a request without hidden states have no rows, so the two kinds must not share a prefix. Both have a
+# salt before the client's own; otherwise clients could forge it.
 HIDDEN_STATES_SALT = "omni-hidden-states"
 TEXT_SALT = "omni-text"
 
 
 class OmniThinkerStage(TextStage):
-    """Text, audio, images and video in; text out, and hidden states for the talker."""
+    """Takes text, audio, images and video; makes text, and hidden states for the talker."""
 
     def engine_args(self) -> dict[str, object]:
         return {
@@ -50,7 +50,7 @@ class OmniThinkerStage(TextStage):
         return request.wants_handoff
 
     def with_reply(self, prompt: str, reply: str) -> tuple[list[int], list[int]]:
-        """Token ids of a prompt and of a given answer to it; the answer's last one ends it."""
+        """Return the token ids of a prompt and of a given answer to it, the last of which ends it."""
         tokenizer = self.engine.get_tokenizer()
         words = tokenizer.encode(reply, add_special_tokens=False)
         if not words:
@@ -66,14 +66,14 @@ class OmniThinkerStage(TextStage):
         if "reply" in active.context:
             if not output.finished:
                 return []  # a prompt processed in chunks; its rows are kept until it is complete
-            # As if the engine had generated the given answer.
+            # Report the given answer as if the engine had generated it.
             output.prompt_token_ids, reply_ids = active.context["reply"]
             (completion,) = output.outputs
             completion.token_ids, completion.text, completion.finish_reason = reply_ids, active.request.reply, "stop"
         return super().output(active, output)
 
     def new_rows(self, active: ActiveRequest) -> torch.Tensor | None:
-        """Hidden states since the last call."""
+        """Return the hidden states since the last call."""
         rows = self.processor.take_hidden_rows(active.request.request_id)
         self.check_numbers(rows, "hidden states")
         return rows

@@ -12,28 +12,28 @@ from omni_cli.checkpoints.weights import random_state_dict, shape_head
 from omni_cli.models.csm.checkpoint.processor import AUDIO, AUDIO_END, make_tokenizer, write_processor
 from omni_cli.models.csm.checkpoint.sizes import TINY, CsmSizes
 
-# The id that all codebooks have in the frame after the last.
+# The id of all codebooks in the frame after the last.
 END_OF_SPEECH = 0
 _ROPE = {"rope_type": "default", "rope_theta": 500_000.0}
 
 _GAINS = {
-    # Attention that is sharp and weighs as much as the last token: speech depends on the whole text.
+    # Sharp attention that weighs as much as the last token, so that speech depends on the whole text.
     "q_proj": 2.5,
     "k_proj": 2.5,
     "o_proj": 2.0,
     # silu(gate) * up loses about half of the scale.
     "down_proj": 2.0,
-    # Confident enough that greedy choices do not depend on the last bits of a logit.
+    # Large enough that greedy choices do not depend on the last bits of a logit.
     "lm_head": 3.0,
     "codebooks_head": 3.0,
-    # Eight codebooks are added up.
+    # Eight codebooks are summed.
     "embed_audio_tokens": 0.4,
-    # The last of Mimi's convolutions: loud enough to hear and seldom clipped.
+    # The last of Mimi's convolutions: loud enough to hear and rarely clipped.
     "decoder_seanet.layers.14.conv": 0.15,
 }
-# Length of the end's row in the backbone's head: speech ends about once in a hundred frames.
+# Length of the end token's row in the backbone's head: speech ends about once in a hundred frames.
 _SPEECH_END_GAIN = 0.28
-# Once the first code of a frame is the end, all others are: lengths of its embedding, and of its columns in the heads.
+# If the first code of a frame is the end, all others are: lengths of its embedding and of its columns in the heads.
 _END_EMBEDDING_NORM, _END_COLUMN_NORM = 20.0, 2.0
 
 
@@ -43,7 +43,7 @@ def tiny_csm(output_dir: Path, seed: int) -> None:
 
 
 def write_csm(output_dir: Path, sizes: CsmSizes, seed: int) -> None:
-    """Write everything that `CsmForConditionalGeneration.from_pretrained` and vLLM read."""
+    """Write all files that `CsmForConditionalGeneration.from_pretrained` and vLLM read."""
     tokenizer = make_tokenizer(sizes.text_vocab_size, sizes.max_position_embeddings)
     with quiet_transformers():
         config = csm_config(sizes, tokenizer)
@@ -59,7 +59,7 @@ def write_csm(output_dir: Path, sizes: CsmSizes, seed: int) -> None:
 
 
 def csm_config(sizes: CsmSizes, tokenizer: PreTrainedTokenizerFast) -> CsmConfig:
-    """The configuration, with all token ids inside the small vocabularies."""
+    """Return the configuration, with all token ids inside the small vocabularies."""
     vocab_size, codec = sizes.codebook_size + 3, sizes.codec
     return CsmConfig(
         **sizes.backbone.config,
@@ -102,13 +102,13 @@ def csm_config(sizes: CsmSizes, tokenizer: PreTrainedTokenizerFast) -> CsmConfig
 
 
 def _weights(model: CsmForConditionalGeneration, sizes: CsmSizes, seed: int) -> dict[str, torch.Tensor]:
-    """Random weights whose codes Mimi knows, with a frame of end ids now and then."""
+    """Draw weights whose codes Mimi can decode, with an occasional frame of end ids."""
     state = random_state_dict(model, seed, gains=_GAINS)
     vocab_size = sizes.codebook_size + 3
     unknown = list(range(sizes.codebook_size, vocab_size))
     never = [*unknown, END_OF_SPEECH]
     shape_head(state["lm_head.weight"], never=never, end=END_OF_SPEECH, end_gain=_SPEECH_END_GAIN)
-    # A long row in one direction, to which the end's column of each head answers.
+    # A long row in one direction, to which the end column of each head responds.
     table = state["backbone_model.embed_tokens.embed_audio_tokens.weight"]
     embeddings = table.view(sizes.num_codebooks, vocab_size, sizes.backbone.hidden_size)
     direction = embeddings[0, END_OF_SPEECH] / embeddings[0, END_OF_SPEECH].norm()

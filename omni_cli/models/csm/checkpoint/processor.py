@@ -12,7 +12,7 @@ from omni_cli.checkpoints.tokenizer import TokenSet, train_tokenizer
 BEGIN, END, AUDIO, AUDIO_END = "<|begin_of_text|>", "<|end_of_text|>", "<|AUDIO|>", "<|audio_eos|>"
 _TOKENS = TokenSet(special=(BEGIN, END, AUDIO, AUDIO_END))
 
-# One turn per message: the speaker's number, the text, and its audio if it has been spoken.
+# One turn per message: the speaker's number, the text, and its audio if it is known.
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {{- bos_token + '[' + message['role'] + ']' -}}
@@ -32,7 +32,7 @@ CHAT_TEMPLATE = """\
 
 
 def make_tokenizer(vocab_size: int, model_max_length: int) -> PreTrainedTokenizerFast:
-    """Train a tokenizer with `vocab_size` ids that puts each text between `BEGIN` and `END`, as the release's does."""
+    """Train a tokenizer with `vocab_size` ids that puts each text between `BEGIN` and `END`, as the release does."""
     backend = train_tokenizer(vocab_size, model_max_length, _TOKENS).backend_tokenizer
     ids = [(token, backend.token_to_id(token)) for token in (BEGIN, END)]
     backend.post_processor = TemplateProcessing(single=f"{BEGIN} $A {END}", special_tokens=ids)

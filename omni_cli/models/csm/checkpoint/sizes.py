@@ -9,7 +9,7 @@ from omni_cli.checkpoints.sizes import DecoderSizes
 
 @dataclass(frozen=True)
 class MimiSizes:
-    """Mimi. A frame is 1,920 samples, as in the release, whatever the sizes."""
+    """Mimi. A frame is 1,920 samples, as in the release, for all sizes."""
 
     hidden_size: int
     intermediate_size: int
@@ -22,9 +22,9 @@ class MimiSizes:
 
 @dataclass(frozen=True)
 class CsmSizes:
-    """A whole CSM. The defaults are `tiny-csm`'s.
+    """Sizes of a whole CSM. The defaults are those of `tiny-csm`.
 
-    `codebook_size` is a power of two; each codebook's vocabulary has three ids more.
+    `codebook_size` is a power of two; each codebook's vocabulary has three more ids.
     """
 
     text_vocab_size: int = 512

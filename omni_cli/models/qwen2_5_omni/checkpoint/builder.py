@@ -24,15 +24,15 @@ from omni_cli.models.qwen2_5_omni.speakers import Speaker
 
 _MEL_DIM = 80
 _REFERENCE_MEL_FRAMES = 96
-# BigVGAN makes 240 samples per mel frame, token2wav two frames per code: 50 codes are a second at 24 kHz.
+# BigVGAN makes 240 samples per mel frame, and token2wav two frames per code, so 50 codes are a second at 24 kHz.
 _UPSAMPLE_RATES = [5, 3, 2, 2, 2, 2]
 _UPSAMPLE_KERNEL_SIZES = [11, 7, 4, 4, 4, 4]
 
 _GAINS = {
-    # Loud enough to hear and seldom clipped, whatever the number of channels.
+    # Loud enough to hear and rarely clipped, for any number of channels.
     "bigvgan_model.resblocks": 0.3,
     "conv_post": 0.12,
-    # Codes and mel frames must be heard over the vocoder's own hum.
+    # Codes and mel frames must be audible over the vocoder's own hum.
     "codec_embed": 3.0,
     "dit_model.proj_out": 2.0,
     "conv_pre": 4.0,
@@ -50,7 +50,7 @@ def small_omni(output_dir: Path, seed: int) -> None:
 
 
 def write_omni(output_dir: Path, sizes: OmniSizes, seed: int) -> None:
-    """Write everything that `Qwen2_5OmniForConditionalGeneration.from_pretrained` and vLLM read."""
+    """Write all files that `Qwen2_5OmniForConditionalGeneration.from_pretrained` and vLLM read."""
     tokenizer = train_tokenizer(sizes.vocab_size, sizes.max_position_embeddings)
     with quiet_transformers():
         config = omni_config(sizes, tokenizer)
@@ -60,7 +60,7 @@ def write_omni(output_dir: Path, sizes: OmniSizes, seed: int) -> None:
 def write_checkpoint(
     output_dir: Path, config: Qwen2_5OmniConfig, tokenizer: Qwen2Tokenizer, seed: int, *, draw: Draw = normal_tensor
 ) -> None:
-    """Write a model of that configuration, its processor and its speakers; `draw` makes the weights."""
+    """Write a model of that configuration, its processor and its speakers; `draw` draws the weights."""
     with quiet_transformers():
         with torch.device("meta"):
             model = Qwen2_5OmniForConditionalGeneration(config)
@@ -73,7 +73,7 @@ def write_checkpoint(
 
 
 def omni_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> Qwen2_5OmniConfig:
-    """The configuration, with all token ids inside the small vocabularies."""
+    """Return the configuration, with all token ids inside the small vocabularies."""
     return Qwen2_5OmniConfig(
         thinker_config=_thinker_config(sizes, tokenizer),
         talker_config=_talker_config(sizes, tokenizer),
@@ -106,7 +106,7 @@ def _thinker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, ob
         "audio_config": sizes.audio.audio_config(thinker.hidden_size),
         "vision_config": {
             **vision.vision_config(thinker.hidden_size),
-            # Windowed attention in all layers but the last, as in the released models' groups of eight.
+            # Windowed attention in all layers except the last, like the released models' groups of eight.
             "fullatt_block_indexes": [vision.num_hidden_layers - 1],
         },
     }
@@ -133,7 +133,7 @@ def _talker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, obj
 
 
 def talker_vocab_size(sizes: OmniSizes) -> int:
-    """The codes, four special tokens, and padding to a multiple of 64 that vLLM's vocabulary shards like."""
+    """Return the codes plus four special tokens, padded to a multiple of 64 for vLLM's vocabulary shards."""
     return math.ceil((sizes.num_codes + 4) / 64) * 64
 
 
@@ -153,7 +153,7 @@ def _token2wav_config(sizes: OmniSizes) -> dict[str, object]:
             "emb_dim": vocoder.hidden_size,
             "look_ahead_layers": [vocoder.num_hidden_layers // 2],
             "look_backward_layers": [0, vocoder.num_hidden_layers - 1],
-            # A row for every id that the talker can emit, so that no sampled token is out of range.
+            # One row per id that the talker can emit, so that every sampled token is in range.
             "num_embeds": talker_vocab_size(sizes) - 1,
             "mel_dim": _MEL_DIM,
             "enc_emb_dim": vocoder.speaker_dim,
@@ -178,7 +178,7 @@ def _weights(
     seed: int,
     draw: Draw,
 ) -> dict[str, torch.Tensor]:
-    """Random weights whose outputs are made of readable tokens and of codes, with an end now and then."""
+    """Draw weights whose outputs are readable tokens and codes, with an occasional end."""
     talker = config.talker_config
     state = speech_state_dict(
         model,
@@ -189,7 +189,7 @@ def _weights(
         gains=_GAINS,
         draw=draw,
     )
-    # Taps that sum to zero: the vocoder follows what varies in the mel frames, and adds no constant offset.
+    # Taps that sum to zero, so that the vocoder follows changes of the mel frames without a constant offset.
     vocoder = "token2wav.code2wav_bigvgan_model."
     for name, dims in (("conv_pre", (1, 2)), ("conv_post", (2,))):
         weight = state[f"{vocoder}{name}.weight"]
@@ -198,7 +198,7 @@ def _weights(
 
 
 def _speakers(speaker_dim: int, tokenizer: Qwen2Tokenizer, seed: int) -> dict[str, Speaker]:
-    """Per speaker: its first text token, embedding (1, speaker_dim), reference mel (1, num_frames, 80)."""
+    """Return by speaker: its first text token, embedding (1, speaker_dim), reference mel (1, num_frames, 80)."""
     return {
         name: {
             "bos_token": tokenizer.convert_tokens_to_ids(f"<|tts_bos_{name.lower()}|>"),

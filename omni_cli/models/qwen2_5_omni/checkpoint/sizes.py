@@ -29,9 +29,9 @@ class VocoderSizes:
 
 @dataclass(frozen=True)
 class OmniSizes:
-    """A whole Qwen2.5-Omni. The defaults are `tiny-omni`'s.
+    """Sizes of a whole Qwen2.5-Omni. The defaults are those of `tiny-omni`.
 
-    `vocab_size` counts text tokens, special ones included; `num_codes` the audio codes, to which the talker's
+    `vocab_size` counts text tokens, including special ones; `num_codes` the audio codes, to which the talker's
     vocabulary adds a few special ones.
     """
 
@@ -45,7 +45,7 @@ class OmniSizes:
     token2wav: VocoderSizes = field(default_factory=lambda: VocoderSizes(64, 2, 2, 32, 32, 64))
 
     def __post_init__(self) -> None:
-        # Qwen2.5-Omni's thinker configuration has no head_dim of its own; the talker's has.
+        # The thinker's configuration has no head_dim; the talker's has.
         if self.thinker.num_attention_heads * self.thinker.head_dim != self.thinker.hidden_size:
             raise UsageError("the thinker's hidden_size must be num_attention_heads * head_dim")
 

@@ -1,1 +1,1 @@
-"""Builds Qwen3-Omni checkpoints of any size, and nothing else: a built one is kept until a file here changes."""
+"""Builder of Qwen3-Omni checkpoints. Nothing else belongs here: a change to these files rebuilds cached folders."""

@@ -25,14 +25,14 @@ _SPEAKERS = ("chelsie", "ethan", "aiden")
 # A frame is 80 ms: 1,920 samples at 24 kHz.
 _UPSAMPLE_RATES = [8, 5, 4, 3]
 _UPSAMPLING_RATIOS = [2, 2]
-# Positions of the image encoder's embeddings, interpolated for images of other shapes: a square.
+# Positions of the image encoder's embeddings, a square that is interpolated for other shapes of images.
 _NUM_VISION_POSITIONS = 64
 
 _GAINS = {
     "code_predictor.lm_head": 3.0,
-    # Rows of as many codebooks are added up, or averaged, and each must be heard.
+    # As many rows as codebooks are summed or averaged, and each must be audible.
     "code2wav.code_embedding": 3.0,
-    # Loud enough to hear and seldom clipped.
+    # Loud enough to hear and rarely clipped.
     "conv2.conv": 0.3,
     "code2wav.decoder.6.conv": 0.05,
 }
@@ -44,9 +44,9 @@ def tiny_qwen3_omni(output_dir: Path, seed: int) -> None:
 
 
 def write_omni(output_dir: Path, sizes: Qwen3OmniSizes, seed: int, *, draw: Draw = normal_tensor) -> None:
-    """Write everything that `Qwen3OmniMoeForConditionalGeneration.from_pretrained` and vLLM read.
+    """Write all files that `Qwen3OmniMoeForConditionalGeneration.from_pretrained` and vLLM read.
 
-    `draw` makes the weights.
+    `draw` draws the weights.
     """
     tokenizer = train_tokenizer(sizes.vocab_size, sizes.max_position_embeddings, TOKENS)
     with quiet_transformers():
@@ -69,7 +69,7 @@ def write_omni(output_dir: Path, sizes: Qwen3OmniSizes, seed: int, *, draw: Draw
 
 
 def omni_config(sizes: Qwen3OmniSizes, tokenizer: Qwen2Tokenizer) -> Qwen3OmniMoeConfig:
-    """The configuration, with all token ids inside the small vocabularies."""
+    """Return the configuration, with all token ids inside the small vocabularies."""
     token_id = tokenizer.convert_tokens_to_ids
     return Qwen3OmniMoeConfig(
         thinker_config=_thinker_config(sizes, tokenizer),
@@ -102,7 +102,7 @@ def _experts(sizes: ExpertSizes) -> dict[str, object]:
 
 
 def _mrope(head_dim: int) -> dict[str, object]:
-    """Rotary pairs for time, height and width, in the release's proportions, 24 : 20 : 20."""
+    """Return rotary pairs for time, height and width, in the release's proportions 24 : 20 : 20."""
     side = head_dim * 5 // 32
     return {
         "rope_type": "default",
@@ -134,7 +134,7 @@ def _thinker_config(sizes: Qwen3OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[st
             "deepstack_visual_indexes": list(sizes.deepstack),
             "patch_size": _PATCH_SIZE,
             "num_position_embeddings": _NUM_VISION_POSITIONS,
-            # transformers does not know these two, vLLM needs them, and the release has them.
+            # Two keys that vLLM needs, transformers does not have, and the release contains.
             "image_size": _PATCH_SIZE * math.isqrt(_NUM_VISION_POSITIONS),
             "apply_vit_abs_pos_embed": True,
         },

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from omni_cli.checkpoints.sizes import DecoderSizes, EncoderSizes
 from omni_cli.errors import UsageError
 
-# The reference suppresses this many ids at the end of the talker's vocabulary, whatever its size.
+# The reference suppresses this many ids at the end of the talker's vocabulary, of any size.
 NUM_SUPPRESSED_IDS = 1024
 
 
 @dataclass(frozen=True)
 class ExpertSizes:
-    """The mixture of experts in a decoder's layers; `shared_size` is the width of the expert that all tokens pass."""
+    """The mixture of experts in a decoder's layers; `shared_size` is the width of the expert for all tokens."""
 
     num_experts: int
     num_per_token: int
@@ -42,11 +42,11 @@ class CodecSizes:
 
 @dataclass(frozen=True)
 class Qwen3OmniSizes:
-    """A whole Qwen3-Omni. The defaults are `tiny-qwen3-omni`'s.
+    """Sizes of a whole Qwen3-Omni. The defaults are those of `tiny-qwen3-omni`.
 
-    `vocab_size` counts text tokens, special ones included; `num_codes` the codes of each of `num_code_groups`
-    codebooks. Layer `accept_hidden_layer` of the thinker is what the talker gets of images, video and audio; it comes
-    after the layers into which the image encoder's `deepstack` layers are fed.
+    `vocab_size` counts text tokens, including special ones; `num_codes` the codes of each of `num_code_groups`
+    codebooks. The talker's rows of images, video and audio are from layer `accept_hidden_layer` of the thinker, which
+    comes after the layers into which the image encoder's `deepstack` layers are fed.
     """
 
     vocab_size: int = 512

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omni_cli.checkpoints.tokenizer import TokenSet
 
-# Those of the release that text may contain, and in its order.
+# The release's tokens that text may contain, in its order.
 TOKENS = TokenSet(
     special=(
         "<|endoftext|>",
