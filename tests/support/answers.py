@@ -15,6 +15,7 @@ from typing import Any
 
 from omni_cli.config.loader import load_profile
 from omni_cli.engine.process.fork_server import ForkServer
+from support import reaper
 
 SUPPORT = Path(__file__).parent
 
@@ -27,7 +28,11 @@ def forked() -> ForkServerContext:
     """
     omni = load_profile("tiny-omni")
     every = SimpleNamespace(backends=frozenset({"diffusers", "vllm"}), model=omni.model, stages=omni.stages)
-    return ForkServer(every).start()  # type: ignore[arg-type] # what it reads of a configuration
+    os.environ[reaper.RUN] = reaper.NO_RUN
+    try:
+        return ForkServer(every).start()  # type: ignore[arg-type] # what it reads of a configuration
+    finally:
+        del os.environ[reaper.RUN]
 
 
 def answer_of(

@@ -16,13 +16,14 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import omni_cli
-from support.reaper import marked
+from support.reaper import RUN, marked
+from support.warm_start import START, WarmPopen
 
 ROOT = Path(omni_cli.__file__).parents[1]
 TIMEOUT_S = 240
@@ -31,7 +32,6 @@ SHORT = ("--set", "thinker.sampling.max_tokens=8", "--set", "talker.sampling.max
 # Processes asked to end may need a moment on a busy machine.
 GONE_WITHIN_S = 30
 
-_MARK = "OMNI_TEST_RUN"
 # A /dev/shm of the command's own, where this user may have one: in the real one other programs come and go.
 _PRIVATE_SHARED_MEMORY = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /dev/shm && exec "$@"')
 
@@ -87,7 +87,7 @@ class Ended:
 
 
 class OmniProcess:
-    """A running command; `folder` is empty and its own."""
+    """A running command; `folder` is empty and its own. `warm`: its fork server finds its imports done."""
 
     def __init__(
         self,
@@ -95,6 +95,7 @@ class OmniProcess:
         *arguments: str,
         environment: dict[str, str] | None = None,
         prefix: tuple[str, ...] = (),
+        warm: bool = False,
         **options: Any,
     ) -> None:
         self._mark = uuid.uuid4().hex
@@ -104,21 +105,25 @@ class OmniProcess:
         self.temporary.mkdir()
         site = folder / "site"
         site.mkdir()
-        (site / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(log=str(self._log)))
+        (site / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(log=str(self._log)) + START)
         self._log.touch()
         self._shared_memory = folder / "shm"
         self._shared_memory.mkdir()
-        if _may_mount():
-            prefix = (*_PRIVATE_SHARED_MEMORY, str(self._shared_memory), *prefix)
+        if warm:
+            start = functools.partial(WarmPopen, shared_memory=self._shared_memory if _may_mount() else None)
+        else:
+            start = functools.partial(subprocess.Popen, start_new_session=True)
+            if _may_mount():
+                prefix = (*_PRIVATE_SHARED_MEMORY, str(self._shared_memory), *prefix)
         self._began = time.monotonic()
-        self.popen = subprocess.Popen(
+        self.popen = start(
             [*prefix, options.pop("python", sys.executable), "-m", "omni_cli", *arguments],
             cwd=options.pop("cwd", folder),
             env={
                 **os.environ,
                 "PYTHONPATH": f"{site}{os.pathsep}{ROOT}",
                 "TMPDIR": str(self.temporary),
-                _MARK: self._mark,
+                RUN: self._mark,
                 **(environment or {}),
             },
             stdin=options.pop("stdin", subprocess.DEVNULL),
@@ -126,7 +131,6 @@ class OmniProcess:
             stderr=options.pop("stderr", subprocess.PIPE),
             text=True,
             errors="replace",
-            start_new_session=True,
             **options,
         )
 
@@ -149,7 +153,7 @@ class OmniProcess:
 
     def others(self) -> list[int]:
         """Ids of the processes that the command has started, directly or not."""
-        return [pid for pid in marked(_MARK, self._mark) if pid != self.pid]
+        return [pid for pid in marked(RUN, self._mark) if pid != self.pid]
 
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
         """As Ctrl-C does it: to the whole process group of the terminal."""
@@ -177,15 +181,15 @@ class OmniProcess:
     def _leftovers(self) -> tuple[str, ...]:
         deadline = time.monotonic() + GONE_WITHIN_S
         # Files stay where nobody is left to remove them.
-        while marked(_MARK, self._mark) and time.monotonic() < deadline:
+        while marked(RUN, self._mark) and time.monotonic() < deadline:
             time.sleep(0.05)
         found = self._left()
-        for pid in marked(_MARK, self._mark):
+        for pid in marked(RUN, self._mark):
             os.kill(pid, signal.SIGKILL)
         return found
 
     def _left(self) -> tuple[str, ...]:
-        processes = (f"process {pid} {_command_line(pid)}" for pid in marked(_MARK, self._mark))
+        processes = (f"process {pid} {_command_line(pid)}" for pid in marked(RUN, self._mark))
         names = sorted(path.name for path in self.temporary.iterdir())
         # torch's cache of compiled kernels, one a user, is meant to stay.
         stays = ("torchinductor_",)
@@ -198,10 +202,16 @@ class OmniProcess:
 
 
 def run_omni(folder: Path, *arguments: str, input_text: str | None = None, **options: Any) -> Ended:
-    """Run a command to its end; `options` as of `OmniProcess`."""
+    """Run a command to its end; `options` as of `OmniProcess`. It is warm unless options change how it starts."""
     if input_text is not None:
         options["stdin"] = subprocess.PIPE
+    options.setdefault("warm", may_be_warm(options))
     return OmniProcess(folder, *arguments, **options).end(input_text)
+
+
+def may_be_warm(options: Mapping[str, Any]) -> bool:
+    """Return True if no option changes how the command's Python starts, or what its libraries read when imported."""
+    return not options.keys() & {"environment", "prefix", "preexec_fn", "python"}
 
 
 def _command_line(pid: int) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import openai
 import psutil
 
-from support.omni_process import TIMEOUT_S, Ended, OmniProcess
+from support.omni_process import TIMEOUT_S, Ended, OmniProcess, may_be_warm
 
 CHAT = "/v1/chat/completions"
 SPEECH = "/v1/audio/speech"
@@ -45,10 +45,11 @@ class Answer:
 
 
 class OmniServer:
-    """`folder` is empty and its own."""
+    """`folder` is empty and its own; `options` as of `OmniProcess`, and as warm as a command by default."""
 
     def __init__(self, folder: Path, *arguments: str, wait: bool = True, **options: Any):
         self._log = folder / "stderr"
+        options.setdefault("warm", may_be_warm(options))
         with self._log.open("w") as log:
             self.process = OmniProcess(folder, "serve", "--port", "0", "--json", *arguments, stderr=log, **options)
         self.ready: dict[str, Any] = self._ready_line() if wait else {}

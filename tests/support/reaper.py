@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 
 VARIABLE = "OMNI_TEST_SESSION"
+# Marks the processes of one run of a command; NO_RUN is room for a mark, which forks of this process fill in.
+RUN, NO_RUN = "OMNI_TEST_RUN", "0" * 32
 _TRIES = 50
 
 

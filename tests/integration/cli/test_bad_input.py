@@ -288,7 +288,7 @@ def test_deadline(argument: str, part: str, folder: Path) -> None:
     """Once while loading, once while a stage runs: a thousand steps last longer than the deadline."""
     options = ["--timeout", "1"] if argument == "1" else ["--timeout", "10", argument, "1000", "--height", "1024"]
     options += [] if argument == "1" else ["--width", "1024"]
-    ended = run_omni(folder, "generate", "hi", "-p", "tiny-image", *options, "--json")
+    ended = run_omni(folder, "generate", "hi", "-p", "tiny-image", *options, "--json", warm=False)
     ended.check_clean()
     ended.check_error(FAILED, part)
     assert [result["status"] for result in ended.document["results"]] == ["error"]

@@ -63,6 +63,7 @@ def limited(start_session_server: Any) -> OmniServer:
         *("--profile", "tiny-image", "--max-requests", "3", "--max-body-bytes", "100000", "--max-n", "2"),
         *("--max-prompt-chars", "500", "--timeout", "10"),
         environment={"OMNI_API_KEY": KEY},
+        warm=True,
     )
 
 

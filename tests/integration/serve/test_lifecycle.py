@@ -52,7 +52,7 @@ def health(server: OmniServer) -> int | None:
 
 
 def test_one_ready_line_with_the_address_and_a_stop_signal_that_lets_running_requests_end(folder: Path) -> None:
-    server = OmniServer(folder)
+    server = OmniServer(folder, warm=False)
     assert server.ready["schema"] == "omni.serve/1"
     assert server.ready["url"] == f"http://127.0.0.1:{server.ready['port']}"
     assert server.ready["pid"] == server.process.pid and server.ready["profile"] == "tiny-omni"
@@ -115,7 +115,7 @@ def test_it_lives_but_is_not_ready_while_it_loads(folder: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = OmniServer(folder, "--port", str(port), wait=False)
+    server = OmniServer(folder, "--port", str(port), wait=False, warm=False)
     server.ready = {"host": "127.0.0.1", "port": port}
     assert server.wait_until(lambda: health(server)) == 200
     ready = server.request("GET", "/ready")
