@@ -21,6 +21,7 @@ VERIFIED = {
     "soxr": "1.1.0",
     "fastapi": "0.136.3",
     "uvicorn": "0.54.0",
+    "python-multipart": "0.0.34",
     "prometheus_client": "0.26.0",
     "aiohttp": "3.14.5",
     "jinja2": "3.1.6",

@@ -36,6 +36,20 @@ def load_image(path: Path, warn: Warn) -> np.ndarray:
 
 def decode_image(file: BinaryIO, name: str, warn: Warn, max_pixels: int = MAX_IMAGE_PIXELS) -> np.ndarray:
     """Decode an image of at most `max_pixels` from an open file; `name` identifies it in messages."""
+    return _decode(file, name, warn, max_pixels, _to_rgb)
+
+
+def decode_alpha(file: BinaryIO, name: str, warn: Warn, max_pixels: int = MAX_IMAGE_PIXELS) -> np.ndarray:
+    """Decode only an image's transparency, like `decode_image`, to uint8 (height, width): 0 is fully transparent.
+
+    Raises `InputError` for an image without any.
+    """
+    return _decode(file, name, warn, max_pixels, _to_alpha)
+
+
+def _decode(
+    file: BinaryIO, name: str, warn: Warn, max_pixels: int, convert: Callable[[Image.Image, str], np.ndarray]
+) -> np.ndarray:
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -45,7 +59,7 @@ def decode_image(file: BinaryIO, name: str, warn: Warn, max_pixels: int = MAX_IM
             with Image.open(file, formats=_FORMATS) as image:
                 _check_size(image, name, max_pixels)
                 num_frames = getattr(image, "n_frames", 1)
-                pixels = _to_rgb(image, name)
+                pixels = convert(image, name)
     except InputError:
         raise
     except UnidentifiedImageError as error:
@@ -91,3 +105,13 @@ def _to_rgb(image: Image.Image, name: str) -> np.ndarray:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return np.array(image.convert("RGB"), dtype=np.uint8)
+
+
+def _to_alpha(image: Image.Image, name: str) -> np.ndarray:
+    import numpy as np
+    from PIL import ImageOps
+
+    image.load()
+    if not image.has_transparency_data:
+        raise InputError(f"the {name} has no transparency")
+    return np.array(ImageOps.exif_transpose(image).convert("RGBA").getchannel("A"))

@@ -13,13 +13,14 @@ from omni_cli import __version__
 from omni_cli.errors import OmniError
 from omni_cli.serve.errors import APIError, api_error, validation_error
 from omni_cli.serve.exchange import Exchange
+from omni_cli.serve.forms import is_form
 from omni_cli.serve.middleware import RequestMiddleware
 from omni_cli.serve.routes.chat import chat_routes
 from omni_cli.serve.routes.images import image_routes
 from omni_cli.serve.routes.operations import operation_routes
 from omni_cli.serve.routes.speech import speech_routes
 from omni_cli.serve.schemas.chat import ChatCompletionRequest
-from omni_cli.serve.schemas.images import ImageRequest
+from omni_cli.serve.schemas.images import ImageEditRequest, ImageRequest
 from omni_cli.serve.schemas.speech import SpeechRequest
 from omni_cli.serve.service import Service
 
@@ -27,6 +28,7 @@ _KNOWN_FIELDS = {
     "/v1/chat/completions": tuple(ChatCompletionRequest.model_fields),
     "/v1/audio/speech": tuple(SpeechRequest.model_fields),
     "/v1/images/generations": tuple(ImageRequest.model_fields),
+    "/v1/images/edits": tuple(ImageEditRequest.model_fields),
 }
 
 
@@ -78,6 +80,8 @@ async def _on_http_error(request: Request, error: Any) -> Response:
             answer = _answer(request, APIError(405, f"use {allowed} for this path", code="method_not_allowed"))
             answer.headers["Allow"] = allowed
             return answer
+    if is_form(request):
+        return _answer(request, APIError(400, f"the body is not a valid form: {error.detail}", code="invalid_form"))
     return _answer(request, APIError(error.status_code, "the body cannot be read as JSON", code="invalid_json"))
 
 

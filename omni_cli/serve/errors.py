@@ -145,7 +145,7 @@ def _param(loc: Sequence[int | str]) -> str | None:
     for part in loc[1:] if loc[:1] == ("body",) else loc:
         if isinstance(part, int):
             text += f"[{part}]"
-        elif not after_index and part.isidentifier() and part not in ("str", "VoiceId"):
+        elif not after_index and part.removesuffix("[]").isidentifier() and part not in ("str", "VoiceId"):
             text += f".{part}" if text else part
         after_index = isinstance(part, int)
     return text or None

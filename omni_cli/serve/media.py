@@ -6,18 +6,18 @@ import base64
 import binascii
 import io
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import BinaryIO
+
+import numpy as np
 
 from omni_cli.errors import InputError
 from omni_cli.inputs.audio import decode_audio
-from omni_cli.inputs.images import decode_image
+from omni_cli.inputs.images import decode_alpha, decode_image
 from omni_cli.inputs.video import decode_video
 from omni_cli.outputs import Video
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.limits import Limits
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _DATA_URL = re.compile(r"data:[\w.+-]+/[\w.+-]+(;[\w.+-]+=[^;,]*)*;base64,", re.ASCII)
 
@@ -32,11 +32,28 @@ class MediaDecoder:
 
     def image(self, url: str, param: str) -> np.ndarray:
         """Decode a base64 data URL to uint8 RGB (height, width, 3); raises `APIError` (400)."""
-        content = _from_data_url(url, param, "image", "image/png")
+        return self.image_file(io.BytesIO(_from_data_url(url, param, "image", "image/png")), param)
+
+    def image_file(self, file: BinaryIO, param: str) -> np.ndarray:
+        """Decode an image file to uint8 RGB (height, width, 3); raises `APIError` (400)."""
+        return self._pixels(decode_image, file, "image", param)
+
+    def mask_file(self, file: BinaryIO, param: str) -> np.ndarray:
+        """Decode a mask whose fully transparent pixels are to be painted: those are white in uint8 RGB; else `APIError`.
+
+        A mask that leaves nothing to paint is refused: it was probably drawn in black and white.
+        """
+        painted = self._pixels(decode_alpha, file, "mask", param) == 0
+        if not painted.any():
+            message = f"the mask in `{param}` has no fully transparent pixel, so it leaves nothing to edit"
+            raise APIError(400, message, code="invalid_mask", param=param)
+        return np.repeat(painted[:, :, None], 3, axis=2) * np.uint8(255)
+
+    def _pixels(self, decode: Callable[..., np.ndarray], file: BinaryIO, what: str, param: str) -> np.ndarray:
         try:
-            pixels = decode_image(io.BytesIO(content), f"image in `{param}`", _no_warning, self._pixels_left)
+            pixels = decode(file, f"{what} in `{param}`", _no_warning, self._pixels_left)
         except InputError as error:
-            raise APIError(400, error.message, code="invalid_image", param=param) from error
+            raise APIError(400, error.message, code=f"invalid_{what}", param=param) from error
         self._pixels_left -= pixels.shape[0] * pixels.shape[1]
         return pixels
 

@@ -18,6 +18,7 @@ _PATHS = frozenset(
         "/v1/chat/completions",
         "/v1/audio/speech",
         "/v1/images/generations",
+        "/v1/images/edits",
         "/v1/models",
         "/health",
         "/ready",

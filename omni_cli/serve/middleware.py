@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import secrets
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,10 +28,10 @@ class RequestMiddleware:
     """
 
     def __init__(self, routes: ASGIApp, *, service: Service, api_key: str | None, local_only: bool) -> None:
-        """With `local_only`, requests must name this machine as their host.
+        """With `local_only`, requests must name this machine as their host, and come from no page of another one.
 
         Against DNS rebinding: a site could let its own name resolve to this machine, and its visitors' browsers would
-        send requests here.
+        send requests here. And against forms, which pages may send to other sites without permission.
         """
         self._local_only = local_only
         self._routes = routes
@@ -97,6 +98,12 @@ class RequestMiddleware:
                 403,
                 "this server is for its own machine only: use localhost or 127.0.0.1, or start it with an API key",
                 code="wrong_host",
+            )
+        if self._local_only and not _is_local(urlsplit(headers.get("origin", "http://localhost")).netloc):
+            return APIError(
+                403,
+                "this server answers no pages of other sites; start it with an API key",
+                code="wrong_origin",
             )
         if self._key is not None and scope["path"] not in _OPEN_PATHS:
             scheme, _, given = headers.get("authorization", "").partition(" ")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+import functools
+from collections.abc import AsyncGenerator, AsyncIterator, Set
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -37,9 +38,13 @@ class Service:
         """True if a request arriving now would be run."""
         return self.supervisor.state is EngineState.READY and not self.is_draining
 
+    @functools.cached_property
+    def capabilities(self) -> Capabilities:
+        return Capabilities.of(self.config)
+
     @property
     def modalities(self) -> tuple[Modality, ...]:
-        return Capabilities.of(self.config).modalities
+        return self.capabilities.modalities
 
     def check_model(self, name: str | None) -> None:
         """Accept the profile's name and its checkpoint's for the same model; raise `APIError` (404) for others."""
@@ -58,6 +63,25 @@ class Service:
             f"profiles that do: {', '.join(others)}",
             code="unsupported_endpoint",
         )
+
+    def check_takes_images(self) -> None:
+        """Raise `APIError` (404) for a profile that makes images from prompts alone."""
+        if "image" not in self.capabilities.fields:
+            message = f"profile `{self.config.name}` makes images from a prompt alone: use /v1/images/generations"
+            raise APIError(404, message, code="unsupported_endpoint")
+
+    def check_given(self, media: Set[str]) -> None:
+        """Raise `APIError` if a request has media that the model does not take, or lacks those that it needs."""
+        for name in sorted(media - self.capabilities.fields):
+            raise APIError(400, f"this model takes no `{name}`", code="unsupported_parameter", param=name)
+        for name in self.capabilities.needed:
+            if name in media:
+                continue
+            if not media:
+                message = f"profile `{self.config.name}` makes images from images: use /v1/images/edits"
+                raise APIError(404, message, code="unsupported_endpoint")
+            message = f"field `{name}` is missing, which this model needs"
+            raise APIError(400, message, code="missing_required_parameter", param=name)
 
     def check_prompt_length(self, num_chars: int) -> None:
         """Check cheaply before the tokenizer's exact check."""

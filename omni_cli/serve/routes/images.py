@@ -1,9 +1,10 @@
-"""`POST /v1/images/generations`: images from a prompt."""
+"""`POST /v1/images/generations` and `/v1/images/edits`: images from a prompt, or from a prompt and images."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -13,8 +14,10 @@ from omni_cli.inputs.fields import MAX_SEED
 from omni_cli.outputs import GenerateRequest, ImageOutput, RequestResult
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id, unix_now
+from omni_cli.serve.forms import CHECKED_FORM, MULTIPART
+from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.routes.documented import RUNNING, errors
-from omni_cli.serve.schemas.images import ImageRequest
+from omni_cli.serve.schemas.images import ImageEditRequest, ImageRequest
 from omni_cli.serve.schemas.replies import ImageItem, ImagesReply
 from omni_cli.serve.service import Service
 
@@ -25,15 +28,42 @@ def image_routes(service: Service) -> APIRouter:
     @router.post("/v1/images/generations", response_model=ImagesReply, responses=errors(*RUNNING))
     async def images_generations(body: ImageRequest, request: Request) -> Response:
         """Make images; of several, the first has the request's seed, each following one the next seed."""
-        exchange = Exchange.of(request.scope)
         _check(service, body)
-        requests = _generate_requests(service, body)
-        results = await _run_all(service, requests, exchange)
-        data = await asyncio.to_thread(lambda: [_item(result) for result in results])
-        reply: ImagesReply = {"created": unix_now(), "output_format": "png", "data": data}
-        return JSONResponse(reply)
+        service.check_given(set())
+        return await _reply(service, body, request)
+
+    @router.post(
+        "/v1/images/edits", response_model=ImagesReply, responses=errors(*RUNNING), dependencies=[CHECKED_FORM]
+    )
+    async def images_edits(body: Annotated[ImageEditRequest, MULTIPART], request: Request) -> Response:
+        """Change images: all of them, or the first one where the mask is transparent."""
+        _check(service, body)
+        service.check_takes_images()
+        if not body.images:
+            raise APIError(400, "field `image` is missing", code="missing_required_parameter", param="image")
+        service.check_given({"image", "mask"} if body.mask is not None else {"image"})
+        return await _reply(service, body, request, **await asyncio.to_thread(_media, service, body))
 
     return router
+
+
+async def _reply(service: Service, body: ImageRequest, request: Request, **media: Any) -> Response:
+    requests = _generate_requests(service, body, **media)
+    results = await _run_all(service, requests, Exchange.of(request.scope))
+    data = await asyncio.to_thread(lambda: [_item(result) for result in results])
+    reply: ImagesReply = {"created": unix_now(), "output_format": "png", "data": data}
+    return JSONResponse(reply)
+
+
+def _media(service: Service, body: ImageEditRequest) -> dict[str, Any]:
+    decoder = MediaDecoder(service.limits)
+    images = tuple(decoder.image_file(upload.file, param) for param, upload in body.images)
+    mask = None if body.mask is None else decoder.mask_file(body.mask.file, "mask")
+    if mask is not None and mask.shape != images[0].shape:
+        sizes = [f"{pixels.shape[1]}x{pixels.shape[0]}" for pixels in (mask, images[0])]
+        message = f"the mask has {sizes[0]} pixels and the first image {sizes[1]}; they must be equal"
+        raise APIError(400, message, code="invalid_mask", param="mask")
+    return {"images": images, "mask": mask}
 
 
 async def _run_all(service: Service, requests: list[GenerateRequest], exchange: Exchange) -> list[RequestResult]:
@@ -54,7 +84,7 @@ def _check(service: Service, body: ImageRequest) -> None:
         raise APIError(400, f"`n` may be at most {service.limits.max_n}", code="invalid_value", param="n")
 
 
-def _generate_requests(service: Service, body: ImageRequest) -> list[GenerateRequest]:
+def _generate_requests(service: Service, body: ImageRequest, **media: Any) -> list[GenerateRequest]:
     seed = service.config.seed if body.seed is None else body.seed
     name = new_id("image")
     return [
@@ -64,6 +94,7 @@ def _generate_requests(service: Service, body: ImageRequest) -> list[GenerateReq
             seed=(seed + number) % (MAX_SEED + 1),
             modalities=frozenset({"image"}),
             diffusion=body.diffusion(),
+            **media,
         )
         for number in range(body.n or 1)
     ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, get_args
 
+from fastapi import UploadFile
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -15,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from starlette.datastructures import UploadFile as StarletteUploadFile
 
 from omni_cli.inputs.fields import MAX_SEED
 
@@ -41,6 +44,38 @@ class Strict(BaseModel):
                 except UnicodeEncodeError as error:
                     raise ValueError("must be valid Unicode text") from error
         return value
+
+
+class Form(Strict):
+    """A `multipart/form-data` body: values that are not files are text, read as JSON where the field is not text."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_text(cls, fields: object) -> object:
+        if not isinstance(fields, dict):
+            return fields
+        texts = {field.alias or name for name, field in cls.model_fields.items() if _is_text(field.annotation)}
+        return {name: value if name in texts else _read(value) for name, value in fields.items()}
+
+
+def _is_text(annotation: object) -> bool:
+    return annotation is str or any(map(_is_text, get_args(annotation)))
+
+
+def _read(value: object) -> object:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
+
+
+def _check_file(value: object) -> object:
+    if isinstance(value, StarletteUploadFile):
+        return value
+    raise ValueError("must be a file")
+
+
+Upload = Annotated[UploadFile, BeforeValidator(_check_file)]
 
 
 def _integral(value: object) -> object:

@@ -1,16 +1,18 @@
-"""`POST /v1/images/generations`."""
+"""`POST /v1/images/generations` and `/v1/images/edits`."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from fastapi import UploadFile
+from pydantic import AfterValidator, ConfigDict, Field
 
 from omni_cli.inputs.fields import MAX_GUIDANCE_SCALE, MAX_IMAGE_SIDE, MAX_NUM_INFERENCE_STEPS
-from omni_cli.serve.schemas.fields import Ignored, Only, Seed, Strict
+from omni_cli.serve.schemas.fields import Form, Ignored, Only, Seed, Strict, Upload
 
-_DIFFUSION = ("negative_prompt", "num_inference_steps", "guidance_scale", "true_cfg_scale")
+_MAX_FILES = 16
+_DIFFUSION = ("negative_prompt", "num_inference_steps", "guidance_scale", "true_cfg_scale", "strength")
 
 _SIZE = r"([1-9]\d{0,4})x([1-9]\d{0,4})"
 _SIZE_OR_AUTO = f"^({_SIZE}|auto)$"
@@ -64,8 +66,33 @@ class ImageRequest(Strict):
 
     def diffusion(self) -> dict[str, object]:
         """The given arguments of the pipeline's call."""
-        given = {name: getattr(self, name) for name in _DIFFUSION}
+        given = {name: getattr(self, name, None) for name in _DIFFUSION}
         arguments = {name: value for name, value in given.items() if value is not None}
         if self.size not in (None, "auto"):
             arguments["width"], arguments["height"] = parse_size(self.size)
         return arguments
+
+
+_Images = Annotated[list[Upload], Field(min_length=1, max_length=_MAX_FILES)]
+
+
+class ImageEditRequest(ImageRequest, Form):
+    """The official client sends one image as `image`, several as `image[]`."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["image"]}, {"required": ["image[]"]}]})
+
+    image: _Images = Field(default=[], description="The images to edit, in files.")
+    more_images: _Images = Field(default=[], alias="image[]")
+    mask: Upload | None = Field(
+        None, description="As large as the first image; where it is fully transparent, the model paints."
+    )
+    strength: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    input_fidelity: Annotated[object, Only()] = None
+    markup: Annotated[object, Only()] = None
+
+    @property
+    def images(self) -> list[tuple[str, UploadFile]]:
+        """The images with the names of their fields, for messages."""
+        files = [*self.image, *self.more_images]
+        return [("image" if len(files) == 1 else f"image[{number}]", file) for number, file in enumerate(files)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from support.omni_requests import FEW_STEPS
 from support.omni_server import KEY, OmniServer
 
 from omni_cli.encoding import encode_png, encode_wav
+from omni_cli.models.diffusers_pipeline.builder import tiny_image
 
 # Short answers keep the speech short, and with it the tests.
 TINY_OMNI = (
@@ -107,3 +109,18 @@ def read_image() -> Callable[[str], np.ndarray]:
         return np.array(Image.open(io.BytesIO(base64.b64decode(b64_json))))
 
     return read
+
+
+@pytest.fixture(scope="session")
+def inpainting(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Arguments that choose tiny-image's weights behind the pipeline that repaints a part of an image."""
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny-inpaint"
+    tiny_image(folder, seed=0)
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps({**index, "_class_name": "QwenImageInpaintPipeline"}))
+    return ("--profile", "tiny-image", "--model", str(folder))
+
+
+@pytest.fixture(scope="session")
+def edit_server(start_session_server: Any, inpainting: tuple[str, ...]) -> OmniServer:
+    return start_session_server(*inpainting)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import io
 import json
-import zlib
 from typing import Any
 
 import numpy as np
 import openai
 import pytest
+from support.media_samples import bomb_png
 from support.omni_server import CHAT, IMAGES, SPEECH, OmniServer
 
 from omni_cli.encoding import encode_wav
@@ -32,17 +32,6 @@ def video_part(url: str) -> dict[str, Any]:
 
 def audio_part(data: bytes) -> dict[str, Any]:
     return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
-
-
-def bomb_png(width: int, height: int) -> bytes:
-    """A small file that claims to be a large image."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
-
-    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
-    rows = zlib.compress(bytes(1 + 3 * width) * 8)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
 CHAT_MISTAKES: list[tuple[dict[str, Any], str, str | None]] = [
