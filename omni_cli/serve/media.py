@@ -39,7 +39,7 @@ class MediaDecoder:
         return self._pixels(decode_image, file, "image", param)
 
     def mask_file(self, file: BinaryIO, param: str) -> np.ndarray:
-        """Decode a mask whose fully transparent pixels are to be painted: those are white in uint8 RGB; else `APIError`.
+        """Decode a mask to uint8 RGB (height, width, 3), white where it is fully transparent; raises `APIError` (400).
 
         A mask that leaves nothing to paint is refused: it was probably drawn in black and white.
         """

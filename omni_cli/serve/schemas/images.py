@@ -73,7 +73,8 @@ class ImageRequest(Strict):
         return arguments
 
 
-_Images = Annotated[list[Upload], Field(min_length=1, max_length=_MAX_FILES)]
+# FastAPI validates the default too, so the empty list is refused by the document alone.
+_Images = Annotated[list[Upload], Field(max_length=_MAX_FILES, json_schema_extra={"minItems": 1})]
 
 
 class ImageEditRequest(ImageRequest, Form):
