@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.answers import forked
-from support.omni_process import ROOT, Ended, run_omni
+from support.omni_process import Ended, run_omni
 from support.omni_requests import BRIEF_SPEECH
 
 from omni_cli.compat.torchvision import ensure_torchvision_importable
@@ -24,7 +23,6 @@ from omni_cli.outputs import Event, GenerateRequest, RequestResult
 ensure_torchvision_importable()
 
 TIMEOUT_S = 180
-PLANTED = Path(__file__).parents[1] / "support" / "planted_costs"
 # Long tests, and the files that share a server, begin first: a worker would be alone with them at the end.
 LONGEST = (
     "/serve/",
@@ -119,12 +117,10 @@ def one_thread() -> Iterator[None]:
 def planted_profile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     """The folder and the end of `omni profile` on tiny-image, with a busy wait, held memory and a copy planted."""
     folder = tmp_path_factory.mktemp("planted")
-    environment = {
-        "PYTHONPATH": f"{PLANTED}{os.pathsep}{ROOT}",
-        "PLANTED_COSTS": "wait=denoising step 3;hold=vae decode;copy=text encode",
-    }
+    environment = {"PLANTED_COSTS": "wait=denoising step 3;hold=vae decode;copy=text encode"}
     # For steps that are slow every time, enough that noise does not hit another one in all of them.
-    ended = run_omni(folder, "profile", "-p", "tiny-image", "--num-iters", "5", environment=environment)
+    arguments = ("profile", "-p", "tiny-image", "--num-iters", "5")
+    ended = run_omni(folder, *arguments, planted="planted_costs", environment=environment)
     ended.check_clean()
     assert ended.code == 0, ended.err
     return folder, ended

@@ -23,7 +23,7 @@ from typing import Any
 
 import omni_cli
 from support.reaper import RUN, marked
-from support.warm_start import START, WarmPopen
+from support.warm_start import PLANTED, START, WarmPopen
 
 ROOT = Path(omni_cli.__file__).parents[1]
 TIMEOUT_S = 240
@@ -87,7 +87,11 @@ class Ended:
 
 
 class OmniProcess:
-    """A running command; `folder` is empty and its own. `warm`: its fork server finds its imports done."""
+    """A running command; `folder` is empty and its own.
+
+    `warm`: its fork server finds its imports done. `planted` is a script of `tests/support` that changes modules of
+    ours in each of its Pythons.
+    """
 
     def __init__(
         self,
@@ -96,6 +100,7 @@ class OmniProcess:
         environment: dict[str, str] | None = None,
         prefix: tuple[str, ...] = (),
         warm: bool = False,
+        planted: str | None = None,
         **options: Any,
     ) -> None:
         self._mark = uuid.uuid4().hex
@@ -124,6 +129,7 @@ class OmniProcess:
                 "PYTHONPATH": f"{site}{os.pathsep}{ROOT}",
                 "TMPDIR": str(self.temporary),
                 RUN: self._mark,
+                **({} if planted is None else {PLANTED: str(Path(__file__).with_name(f"{planted}.py"))}),
                 **(environment or {}),
             },
             stdin=options.pop("stdin", subprocess.DEVNULL),
@@ -211,7 +217,9 @@ def run_omni(folder: Path, *arguments: str, input_text: str | None = None, **opt
 
 def may_be_warm(options: Mapping[str, Any]) -> bool:
     """Return True if no option changes how the command's Python starts, or what its libraries read when imported."""
-    return not options.keys() & {"environment", "prefix", "preexec_fn", "python"}
+    return not options.keys() & {"prefix", "preexec_fn", "python"} and (
+        "planted" in options or "environment" not in options
+    )
 
 
 def _command_line(pid: int) -> str:

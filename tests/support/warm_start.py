@@ -3,7 +3,7 @@
 The command is a Python of its own: its arguments, environment, files, signals and exit code are real. Next to it, and
 as its child, waits a fork of `support.answers.forked`. When the command starts its fork server, this process runs the
 code that a new Python would run, with the same files, environment and parent; the imports in it find their modules
-loaded.
+loaded. When a benchmark starts a variant, this process starts it with another one that waits.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -22,40 +23,60 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from support.answers import forked
 from support.reaper import NO_RUN, RUN
 
-# In the environment of a command: the socket to the process that waits, and its id.
+# In the environment of a Python: the socket to the process that waits, and its id.
 VARIABLE = "OMNI_TEST_WARM"
-_CLONE_NEWNS = 0x00020000
+# A script that changes modules of ours in each Python of a run, before others import from them.
+PLANTED = "OMNI_TEST_PLANTED"
+_CLONE_NEWNS, _CLONE_PARENT = 0x00020000, 0x00008000
+_CLONE = {"x86_64": 56, "aarch64": 220}
 
-# For a command's `sitecustomize`: starts its fork server from the process that waits, the first time.
-START = f"""
+# For a command's `sitecustomize`.
+START = f'''
 def start_warm(descriptor, pid):
-    import _posixsubprocess, array, json, socket
+    """Have the first fork server, and variants of a benchmark, started by the process that waits."""
+    import _posixsubprocess, json, socket
 
-    waiting = [socket.socket(fileno=descriptor)]
-    waiting[0].set_inheritable(False)
+    channel = socket.socket(fileno=descriptor)
+    channel.set_inheritable(False)
     usual = _posixsubprocess.fork_exec
 
-    def fork_exec(arguments, programs, close, descriptors, *others):
-        code = os.fsdecode(arguments[-1])
-        if not waiting or not code.startswith("from multiprocessing.forkserver import main"):
-            return usual(arguments, programs, close, descriptors, *others)
-        with waiting.pop() as channel:
-            environment = dict(os.environ)
-            message = dict(code=code, environment=environment, cwd=os.getcwd(), descriptors=list(descriptors))
-            socket.send_fds(channel, [json.dumps(message).encode()], list(descriptors))
-        note("python")
-        return pid
+    def ask(descriptors, **message):
+        socket.send_fds(channel, [json.dumps(message).encode()], descriptors)
+
+    def of_libraries(environment):
+        """What may change what is imported, and what that reads then."""
+        folders = set(environment.get("PYTHONPATH", "").split(os.pathsep))
+        names = environment.keys() - {{"PYTHONPATH", "OMNI_SOCKETS_FOLDER"}}
+        return folders, {{name: environment[name] for name in names}}
+
+    def fork_exec(arguments, programs, close, kept, cwd, environment, *others):
+        words = [os.fsdecode(word) for word in arguments]
+        if channel.fileno() != -1 and words[-1].startswith("from multiprocessing.forkserver import main"):
+            ask(list(kept), code=words[-1], environment=dict(os.environ), cwd=os.getcwd(), places=list(kept))
+            channel.close()
+            note("python")
+            return pid
+        if channel.fileno() != -1 and words[-1] == "omni_cli.bench.variant_worker":
+            wanted = dict(os.fsdecode(entry).split("=", 1) for entry in environment)
+            if of_libraries(wanted) == of_libraries(os.environ):
+                ends = [others[index] if others[index] != -1 else number for number, index in enumerate((0, 3, 5))]
+                ask(ends, arguments=words, environment=wanted)
+                return int(channel.recv(100))
+        return usual(arguments, programs, close, kept, cwd, environment, *others)
 
     _posixsubprocess.fork_exec = fork_exec
 
 if {VARIABLE!r} in os.environ:
     start_warm(*map(int, os.environ.pop({VARIABLE!r}).split()))
-"""
+if {PLANTED!r} in os.environ:
+    import runpy
+    runpy.run_path(os.environ[{PLANTED!r}])
+'''
 
 
 class WarmPopen(subprocess.Popen):
@@ -97,18 +118,22 @@ def _run(
     shared_memory: Path | None,
     ends: list[Connection],
 ) -> None:
-    """Become the command, after a fork that waits to become its fork server."""
-    os.setsid()
-    for number, end in enumerate(ends):
-        os.dup2(end.fileno(), number)
     if shared_memory is not None:
         _mount(shared_memory)
     os.chdir(folder)
+    _become(arguments, environment, [end.fileno() for end in ends])
+
+
+def _become(arguments: list[str], environment: Mapping[str, str], ends: Sequence[int]) -> NoReturn:
+    """Become a Python in a session of its own, after a fork that waits; `ends` are its stdin, stdout and stderr."""
+    os.setsid()
+    for number, end in enumerate(ends):
+        os.dup2(end, number)
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()  # stop signals are blocked, as in any fork server
     if pid == 0:
         _close_others(here.fileno())
-        _serve(here, environment[RUN])
+        _wait(here, environment[RUN])
     _close_others(there.fileno())
     there.set_inheritable(True)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
@@ -136,28 +161,49 @@ def _mount(shared_memory: Path) -> None:
     subprocess.run(["mount", "--bind", str(shared_memory), "/dev/shm"], check=True)
 
 
-def _serve(channel: socket.socket, mark: str) -> None:
-    """Wait for the command's own request for a fork server, and be it; end with a command that starts none."""
+def _wait(channel: socket.socket, mark: str) -> NoReturn:
+    """Wait for what the Python that this process is a child of asks for; end with it, or as its fork server."""
     _show(mark)
-    content, received, _, _ = socket.recv_fds(channel, 2**20, 8)
-    channel.close()
-    if content:
-        with contextlib.suppress(SystemExit):  # its usual end
-            _become_fork_server(json.loads(content), received)
-    os._exit(0)
+    while True:
+        content, received, _, _ = socket.recv_fds(channel, 2**20, 8)
+        if not content:
+            os._exit(0)
+        message = json.loads(content)
+        if "code" in message:
+            channel.close()
+            with contextlib.suppress(SystemExit):  # its usual end
+                _become_fork_server(message, received)
+            os._exit(0)
+        channel.send(str(_start_beside(message, received)).encode())
+
+
+def _start_beside(message: Mapping[str, Any], ends: Sequence[int]) -> int:
+    """Start a Python whose parent is this process's parent; return its id."""
+    pid: int = ctypes.PyDLL(None).syscall(_CLONE[os.uname().machine], _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
+    if pid == 0:
+        _become(message["arguments"], message["environment"], ends)
+    for end in ends:
+        os.close(end)
+    return pid
 
 
 def _become_fork_server(message: Mapping[str, Any], received: list[int]) -> None:
+    environment = message["environment"]
     aside = [fcntl.fcntl(number, fcntl.F_DUPFD, 1000) for number in received]
-    for number, wanted in zip(aside, message["descriptors"], strict=True):
-        os.dup2(number, wanted)
+    for number, place in zip(aside, message["places"], strict=True):
+        os.dup2(number, place)
         os.close(number)
     os.environ.clear()
-    os.environ.update(message["environment"])
+    os.environ.update(environment)
     os.chdir(message["cwd"])
     tempfile.tempdir = None
-    for name in [name for name in sys.modules if name.startswith("omni_cli.engine.process.preload_")]:
+    again = "omni_cli.engine.process.preload_"
+    if PLANTED in environment:
+        again = "omni_cli."
+    for name in [name for name in sys.modules if name.startswith(again) and "compat" not in name]:
         del sys.modules[name]
+    if PLANTED in environment:
+        runpy.run_path(environment[PLANTED])
     exec(message["code"], {"__name__": "__main__"})
 
 

@@ -9,19 +9,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import os
 import re
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from support.omni_process import ROOT, SHORT, Ended, run_omni
+from support.omni_process import SHORT, Ended, run_omni
 from support.samples import sample
 
 pytestmark = pytest.mark.slow
 
 FAILED = 6
-FAULTS = Path(__file__).parents[2] / "support" / "planted_faults"
 KINDS = ("raise", "memory", "full", "kill", "exit", "hang")
 # What the error says of each.
 WORDS = {
@@ -59,10 +57,10 @@ def table(points: list, some: list) -> list:
 
 
 def run(folder: Path, fault: str, *arguments: str, when: Path | None = None) -> Ended:
-    environment = {"PYTHONPATH": f"{FAULTS}{os.pathsep}{ROOT}", "PLANTED_FAULT": fault}
+    environment = {"PLANTED_FAULT": fault}
     if when is not None:
         environment["PLANTED_WHEN"] = str(when)
-    return run_omni(folder, "generate", *arguments, "--json", environment=environment)
+    return run_omni(folder, "generate", *arguments, "--json", planted="planted_faults", environment=environment)
 
 
 def check_clean(ended: Ended, kind: str) -> None:

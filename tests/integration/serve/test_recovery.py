@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import psutil
 import pytest
-from support.omni_process import ROOT
 from support.omni_server import CHAT, IMAGES, Answer, OmniServer
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
@@ -107,15 +105,10 @@ def test_an_idle_stage_is_not_taken_for_hanging(hanging: OmniServer) -> None:
 
 @pytest.mark.nightly
 def test_a_stage_that_hangs_while_it_is_loaded_again(start_server: Any, tmp_path: Path) -> None:
-    faults = Path(__file__).parents[2] / "support" / "planted_faults"
     when = tmp_path / "hang now"
-    environment = {
-        "PYTHONPATH": f"{faults}{os.pathsep}{ROOT}",
-        "PLANTED_FAULT": "hang@load weights@image",
-        "PLANTED_WHEN": str(when),
-    }
+    environment = {"PLANTED_FAULT": "hang@load weights@image", "PLANTED_WHEN": str(when)}
     limit = ("--set", "image.load_timeout_s=25")
-    server = start_server("--profile", "tiny-image", *limit, environment=environment)
+    server = start_server("--profile", "tiny-image", *limit, planted="planted_faults", environment=environment)
     when.touch()
     stage_process(server, 0).kill()
     server.wait_until(lambda: server.log("stage_not_started"))

@@ -1,4 +1,4 @@
-"""A fault in a known place, for tests of what is left afterwards: in the module path of a command, and of its stages.
+"""A fault in a known place, for tests of what is left afterwards: runs first in each Python of a command.
 
 `PLANTED_FAULT` is `KIND@RANGE@STAGE`, such as `kill@vae decode@image`: the first time that the stage's process
 enters the range. `PLANTED_WHEN` is a file that must exist by then; the range waits a little for it.

@@ -1,7 +1,7 @@
-"""Costs in known places, for tests that want to see them found: in the module path of a command, and of its stages.
+"""Costs in known places, for tests that want to see them found: runs first in each Python of a command.
 
 `PLANTED_COSTS` names a range and what happens in it, several of them by semicolons: `wait=denoising step 3` keeps the
-processor busy for 20 ms, `hold=vae decode` holds a tensor of 200 MiB until the range ends, `copy=text encode` copies
+processor busy for 60 ms, `hold=vae decode` holds a tensor of 200 MiB until the range ends, `copy=text encode` copies
 one of 32 MiB. Each happens whenever the range is entered, whether anybody records or not.
 """
 
@@ -10,7 +10,7 @@ import time
 
 from omni_cli.execution import ranges
 
-WAIT_S = 0.02
+WAIT_S = 0.06
 HELD_BYTES = 200 * 2**20
 COPIED_BYTES = 32 * 2**20
 
