@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
@@ -40,13 +40,55 @@ class StageShape(Protocol):
 
 
 @dataclass(frozen=True)
+class CallArgument:
+    """One argument of a pipeline's call, for its user.
+
+    `field` of a request sets it, "arg" any argument without a field of its own. `type` and `default` are source text.
+    """
+
+    name: str
+    field: str
+    type: str
+    default: str | None
+    is_needed: bool
+
+
+class CallInputs(Protocol):
+    """What the call of a checkpoint's pipeline takes, known before anything is loaded."""
+
+    @property
+    def pipeline(self) -> str | None:
+        """The pipeline's class; None where only a download tells it, and everything is checked after loading."""
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The request fields that it takes."""
+
+    @property
+    def arguments(self) -> tuple[CallArgument, ...]: ...
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The fields of what it returns."""
+
+    def missing(self, fields: Collection[str], arguments: Collection[str]) -> tuple[CallArgument, ...]:
+        """The arguments of which it needs one and has none; () if it has all."""
+
+    def check(self, fields: Mapping[str, object]) -> None:
+        """Raise `InputError` for a field with a value that it does not take."""
+
+    def checked(self, arguments: Mapping[str, object]) -> dict[str, object]:
+        """The values of `--arg` by their types, files as paths; raises `InputError`."""
+
+
+@dataclass(frozen=True)
 class StageRole:
     """One stage of a family's chain.
 
     `stage` is the class that runs it: called with a `StageSpec` and `emit`, it returns a loaded `Stage`. `input` names
     the role whose output it takes, None for the first. `makes` is its output for the user; None if only the next stage
-    gets one. `takes` names request fields that affect it, beside those that follow from `makes`, or a function that
-    returns them for a checkpoint's name; `needs` is such a function for required fields. `settings` declares the
+    gets one. `takes` names request fields that affect it, beside those that follow from `makes`; for a pipeline whose
+    call decides, it is a function that returns the `CallInputs` of a checkpoint's name. `settings` declares the
     stage's own profile keys: a class derived from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if it
     has no others. A checkpoint must have at least one file of each group in `needed_files`, weights whose names begin
     with each of `needed_weights` (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its
@@ -61,7 +103,6 @@ class StageRole:
     input: str | None = None
     makes: Literal["text", "audio", "image"] | None = None
     takes: tuple[str, ...] | Reference = ()
-    needs: Reference | None = None
     settings: Reference | None = None
     needed_files: tuple[tuple[str, ...], ...] = ()
     processor_files: tuple[str, ...] = ()
@@ -75,10 +116,14 @@ class StageRole:
 
 @dataclass(frozen=True)
 class CheckpointNeeds:
-    """Needs of a published checkpoint: the size of its weight files, and of a device that holds all its stages."""
+    """Needs of a published checkpoint: the size of its weight files, and of a device that holds all its stages.
+
+    `pipeline` is its class, where the family has several.
+    """
 
     download_bytes: int
     gpu_bytes: int
+    pipeline: str | None = None
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,25 @@ class Video:
     frames_indices: tuple[int, ...]
 
 
+class ArgumentText(str):
+    """A value of `--arg`, whose type the pipeline's call decides."""
+
+
+@dataclass(frozen=True)
+class CallFile:
+    """An image, uint8 RGB (height, width, 3), or a tensor of any shape for an argument of a pipeline's call."""
+
+    kind: Literal["image", "tensor"]
+    array: np.ndarray
+
+
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One request for the whole chain: a prompt, or `messages` instead of one.
+    """One request for the whole chain: a prompt, or `messages` instead of one; None where a pipeline needs neither.
 
     `sampling` overrides the first AR stage's `sampling` keys; `diffusion` overrides call arguments of the diffusion
-    stage (diffusers' names: `num_inference_steps`, `guidance_scale`, `height`, `width`, `negative_prompt`, ...).
+    stage (diffusers' names: `num_inference_steps`, `guidance_scale`, `height`, `width`, `negative_prompt`, ...), and
+    `call_files` are those that files hold.
     `audio` holds (samples float32 mono (num_samples,), sample rate Hz) pairs; `images` holds uint8 RGB arrays
     (height, width, 3), and so do `control_images` and `mask`, which is white where the model paints.
     `modalities` None means all that the profile makes. `reply` fixes the first AR stage's answer word for word.
@@ -61,7 +74,7 @@ class GenerateRequest:
     """
 
     request_id: str
-    prompt: str = ""
+    prompt: str | None = None
     messages: tuple[Message, ...] = ()
     reply: str | None = None
     audio: tuple[tuple[np.ndarray, int], ...] = ()
@@ -75,6 +88,7 @@ class GenerateRequest:
     speaker: str | None = None
     sampling: Mapping[str, object] = field(default_factory=dict)
     diffusion: Mapping[str, object] = field(default_factory=dict)
+    call_files: Mapping[str, CallFile | tuple[CallFile, ...]] = field(default_factory=dict)
     cache_salt: str | None = None
     handoff: bytes | None = None
     wants_handoff: bool = False
@@ -98,7 +112,7 @@ class AudioOutput:
 
 @dataclass(frozen=True)
 class ImageOutput:
-    """`pixels` is uint8 RGB (height, width, 3)."""
+    """`pixels` is uint8 RGB (height, width, 3), or with transparency RGBA (height, width, 4)."""
 
     pixels: np.ndarray
 

@@ -24,6 +24,20 @@ def download_settings(repo_id: str) -> Path:
     return _snapshot(repo_id, allow_patterns=list(_SETTINGS))
 
 
+def cached_settings(repo_id: str, file: str) -> Path | None:
+    """The folder of a repo that was downloaded before and has `file`; None if there is none. Uses no network."""
+    if repo_id.count("/") != 1 or ":" in repo_id:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(repo_id, file)
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
 def _snapshot(repo_id: str, **options: Any) -> Path:
     try:
         from huggingface_hub import snapshot_download

@@ -5,17 +5,25 @@ Everything here inspects a loaded pipeline but runs none of its models.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig
+from omni_cli.diffusers_integration.call_checks import (
+    MEDIA,
+    check_media,
+    check_name,
+    checked_value,
+    holds_files,
+    option,
+)
 from omni_cli.diffusers_integration.prompt_length import check_prompt_lengths
-from omni_cli.diffusers_integration.requests import DiffusionRequest, freeze
+from omni_cli.diffusers_integration.requests import DiffusionRequest
 from omni_cli.diffusers_integration.signature import Medium, PipelineSignature, signature_of_class
+from omni_cli.diffusers_integration.value_types import is_plain, takes_only_lists
 from omni_cli.errors import InputError
 
 # The largest size that published text-to-image models are trained for; more would need tens of GiB for the VAE alone.
@@ -24,25 +32,6 @@ MAX_INFERENCE_STEPS = 1000
 MAX_SEED = 2**64 - 1
 # The side of the images that a pipeline is warmed up with where its stage sets no size.
 _WARM_UP_PIXELS = 512
-
-# A request's media, as messages name them.
-MEDIA: Mapping[Medium, str] = {"image": "an image", "mask": "a mask", "control_image": "a control image"}
-
-# Arguments of a pipeline call that the executor sets itself, with the replacement.
-OWNED_ARGUMENTS: Mapping[str, str] = {
-    "prompt": "the prompt is the request's own",
-    "seed": "the seed is the request's own: `--seed`",
-    "generator": "use `--seed`",
-    "latents": "the initial noise comes from the seed: use `--seed`",
-    "num_images_per_prompt": "make one request per image, each with its own seed",
-    "num_waveforms_per_prompt": "make one request per sound, each with its own seed",
-    "output_type": "images are always uint8 RGB, audio is float32",
-    "return_dict": "images are always uint8 RGB, audio is float32",
-    "callback_on_step_end": "progress is reported by omni itself",
-    "callback_on_step_end_tensor_inputs": "progress is reported by omni itself",
-    "callback": "progress is reported by omni itself",
-    "callback_steps": "progress is reported by omni itself",
-}
 
 
 @dataclass(frozen=True)
@@ -80,23 +69,24 @@ class PipelineCall:
             ignores_guidance_scale=embeds_guidance is False and "true_cfg_scale" in defaults,
         )
 
-    def media_arguments(self, media: Mapping[Medium, object]) -> dict[str, object]:
+    def media_arguments(self, media: Mapping[Medium, Sequence[object]]) -> dict[str, object]:
         """The arguments of the call for a request's media; raises `InputError` for one that the pipeline lacks."""
         arguments: dict[str, object] = {}
-        for medium, value in media.items():
+        check_media({medium: files for medium, files in media.items()}, self.signature)
+        for medium, files in media.items():
             name = self.signature.argument_for(medium)
             if name is None:
                 raise InputError(
                     f"{self.signature.name} takes no {MEDIA[medium].partition(' ')[2]}",
-                    hint=f"remove {_option(medium)}, or use a checkpoint of another pipeline",
+                    hint=f"remove {option(medium)}, or use a checkpoint of another pipeline",
                 )
-            if name in arguments:
-                raise InputError(
-                    f"{self.signature.name} takes {MEDIA['image']} or {MEDIA[medium]}, not both",
-                    hint=f"remove {_option(medium)}",
-                )
-            arguments[name] = value
+            arguments[name] = self.file_value(name, files)
         return arguments
+
+    def file_value(self, name: str, files: Sequence[object]) -> object:
+        """One file, or a list of several, or of one where the call takes lists only."""
+        is_list = len(files) > 1 or takes_only_lists(self.signature.arguments[name].type)
+        return list(files) if is_list else files[0]
 
     def grey_media(self, width: int | None, height: int | None) -> dict[str, object]:
         """Arguments with a grey image for each medium that the call needs, to warm up with."""
@@ -104,7 +94,7 @@ class PipelineCall:
 
         size = (width or _WARM_UP_PIXELS, height or _WARM_UP_PIXELS)
         modes = {medium: "L" if medium == "mask" else "RGB" for medium in self.signature.needed_media}
-        return self.media_arguments({medium: Image.new(mode, size, "grey") for medium, mode in modes.items()})
+        return self.media_arguments({medium: [Image.new(mode, size, "grey")] for medium, mode in modes.items()})
 
     def named(self, arguments: Mapping[str, object]) -> dict[str, object]:
         """A request's arguments by the names that this call has for them; raises `InputError` if it has none."""
@@ -116,11 +106,17 @@ class PipelineCall:
             named[name] = named.pop("duration")
         return named
 
+    def takes_tensor(self, name: str) -> bool:
+        """Tell whether a plain value of the argument must become a tensor."""
+        argument = self.signature.arguments.get(name)
+        return argument is not None and argument.file_kind == "tensor" and not is_plain(argument.type, tensors=False)
+
     def arguments(self, request: DiffusionRequest) -> dict[str, object]:
         """Return the arguments of the call that a resolved request sets, including its prompts."""
         standard = {name: getattr(request, name) for name in PIPELINE_ARGUMENTS}
         chosen = {name: value for name, value in standard.items() if value is not None and name in self.defaults}
-        return {"prompt": request.prompt, **chosen, **request.call, **request.conditions}
+        prompt = {} if request.prompt is None else {"prompt": request.prompt}
+        return {**prompt, **chosen, **request.call, **request.conditions}
 
 
 def resolve_request(
@@ -139,8 +135,6 @@ def resolve_request(
     resolved = _fill(request, config, call)
     _check_numbers(resolved, call)
     _check_size(resolved, call, max_pixels)
-    if not resolved.prompt.strip():
-        raise InputError("the prompt is empty", hint="describe the image")
     _check_negative_prompt(resolved, call)
     _check_needs(resolved, call)
     tokens = check_prompt_lengths(pipeline, call.defaults, resolved)
@@ -187,37 +181,22 @@ def _fill(request: DiffusionRequest, config: DiffusionStageConfig, call: Pipelin
         width=first("width"),
         num_inference_steps=first("num_inference_steps", call.defaults.get("num_inference_steps")),
         guidance_scale=first("guidance_scale"),
-        call={**config.call, **request.call},
+        call={name: _plain(name, value, call) for name, value in {**config.call, **request.call}.items()},
     )
 
 
-def check_call_argument(name: str, call: PipelineCall) -> None:
-    """Reject a name in `call` that the pipeline lacks, or that the user may not set; raises `InputError`."""
-    if name in OWNED_ARGUMENTS:
-        raise InputError(f"`{name}` cannot be set", hint=OWNED_ARGUMENTS[name])
-    if name in PIPELINE_ARGUMENTS:
-        raise InputError(f"`{name}` is set twice", hint=f"set `{name}` next to `call`, not in it")
-    if name not in call.defaults:
-        settable = [n for n in call.defaults if n not in OWNED_ARGUMENTS and not _takes_tensor(n)]
-        near = difflib.get_close_matches(name, settable, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else "it takes " + ", ".join(f"`{n}`" for n in sorted(settable))
-        raise InputError(f"the pipeline's call has no argument `{name}`", hint=hint)
-    if _takes_tensor(name):
-        media = [medium for medium in MEDIA if call.signature.argument_for(medium) == name]
-        raise InputError(
-            f"`{name}` takes tensors or images, which a profile or a command line cannot hold",
-            hint=f"use {_option(media[0])}" if media else None,
-        )
-
-
-def _takes_tensor(name: str) -> bool:
-    return name.endswith(("_embeds", "_mask", "_image", "_ids", "_grid_thw")) or name in ("image", "latents")
+def _plain(name: str, value: object, call: PipelineCall) -> object:
+    """A value as the call takes it, files excepted: a stage reads none."""
+    checked = checked_value(name, value, call.signature)
+    if holds_files(checked):
+        raise InputError(f"`{name}` cannot name a file here", hint=f"use `omni generate --arg {name}=@FILE`")
+    return checked
 
 
 def _check_names(request: DiffusionRequest, call: PipelineCall) -> None:
     for name in request.call:
-        check_call_argument(name, call)
-    for name in PIPELINE_ARGUMENTS:
+        check_name(name, call.signature)
+    for name in ("prompt", *PIPELINE_ARGUMENTS):
         if getattr(request, name) is not None and name not in call.defaults:
             raise InputError(f"this pipeline takes no `{name}`", hint=f"remove `{name}`")
 
@@ -246,17 +225,15 @@ def _check_negative_prompt(request: DiffusionRequest, call: PipelineCall) -> Non
 def _check_needs(request: DiffusionRequest, call: PipelineCall) -> None:
     """Reject a request without what its pipeline needs."""
     signature = call.signature
-    for medium in signature.needed_media:
-        if signature.argument_for(medium) not in request.conditions:
-            raise InputError(f"{signature.name} needs {MEDIA[medium]}", hint=f"add {_option(medium)}")
-    given = call.arguments(request)
-    for name, argument in signature.arguments.items():
-        if argument.is_required and name not in given:
-            raise InputError(f"{signature.name} needs `{name}`", hint=f"add `--arg {name}=VALUE`")
-
-
-def _option(medium: Medium) -> str:
-    return f"`--{medium.replace('_', '-')} FILE`"
+    given = {name for name, value in call.arguments(request).items() if value is not None}
+    for group in signature.needed:
+        if given & set(group):
+            continue
+        medium = next((medium for medium in MEDIA if signature.argument_for(medium) == group[0]), None)
+        if medium is not None:
+            raise InputError(f"{signature.name} needs {MEDIA[medium]}", hint=f"add {option(medium)}")
+        hint = "describe the image" if group[0] == "prompt" else f"add `--arg {group[0]}=VALUE`"
+        raise InputError(f"{signature.name} needs {' or '.join(f'`{name}`' for name in group)}", hint=hint)
 
 
 def _check_numbers(request: DiffusionRequest, call: PipelineCall) -> None:
@@ -268,16 +245,7 @@ def _check_numbers(request: DiffusionRequest, call: PipelineCall) -> None:
     if request.guidance_scale is not None and not _is_finite(request.guidance_scale):
         raise InputError(f"`guidance_scale` must be a finite number, not {request.guidance_scale!r}")
     for name, value in request.call.items():
-        try:
-            freeze(value)
-        except TypeError as error:
-            raise InputError(f"`{name}` must be a plain value, {error}") from None
-        default = call.defaults.get(name)
-        if isinstance(default, bool):
-            if not isinstance(value, bool):
-                raise InputError(f"`{name}` must be true or false, not {value!r}")
-        elif isinstance(default, int | float) and value is not None and not _is_finite(value):
-            raise InputError(f"`{name}` must be a finite number, not {value!r}")
+        _plain(name, value, call)
     length = request.call.get("max_sequence_length")
     if length is not None and (not _is_int(length) or length < 1):
         raise InputError(f"`max_sequence_length` must be at least 1, not {length!r}")

@@ -113,5 +113,8 @@ class BatchRun:
                 self._finish(DiffusionOutput(request.request_id, "error", error=error))
             else:
                 assert made is not None
-                pixels, samples = (None, made[index]) if self._runner.makes_audio else (made[index], None)
-                self._finish(DiffusionOutput(request.request_id, "stop", pixels, samples, times))
+                # Several outputs of a request are consecutive.
+                count = len(made) // len(called.group)
+                own = tuple(made[index * count : (index + 1) * count])
+                images, sounds = ((), own) if self._runner.makes_audio else (own, ())
+                self._finish(DiffusionOutput(request.request_id, "stop", images, sounds, times))

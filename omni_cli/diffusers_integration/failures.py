@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Sequence
 
 from omni_cli.config.schema import StageConfig
-from omni_cli.diffusers_integration.pixels import BadOutputError
+from omni_cli.diffusers_integration.pixels import BadOutputError, WrongSizeError
 from omni_cli.diffusers_integration.requests import DiffusionRequest
 from omni_cli.errors import InputError, OmniError, StageError
 from omni_cli.stage.library_messages import translate
@@ -28,6 +28,8 @@ def describe_failure(raised: Exception, config: StageConfig, requests: Sequence[
         size = "" if requests[0].width is None else f" of {requests[0].width}x{requests[0].height}"
         message = f"not enough memory for {'an image' if len(requests) == 1 else f'{len(requests)} images'}{size}"
         hint = ", or ".join(filter(None, ("use a smaller `height` and `width`", hint)))
+    elif isinstance(raised, WrongSizeError):
+        return InputError(str(raised), hint="leave out `height` and `width`, or set the size that it makes")
     elif isinstance(raised, BadOutputError) and all(request.num_inference_steps == 1 for request in requests):
         # Schedules that end at a given noise level divide by zero when the first step is the last.
         return InputError(f"{raised}: this model needs more than one step", hint="use 2 `num_inference_steps` or more")

@@ -9,9 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from omni_cli.config.schema import PIPELINE_ARGUMENTS
+from omni_cli.diffusers_integration.call_checks import settable
 from omni_cli.diffusers_integration.signature import (
     AUDIO_FIELDS,
     IMAGE_FIELDS,
+    MEDIA_ARGUMENTS,
     PipelineSignature,
     signature_of,
     signature_of_class,
@@ -95,22 +98,16 @@ def _load_models(folder: Path, parts: Mapping[str, tuple[str, str]], dtype: obje
 
 
 def check_runnable(signature: PipelineSignature) -> None:
-    """Raise `CheckpointError` unless the pipeline makes images or audio from a prompt and, optionally, images."""
+    """Raise `CheckpointError` unless the pipeline makes images or audio from what files and settings can hold."""
     made = signature.output_fields
     why = None
     if made and not set(made) & {*IMAGE_FIELDS, *AUDIO_FIELDS}:
         why = f"it makes {_OTHER_OUTPUTS.get(made[0], f'`{made[0]}`')}, and only images and audio can be written"
-    elif "prompt" not in signature.arguments:
-        why = "it takes no prompt"
     else:
-        media = [signature.argument_for(medium) for medium in signature.needed_media]
-        arrays = (
-            name
-            for name, argument in signature.arguments.items()
-            if argument.is_required and name not in media and argument.takes_arrays
-        )
-        needed = next(arrays, None)
-        why = None if needed is None else f"it needs `{needed}`, which no file and no setting can hold"
+        held = {"prompt", *PIPELINE_ARGUMENTS, *settable(signature), *map(signature.argument_for, MEDIA_ARGUMENTS)}
+        needed = next((group[0] for group in signature.needed if not held & set(group)), None)
+        if needed is not None:
+            why = f"it needs `{needed}`, {signature.arguments[needed].type}, which no file and no setting can hold"
     if why is not None:
         raise CheckpointError(f"{signature.name} cannot run: {why}", hint="use a checkpoint of another pipeline")
 

@@ -17,9 +17,11 @@ from omni_cli.diffusers_integration.pixels import (
     PendingPixels,
     Pixels,
     PixelsHere,
+    WrongSizeError,
     output_type_for,
     pil_to_uint8,
     to_bytes,
+    visualized,
 )
 from omni_cli.diffusers_integration.prompt_cache import PromptCache
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionTimes
@@ -67,17 +69,17 @@ class PendingOutputs:
         """True if `get` would return immediately."""
         return self._made.ready()
 
-    def get(self) -> tuple[np.ndarray, DiffusionTimes]:
-        """Return uint8 RGB (num_requests, height, width, 3) or the audio of `PendingSamples`, and the call's times.
+    def get(self) -> tuple[Sequence[np.ndarray], DiffusionTimes]:
+        """Return images or sounds, equally many for each request, and the call's times.
 
         Waits for both. Raises `BadOutputError` for values that are not numbers or an image of another size.
         """
         with mark("wait for output copy"):
-            made = self._made.get()
-        if isinstance(self._made, PendingSamples):
-            _check_count(made, self._requests)
-        else:
-            _check_shape(made, self._requests)
+            made: Sequence[np.ndarray] = list(self._made.get())
+        if not len(made) or len(made) % len(self._requests):
+            raise BadOutputError(f"the pipeline made {len(made)} outputs for {len(self._requests)} requests")
+        if not isinstance(self._made, PendingSamples):
+            _check_shapes(made, self._requests[0])
         return made, self._times()
 
 
@@ -97,7 +99,8 @@ class PipelineRunner:
         self._output_copy = output_copy
         self._marks: _Marks | None = None
         self.makes_audio = bool(set(call.signature.output_fields) & set(AUDIO_FIELDS))
-        self.output_type: OutputType = "pt" if self.makes_audio else output_type_for(pipeline)
+        self.predicts = "prediction" in call.signature.output_fields
+        self.output_type: OutputType = "pt" if self.makes_audio or self.predicts else output_type_for(pipeline)
         self.step_callback: StepCallback = _step_callback(call)
         self.prompt_cache: PromptCache | None = None
         if hasattr(pipeline, "encode_prompt"):
@@ -133,20 +136,24 @@ class PipelineRunner:
                 self._pipeline._current_timestep = None
         fields = AUDIO_FIELDS if self.makes_audio else IMAGE_FIELDS
         output = next(getattr(made, field) for field in fields if hasattr(made, field))
-        pending = self._copy_out(output, arguments["output_type"], marks)
+        pending = self._copy_out(output, marks)
         return PendingOutputs(pending, requests, functools.partial(self._times, marks))
 
-    def _copy_out(self, output: Any, output_type: object, marks: _Marks) -> Pixels | PendingSamples:
+    def _copy_out(self, output: Any, marks: _Marks) -> Pixels | PendingSamples:
         """Start the copy of a call's output to the host."""
-        if output_type == "pil":
+        import torch
+
+        if self.makes_audio:
+            output = torch.as_tensor(output)
+        elif self.predicts:
+            output = visualized(self._pipeline, output)
+        elif isinstance(output, list) and all(isinstance(each, torch.Tensor) for each in output):
+            output = torch.cat(output)
+        if not isinstance(output, torch.Tensor):
             with mark("output copy"):
                 here = PixelsHere(pil_to_uint8(output))
             marks.end = self._clock.mark()
             return here
-        if self.makes_audio:
-            import torch
-
-            output = torch.as_tensor(output)
         flat = output.float().reshape(-1) if self.makes_audio else to_bytes(output)
         marks.end = self._clock.mark()
         with mark("output copy"):
@@ -168,7 +175,13 @@ class PipelineRunner:
                 arguments["negative_prompt"] = [request.negative_prompt for request in requests]
         # What a mask was cropped for is pasted back into the image by Pillow.
         is_pasted = arguments.get("padding_mask_crop") is not None
-        return {**arguments, "output_type": "pil" if is_pasted else self.output_type}
+        arguments["output_type"] = "pil" if is_pasted else self.output_type
+        arguments |= {
+            name: torch.tensor(value, device=self._pipeline.device)
+            for name, value in arguments.items()
+            if self._call.takes_tensor(name) and isinstance(value, int | float | list | tuple)
+        }
+        return {name: value for name, value in arguments.items() if name in self._call.defaults}
 
     def _callback(self, marks: _Marks, request: DiffusionRequest, on_step: OnStep) -> dict[str, object]:
         def note_step() -> None:
@@ -245,13 +258,9 @@ def _step_callback(call: PipelineCall) -> StepCallback:
     return "callback" if {"callback", "callback_steps"} <= call.defaults.keys() else "none"
 
 
-def _check_count(made: np.ndarray, requests: Sequence[DiffusionRequest]) -> None:
-    if len(made) != len(requests):
-        raise BadOutputError(f"the pipeline made {len(made)} outputs instead of {len(requests)}")
-
-
-def _check_shape(pixels: np.ndarray, requests: Sequence[DiffusionRequest]) -> None:
-    height, width = requests[0].height or pixels.shape[1], requests[0].width or pixels.shape[2]
-    if pixels.shape != (len(requests), height, width, 3):
-        made = f"{pixels.shape[0]} of {pixels.shape[2]}x{pixels.shape[1]}"
-        raise BadOutputError(f"the pipeline made {made} instead of {len(requests)} of {width}x{height}")
+def _check_shapes(images: Sequence[np.ndarray], request: DiffusionRequest) -> None:
+    for pixels in images:
+        height, width, _ = pixels.shape
+        if (height, width) != (request.height or height, request.width or width):
+            asked = f"{request.width or width}x{request.height or height}"
+            raise WrongSizeError(f"the pipeline made an image of {width}x{height} instead of {asked}")

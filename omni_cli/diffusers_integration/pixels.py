@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +18,10 @@ OutputType = Literal["pt", "pil"]
 
 class BadOutputError(ValueError):
     """Invalid images or audio: values that are not numbers, or a wrong size."""
+
+
+class WrongSizeError(BadOutputError):
+    """An image of another size than the request's."""
 
 
 def output_type_for(pipeline: object) -> OutputType:
@@ -35,8 +40,8 @@ def output_type_for(pipeline: object) -> OutputType:
 
 
 def to_bytes(images: torch.Tensor) -> torch.Tensor:
-    """Convert (N, 3 or 1, H, W) floats in [0, 1] to flat uint8 pixels of (N, H, W, 3 or 1) on their device, a quarter
-    of the bytes to copy.
+    """Convert (N, 1, 3 or 4, H, W) floats in [0, 1] to flat uint8 pixels of (N, H, W, 1, 3 or 4) on their device, a
+    quarter of the bytes to copy.
 
     The same bytes as through diffusers' float32 numpy: float32 times 255, half to even, both exact in either. One more
     byte at the end is 1 if all values are numbers: checking here would make the host wait.
@@ -48,8 +53,8 @@ def to_bytes(images: torch.Tensor) -> torch.Tensor:
 
 
 def from_bytes(flat: torch.Tensor, shape: tuple[int, ...]) -> np.ndarray:
-    """Convert the output of `to_bytes` on the host to uint8 RGB images (N, H, W, 3); `shape` is that of the floats,
-    (N, 3 or 1, H, W). Raises `BadOutputError` if a value was not a number.
+    """Convert the output of `to_bytes` on the host to uint8 RGB or RGBA images (N, H, W, 3 or 4); `shape` is that of
+    the floats, (N, 1, 3 or 4, H, W). Raises `BadOutputError` if a value was not a number.
     """
     array = flat.numpy()
     if not array[-1]:
@@ -59,9 +64,22 @@ def from_bytes(flat: torch.Tensor, shape: tuple[int, ...]) -> np.ndarray:
     return np.repeat(pixels, 3, axis=-1) if channels == 1 else pixels
 
 
-def pil_to_uint8(images: list[Any]) -> np.ndarray:
-    """Convert PIL images of one size to uint8 RGB (N, H, W, 3)."""
-    return np.stack([np.asarray(image.convert("RGB")) for image in images])
+def pil_to_uint8(images: Iterable[Any]) -> list[np.ndarray]:
+    """Convert PIL images, in any nesting of lists, to uint8 RGB, or RGBA where they have transparency."""
+    flat = [image for each in images for image in (each if isinstance(each, list | tuple) else [each])]
+    if any(isinstance(image, list | tuple) for image in flat):
+        return pil_to_uint8(flat)
+    return [np.asarray(image.convert("RGBA" if image.mode in ("RGBA", "LA") else "RGB")) for image in flat]
+
+
+def visualized(pipeline: Any, prediction: torch.Tensor) -> list[Any]:
+    """Depth, normals or intrinsics (N, 1 or 3, H, W) as PIL images, in the colours of the pipeline's own processor."""
+    processor, targets = pipeline.image_processor, getattr(pipeline, "target_properties", None)
+    if targets:
+        return [list(each.values()) for each in processor.visualize_intrinsics(prediction, targets)]
+    show = processor.visualize_depth if prediction.shape[1] == 1 else processor.visualize_normals
+    images: list[Any] = show(prediction)
+    return images
 
 
 @dataclass(frozen=True)
@@ -74,21 +92,21 @@ class PendingPixels:
     def ready(self) -> bool:
         return self.copy.ready()
 
-    def get(self) -> np.ndarray:
-        """Return uint8 RGB (N, H, W, 3); waits for the copy. Raises `BadOutputError`."""
-        return from_bytes(self.copy.get(), self.shape)
+    def get(self) -> Sequence[np.ndarray]:
+        """Return uint8 RGB or RGBA (N, H, W, 3 or 4); waits for the copy. Raises `BadOutputError`."""
+        return list(from_bytes(self.copy.get(), self.shape))
 
 
 @dataclass(frozen=True)
 class PixelsHere:
     """Images that the pipeline copied to the host itself."""
 
-    pixels: np.ndarray
+    pixels: Sequence[np.ndarray]
 
     def ready(self) -> bool:
         return True
 
-    def get(self) -> np.ndarray:
+    def get(self) -> Sequence[np.ndarray]:
         return self.pixels
 
 

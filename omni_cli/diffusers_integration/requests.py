@@ -16,7 +16,7 @@ FinishReason = Literal["stop", "abort", "error"]
 
 @dataclass(frozen=True)
 class DiffusionRequest:
-    """One image, or one piece of audio.
+    """One call of the pipeline.
 
     `None` means the stage's value, else the pipeline's default. `height` and `width` are in pixels; `call` holds
     further arguments of the pipeline call by diffusers' names. `num_prompt_tokens` holds the token counts of prompt and
@@ -26,7 +26,7 @@ class DiffusionRequest:
     """
 
     request_id: str
-    prompt: str
+    prompt: str | None
     negative_prompt: str | None = None
     height: int | None = None
     width: int | None = None
@@ -41,7 +41,7 @@ class DiffusionRequest:
     def from_arguments(
         cls,
         request_id: str,
-        prompt: str,
+        prompt: str | None,
         seed: int,
         arguments: Mapping[str, Any],
         conditions: Mapping[str, object] | None = None,
@@ -103,18 +103,28 @@ class DiffusionTimes:
 class DiffusionOutput:
     """The end of one request.
 
-    `pixels` is uint8 RGB (height, width, 3), `samples` float32 (num_samples,), with several channels
-    (num_samples, channels); one of them is set exactly when it stopped normally.
+    `images` are uint8 RGB or RGBA (height, width, 3 or 4), `sounds` float32 (num_samples,), with several channels
+    (num_samples, channels); one of the two has entries exactly when it stopped normally.
 
     `error` is set exactly when `finish_reason` is "error".
     """
 
     request_id: str
     finish_reason: FinishReason
-    pixels: np.ndarray | None = None
-    samples: np.ndarray | None = None
+    images: tuple[np.ndarray, ...] = ()
+    sounds: tuple[np.ndarray, ...] = ()
     times: DiffusionTimes | None = None
     error: OmniError | None = None
+
+    @property
+    def pixels(self) -> np.ndarray | None:
+        """The image of a request that makes one."""
+        return next(iter(self.images), None)
+
+    @property
+    def samples(self) -> np.ndarray | None:
+        """The audio of a request that makes one."""
+        return next(iter(self.sounds), None)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,15 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeGuard
+
+from omni_cli.diffusers_integration.value_types import FileKind, file_kind
 
 Medium = Literal["image", "mask", "control_image"]
 
 # The names that pipelines have for a request's media, the usual one first.
 MEDIA_ARGUMENTS: Mapping[Medium, tuple[str, ...]] = {
-    "image": ("image", "images"),
+    "image": ("image", "images", "input_images"),
     "mask": ("mask_image", "mask"),
     "control_image": ("control_image",),
 }
@@ -25,8 +27,12 @@ MEDIA_ARGUMENTS: Mapping[Medium, tuple[str, ...]] = {
 _OF_CONTROL = {"controlnet_conditioning_scale", "adapter_conditioning_scale"}
 # The names that pipelines have for the length of the audio they make, in seconds.
 DURATION_ARGUMENTS = ("audio_length_in_s", "audio_end_in_s", "audio_duration", "audio_duration_s", "duration")
+# Fields of a request that are arguments of the same name.
+_NAMED = ("negative_prompt", "num_inference_steps", "guidance_scale", "strength", "height", "width")
+# All fields of a request that a call can take, in the order of the command's options.
+FIELDS = ("prompt", *MEDIA_ARGUMENTS, *_NAMED, "duration")
 # Fields of a pipeline's output that hold images or audio.
-IMAGE_FIELDS = ("images", "image")
+IMAGE_FIELDS = ("images", "image", "prediction")
 AUDIO_FIELDS = ("audios",)
 
 
@@ -41,19 +47,42 @@ class Argument:
     def is_required(self) -> bool:
         return self.default is None
 
+    @functools.cached_property
+    def type(self) -> str:
+        """The annotation that its values must fit; without one, the type of its default."""
+        annotation = self.annotation
+        if annotation is None:
+            default = None if self.default is None else ast.parse(self.default, mode="eval").body
+            value = default.value if isinstance(default, ast.Constant) else None
+            return "Any" if value is None else type(value).__name__
+        return f"{annotation} | None" if self.default == "None" and "None" not in annotation else annotation
+
     @property
-    def takes_arrays(self) -> bool:
-        """Tell whether its values are tensors or images."""
-        return any(word in (self.annotation or "") for word in ("Tensor", "Image", "ndarray"))
+    def file_kind(self) -> FileKind | None:
+        """The kind of file that holds its values; None for plain ones."""
+        return file_kind(self.type)
 
 
 @dataclass(frozen=True)
 class PipelineSignature:
-    """`arguments` are in the order of the call; `output_fields` are what the returned object has, () if unknown."""
+    """`arguments` are in the order of the call; `output_fields` are what the returned object has, () if unknown.
+
+    Of each group in `alternatives` the call needs one: its own checks raise if all are None.
+    """
 
     name: str
     arguments: Mapping[str, Argument]
     output_fields: tuple[str, ...]
+    alternatives: tuple[tuple[str, ...], ...] = ()
+
+    @functools.cached_property
+    def needed(self) -> tuple[tuple[str, ...], ...]:
+        """Groups of arguments of which one each must be given, required arguments first."""
+        required = [(name,) for name, argument in self.arguments.items() if argument.is_required]
+        media = [(self.argument_for(medium) or "",) for medium in self.needed_media]
+        covered = {name for (name,) in (*required, *media)}
+        others = [group for group in self.alternatives if not covered & set(group)]
+        return tuple(dict.fromkeys((*required, *media, *others)))
 
     def argument_for(self, medium: Medium) -> str | None:
         """The argument that takes this medium; None if there is none."""
@@ -66,6 +95,15 @@ class PipelineSignature:
     def duration_argument(self) -> str | None:
         """The argument that takes the length of the audio; None if there is none."""
         return next((name for name in DURATION_ARGUMENTS if name in self.arguments), None)
+
+    def argument_of(self, field: str) -> str | None:
+        """The argument that takes a field of a request; None if there is none."""
+        if field == "duration":
+            return self.duration_argument
+        medium = next((medium for medium in MEDIA_ARGUMENTS if medium == field), None)
+        if medium is not None:
+            return self.argument_for(medium)
+        return field if field in self.arguments else None
 
     @property
     def needed_media(self) -> tuple[Medium, ...]:
@@ -89,9 +127,9 @@ def signature_of(class_name: str) -> PipelineSignature | None:
     found = _class(class_name)
     if found is None:
         return None
-    call = next((f for f in found.body if isinstance(f, ast.FunctionDef) and f.name == "__call__"), None)
-    if call is not None:
-        return _signature(class_name, call)
+    functions = {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
+    if "__call__" in functions:
+        return _signature(class_name, functions["__call__"], functions.get("check_inputs"))
     bases = (signature_of(base.id) for base in found.bases if isinstance(base, ast.Name))
     inherited = next(filter(None, bases), None)
     return None if inherited is None else replace(inherited, name=class_name)
@@ -99,14 +137,60 @@ def signature_of(class_name: str) -> PipelineSignature | None:
 
 def signature_of_class(pipeline_class: type) -> PipelineSignature:
     """The signature of an imported class, which a checkpoint may have brought along."""
-    source = textwrap.dedent(inspect.getsource(inspect.unwrap(pipeline_class.__call__)))
-    (call,) = ast.parse(source).body
-    assert isinstance(call, ast.FunctionDef)
-    return _signature(pipeline_class.__name__, call)
+    check = getattr(pipeline_class, "check_inputs", None)
+    functions = [None if function is None else _parsed(function) for function in (pipeline_class.__call__, check)]
+    assert functions[0] is not None
+    return _signature(pipeline_class.__name__, functions[0], functions[1])
 
 
-def _signature(name: str, call: ast.FunctionDef) -> PipelineSignature:
-    return PipelineSignature(name, dict(_arguments(call.args)), _output_fields(call))
+def _parsed(function: object) -> ast.FunctionDef:
+    (parsed,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body  # type: ignore[arg-type]
+    assert isinstance(parsed, ast.FunctionDef)
+    return parsed
+
+
+def _signature(name: str, call: ast.FunctionDef, check: ast.FunctionDef | None) -> PipelineSignature:
+    arguments = dict(_arguments(call.args))
+    groups = [group for function in (call, check) if function is not None for group in _alternatives(function)]
+    replaced = _replaced(call)
+    unset = {name for name, argument in arguments.items() if argument.default == "None" and name not in replaced}
+    found = [group for group in dict.fromkeys(groups) if set(group) <= unset]
+    sizes = ("len(prompt_embeds)", "prompt_embeds.shape[0]")
+    if {"prompt", "prompt_embeds"} <= unset and not any("prompt" in group for group in groups):
+        # Without a check, the call fails where it counts the prompts.
+        found += [("prompt", "prompt_embeds")] if any(size in ast.unparse(call) for size in sizes) else []
+    return PipelineSignature(name, arguments, _output_fields(call), tuple(found))
+
+
+def _alternatives(function: ast.FunctionDef) -> Iterator[tuple[str, ...]]:
+    """Names for which the function begins with `if a is None and b is None: raise`."""
+    for statement in function.body:
+        branch: ast.stmt | None = statement
+        while isinstance(branch, ast.If):
+            terms = branch.test.values if isinstance(branch.test, ast.BoolOp) else [branch.test]
+            names = [term.left.id for term in terms if _is_none(term) and isinstance(term.left, ast.Name)]
+            is_conjunction = len(terms) == 1 or isinstance(branch.test.op, ast.And)  # type: ignore[attr-defined]
+            if is_conjunction and len(names) == len(terms) and isinstance(branch.body[0], ast.Raise):
+                yield tuple(names)
+            branch = branch.orelse[0] if len(branch.orelse) == 1 else None
+
+
+def _is_none(node: ast.expr) -> TypeGuard[ast.Compare]:
+    """Recognise `... is None`."""
+    is_comparison = isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Is)
+    return is_comparison and ast.unparse(node.comparators[0]) == "None"  # type: ignore[attr-defined]
+
+
+def _replaced(call: ast.FunctionDef) -> set[str]:
+    """Names that the call assigns where they are None."""
+    found = set()
+    for node in ast.walk(call):
+        if isinstance(node, ast.If):
+            first = node.test.values[0] if isinstance(node.test, ast.BoolOp) else node.test
+            if _is_none(first):
+                lines = (line for line in node.body if isinstance(line, ast.Assign))
+                found |= {ast.unparse(line.targets[0]) for line in lines} & {ast.unparse(first.left)}
+    return found
 
 
 def _class(name: str) -> ast.ClassDef | None:

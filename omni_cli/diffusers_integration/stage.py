@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.call_checks import check_name
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
@@ -16,6 +17,7 @@ from omni_cli.stage.messages import (
     AppendInput,
     Array,
     Audio,
+    CallFileInput,
     Failure,
     Progress,
     Report,
@@ -89,8 +91,19 @@ class DiffusersStage:
             request.prompt,
             request.seed,
             self.executor.call.named(request.diffusion),
-            self.executor.call.media_arguments(media_of(request)),
+            {**self.executor.call.media_arguments(media_of(request)), **self._call_files(request)},
         )
+
+    def _call_files(self, request: StageRequest) -> dict[str, object]:
+        """Further images as Pillow images, and tensors on the stage's device."""
+        found = {}
+        for name, files in request.call_files.items():
+            check_name(name, self.executor.call.signature)
+            values = [
+                _file_value(file, self.executor.device) for file in (files if isinstance(files, tuple) else [files])
+            ]
+            found[name] = values if isinstance(files, tuple) else self.executor.call.file_value(name, values)
+        return found
 
     def append(self, command: AppendInput) -> None:
         raise NotImplementedError("a diffusers pipeline takes its prompt as a whole")
@@ -142,30 +155,37 @@ class DiffusersStage:
             "denoise_step_s": output.times.denoise_step_s,
             "vae_decode_s": output.times.vae_decode_s,
         }
-        if output.samples is not None:
+        if output.sounds:
             assert self.executor.sample_rate is not None
-            audio = Audio(Array.of(output.samples), self.executor.sample_rate)
-            if waiting.streams:
-                return [WaveformChunk(output.request_id, audio), RequestDone(output.request_id, trace)]
-            return [RequestDone(output.request_id, trace, audio=audio)]
-        assert output.pixels is not None
-        return [RequestDone(output.request_id, trace, image=Array.of(output.pixels))]
+            sounds = tuple(Audio(Array.of(samples), self.executor.sample_rate) for samples in output.sounds)
+            if waiting.streams and len(sounds) == 1:
+                return [WaveformChunk(output.request_id, sounds[0]), RequestDone(output.request_id, trace)]
+            return [RequestDone(output.request_id, trace, audio=sounds[0], more_audio=sounds[1:])]
+        return [RequestDone(output.request_id, trace, images=tuple(map(Array.of, output.images)))]
 
     def close(self, *, process_ends: bool = False) -> None:
         if not process_ends:
             self.executor.shutdown()
 
 
-def media_of(request: StageRequest) -> dict[Medium, object]:
-    """The request's media as Pillow images; several of a kind as a list."""
+def media_of(request: StageRequest) -> dict[Medium, list[object]]:
+    """The request's media as Pillow images."""
     from PIL import Image
 
-    media: dict[Medium, object] = {}
     given: dict[Medium, tuple[Array, ...]] = {"image": request.images, "control_image": request.control_images}
-    for medium, arrays in given.items():
-        images = [Image.fromarray(array.numpy()) for array in arrays]
-        if images:
-            media[medium] = images[0] if len(images) == 1 else images
+    media: dict[Medium, list[object]] = {
+        medium: [Image.fromarray(array.numpy()) for array in arrays] for medium, arrays in given.items() if arrays
+    }
     if request.mask is not None:
-        media["mask"] = Image.fromarray(request.mask.numpy()).convert("L")
+        media["mask"] = [Image.fromarray(request.mask.numpy()).convert("L")]
     return media
+
+
+def _file_value(file: CallFileInput, device: str) -> object:
+    if file.kind == "image":
+        from PIL import Image
+
+        return Image.fromarray(file.array.numpy())
+    import torch
+
+    return torch.from_numpy(file.array.numpy().copy()).to(device)

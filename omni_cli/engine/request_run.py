@@ -14,6 +14,7 @@ from omni_cli.errors import StageError
 from omni_cli.outputs import (
     AudioChunk,
     AudioOutput,
+    CallFile,
     Event,
     GenerateRequest,
     ImageOutput,
@@ -30,6 +31,7 @@ from omni_cli.stage.messages import (
     AppendInput,
     Array,
     AudioInput,
+    CallFileInput,
     Failure,
     HandoffChunk,
     Progress,
@@ -177,6 +179,7 @@ class RequestRun:
             ),
             raw=request.raw,
             sampling=dict(request.sampling),
+            call_files={name: _encoded(files) for name, files in request.call_files.items()},
             cache_salt=request.cache_salt,
         )
 
@@ -184,13 +187,12 @@ class RequestRun:
         outputs: list[Output] = []
         if report.text is not None and self._wants("text"):
             outputs.append(TextOutput(report.text.text, report.text.token_ids, report.text.finish_reason))
-        if report.audio is not None:
-            outputs.append(AudioOutput(report.audio.samples.numpy(), report.audio.sample_rate))
+        whole = () if report.audio is None else (report.audio, *report.more_audio)
+        outputs += [AudioOutput(audio.samples.numpy(), audio.sample_rate) for audio in whole]
         if chunks:
             samples = np.concatenate([chunk.samples for chunk in chunks])
             outputs.append(AudioOutput(samples, chunks[0].sample_rate))
-        if report.image is not None:
-            outputs.append(ImageOutput(report.image.numpy()))
+        outputs += [ImageOutput(image.numpy()) for image in report.images]
         return outputs
 
     def _wants(self, modality: Modality) -> bool:
@@ -202,3 +204,9 @@ class RequestRun:
 
     def _elapsed_s(self) -> float:
         return asyncio.get_running_loop().time() - self._began_s
+
+
+def _encoded(files: CallFile | tuple[CallFile, ...]) -> CallFileInput | tuple[CallFileInput, ...]:
+    if isinstance(files, CallFile):
+        return CallFileInput(files.kind, Array.of(files.array))
+    return tuple(CallFileInput(file.kind, Array.of(file.array)) for file in files)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from omni_cli.config.schema import EngineConfig
+from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, EngineConfig
 from omni_cli.errors import UsageError
-from omni_cli.families import family_of_stages, load
+from omni_cli.families import CallInputs, family_of_stages, load
 from omni_cli.outputs import Modality
 
-_ALWAYS = frozenset({"request_id", "prompt", "seed", "modalities"})
+_ALWAYS = frozenset({"request_id", "seed", "modalities"})
+_OF_CHAINS = frozenset({"prompt"})
 _OF_DIFFUSION = frozenset({"num_inference_steps", "guidance_scale"})
 _FIELDS: Mapping[Modality, frozenset[str]] = {
     "text": frozenset({"audio", "image", "video", "sampling", "max_tokens", "temperature", "raw"}),
@@ -21,14 +23,17 @@ _FIELDS: Mapping[Modality, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class Capabilities:
-    """`modalities` are the profile's outputs in stage order; `fields` the request fields that affect it, `needed` those
-    that it cannot do without.
+    """`modalities` are the profile's outputs in stage order; `fields` the request fields that affect it.
+
+    `call` is what the call of a pipeline takes, if the first stage is one, and `preset` the arguments that the profile
+    gives it.
     """
 
     profile: str
     modalities: tuple[Modality, ...]
     fields: frozenset[str]
-    needed: tuple[str, ...] = ()
+    call: CallInputs | None = None
+    preset: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, config: EngineConfig) -> Capabilities:
@@ -40,21 +45,19 @@ class Capabilities:
                 f"no installed model family has the stages of profile `{config.name}`: {names}",
                 hint="`omni profiles list` shows profiles; docs/adding-a-model.md adds a family",
             )
-        modalities: list[Modality] = []
-        fields = _ALWAYS
-        needed: list[str] = []
-        for stage in config.stages:
-            role = family.role(stage.name)
+        roles = [family.role(stage.name) for stage in config.stages]
+        made = tuple(role.makes for role in roles if role is not None and role.makes is not None)
+        first, role = config.stages[0], roles[0]
+        if role is not None and isinstance(role.takes, str) and isinstance(first, DiffusionStageConfig):
+            call: CallInputs = load(role.takes)(config.model)
+            given = [name for name in PIPELINE_ARGUMENTS if getattr(first, name) is not None]
+            return cls(config.name, made, _ALWAYS | call.fields, call, frozenset({*given, *first.call}))
+        fields = _ALWAYS | _OF_CHAINS
+        for stage, role in zip(config.stages, roles, strict=True):
             assert role is not None  # or the family would not fit
-            if stage.kind == "diffusion":
-                fields |= _OF_DIFFUSION
-            fields |= set(load(role.takes)(config.model) if isinstance(role.takes, str) else role.takes)
-            if role.needs is not None:
-                needed += load(role.needs)(config.model)
-            if role.makes is not None:
-                modalities.append(role.makes)
-                fields |= _FIELDS[role.makes]
-        return cls(config.name, tuple(modalities), fields, tuple(needed))
+            fields |= _OF_DIFFUSION if stage.kind == "diffusion" else frozenset()
+            fields |= set(role.takes) | (_FIELDS[role.makes] if role.makes is not None else frozenset())
+        return cls(config.name, made, fields)
 
     def makes_files(self, modalities: frozenset[Modality] | None) -> bool:
         """Tell whether a request for these modalities (None: all) writes to the output folder."""
@@ -69,11 +72,23 @@ class Capabilities:
                 hint="choose another profile with `--profile`; `omni profiles list` shows them",
             )
 
-    def check_needed(self, given: Collection[str], label: Callable[[str], str]) -> None:
-        """Raise `UsageError` if a request lacks a field; `label` maps it to the user's name for it."""
-        for field in self.needed:
-            if field not in given:
-                raise UsageError(f"{label(field)} is missing, which profile `{self.profile}` needs")
+    @property
+    def needs_prompt(self) -> bool:
+        return self.call is None or "prompt" in (argument.name for argument in self.call.missing((), self.preset))
+
+    def check_needed(self, given: Mapping[str, Any], label: Callable[[str], str]) -> None:
+        """Raise `UsageError` if a request lacks something; `label` maps a field to the user's name for it."""
+        if self.call is None:
+            return
+        missing = self.call.missing(given, {*self.preset, *given.get("arg", ())})
+        if missing:
+            (field, name), others = (missing[0].field, missing[0].name), missing[1:]
+            what = f"the argument `{name}`" if field == "arg" else label(field)
+            instead = "".join(f" or `{argument.name}`" for argument in others)
+            raise UsageError(
+                f"{what}{instead} is missing, which profile `{self.profile}` needs",
+                hint=f"it takes {missing[0].type}: {label('arg')} {name}=VALUE" if field == "arg" else None,
+            )
 
     def check_modalities(self, modalities: frozenset[str], label: str) -> None:
         """Raise `UsageError` for a modality that no stage of the profile makes."""

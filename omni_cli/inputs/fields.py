@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from omni_cli.outputs import ArgumentText
 from omni_cli.text import suggest
 
 MAX_SEED = 2**32 - 1  # the maximum of NumPy's generator, which vLLM seeds too
@@ -17,6 +17,7 @@ MAX_GUIDANCE_SCALE = 1000.0
 MAX_DURATION_S = 24 * 60 * 60
 MAX_TOKENS = 2**24  # far beyond any model's context; catches typos
 MAX_REQUEST_ID_LENGTH = 200
+_SHOWN_CHARACTERS = 40  # of a wrong value
 MODALITIES = ("text", "audio", "image")
 
 
@@ -28,13 +29,6 @@ def _text(value: object) -> str:
     except UnicodeEncodeError as error:
         raise ValueError("must be valid Unicode text") from error
     return value
-
-
-def _prompt(value: object) -> str:
-    text = _text(value)
-    if not text.strip():
-        raise ValueError("is empty")
-    return text
 
 
 def _name(value: object) -> str:
@@ -90,20 +84,19 @@ def _path(value: object) -> tuple[Path, ...]:
 
 
 def _call_arguments(value: object) -> Mapping[str, object]:
-    """A mapping, or words of the form NAME=VALUE, the value in JSON or else text."""
+    """A mapping, or words of the form NAME=VALUE, whose values the pipeline's call will type."""
     if isinstance(value, dict):
         return value
     if not isinstance(value, list):
         raise ValueError(f"must be an object of arguments, not {_kind(value)}")
-    arguments = {}
+    arguments: dict[str, object] = {}
     for word in value:
         name, equals, text = str(word).partition("=")
         if not equals or not name.isidentifier():
-            raise ValueError(f"must be NAME=VALUE, not `{word}`")
-        try:
-            arguments[name] = json.loads(text)
-        except ValueError:
-            arguments[name] = text
+            raise ValueError(f"must be NAME=VALUE, not `{word[:_SHOWN_CHARACTERS]}`")
+        if name in arguments:
+            raise ValueError(f"sets `{name}` twice")
+        arguments[name] = ArgumentText(_text(text))
     return arguments
 
 
@@ -141,7 +134,7 @@ def _sampling(value: object) -> Mapping[str, object]:
 
 CHECKERS: Mapping[str, Callable[[object], Any]] = {
     "request_id": _name,
-    "prompt": _prompt,
+    "prompt": _text,
     "audio": _paths,
     "image": _paths,
     "mask": _path,

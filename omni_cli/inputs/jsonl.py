@@ -40,7 +40,11 @@ def read_requests(
             checked = check_fields(fields, capabilities, _label)
             merged = {**defaults, **checked}
             merged["sampling"] = {**_sampling_of(defaults), **checked.get("sampling", {})}
+            if "arg" in defaults:
+                merged["arg"] = {**defaults["arg"], **checked.get("arg", {})}
             merged = {name: value for name, value in merged.items() if name in KEYS}
+            if "prompt" not in merged and capabilities.needs_prompt:
+                raise InputError("the key `prompt` is missing")
             capabilities.check_needed(merged, _label)
             requests.append(spec_of(merged, request_id=request_id, folder=path.parent, place=place))
         except UsageError as error:
@@ -95,8 +99,6 @@ def _check_keys(fields: Mapping[str, object]) -> None:
         else:
             hint = suggest(key, KEYS) or f"known keys: {', '.join(KEYS)}"
         raise InputError(f"unknown key `{key}`", hint=hint)
-    if "prompt" not in fields:
-        raise InputError("the key `prompt` is missing")
 
 
 def _claim_id(fields: Mapping[str, Any], default: str, place: str, taken: dict[str, str]) -> str:

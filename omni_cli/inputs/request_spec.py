@@ -13,8 +13,9 @@ from omni_cli.inputs.audio import load_audio
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.images import Warn, load_image
+from omni_cli.inputs.tensors import load_tensor
 from omni_cli.inputs.video import load_video
-from omni_cli.outputs import GenerateRequest, Modality
+from omni_cli.outputs import CallFile, GenerateRequest, Modality
 
 MAX_IMAGE_PIXELS = 4096 * 4096
 
@@ -29,7 +30,7 @@ class RequestSpec:
     """`seed` None means the profile's; `place` is FILE:LINE of a JSONL line."""
 
     request_id: str
-    prompt: str
+    prompt: str | None
     audio: tuple[Path, ...] = ()
     image: tuple[Path, ...] = ()
     mask: tuple[Path, ...] = ()
@@ -41,17 +42,24 @@ class RequestSpec:
     speaker: str | None = None
     sampling: Mapping[str, object] = field(default_factory=dict)
     diffusion: Mapping[str, object] = field(default_factory=dict)
+    call_files: Mapping[str, Path | tuple[Path, ...]] = field(default_factory=dict)
     place: str | None = None
 
     @property
     def files(self) -> tuple[Path, ...]:
         """All of its files."""
-        return tuple(path for name in FILE_FIELDS for path in getattr(self, name))
+        named = (getattr(self, name) for name in FILE_FIELDS)
+        in_call = ((files,) if isinstance(files, Path) else files for files in self.call_files.values())
+        return tuple(path for paths in (*named, *in_call) for path in paths)
 
     def with_files(self, change: Callable[[Path], Path]) -> RequestSpec:
         """The same request with other names for its files."""
         files: dict[str, Any] = {name: tuple(map(change, getattr(self, name))) for name in FILE_FIELDS}
-        return replace(self, **files)
+        call_files = {
+            name: change(files) if isinstance(files, Path) else tuple(map(change, files))
+            for name, files in self.call_files.items()
+        }
+        return replace(self, **files, call_files=call_files)
 
 
 def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: Label) -> dict[str, Any]:
@@ -74,19 +82,27 @@ def check_fields(fields: Mapping[str, Any], capabilities: Capabilities, label: L
         )
     if "modalities" in checked:
         capabilities.check_modalities(checked["modalities"], label("modalities"))
+    if capabilities.call is not None:
+        capabilities.call.check(checked)
+        if "arg" in checked:
+            checked["arg"] = capabilities.call.checked(checked["arg"])
+    elif not checked.get("prompt", "any").strip():
+        raise InputError(f"{label('prompt')} is empty")
     return checked
 
 
 def spec_of(checked: Mapping[str, Any], *, request_id: str, folder: Path, place: str | None = None) -> RequestSpec:
     """Build a request from checked fields; relative file names are relative to `folder`.
 
-    `checked` has a `prompt`; `max_tokens` and `temperature` override the same keys of `sampling`.
+    `max_tokens` and `temperature` override the same keys of `sampling`.
     """
+    arguments = checked.get("arg", {})
+    files = {name: value for name, value in arguments.items() if _is_file(value)}
     sampling = dict(checked.get("sampling", {}))
     sampling.update({name: checked[name] for name in _SAMPLING_FIELDS if name in checked})
     return RequestSpec(
         request_id=request_id,
-        prompt=checked["prompt"],
+        prompt=checked.get("prompt"),
         **{name: checked.get(name, ()) for name in FILE_FIELDS},
         seed=checked.get("seed"),
         modalities=checked.get("modalities"),
@@ -94,11 +110,16 @@ def spec_of(checked: Mapping[str, Any], *, request_id: str, folder: Path, place:
         speaker=checked.get("speaker"),
         sampling=sampling,
         diffusion={
-            **checked.get("arg", {}),
+            **{name: value for name, value in arguments.items() if name not in files},
             **{name: checked[name] for name in (*PIPELINE_ARGUMENTS, "strength", "duration") if name in checked},
         },
+        call_files=files,
         place=place,
     ).with_files(lambda path: folder / path)
+
+
+def _is_file(value: object) -> bool:
+    return isinstance(value, Path) or (isinstance(value, tuple) and bool(value) and isinstance(value[0], Path))
 
 
 def build_request(spec: RequestSpec, *, seed: int, warn: Warn) -> GenerateRequest:
@@ -117,7 +138,19 @@ def build_request(spec: RequestSpec, *, seed: int, warn: Warn) -> GenerateReques
         speaker=spec.speaker,
         sampling=spec.sampling,
         diffusion=spec.diffusion,
+        call_files={
+            name: _call_file(files, warn)
+            if isinstance(files, Path)
+            else tuple(_call_file(file, warn) for file in files)
+            for name, files in spec.call_files.items()
+        },
     )
+
+
+def _call_file(path: Path, warn: Warn) -> CallFile:
+    if path.suffix == ".npy":
+        return CallFile("tensor", load_tensor(path))
+    return CallFile("image", load_image(path, warn))
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,13 @@ class VideoInput(msgspec.Struct, frozen=True):
     frames_indices: tuple[int, ...]
 
 
+class CallFileInput(msgspec.Struct, frozen=True):
+    """As `omni_cli.outputs.CallFile`."""
+
+    kind: Literal["image", "tensor"]
+    array: Array
+
+
 class StageRequest(msgspec.Struct, frozen=True, tag=True):
     """One request for one stage: a prompt for the first stage of a chain, the previous stage's handoff for others.
 
@@ -63,7 +70,7 @@ class StageRequest(msgspec.Struct, frozen=True, tag=True):
     """
 
     request_id: str
-    prompt: str = ""
+    prompt: str | None = None
     messages: tuple[Message, ...] = ()
     reply: str | None = None
     audio: tuple[AudioInput, ...] = ()
@@ -76,6 +83,7 @@ class StageRequest(msgspec.Struct, frozen=True, tag=True):
     speaker: str | None = None
     sampling: dict[str, Any] = {}
     diffusion: dict[str, Any] = {}
+    call_files: dict[str, CallFileInput | tuple[CallFileInput, ...]] = {}
     cache_salt: str | None = None
     handoff: bytes | None = None
     more_follows: bool = False
@@ -212,7 +220,8 @@ class RequestDone(msgspec.Struct, frozen=True, tag=True):
     trace: dict[str, Any]
     text: Text | None = None
     audio: Audio | None = None
-    image: Array | None = None
+    more_audio: tuple[Audio, ...] = ()
+    images: tuple[Array, ...] = ()
     handoff: bytes | None = None
 
 

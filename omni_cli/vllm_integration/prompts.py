@@ -167,7 +167,7 @@ def conversation_of(request: StageRequest) -> tuple[Message, ...]:
     if not messages:
         media = [Part("audio") for _ in request.audio] + [Part("image") for _ in request.images]
         media += [Part("video") for _ in request.videos]
-        messages = (Message("user", (*media, Part("text", request.prompt))),)
+        messages = (Message("user", (*media, Part("text", request.prompt or ""))),)
     if not any(part.text or part.type != "text" for message in messages for part in message.parts):
         raise InputError("the prompt is empty", hint="give it something to answer")
     return messages

@@ -47,7 +47,7 @@ REPORTS = [
     encode(TextChunk("0", "a")),
     encode(HandoffChunk("0", b"\x80", is_last=False)),
     encode(WaveformChunk("0", Audio(SAMPLES, 24_000))),
-    encode(RequestDone("0", {"latency_s": 0.1}, text=Text("a", (1,), "stop"), image=PIXELS)),
+    encode(RequestDone("0", {"latency_s": 0.1}, text=Text("a", (1,), "stop"), images=(PIXELS,))),
 ]
 
 

@@ -15,7 +15,7 @@ from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.jsonl import read_requests
 from omni_cli.inputs.request_spec import FILE_FIELDS, BadRequest, RequestSpec, build_request, check_fields, spec_of
-from omni_cli.outputs import GenerateRequest
+from omni_cli.outputs import CallFile, GenerateRequest
 
 MAX_STDIN_BYTES = 16 * 1024 * 1024
 # Decoded inputs beyond this size are dropped, and decoded again when their request begins.
@@ -32,8 +32,9 @@ def read_specs(
     """
     capabilities = Capabilities.of(config)
     if requests is None:
-        prompt = _read_prompt(given.get("prompt"), capabilities)
-        checked = check_fields({**given, "prompt": prompt}, capabilities, _label)
+        if capabilities.needs_prompt or given.get("prompt") == "-":
+            given = {**given, "prompt": _read_prompt(given.get("prompt"), capabilities)}
+        checked = check_fields(given, capabilities, _label)
         capabilities.check_needed(checked, _label)
         return [spec_of(checked, request_id="0", folder=Path())]
     for name in ("prompt", *FILE_FIELDS):
@@ -103,7 +104,9 @@ def _decoded_bytes(request: GenerateRequest) -> int:
     masks = () if request.mask is None else (request.mask,)
     images = (*request.images, *masks, *request.control_images)
     sounds, videos = (samples for samples, _ in request.audio), (video.frames for video in request.videos)
-    return sum(array.nbytes for array in (*sounds, *images, *videos))
+    call_files = ((files,) if isinstance(files, CallFile) else files for files in request.call_files.values())
+    in_call = (file.array for files in call_files for file in files)
+    return sum(array.nbytes for array in (*sounds, *images, *videos, *in_call))
 
 
 def _held(request: GenerateRequest) -> GenerateRequest:

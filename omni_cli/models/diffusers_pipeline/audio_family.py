@@ -28,14 +28,13 @@ FAMILY = Family(
             backend="diffusers",
             stage="omni_cli.diffusers_integration.stage:DiffusersStage",
             makes="audio",
-            takes=f"{_HERE}.inputs:fields_of",
-            needs=f"{_HERE}.inputs:needed_fields_of",
+            takes=f"{_HERE}.inputs:inputs_of",
         ),
     ),
     builtins={"tiny-audio": f"{_HERE}.audio_builder:tiny_audio"},
     profile=f"{_HERE}.profile:audio_stages",
     published={
         # In float32; the profile loads half of that.
-        "stabilityai/stable-audio-open-1.0": CheckpointNeeds(download_bytes=53 * 10**8, gpu_bytes=8 * 10**9)
+        "stabilityai/stable-audio-open-1.0": CheckpointNeeds(53 * 10**8, 8 * 10**9, "StableAudioPipeline")
     },
 )

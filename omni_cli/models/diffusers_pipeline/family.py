@@ -17,17 +17,16 @@ FAMILY = Family(
             backend="diffusers",
             stage="omni_cli.diffusers_integration.stage:DiffusersStage",
             makes="image",
-            takes=f"{_HERE}.inputs:fields_of",
-            needs=f"{_HERE}.inputs:needed_fields_of",
+            takes=f"{_HERE}.inputs:inputs_of",
         ),
     ),
     builtins={"tiny-image": f"{_HERE}.builder:tiny_image"},
     profile=f"{_HERE}.profile:image_stages",
     published={
-        "Qwen/Qwen-Image": CheckpointNeeds(download_bytes=58 * 10**9, gpu_bytes=80 * 10**9),
-        "Qwen/Qwen-Image-Edit": CheckpointNeeds(download_bytes=58 * 10**9, gpu_bytes=80 * 10**9),
+        "Qwen/Qwen-Image": CheckpointNeeds(58 * 10**9, 80 * 10**9, "QwenImagePipeline"),
+        "Qwen/Qwen-Image-Edit": CheckpointNeeds(58 * 10**9, 80 * 10**9, "QwenImageEditPipeline"),
         # 25 GB of it are the transformer in float32.
-        "Tongyi-MAI/Z-Image-Turbo": CheckpointNeeds(download_bytes=33 * 10**9, gpu_bytes=24 * 10**9),
-        "black-forest-labs/FLUX.2-klein-4B": CheckpointNeeds(download_bytes=16 * 10**9, gpu_bytes=24 * 10**9),
+        "Tongyi-MAI/Z-Image-Turbo": CheckpointNeeds(33 * 10**9, 24 * 10**9, "ZImagePipeline"),
+        "black-forest-labs/FLUX.2-klein-4B": CheckpointNeeds(16 * 10**9, 24 * 10**9, "Flux2KleinPipeline"),
     },
 )

@@ -1,43 +1,94 @@
-"""The request fields that a checkpoint's pipeline takes."""
+"""The request fields and arguments that a checkpoint's pipeline takes."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from omni_cli.checkpoints.files import read_model_kind
-from omni_cli.diffusers_integration.signature import MEDIA_ARGUMENTS, PipelineSignature, signature_of
-from omni_cli.errors import CheckpointError
-from omni_cli.families import BUILTIN_PREFIX
+from omni_cli.checkpoints.hub import cached_settings
+from omni_cli.diffusers_integration.call_checks import check_media, checked_value, readings, settable
+from omni_cli.diffusers_integration.signature import FIELDS, PipelineSignature, signature_of
+from omni_cli.errors import CheckpointError, InputError
+from omni_cli.families import BUILTIN_PREFIX, CallArgument, families
 
 _BUILT = {"tiny-audio": "StableAudioPipeline", "tiny-image": "QwenImagePipeline"}
-_ANY = (*MEDIA_ARGUMENTS, "negative_prompt", "strength", "duration", "arg")
 
 
-def fields_of(model: str) -> tuple[str, ...]:
-    """Those of the pipeline's class; all where only a download tells it, and the pipeline itself will refuse."""
-    signature = _signature(model)
-    if signature is None:
-        return _ANY
-    media = [medium for medium in MEDIA_ARGUMENTS if signature.argument_for(medium) is not None]
-    named = [name for name in ("negative_prompt", "strength") if name in signature.arguments]
-    duration = ["duration"] if signature.duration_argument is not None else []
-    return (*media, *named, *duration, "arg")
+@dataclass(frozen=True)
+class PipelineInputs:
+    """The inputs of a pipeline's call; of an unknown pipeline, any, and the pipeline itself will refuse."""
+
+    signature: PipelineSignature | None
+
+    @property
+    def pipeline(self) -> str | None:
+        return None if self.signature is None else self.signature.name
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return () if self.signature is None else self.signature.output_fields
+
+    @property
+    def fields(self) -> frozenset[str]:
+        signature = self.signature
+        found = FIELDS if signature is None else [f for f in FIELDS if signature.argument_of(f) is not None]
+        return frozenset({*found, "arg"})
+
+    @functools.cached_property
+    def arguments(self) -> tuple[CallArgument, ...]:
+        if self.signature is None:
+            return ()
+        signature = self.signature
+        fields = {signature.argument_of(field): field for field in reversed(FIELDS)}
+        needed = {name for group in signature.needed for name in group[:1]}
+        shown = {*fields, *settable(signature)}
+        return tuple(
+            CallArgument(name, fields.get(name, "arg"), argument.type, argument.default, name in needed)
+            for name, argument in signature.arguments.items()
+            if name in shown
+        )
+
+    def missing(self, fields: Collection[str], arguments: Collection[str]) -> tuple[CallArgument, ...]:
+        if self.signature is None:
+            return ()
+        given = {self.signature.argument_of(field) for field in fields} | set(arguments)
+        groups = self.signature.needed
+        missing = next((group for group in groups if not given & set(group)), ())
+        return tuple(argument for argument in self.arguments if argument.name in missing)
+
+    def check(self, fields: Mapping[str, object]) -> None:
+        if self.signature is not None:
+            check_media(fields, self.signature)
+
+    def checked(self, arguments: Mapping[str, object]) -> dict[str, object]:
+        return {name: self._checked(name, value) for name, value in arguments.items()}
+
+    def _checked(self, name: str, value: object) -> object:
+        if self.signature is not None:
+            return checked_value(name, value, self.signature)
+        if isinstance(value, str) and value.startswith("@"):
+            raise InputError(
+                f"`{name}` names a file, and only a downloaded checkpoint tells whether its pipeline takes one",
+                hint="download the checkpoint first, and name its folder with `--model`",
+            )
+        return readings(value)[0]
 
 
-def needed_fields_of(model: str) -> tuple[str, ...]:
-    """The media without which the pipeline cannot run; none where only a download tells it."""
-    signature = _signature(model)
-    return () if signature is None else signature.needed_media
-
-
-def _signature(model: str) -> PipelineSignature | None:
+def inputs_of(model: str) -> PipelineInputs:
+    """The inputs of the pipeline of a profile's `model`."""
     class_name = _BUILT.get(model.removeprefix(BUILTIN_PREFIX)) or _class_of(model)
-    return None if class_name is None else signature_of(class_name)
+    return PipelineInputs(None if class_name is None else signature_of(class_name))
 
 
 def _class_of(model: str) -> str | None:
-    """The class that a folder names; None for what is not a folder, or names none."""
+    """The class that a folder, a downloaded or a published repository names; None for anything else."""
+    needs = (family.published.get(model) for family in families().values())
+    published = next((each.pipeline for each in needs if each is not None), None)
+    folder = Path(model) if Path(model).is_dir() else cached_settings(model, "model_index.json")
     try:
-        return read_model_kind(model) if Path(model).is_dir() else None
+        return published if folder is None else read_model_kind(folder)
     except CheckpointError:
-        return None
+        return published

@@ -68,7 +68,7 @@ class PriorStage(TextStage):
         height, width = self._size(request)
         check_size(height, width)
         images = [image.numpy() for image in request.images]
-        prompt = self._processor.make(request.prompt, images, height, width, raw=request.raw)
+        prompt = self._processor.make(request.prompt or "", images, height, width, raw=request.raw)
         self._check_length(prompt, height, width)
         image_token_ids = self._image_tokens(prompt)
         active.context["image"] = _Image(prompt, image_token_ids)
@@ -153,7 +153,7 @@ class PriorStage(TextStage):
         rows, columns = image.prompt.targets[-1]
         token_ids = torch.tensor(active.token_ids[num_tokens - rows * columns :]).view(rows, columns)
         images = tuple(torch.from_numpy(array.numpy().copy()) for array in active.request.images)
-        handoff = PriorHandoff(active.request.prompt, token_ids, images, image.image_token_ids)
+        handoff = PriorHandoff(active.request.prompt or "", token_ids, images, image.image_token_ids)
         return encode_additional_information(handoff.information())
 
 

@@ -263,11 +263,13 @@ def test_an_interrupt_comes_through_and_the_executor_goes_on(executors, plain):
         ("qwen_image", {"latents": [0]}, "`latents` cannot be set", "`--seed`"),
         ("qwen_image", {"generator": 1}, "`generator` cannot be set", "`--seed`"),
         ("qwen_image", {"output_type": "np"}, "`output_type` cannot be set", "uint8"),
-        ("qwen_image", {"num_images_per_prompt": 2}, "`num_images_per_prompt` cannot be set", "one request"),
+        ("qwen_image", {"num_images_per_prompt": "2"}, "`num_images_per_prompt` must be a whole number", None),
         ("qwen_image", {"callback_on_step_end": 1}, "`callback_on_step_end` cannot be set", "progress"),
         ("qwen_image", {"return_dict": False}, "`return_dict` cannot be set", "uint8"),
-        ("qwen_image", {"prompt_embeds": [0]}, "`prompt_embeds` takes tensors", None),
-        ("qwen_image", {"sigmas": object()}, "`sigmas` must be a plain value", None),
+        ("qwen_image", {"prompt_embeds": "x"}, "`prompt_embeds` must be a tensor", "@FILE.npy"),
+        ("qwen_image", {"prompt_embeds": "@x.npy"}, "`prompt_embeds` cannot name a file here", "omni generate"),
+        ("qwen_image", {"sigmas": object()}, "`sigmas` must be `list[float]`", None),
+        ("qwen_image", {"sigmas": ["1"]}, '`sigmas` must be `list[float]`, not ["1"]', None),
         ("qwen_image", {"max_sequence_length": 0}, "`max_sequence_length` must be at least 1", None),
         ("qwen_image", {"max_sequence_length": 5000}, "rejects the request: `max_sequence_length`", None),
         ("qwen_image", {"guidance_scale": 3.0}, "`guidance_scale` has no effect", "`true_cfg_scale`"),
@@ -290,7 +292,7 @@ def test_an_interrupt_comes_through_and_the_executor_goes_on(executors, plain):
             "rejects the request: `height` and `width` have to be div",
             None,
         ),
-        ("stable_diffusion", {"true_cfg_scale": 2.0}, "no argument `true_cfg_scale`", "guidance_scale"),
+        ("stable_diffusion", {"true_cfg_scale": 2.0}, "no argument `true_cfg_scale`", "it takes `clip_skip`"),
     ],
 )
 def test_bad_arguments_are_refused_by_name_before_anything_runs(executors, model, arguments, message, hint):
@@ -306,9 +308,22 @@ def test_bad_arguments_are_refused_by_name_before_anything_runs(executors, model
 
 
 @pytest.mark.parametrize("prompt", ["", " \n"])
-def test_an_empty_prompt_is_refused(executors, prompt):
-    with pytest.raises(InputError, match="the prompt is empty"):
-        executors["qwen_image"].resolve(DiffusionRequest("0", prompt))
+def test_an_empty_prompt_is_the_pipeline_s(executors, plain, prompt):
+    made = make_image(executors["stable_diffusion"], DiffusionRequest("0", prompt, seed=3))
+    np.testing.assert_array_equal(made, plain_image(plain["stable_diffusion"], prompt, 3))
+    with pytest.raises(InputError, match="needs `prompt` or `prompt_embeds`"):
+        executors["qwen_image"].resolve(DiffusionRequest("0", None))
+
+
+def test_several_images_of_a_request_are_the_plain_call_s(executors, plain):
+    arguments = {"num_images_per_prompt": 2, "num_inference_steps": STEPS, "height": 64, "width": 64}
+    request = DiffusionRequest.from_arguments("0", "a cat", 4, arguments)
+    (output,) = run(executors["qwen_image"], request)
+    expected = plain["qwen_image"]("a cat", generator=torch.Generator("cpu").manual_seed(4), **arguments).images
+    assert len(output.images) == len(expected) == 2
+    for made, image in zip(output.images, expected, strict=True):
+        np.testing.assert_array_equal(made, np.asarray(image))
+    assert not np.array_equal(*output.images)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.5, True])

@@ -135,13 +135,16 @@ def test_media_that_a_pipeline_lacks_are_refused(folders):
     ("name", "reason"),
     [
         ("CogVideoXPipeline", "it makes video"),
-        ("DanceDiffusionPipeline", "it takes no prompt"),
-        ("MarigoldDepthPipeline", "it makes `prediction`"),
-        ("DDPMPipeline", "it takes no prompt"),
-        ("KandinskyImg2ImgPipeline", "it needs `image_embeds`"),
-        ("PaintByExamplePipeline", "it takes no prompt"),
+        ("KandinskyPriorPipeline", "it makes `image_embeds`"),
     ],
 )
 def test_a_pipeline_that_cannot_run_is_refused_with_the_reason(name, reason):
     with pytest.raises(CheckpointError, match=f"{name} cannot run: {reason}"):
         check_runnable(signature_of(name))
+
+
+@pytest.mark.parametrize(
+    "name", ["DDPMPipeline", "MarigoldDepthPipeline", "PaintByExamplePipeline", "KandinskyPipeline"]
+)
+def test_pipelines_without_a_prompt_and_those_that_need_tensors_are_not_refused(name):
+    check_runnable(signature_of(name))

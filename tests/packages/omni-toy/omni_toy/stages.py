@@ -45,4 +45,4 @@ class PainterStage(VllmStage):
             "num_input_tokens": len(output.prompt_token_ids),
             "num_inference_steps": active.context["num_inference_steps"],
         }
-        return [RequestDone(active.request.request_id, trace, image=Array.of(pixels))]
+        return [RequestDone(active.request.request_id, trace, images=(Array.of(pixels),))]

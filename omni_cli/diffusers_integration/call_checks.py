@@ -1,0 +1,164 @@
+"""Checks of a call's arguments that its signature alone decides, before anything is loaded."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sized
+from pathlib import Path
+
+from omni_cli.config.schema import PIPELINE_ARGUMENTS
+from omni_cli.diffusers_integration.signature import MEDIA_ARGUMENTS, Argument, Medium, PipelineSignature
+from omni_cli.diffusers_integration.value_types import converted, is_plain, takes_list, takes_only_lists
+from omni_cli.errors import InputError
+from omni_cli.outputs import ArgumentText
+
+# A request's media, as messages name them.
+MEDIA: Mapping[Medium, str] = {"image": "an image", "mask": "a mask", "control_image": "a control image"}
+
+# Arguments of a pipeline call that the executor sets itself, with the replacement.
+OWNED_ARGUMENTS: Mapping[str, str] = {
+    "prompt": "the prompt is the request's own",
+    "seed": "the seed is the request's own: `--seed`",
+    "generator": "use `--seed`",
+    "latents": "the initial noise comes from the seed: use `--seed`",
+    "output_type": "images are always uint8 RGB, audio is float32",
+    "return_dict": "images are always uint8 RGB, audio is float32",
+    "callback_on_step_end": "progress is reported by omni itself",
+    "callback_on_step_end_tensor_inputs": "progress is reported by omni itself",
+    "callback": "progress is reported by omni itself",
+    "callback_steps": "progress is reported by omni itself",
+}
+# Longer values are cut in messages.
+_SHOWN_CHARACTERS = 40
+
+
+def option(medium: Medium) -> str:
+    return f"`--{medium.replace('_', '-')} FILE`"
+
+
+def is_owned(name: str, signature: PipelineSignature) -> bool:
+    """Tell whether the executor sets an argument itself: also `latents`, unless a call needs them."""
+    return name in OWNED_ARGUMENTS and not (name in signature.arguments and signature.arguments[name].is_required)
+
+
+def check_media(fields: Mapping[str, object], signature: PipelineSignature) -> None:
+    """Reject several files of a medium where the call takes one, and two media for one argument."""
+    taken: dict[str, Medium] = {}
+    for medium in MEDIA:
+        files = fields.get(medium)
+        name = signature.argument_for(medium)
+        if not isinstance(files, Sized) or not files or name is None:
+            continue
+        if name in taken:
+            raise InputError(
+                f"{signature.name} takes {MEDIA[taken[name]]} or {MEDIA[medium]}, not both",
+                hint=f"remove {option(medium)}",
+            )
+        taken[name] = medium
+        if len(files) > 1 and not takes_list(signature.arguments[name].type):
+            raise InputError(
+                f"{signature.name} takes one {MEDIA[medium].partition(' ')[2]}, not {len(files)}",
+                hint=f"give one {option(medium)}",
+            )
+
+
+def settable(signature: PipelineSignature) -> tuple[str, ...]:
+    """The arguments that `--arg` sets, in the order of the call."""
+    media = {signature.argument_for(medium) for medium in MEDIA_ARGUMENTS}
+    own = {*PIPELINE_ARGUMENTS, *media}
+    return tuple(
+        name
+        for name, argument in signature.arguments.items()
+        if name not in own and not is_owned(name, signature) and _is_possible(argument)
+    )
+
+
+def check_name(name: str, signature: PipelineSignature) -> Argument:
+    """Return the argument of that name; raises `InputError` for one that the call lacks or `--arg` may not set."""
+    if name in signature.arguments and is_owned(name, signature):
+        raise InputError(f"`{name}` cannot be set", hint=OWNED_ARGUMENTS[name])
+    if name in PIPELINE_ARGUMENTS:
+        raise InputError(f"`{name}` is set twice", hint=f"set `{name}` next to `call`, not in it")
+    if name not in signature.arguments:
+        names = settable(signature)
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else "it takes " + ", ".join(f"`{n}`" for n in sorted(names))
+        raise InputError(f"the pipeline's call has no argument `{_cut(name)}`", hint=hint)
+    argument = signature.arguments[name]
+    if not _is_possible(argument):
+        raise InputError(f"`{name}` takes {argument.type}, which no file and no setting can hold")
+    return argument
+
+
+def checked_value(name: str, value: object, signature: PipelineSignature) -> object:
+    """A value as the call takes it: files as paths, words of the command line by the argument's type.
+
+    Raises `InputError` for a name or a value that the call does not take.
+    """
+    argument = check_name(name, signature)
+    files = _files(value) if argument.file_kind is not None else ()
+    if files:
+        if not isinstance(value, str) and not takes_list(argument.type):
+            raise InputError(f"`{name}` takes one file, not {len(files)}")
+        return files[0] if isinstance(value, str) and not takes_only_lists(argument.type) else files
+    candidates = readings(value)
+    for candidate in candidates:
+        try:
+            return converted(argument.type, candidate)
+        except ValueError:
+            continue
+    shown = _cut(value if isinstance(value, ArgumentText) else json.dumps(candidates[0], default=str))
+    raise InputError(
+        f"`{name}` must be {_described(argument)}, not {shown}", hint=_file_hint(name, argument, signature)
+    )
+
+
+def holds_files(value: object) -> bool:
+    """Tell whether a checked value names files."""
+    return isinstance(value, Path) or (isinstance(value, tuple) and bool(value) and isinstance(value[0], Path))
+
+
+def readings(value: object) -> list[object]:
+    """What a word of the command line may mean: JSON, else text; any other value is what it is."""
+    if not isinstance(value, ArgumentText):
+        return [value]
+    try:
+        return [json.loads(value), str(value)]
+    except (ValueError, RecursionError):
+        return [str(value)]
+
+
+def _files(value: object) -> tuple[Path, ...]:
+    """The files of `@FILE` or a list of them; () for anything else."""
+    if isinstance(value, ArgumentText) and value.startswith("["):
+        (value, *_) = readings(value)
+    words = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    is_all_files = bool(words) and all(isinstance(word, str) and len(word) > 1 and word[0] == "@" for word in words)
+    return tuple(Path(word[1:]) for word in words) if is_all_files else ()
+
+
+def _is_possible(argument: Argument) -> bool:
+    return argument.file_kind is not None or is_plain(argument.type)
+
+
+def _described(argument: Argument) -> str:
+    """An argument's type for a message, with the usual ones in words."""
+    plain = argument.type.removesuffix(" | None")
+    words = {"bool": "true or false", "float": "a finite number", "int": "a whole number", "str": "text"}
+    if plain not in words and argument.file_kind is not None:
+        return "an image file" if argument.file_kind == "image" else "a tensor: numbers, or a file"
+    return words.get(plain, f"`{plain}`")
+
+
+def _file_hint(name: str, argument: Argument, signature: PipelineSignature) -> str | None:
+    medium = next((medium for medium in MEDIA if signature.argument_for(medium) == name), None)
+    if medium is not None:
+        return f"use {option(medium)}"
+    if argument.file_kind == "image":
+        return f"name a file: `--arg {name}=@FILE`"
+    return None if argument.file_kind is None else f"name a NumPy file: `--arg {name}=@FILE.npy`"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
