@@ -43,7 +43,8 @@ class StageShape(Protocol):
 class CallArgument:
     """One argument of a pipeline's call, for its user.
 
-    `field` of a request sets it, "arg" any argument without a field of its own. `type` and `default` are source text.
+    `field` of a request sets it, "arg" any argument without a field of its own. `type` and `default` are source text;
+    `file_kind` is what a file of its values holds, None for plain values.
     """
 
     name: str
@@ -51,10 +52,11 @@ class CallArgument:
     type: str
     default: str | None
     is_needed: bool
+    file_kind: Literal["image", "tensor"] | None = None
 
 
 class CallInputs(Protocol):
-    """What the call of a checkpoint's pipeline takes, known before anything is loaded."""
+    """The inputs of the call of a checkpoint's pipeline, known before anything is loaded."""
 
     @property
     def pipeline(self) -> str | None:

@@ -120,7 +120,7 @@ def holds_files(value: object) -> bool:
 
 
 def readings(value: object) -> list[object]:
-    """What a word of the command line may mean: JSON, else text; any other value is what it is."""
+    """Possible meanings of a word of the command line: JSON, else text; any other value is itself."""
     if not isinstance(value, ArgumentText):
         return [value]
     try:

@@ -34,6 +34,11 @@ def generate(options: GenerateOptions) -> int:
     if replicas is not None and requests is None:
         raise UsageError("`--replicas` is for many requests", hint="give them as `--requests FILE.jsonl`")
     config = profile_source(options).load()
+    if options.help_inputs:
+        from omni_cli.cli.generate.help_inputs import show_inputs
+
+        show_inputs(config, as_json=options.as_json)
+        return ExitCode.OK
     specs = read_specs(options.given(), requests, config)
     if replicas is not None:
         return run_on_replicas(specs, config, replicas, options)

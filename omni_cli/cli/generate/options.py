@@ -88,6 +88,12 @@ class RunOptions(ProfileOptions):
             min=1,
         ),
     ] = None
+    help_inputs: Annotated[
+        bool,
+        option(
+            "--help-inputs", None, "List the inputs and outputs of the profile, without loading the model, and exit."
+        ),
+    ] = False
     output_dir: OutputDirOption = Path("out")
     timeout: TimeoutOption = None
 

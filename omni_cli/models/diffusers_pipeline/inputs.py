@@ -46,7 +46,9 @@ class PipelineInputs:
         needed = {name for group in signature.needed for name in group[:1]}
         shown = {*fields, *settable(signature)}
         return tuple(
-            CallArgument(name, fields.get(name, "arg"), argument.type, argument.default, name in needed)
+            CallArgument(
+                name, fields.get(name, "arg"), argument.type, argument.default, name in needed, argument.file_kind
+            )
             for name, argument in signature.arguments.items()
             if name in shown
         )

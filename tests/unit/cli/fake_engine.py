@@ -66,7 +66,7 @@ class FakeEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
         self.requests.append(request)
-        words = request.prompt.split()
+        words = (request.prompt or "nothing").split()
         if "crash" in words:
             raise RuntimeError("boom")
         if "late" in words:

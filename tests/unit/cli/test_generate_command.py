@@ -57,6 +57,16 @@ def omni(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     sys.modules.pop("fake_engine", None)
 
 
+def pipeline_folder(tmp_path: Path, name: str) -> str:
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": name}))
+    return str(folder)
+
+
+needs_diffusers = pytest.mark.skipif(importlib.util.find_spec("diffusers") is None, reason="diffusers is not installed")
+
+
 def requests_file(*lines: object) -> str:
     text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
     Path("requests.jsonl").write_text(text)
@@ -364,3 +374,64 @@ def test_replicas_are_for_a_file(omni: Omni) -> None:
     result = omni("hello", "--replicas", "2")
     assert result.code == ExitCode.USAGE
     assert "--requests FILE.jsonl" in result.err
+
+
+@needs_diffusers
+def test_help_inputs_lists_what_a_pipeline_takes(omni: Omni, tmp_path: Path) -> None:
+    model = pipeline_folder(tmp_path, "StableDiffusionInpaintPipeline")
+    result = omni("--profile", "tiny-image", "--model", model, "--help-inputs", "--json")
+    assert result.code == ExitCode.OK and not result.engines
+    document = json.loads(result.out)
+    assert document["pipeline"] == "StableDiffusionInpaintPipeline" and document["makes"] == ["image"]
+    inputs = {row["name"]: row for row in document["inputs"]}
+    assert inputs["mask_image"]["option"] == "--mask FILE" and inputs["mask_image"]["required"]
+    assert inputs["strength"] == {
+        "option": "--strength S",
+        "name": "strength",
+        "type": "float",
+        "default": "1.0",
+        "required": False,
+    }
+    assert inputs["ip_adapter_image"]["option"] == "--arg ip_adapter_image=@FILE"
+    assert inputs["num_inference_steps"]["default"] == "4", "the profile's value"
+    assert "generator" not in inputs and "latents" not in inputs
+
+
+def test_help_inputs_lists_the_fields_of_a_chain(omni: Omni) -> None:
+    result = omni("--profile", "tiny-omni", "--help-inputs")
+    assert result.code == ExitCode.OK and "tiny-omni (builtin:tiny-omni) makes text and audio" in result.out
+    assert "--audio FILE" in result.out and "--mask" not in result.out
+
+
+@needs_diffusers
+@pytest.mark.parametrize(
+    ("pipeline", "arguments", "message"),
+    [
+        ("DDPMPipeline", ["a cat"], "the prompt has no effect"),
+        ("DiTPipeline", [], "the argument `class_labels` is missing"),
+        ("StableDiffusionPipeline", ["a cat", "--arg", "eta=high"], "`eta` must be a finite number, not high"),
+        ("StableDiffusionPipeline", ["a cat", "--arg", "eta=1", "--arg", "eta=2"], "`--arg` sets `eta` twice"),
+        ("StableDiffusionPipeline", ["a cat", "--arg", "ip_adapter_image=@none.png"], "cannot open the image file"),
+        ("StableDiffusionPipeline", ["a cat", "--arg", "prompt_embeds=@none.npy"], "cannot open the NumPy file"),
+        ("StableDiffusionPipeline", ["a cat", "--image", "a.png"], "`--image` has no effect"),
+        ("StableDiffusionAttendAndExcitePipeline", ["a cat"], "the argument `token_indices` is missing"),
+        ("DreamLitePipeline", ["a cat", "--image", "a.png", "--image", "b.png"], "takes one image, not 2"),
+        ("MarigoldDepthPipeline", [], "`--image` is missing"),
+    ],
+)
+def test_what_a_pipeline_cannot_take_is_refused_before_any_engine(
+    omni: Omni, tmp_path: Path, pipeline: str, arguments: list[str], message: str
+) -> None:
+    result = omni("--profile", "tiny-image", "--model", pipeline_folder(tmp_path, pipeline), *arguments)
+    assert result.code == ExitCode.USAGE and message in result.err and not result.engines
+
+
+@needs_diffusers
+def test_a_pipeline_without_a_prompt_runs_without_one(omni: Omni, tmp_path: Path) -> None:
+    model = pipeline_folder(tmp_path, "DDPMPipeline")
+    result = omni("--profile", "tiny-image", "--model", model, "--arg", "batch_size=2")
+    assert result.code == ExitCode.OK, result.err
+    (request,) = result.engines[0].requests
+    assert request.prompt is None and request.diffusion == {"batch_size": 2}
+    Path("requests.jsonl").write_text('{"seed": 1}\n')
+    assert omni("--profile", "tiny-image", "--model", model, "--requests", "requests.jsonl").code == ExitCode.OK

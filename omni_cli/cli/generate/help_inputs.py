@@ -1,0 +1,91 @@
+"""`omni generate --help-inputs`: inputs and outputs of a profile, found without loading it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import get_type_hints
+
+from omni_cli.cli.generate.options import RequestOptions
+from omni_cli.cli.terminal import console
+from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, EngineConfig
+from omni_cli.families import CallArgument
+from omni_cli.inputs.capabilities import Capabilities
+from omni_cli.report.tables import aligned
+
+SCHEMA = "omni.inputs/1"
+
+
+@dataclass(frozen=True)
+class InputRow:
+    """One input: the option that sets it, its name in the model's call or in a request line, its type and default.
+
+    `default` is the profile's, else the call's as source text; None if there is none.
+    """
+
+    option: str
+    name: str
+    type: str
+    default: str | None
+    required: bool
+
+
+def show_inputs(config: EngineConfig, *, as_json: bool) -> None:
+    """Print the inputs and outputs of a profile, as a table or as one JSON document."""
+    capabilities = Capabilities.of(config)
+    call = capabilities.call
+    known = call is not None and call.pipeline is not None
+    rows = _call_rows(config, capabilities) if known else _field_rows(capabilities)
+    pipeline = None if call is None else call.pipeline
+    if as_json:
+        document = {"schema": SCHEMA, "profile": config.name, "model": config.model, "pipeline": pipeline}
+        console.print_json({**document, "makes": capabilities.modalities, "inputs": [asdict(row) for row in rows]})
+        return
+    made = " and ".join(capabilities.modalities)
+    title = f"{config.name} ({pipeline or config.model}) makes {made}"
+    header = ("option", "name", "type", "default")
+    cells = [(row.option, row.name, row.type, "required" if row.required else row.default or "") for row in rows]
+    console.print_text("\n".join([title, "", *aligned([header, *cells])]))
+
+
+def _call_rows(config: EngineConfig, capabilities: Capabilities) -> list[InputRow]:
+    """The arguments of a pipeline's call, those with an option of their own first."""
+    assert capabilities.call is not None
+    stage = config.stages[0]
+    assert isinstance(stage, DiffusionStageConfig)
+    preset = {**stage.call, **{name: getattr(stage, name) for name in PIPELINE_ARGUMENTS}}
+    options = _options()
+    rows = []
+    for argument in sorted(capabilities.call.arguments, key=lambda argument: argument.field == "arg"):
+        own = preset.get(argument.name)
+        default = argument.default if own is None else json.dumps(own)
+        option = _arg_option(argument) if argument.field == "arg" else options[argument.field][0]
+        rows.append(InputRow(option, argument.name, argument.type, default, argument.is_needed and own is None))
+    seed = InputRow("--seed N", "seed", "int", str(config.seed), False)
+    return [*rows, seed]
+
+
+def _arg_option(argument: CallArgument) -> str:
+    value = {"image": "@FILE", "tensor": "@FILE.npy"}.get(argument.file_kind or "", "VALUE")
+    return f"--arg {argument.name}={value}"
+
+
+def _field_rows(capabilities: Capabilities) -> list[InputRow]:
+    """The request fields that have an effect."""
+    found = {name: described for name, described in _options().items() if name in capabilities.fields}
+    return [
+        InputRow(option, name, kind, None, name == "prompt" and capabilities.needs_prompt)
+        for name, (option, kind) in found.items()
+    ]
+
+
+def _options() -> dict[str, tuple[str, str]]:
+    """The options of a request, by field: as the help shows them, and their types."""
+    found = {}
+    for name, hint in get_type_hints(RequestOptions, include_extras=True).items():
+        declared = hint.__metadata__[0]
+        # Typer keeps the first name of an option where its default would be.
+        flag = declared.default if isinstance(declared.default, str) else None
+        kind = str(hint.__origin__).removesuffix(" | None").removeprefix("<class '").removesuffix("'>")
+        found[name] = (" ".join(filter(None, (flag, declared.metavar))), kind)
+    return found
