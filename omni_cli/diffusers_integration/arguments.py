@@ -229,7 +229,7 @@ def _check_needs(request: DiffusionRequest, call: PipelineCall) -> None:
     for group in signature.needed:
         if given & set(group):
             continue
-        medium = next((medium for medium in MEDIA if signature.argument_for(medium) == group[0]), None)
+        medium = signature.medium_of(group[0])
         if medium is not None:
             raise InputError(f"{signature.name} needs {MEDIA[medium]}", hint=f"add {option(medium)}")
         hint = "describe the image" if group[0] == "prompt" else f"add `--arg {group[0]}=VALUE`"

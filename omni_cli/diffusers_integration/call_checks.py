@@ -152,7 +152,7 @@ def _described(argument: Argument) -> str:
 
 
 def _file_hint(name: str, argument: Argument, signature: PipelineSignature) -> str | None:
-    medium = next((medium for medium in MEDIA if signature.argument_for(medium) == name), None)
+    medium = signature.medium_of(name)
     if medium is not None:
         return f"use {option(medium)}"
     if argument.file_kind == "image":

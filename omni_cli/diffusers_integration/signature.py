@@ -91,6 +91,11 @@ class PipelineSignature:
             return self.argument_for("image")
         return found
 
+    def medium_of(self, name: str) -> Medium | None:
+        """The medium that an argument takes, of several the one that is needed; None for other arguments."""
+        media = (*self.needed_media, *MEDIA_ARGUMENTS)
+        return next((medium for medium in media if self.argument_for(medium) == name), None)
+
     @property
     def duration_argument(self) -> str | None:
         """The argument that takes the length of the audio; None if there is none."""

@@ -47,7 +47,12 @@ class PipelineInputs:
         shown = {*fields, *settable(signature)}
         return tuple(
             CallArgument(
-                name, fields.get(name, "arg"), argument.type, argument.default, name in needed, argument.file_kind
+                name,
+                signature.medium_of(name) or fields.get(name, "arg"),
+                argument.type,
+                argument.default,
+                name in needed,
+                argument.file_kind,
             )
             for name, argument in signature.arguments.items()
             if name in shown
