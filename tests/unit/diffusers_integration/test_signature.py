@@ -1,4 +1,4 @@
-"""What a pipeline needs, from the source of diffusers' own classes."""
+"""Needs of a pipeline's call, from the source of diffusers' own classes."""
 
 from __future__ import annotations
 
