@@ -76,6 +76,13 @@ class Capabilities:
     def needs_prompt(self) -> bool:
         return self.call is None or "prompt" in (argument.name for argument in self.call.missing((), self.preset))
 
+    @property
+    def needed_files(self) -> tuple[str, ...]:
+        """Fields for the files without which the pipeline cannot run."""
+        arguments = () if self.call is None else self.call.arguments
+        fields = (each.field for each in arguments if each.is_needed and each.file_kind is not None)
+        return tuple(field for field in fields if field != "arg")
+
     def check_needed(self, given: Mapping[str, Any], label: Callable[[str], str]) -> None:
         """Raise `UsageError` if a request lacks something; `label` maps a field to the user's name for it."""
         if self.call is None:

@@ -74,7 +74,7 @@ class Service:
         """Raise `APIError` if a request has media that the model does not take, or lacks those that it needs."""
         for name in sorted(media - self.capabilities.fields):
             raise APIError(400, f"this model takes no `{name}`", code="unsupported_parameter", param=name)
-        for name in self.capabilities.needed:
+        for name in self.capabilities.needed_files:
             if name in media:
                 continue
             if not media:
