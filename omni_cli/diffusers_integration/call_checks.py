@@ -34,6 +34,7 @@ _SHOWN_CHARACTERS = 40
 
 
 def option(medium: Medium) -> str:
+    """The option of a command that gives a medium, for hints."""
     return f"`--{medium.replace('_', '-')} FILE`"
 
 

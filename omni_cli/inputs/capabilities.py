@@ -74,6 +74,7 @@ class Capabilities:
 
     @property
     def needs_prompt(self) -> bool:
+        """Tell whether a request must have a prompt."""
         return self.call is None or "prompt" in (argument.name for argument in self.call.missing((), self.preset))
 
     @property
