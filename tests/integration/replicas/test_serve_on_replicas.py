@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from support.media_samples import image_of, tone
 from support.omni_server import CHAT, IMAGES, OmniServer
 
-from omni_cli.encoding import encode_png
-from omni_cli.outputs import GenerateRequest
+from omni_cli.encoding import encode_pcm16, encode_png, encode_wav
+from omni_cli.inputs.audio import decode_audio
+from omni_cli.outputs import GenerateRequest, Message, Part
 
 NUM_REQUESTS = 12
 STEPS = "image.num_inference_steps=12"
@@ -101,3 +105,92 @@ def test_a_client_that_leaves_frees_its_place(server: OmniServer) -> None:
     server.send_and_hang_up(IMAGES, {"prompt": "x"}, after_s=0.1)
     server.wait_until(lambda: server.metric("omni_requests_in_flight") == 0)
     assert image_from(server, 0)
+
+
+SPEAKING = {
+    "tiny-qwen3-omni": ("thinker.sampling.max_tokens=16", "talker.sampling.max_tokens=40"),
+    "tiny-csm": ("backbone.sampling.max_tokens=40",),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("profile", SPEAKING)
+def test_speech_is_that_of_one_process(profile: str, tmp_path: Path, start_engine: Any) -> None:
+    """A chat with audio and image of a chain of three stages, streamed too; speech of a chain of two."""
+    engine = start_engine(profile, *SPEAKING[profile])
+    server = OmniServer(
+        tmp_path, "--profile", profile, *(w for key in SPEAKING[profile] for w in ("--set", key)), "--replicas", "2"
+    )
+    if profile == "tiny-csm":
+        check_speech(server, engine)
+    else:
+        check_spoken_chats(server, engine)
+    ended = server.stop()
+    assert (ended.code, ended.leftovers) == (0, ()), server.raw_log
+
+
+def check_spoken_chats(server: OmniServer, engine: Any) -> None:
+    sound, rate = tone(0)
+    content = [
+        {"type": "image_url", "image_url": {"url": data_url(encode_png(image_of(0)))}},
+        {"type": "input_audio", "input_audio": {"data": base64_of(encode_wav(sound, rate)), "format": "wav"}},
+        {"type": "text", "text": "what is it?"},
+    ]
+    (samples, _) = decode_audio(io.BytesIO(encode_wav(sound, rate)), "sound")
+    parts = (Part("image"), Part("audio"), Part("text", "what is it?"))
+    expected = engine.run(
+        GenerateRequest(
+            "0",
+            messages=(Message("user", parts),),
+            images=(image_of(0),),
+            audio=((samples, rate),),
+            speaker="Chelsie",
+            stream_audio=False,
+        )
+    )
+    assert expected.error is None
+    text, audio = expected.outputs
+
+    def ask(number: int) -> Any:
+        return server.client().chat.completions.create(
+            model="tiny-qwen3-omni",
+            messages=[{"role": "user", "content": content}],
+            modalities=["text", "audio"],
+            audio={"voice": "Chelsie", "format": "pcm16"},
+            stream=number % 2 == 1,
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(ask, (0, 2, 4)))
+    for reply in replies:
+        message = reply.choices[0].message
+        assert message.content == text.text
+        assert base64.b64decode(message.audio.data) == encode_pcm16(audio.samples)
+    deltas = [chunk.choices[0].delta for chunk in ask(1)]
+    assert "".join(delta.content or "" for delta in deltas) == text.text
+    pieces = [delta.audio.data for delta in deltas if delta.audio is not None and delta.audio.data]
+    assert len(pieces) > 1 and sum(len(base64.b64decode(piece)) for piece in pieces) == 2 * len(audio.samples)
+
+
+def check_speech(server: OmniServer, engine: Any) -> None:
+    reply = server.client().audio.speech.create(model="tiny-csm", input="Good morning.", voice="0", response_format="pcm")
+    expected = engine.run(
+        GenerateRequest(
+            "0",
+            "Read the following text aloud, word for word, and say nothing else:\n\nGood morning.",
+            reply="Good morning.",
+            speaker="0",
+            stream_audio=False,
+        )
+    )
+    assert expected.error is None
+    (audio,) = expected.outputs
+    assert reply.content == encode_pcm16(audio.samples)
+
+
+def base64_of(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def data_url(png: bytes) -> str:
+    return f"data:image/png;base64,{base64_of(png)}"
