@@ -173,7 +173,8 @@ def check_spoken_chats(server: OmniServer, engine: Any) -> None:
 
 
 def check_speech(server: OmniServer, engine: Any) -> None:
-    reply = server.client().audio.speech.create(model="tiny-csm", input="Good morning.", voice="0", response_format="pcm")
+    speech = server.client().audio.speech
+    reply = speech.create(model="tiny-csm", input="Good morning.", voice="0", response_format="pcm")
     expected = engine.run(
         GenerateRequest(
             "0",
