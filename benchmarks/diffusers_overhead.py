@@ -108,8 +108,8 @@ def _measure(workload: Workload, model: str, pairs: int, clock: Clock) -> Result
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size, steps = workload.size, workload.num_inference_steps
-    pipeline = load_pipeline(model, "float32", device, stage="image", trust_remote_code=False)
     stage = DiffusionStageConfig.named("image", num_inference_steps=steps, height=size, width=size)
+    pipeline = load_pipeline(model, "float32", stage).to(device)
     executor = DiffusersPipelineExecutor(stage, model, "float32", device, prompt_cache_entries=0)
 
     def plain(seed: int) -> np.ndarray:

@@ -42,6 +42,8 @@ def unengaged(
         return (
             f"{name}.cudagraph_mode is {mode}, but {ran['predictor_eager_calls']:g} frames of codes were made eagerly"
         )
+    if "enable_vae_tiling" in varied and stage.effective.get("vae_tiling") and not ran.get("tiled_decodes"):
+        return f"{name}.enable_vae_tiling is true, but nothing was decoded in tiles: outputs are smaller than a tile"
     if "output_copy" in varied and not ran.get("copies"):
         return f"{name}.output_copy is {stage.effective.get('output_copy')}, but nothing was copied"
     if stage.effective.get("output_copy") == "async" and ran.get("pinned_copies", 0) < ran.get("copies", 0):

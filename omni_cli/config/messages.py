@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
+from omni_cli.config.key_notes import notes_on
 from omni_cli.config.roles import family_roles, settings_of
 from omni_cli.config.schema import (
     PROFILE_KEYS,
@@ -14,7 +15,6 @@ from omni_cli.config.schema import (
     ARStageConfig,
     Sampling,
     StageConfig,
-    notes_on,
 )
 from omni_cli.config.yaml_tree import Path, Tree, parse_scalar
 from omni_cli.text import suggest, visible
@@ -239,7 +239,7 @@ def _plain_numbers(limits: Mapping[str, object]) -> dict[str, object]:
 
 def _key_at(path: Path, models: Models) -> FieldInfo:
     """Return the declaration of the key at `path`, in the profile or in a stage."""
-    return PROFILE_KEYS[str(path[0])] if len(path) == 1 else models[str(path[1])].model_fields[str(path[-1])]
+    return PROFILE_KEYS[str(path[0])] if len(path) == 1 else models[str(path[1])].model_fields[str(path[2])]
 
 
 def _literal_values(annotation: object) -> list[object]:

@@ -9,13 +9,13 @@ Strict: a quoted number is an error, an unknown key is an error. Nothing here na
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints
+from pydantic import Field, PrivateAttr, StringConstraints
 from pydantic.fields import FieldInfo
 
+from omni_cli.config.key_notes import DIFFUSERS_ONLY, VLLM_ONLY, Backend, KeyNotes, Strict, has_effect
 from omni_cli.families import BUILTIN_PREFIX, builtins
 
 CudagraphMode = Literal["none", "piecewise", "full", "full_decode_only", "full_and_piecewise"]
@@ -24,7 +24,7 @@ OutputCopy = Literal["async", "sync"]
 Batching = Literal["exact", "stacked", "padded"]
 Precision = Literal["float32", "tf32", "bfloat16"]
 Dtype = Literal["float32", "bfloat16", "float16"]
-Backend = Literal["vllm", "diffusers"]
+Offload = Literal["none", "model", "sequential", "group"]
 
 # `--stage` uses these words for groups of stages, and `--vary env.NAME` is an environment variable.
 RESERVED_STAGE_NAMES = frozenset({"all", "ar", "diffusion", "env"})
@@ -52,42 +52,11 @@ Devices = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/:._-]+(,[A-Za-z
 
 
 SEVERAL_DEVICES = "for several devices start the whole model several times: `--replicas N`"
-
-
-@dataclass(frozen=True)
-class KeyNotes:
-    """Notes on a key that pydantic cannot express, in the `Annotated` type of its field.
-
-    `backend` is the only one on which the key has an effect; `reason` and `hint` explain it. `pattern` describes the
-    field's pattern in words; `values` lists a backend's values, if it does not have all of them; `missing` is the hint
-    if a required key is absent. `elsewhere` maps values that have a meaning elsewhere to the hint for them.
-    """
-
-    backend: Backend | None = None
-    reason: str | None = None
-    hint: str | None = None
-    pattern: str | None = None
-    values: Mapping[Backend, tuple[str, ...]] = field(default_factory=dict)
-    missing: str | None = None
-    elsewhere: Mapping[str, str] = field(default_factory=dict)
-
-
-def notes_on(key: FieldInfo) -> KeyNotes:
-    """Return the notes in a field's type; empty ones if it has none."""
-    return next((note for note in key.metadata if isinstance(note, KeyNotes)), KeyNotes())
-
-
-VLLM_ONLY = KeyNotes(backend="vllm")
-DIFFUSERS_ONLY = KeyNotes(backend="diffusers")
 _KIND = KeyNotes(missing="add `kind: ar` (makes tokens) or `kind: diffusion` (denoises)")
 _RANKS = KeyNotes(backend="vllm", reason="a pipeline runs on one device", hint=SEVERAL_DEVICES)
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class Sampling(_Strict):
+class Sampling(Strict):
     """Sampling of an AR stage: fields of vLLM's `SamplingParams`."""
 
     temperature: float | None = Field(None, ge=0, le=100, description="0 picks the most likely token (greedy).")
@@ -122,7 +91,7 @@ class Sampling(_Strict):
         return self.model_dump(exclude_none=True)
 
 
-class _Stage(_Strict):
+class _Stage(Strict):
     input: NonEmpty | None = Field(
         None, description="The earlier stage whose output this one takes; absent for the first stage."
     )
@@ -248,14 +217,46 @@ class ARStageConfig(_Stage):
         return self.num_ranks > 1 or self.distributed_executor_backend is not None
 
 
-class ImageSize(_Strict):
+class ImageSize(Strict):
     """Keys of stages that determine the size of an image."""
 
     height: Pixels | None = Field(None, description="Height of the image in pixels.")
     width: Pixels | None = Field(None, description="Width of the image in pixels.")
 
 
-class DiffusionStageConfig(ImageSize, _Stage):
+class PipelineMemory(Strict):
+    """Keys of a diffusers pipeline that save memory on its device, mostly for time."""
+
+    offload: Annotated[Offload, DIFFUSERS_ONLY] = Field(
+        "none",
+        description="Weights that stay on the host until they run: whole models (`model`), single layers "
+        "(`sequential`) or groups of layers (`group`).",
+    )
+    offload_type: Annotated[Literal["block_level", "leaf_level"] | None, DIFFUSERS_ONLY] = Field(
+        None, description="The groups of `offload: group`: blocks of a model or its layers. Default: block_level."
+    )
+    num_blocks_per_group: Annotated[int | None, DIFFUSERS_ONLY] = Field(
+        None, ge=1, le=1024, description="Blocks per group of `offload: group`. Default: 1."
+    )
+    use_stream: Annotated[bool | None, DIFFUSERS_ONLY] = Field(
+        None, description="Copy the next group of `offload: group` while one runs. Default: false."
+    )
+    exclude_modules: Annotated[list[ArgumentName] | None, DIFFUSERS_ONLY] = Field(
+        None, description="Components that `offload: group` leaves on the device, such as `vae`."
+    )
+    enable_vae_tiling: Annotated[bool | None, DIFFUSERS_ONLY] = Field(
+        None, description="Decode large outputs in overlapping tiles. Changes pixels. Default: the VAE's own."
+    )
+    enable_vae_slicing: Annotated[bool | None, DIFFUSERS_ONLY] = Field(
+        None, description="Decode the outputs of a batch one by one. Default: the VAE's own."
+    )
+    torch_dtype: Annotated[dict[ArgumentName, Dtype], DIFFUSERS_ONLY] = Field(
+        default_factory=dict,
+        description="Types of single components, such as `{vae: float32}`. Default: the profile's `dtype`.",
+    )
+
+
+class DiffusionStageConfig(PipelineMemory, ImageSize, _Stage):
     """A diffusion stage: a fixed number of denoising steps, on vLLM or on a diffusers pipeline."""
 
     kind: Annotated[Literal["diffusion"], _KIND] = Field(description="Denoises in a fixed number of steps.")
@@ -290,7 +291,7 @@ StageConfig = ARStageConfig | DiffusionStageConfig
 STAGE_MODELS: dict[str, type[StageConfig]] = {"ar": ARStageConfig, "diffusion": DiffusionStageConfig}
 
 
-class EngineConfig(_Strict):
+class EngineConfig(Strict):
     """A model for `omni`: its checkpoint and its stages. One complete file per model."""
 
     version: Annotated[Literal[1], KeyNotes(missing="add `version: 1`")] = Field(description="Version of this format.")
@@ -375,8 +376,3 @@ def _stage_data(stage: StageConfig) -> dict[str, object]:
     order = dict.fromkeys(["kind", "backend", "input", *(name for name in own if name not in mappings), *keys])
     names = [name for name in order if name not in mappings] + [name for name in mappings if values[name]]
     return {name: values[name] for name in names if name in values and has_effect(keys[name], stage.backend)}
-
-
-def has_effect(key: FieldInfo, backend: str) -> bool:
-    """True if a key has an effect in a stage on that backend."""
-    return notes_on(key).backend in (None, backend)

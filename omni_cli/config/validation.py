@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from omni_cli.config import chain
 from omni_cli.config.diagnostics import Diagnostic
+from omni_cli.config.key_notes import Backend, has_effect, notes_on
 from omni_cli.config.messages import describe, is_misspelt, missing_key, to_path, unknown_key, value_at
 from omni_cli.config.roles import family_of_model, stage_model
 from omni_cli.config.schema import (
@@ -16,11 +17,8 @@ from omni_cli.config.schema import (
     RESERVED_STAGE_NAMES,
     SEVERAL_DEVICES,
     STAGE_MODELS,
-    Backend,
     EngineConfig,
     StageConfig,
-    has_effect,
-    notes_on,
 )
 from omni_cli.config.yaml_tree import Path, Tree
 from omni_cli.families import BUILTIN_PREFIX, builtins
@@ -28,6 +26,12 @@ from omni_cli.text import suggest, visible
 
 Checked = TypeVar("Checked", bound=BaseModel)
 Default = TypeVar("Default")
+_GROUP_KEYS = frozenset({"offload_type", "num_blocks_per_group", "use_stream", "exclude_modules"})
+# Compiled blocks stay whole while a model is offloaded between its calls.
+_IN_PLACE = {("cudagraph", offload) for offload in ("model", "sequential", "group")} | {
+    ("compile", "sequential"),
+    ("compile", "group"),
+}
 
 
 def validate(tree: Tree) -> EngineConfig | None:
@@ -222,6 +226,7 @@ class _Checker:
                 self._add((*path, key), message, f"expected one of {', '.join(notes.values[backend])}")
 
     def _check_diffusion(self, path: Path, stage: Mapping[str, object]) -> None:
+        self._check_offload(path, stage)
         for key in ("tensor_parallel_size", "pipeline_parallel_size"):
             if stage.get("backend") == "vllm" and _integer(stage, key, 1) > 1:
                 message = f"`{key}` cannot be {stage[key]}: a diffusion stage on vLLM runs on one device"
@@ -234,6 +239,18 @@ class _Checker:
             if name in self.models[str(path[1])].model_fields:
                 message = f"`{name}` is a key of the stage itself, not of `call`"
                 self._add((*path, "call", name), message, "move it out of `call`", at_key=True)
+
+    def _check_offload(self, path: Path, stage: Mapping[str, object]) -> None:
+        offload = stage.get("offload", "none")
+        for key in _GROUP_KEYS & stage.keys() if offload != "group" else ():
+            message = f"`{key}` has no effect without `offload: group`"
+            self._add((*path, key), message, f"write `offload: group`, or remove `{key}`", at_key=True)
+        if stage.get("offload_type") == "leaf_level" and "num_blocks_per_group" in stage:
+            message = "`num_blocks_per_group` has no effect with `offload_type: leaf_level`"
+            self._add((*path, "num_blocks_per_group"), message, "remove one of them", at_key=True)
+        if (stage.get("execution"), offload) in _IN_PLACE:
+            message = f"`offload: {offload}` moves weights that `execution: {stage['execution']}` needs in place"
+            self._add((*path, "offload"), message, "write `execution: eager` or `offload: none`")
 
 
 def _likely_kind(stage: Mapping[str, object]) -> str:

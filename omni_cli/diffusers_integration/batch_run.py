@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from omni_cli.config.schema import StageConfig
+from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.failures import describe_failure
 from omni_cli.diffusers_integration.pipeline_run import PendingOutputs, PipelineRunner
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
@@ -41,7 +41,7 @@ class BatchRun:
     def __init__(
         self,
         runner: PipelineRunner,
-        config: StageConfig,
+        config: DiffusionStageConfig,
         *,
         is_aborted: Callable[[DiffusionRequest], bool],
         on_failure: Callable[[], None],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from omni_cli.config.schema import DiffusionStageConfig, notes_on
+from omni_cli.config.key_notes import notes_on
+from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.pipeline_run import find_denoiser
 from omni_cli.errors import StageError
 

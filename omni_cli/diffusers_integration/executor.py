@@ -20,6 +20,7 @@ from omni_cli.diffusers_integration.arguments import (
 from omni_cli.diffusers_integration.batch_run import BatchRun, OnOutput, OnStep
 from omni_cli.diffusers_integration.execution import check_device, check_supported, prepare_execution
 from omni_cli.diffusers_integration.loading import load_pipeline
+from omni_cli.diffusers_integration.memory import PipelineMemory, check_accelerator, empty_cache, memory_errors
 from omni_cli.diffusers_integration.pipeline_run import PipelineRunner
 from omni_cli.diffusers_integration.requests import (
     DiffusionModelOutput,
@@ -91,6 +92,7 @@ class DiffusersPipelineExecutor:
         self.prompt_cache_entries = prompt_cache_entries
         self.device = device or _device_of(config)
         check_device(config, self.device)
+        check_accelerator(config, self.device)
         self._make_pipeline = make_pipeline
         self.is_sleeping = False
         self.sleeping_tags: set[str] = set()
@@ -103,6 +105,7 @@ class DiffusersPipelineExecutor:
         self._aborted: set[str] = set()
         self._pipeline: Any = None
         self._runner: PipelineRunner | None = None
+        self._memory: PipelineMemory | None = None
         self._denoiser: Denoiser | None = None
         self._output_copy = make_output_copy(config.output_copy, self.device)
         self._load_model()
@@ -111,16 +114,19 @@ class DiffusersPipelineExecutor:
         return load_pipeline(
             self.model,
             self.dtype,
-            self.device,
-            stage=self.config.name,
+            self.config,
             trust_remote_code=self.trust_remote_code,
             unused_parts=self.unused_parts,
         )
 
     def _load_model(self) -> None:
         start = time.perf_counter()
-        with mark("load weights"):
-            pipeline = self._load_pipeline() if self._make_pipeline is None else self._make_pipeline()
+        with mark("load weights"), memory_errors(self.config, self.model, self.device):
+            self._load_parts()
+        self.load_s = time.perf_counter() - start
+
+    def _load_parts(self) -> None:
+        pipeline = self._load_pipeline() if self._make_pipeline is None else self._make_pipeline()
         self.call = PipelineCall.inspect(pipeline)
         self.dropped_arguments += foreign_arguments(self.config, self.call)
         self.config = without_arguments(self.config, self.dropped_arguments)
@@ -132,14 +138,15 @@ class DiffusersPipelineExecutor:
         self.sample_rate = sample_rate_of(pipeline) if self._runner.makes_audio else None
         if self._runner.makes_audio and self.sample_rate is None:
             raise CheckpointError(f"{self.model} does not say the sample rate of its audio")
+        # Last: hooks that offload weights wrap what runs.
+        self._memory = PipelineMemory(pipeline, self.config, self.device)
         self._pipeline = pipeline
-        self.load_s = time.perf_counter() - start
 
     @property
     def effective(self) -> Mapping[str, object]:
         """Return the effective settings and how often each was used; empty after `shutdown`."""
         runner = self._runner
-        if runner is None:
+        if runner is None or self._memory is None:
             return {}
         values: dict[str, object] = {
             "execution": "eager" if self._denoiser is None else self._denoiser.execution,
@@ -149,6 +156,7 @@ class DiffusersPipelineExecutor:
             "output_copy": self._output_copy.mode,
             "output_type": runner.output_type,
             "step_callback": runner.step_callback,
+            **self._memory.effective,
         }
         if self.dropped_arguments:
             values["dropped_arguments"] = list(self.dropped_arguments)
@@ -169,9 +177,10 @@ class DiffusersPipelineExecutor:
 
     @property
     def engagement(self) -> dict[str, float]:
-        """Counts of the denoiser's calls and of the copies of images since loading."""
+        """Counts of the denoiser's calls, of tiled decodes and of the copies of images since loading."""
         execution = {} if self._denoiser is None else self._denoiser.counters.as_dict()
-        return {**execution, **self._output_copy.counters.as_dict()}
+        tiled = {} if self._memory is None else {"tiled_decodes": self._memory.tiled_decodes}
+        return {**execution, **self._output_copy.counters.as_dict(), **tiled}
 
     def resolve(self, request: DiffusionRequest) -> DiffusionRequest:
         """Fill in the stage's and the pipeline's values and check the request; raises `InputError`."""
@@ -221,7 +230,7 @@ class DiffusersPipelineExecutor:
                 self._runner,
                 self.config,
                 is_aborted=self._is_aborted,
-                on_failure=self._check_device,
+                on_failure=self._recover,
                 on_step=on_step,
                 finish=finish,
             )
@@ -252,6 +261,11 @@ class DiffusersPipelineExecutor:
 
     def _is_aborted(self, request: DiffusionRequest) -> bool:
         return self._closing.is_set() or request.request_id in self._aborted
+
+    def _recover(self) -> None:
+        if self._memory is not None:
+            self._memory.recover()
+        self._check_device()
 
     def _check_device(self) -> None:
         """Check a CUDA device after an error: an illegal memory access leaves it unusable, other errors do not."""
@@ -312,9 +326,8 @@ class DiffusersPipelineExecutor:
                 self._denoiser.forget()
             if level == 2:
                 self._release()
-            elif self.device != "cpu":
-                self._pipeline.to("cpu")
-                _empty_device_cache(self.device)
+            elif self.device != "cpu" and self._memory is not None:
+                self._memory.to_host()
             self.is_sleeping, self.sleeping_tags = True, {"weights"}
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
@@ -331,10 +344,10 @@ class DiffusersPipelineExecutor:
             if not self.is_sleeping or (tags and "weights" not in tags):
                 return
             try:
-                if self._pipeline is None:
+                if self._memory is None:
                     self._load_model()
                 else:
-                    self._pipeline.to(self.device)
+                    self._memory.to_device()
             except Exception as error:
                 self._fail(f"its weights could not be put back: {error}")
                 if isinstance(error, OmniError):
@@ -355,10 +368,10 @@ class DiffusersPipelineExecutor:
             self._runner.close()
         if self._denoiser is not None:
             self._denoiser.close()
-        self._runner = self._denoiser = self._pipeline = None
+        self._runner = self._denoiser = self._memory = self._pipeline = None
         # A pipeline has reference cycles; collect now, so that its weights are freed.
         gc.collect()
-        _empty_device_cache(self.device)
+        empty_cache(self.device)
 
 
 def _device_of(config: DiffusionStageConfig) -> str:
@@ -375,10 +388,3 @@ def _device_of(config: DiffusionStageConfig) -> str:
         stage=config.name,
         hint="name one device, for example `0` or `cpu`",
     )
-
-
-def _empty_device_cache(device: str) -> None:
-    if device.startswith("cuda"):
-        import torch
-
-        torch.cuda.empty_cache()

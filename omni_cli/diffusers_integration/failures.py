@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from omni_cli.config.schema import StageConfig
+from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.memory import advised
 from omni_cli.diffusers_integration.pixels import BadOutputError, WrongSizeError
 from omni_cli.diffusers_integration.requests import DiffusionRequest
 from omni_cli.errors import InputError, OmniError, StageError
 from omni_cli.stage.library_messages import translate
 
 
-def describe_failure(raised: Exception, config: StageConfig, requests: Sequence[DiffusionRequest]) -> OmniError:
+def describe_failure(
+    raised: Exception, config: DiffusionStageConfig, requests: Sequence[DiffusionRequest]
+) -> OmniError:
     """Return the error of all requests that shared the failed pipeline call, with its traceback in `details`.
 
     The frames of the call are cleared: they hold its tensors, which would live as long as the error.
@@ -20,6 +23,7 @@ def describe_failure(raised: Exception, config: StageConfig, requests: Sequence[
     import torch
 
     details = "".join(traceback.format_exception(raised))
+    keys = list(_memory_keys(raised, config))
     traceback.clear_frames(raised.__traceback__)
     # torch's CPU allocator raises a plain RuntimeError.
     out_of_memory = isinstance(raised, torch.OutOfMemoryError | MemoryError) or "can't allocate" in str(raised)
@@ -27,7 +31,8 @@ def describe_failure(raised: Exception, config: StageConfig, requests: Sequence[
     if out_of_memory:
         size = "" if requests[0].width is None else f" of {requests[0].width}x{requests[0].height}"
         message = f"not enough memory for {'an image' if len(requests) == 1 else f'{len(requests)} images'}{size}"
-        hint = ", or ".join(filter(None, ("use a smaller `height` and `width`", hint)))
+        ours = " or ".join(f"`--set {key}`" for key in keys)
+        hint = ", or ".join(filter(None, ("use a smaller `height` and `width`", ours, hint)))
     elif isinstance(raised, WrongSizeError):
         return InputError(str(raised), hint="leave out `height` and `width`, or set the size that it makes")
     elif isinstance(raised, BadOutputError) and all(request.num_inference_steps == 1 for request in requests):
@@ -44,3 +49,13 @@ def describe_failure(raised: Exception, config: StageConfig, requests: Sequence[
         hint=hint,
         details=details,
     )
+
+
+def _memory_keys(raised: Exception, config: DiffusionStageConfig) -> Iterator[str]:
+    """Settings that would save memory where the call failed; reads the frames of its traceback."""
+    import torch
+
+    objects = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(raised.__traceback__))
+    if any(getattr(one, "use_tiling", None) is False for one in objects):
+        yield f"{config.name}.enable_vae_tiling=true"
+    yield from advised(config, "cuda" if isinstance(raised, torch.OutOfMemoryError) else "cpu")

@@ -8,9 +8,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from omni_cli.config.schema import PIPELINE_ARGUMENTS
+from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig
 from omni_cli.diffusers_integration.call_checks import settable
+from omni_cli.diffusers_integration.memory import check_parts
 from omni_cli.diffusers_integration.signature import (
     AUDIO_FIELDS,
     IMAGE_FIELDS,
@@ -19,19 +21,24 @@ from omni_cli.diffusers_integration.signature import (
     signature_of,
     signature_of_class,
 )
-from omni_cli.errors import CheckpointError, OmniError, StageError
+from omni_cli.errors import CheckpointError, OmniError
 
 # Outputs of other pipelines, by the first field of their output.
 _OTHER_OUTPUTS = {"frames": "video", "video": "video", "texts": "text", "sequences": "text"}
 
 
 def load_pipeline(
-    model: str, dtype: str, device: str, *, stage: str, trust_remote_code: bool, unused_parts: Sequence[str] = ()
-) -> object:
-    """Load the pipeline at `model` (folder or Hugging Face repo id), without its `unused_parts`.
+    model: str,
+    dtype: str,
+    config: DiffusionStageConfig,
+    *,
+    trust_remote_code: bool = False,
+    unused_parts: Sequence[str] = (),
+) -> Any:
+    """Load the pipeline at `model` (folder or Hugging Face repo id) to the host, without its `unused_parts`.
 
-    Raises `CheckpointError` for a missing or broken folder and for a pipeline that cannot run here, and `StageError` if
-    there is not enough memory.
+    Raises `CheckpointError` for a missing or broken folder and for a pipeline that cannot run here, and `StageError`
+    for a stage's key that the pipeline cannot follow.
     """
     import torch
     from diffusers import DiffusionPipeline
@@ -44,25 +51,21 @@ def load_pipeline(
     try:
         with _quiet_loading():
             used = {name: spec for name, spec in parts.items() if name not in unused_parts}
-            models = _load_models(Path(model), used, getattr(torch, dtype))
+            classes = _model_classes(used)
+            if parts:
+                check_parts(config, Path(model), classes)
+            dtypes = {name: getattr(torch, value) for name, value in (("default", dtype), *config.torch_dtype.items())}
+            models = _load_models(Path(model), classes, dtypes)
             pipeline = DiffusionPipeline.from_pretrained(
                 model,
-                dtype=getattr(torch, dtype),
+                dtype=dtypes,
                 trust_remote_code=trust_remote_code,
                 **models,
                 **dict.fromkeys(unused_parts),
             )
             check_runnable(signature_of_class(type(pipeline)))
-            pipeline.to(device)
-    except OmniError:
+    except (OmniError, MemoryError):
         raise
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise StageError(
-            f"not enough memory on {device} to load {model}",
-            stage=stage,
-            hint=f"use a smaller model, `--set dtype=bfloat16` or `--set {stage}.devices='1'`",
-            details=str(error),
-        ) from error
     except Exception as error:
         # diffusers, transformers, safetensors and the hub client each raise their own exceptions for broken files.
         raise CheckpointError(
@@ -73,20 +76,26 @@ def load_pipeline(
     return pipeline
 
 
-def _load_models(folder: Path, parts: Mapping[str, tuple[str, str]], dtype: object) -> dict[str, object]:
+def _model_classes(parts: Mapping[str, tuple[str, str]]) -> dict[str, type[Any]]:
+    """The classes of those parts that are models."""
+    import torch
+
+    named = {
+        part: getattr(importlib.import_module(library), name)
+        for part, (library, name) in parts.items()
+        if library in ("diffusers", "transformers")
+    }
+    return {part: found for part, found in named.items() if issubclass(found, torch.nn.Module)}
+
+
+def _load_models(folder: Path, classes: Mapping[str, type[Any]], dtypes: Mapping[str, object]) -> dict[str, object]:
     """Load the pipeline's models and check that each has all its weights.
 
     Both libraries, and so the pipeline, would initialise missing weights randomly and only log that.
     """
-    import torch
-
     models = {}
-    for part, (library, class_name) in parts.items():
-        if library not in ("diffusers", "transformers"):
-            continue
-        model_class = getattr(importlib.import_module(library), class_name)
-        if not issubclass(model_class, torch.nn.Module):
-            continue
+    for part, model_class in classes.items():
+        dtype = dtypes.get(part, dtypes["default"])
         models[part], info = model_class.from_pretrained(folder / part, dtype=dtype, output_loading_info=True)
         missing = sorted(info["missing_keys"])
         if missing:

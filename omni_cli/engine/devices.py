@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from omni_cli.config.schema import ARStageConfig, EngineConfig
+from omni_cli.config.schema import ARStageConfig, EngineConfig, StageConfig
 from omni_cli.errors import StageError, UsageError
 
 INSTALL_RAY = "install the extra `ray`: `pip install 'omni-cli[ray]'`"
@@ -33,20 +34,23 @@ def check_devices(config: EngineConfig) -> None:
             check_ray(stage.name, has_device=has_cuda_device(), has_ray=has_ray())
     if has_cuda_device():
         return
-    key: str
-    value: str
     for stage in config.stages:
-        if isinstance(stage, ARStageConfig):
-            key, value, without = "cudagraph_mode", stage.cudagraph_mode, "none"
-        else:
-            key, value, without = "execution", stage.execution, "eager"
-        if value == without or value == "compile":
-            continue
-        raise StageError(
-            f"stage `{stage.name}`: `{key}: {value}` needs a CUDA device, and this machine has none",
-            stage=stage.name,
-            hint=f"--set {stage.name}.{key}={without}",
-        )
+        for key, value, without in _needs_device(stage):
+            raise StageError(
+                f"stage `{stage.name}`: `{key}: {value}` needs a CUDA device, and this machine has none",
+                stage=stage.name,
+                hint=f"--set {stage.name}.{key}={without}",
+            )
+
+
+def _needs_device(stage: StageConfig) -> Iterator[tuple[str, str, str]]:
+    """Yield keys whose values need a CUDA device, with the values that do not."""
+    keys: list[tuple[str, str, str]]
+    if isinstance(stage, ARStageConfig):
+        keys = [("cudagraph_mode", stage.cudagraph_mode, "none")]
+    else:
+        keys = [("execution", stage.execution, "eager"), ("offload", stage.offload, "none")]
+    yield from (key for key in keys if key[1] not in (key[2], "compile"))
 
 
 def check_ray(stage: str, *, has_device: bool, has_ray: bool) -> None:

@@ -60,6 +60,8 @@ class EagerDenoiser(Denoiser):
 class _ReplacedForward(Denoiser):
     """A module whose `forward` is replaced by another callable."""
 
+    _is_eager = False
+
     def _replace(self, forward: Callable[..., object]) -> None:
         # diffusers' hooks also set `forward` on the instance; otherwise it is the class's.
         self._own_forward = vars(self._module).get("forward")
@@ -67,24 +69,20 @@ class _ReplacedForward(Denoiser):
 
         @functools.wraps(original)
         def replaced(*args: object, **kwargs: object) -> object:
-            return forward(*args, **kwargs)
+            return (original if self._is_eager else forward)(*args, **kwargs)
 
         self._module.forward = replaced
 
     @contextmanager
     def eagerly(self) -> Iterator[None]:
-        replaced = self._module.forward
-        self._put_back()
+        self._is_eager = True
         try:
             yield
         finally:
-            self._module.forward = replaced
+            self._is_eager = False
 
     def close(self) -> None:
         self.forget()
-        self._put_back()
-
-    def _put_back(self) -> None:
         del self._module.forward
         if self._own_forward is not None:
             self._module.forward = self._own_forward

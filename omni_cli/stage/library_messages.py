@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from omni_cli.config.schema import StageConfig, has_effect
+from omni_cli.config.key_notes import has_effect
+from omni_cli.config.schema import StageConfig
 
 _GIB = 1 << 30
 _MIN_CACHE_BYTES = 64 << 20
@@ -102,11 +103,11 @@ def _table() -> Iterable[Translation]:
         "out of memory on the host: {size} bytes more could not be allocated",
         lambda values: [item for item in _less_at_once(values) if item[0] not in ("gpu_memory_utilization", "devices")],
     )
-    # diffusers and accelerate suggest offloading to the host, which is a method call and has no profile key.
+    # diffusers and accelerate suggest their own methods.
     yield Translation(
         re.compile(r"enable_(model|sequential|group)_(cpu_)?offload"),
         "the pipeline does not fit on the device",
-        _less_at_once,
+        lambda values: [("offload", "model"), *_less_at_once(values)],
     )
 
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from omni_cli.config.schema import MAX_TOKENS, VLLM_ONLY, DiffusionStageConfig
+from omni_cli.config.key_notes import VLLM_ONLY
+from omni_cli.config.schema import MAX_TOKENS, DiffusionStageConfig
 
 Codes = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 

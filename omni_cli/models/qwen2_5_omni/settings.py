@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from omni_cli.config.schema import MAX_TOKENS, VLLM_ONLY, ARStageConfig, Precision
+from omni_cli.config.key_notes import VLLM_ONLY
+from omni_cli.config.schema import MAX_TOKENS, ARStageConfig, Precision
 from omni_cli.models.codec.settings import Codes, WaveformConfig
 
 TalkerPrompt = Literal["full", "plain"]

@@ -391,11 +391,17 @@ def test_a_failure_that_names_an_option_of_diffusers_names_ours(folders):
     advice = RuntimeError("the model does not fit: call `pipe.enable_model_cpu_offload()`")
     error = describe_failure(advice, config, [DiffusionRequest("0", "a cat", height=64, width=64)])
     assert error.message == "stage `image`: the pipeline does not fit on the device"
-    assert error.hint == "`--set image.devices='1'` or `--set image.max_num_seqs=1` or `--set dtype=bfloat16`"
+    assert error.hint == (
+        "`--set image.offload=model` or `--set image.devices='1'` or `--set image.max_num_seqs=1` or "
+        "`--set dtype=bfloat16`"
+    )
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
     error = describe_failure(full, config, [DiffusionRequest("0", "a cat", height=64, width=64)])
     assert error.message == "stage `image`: not enough memory for an image of 64x64"
-    assert error.hint.startswith("use a smaller `height` and `width`, or `--set image.devices='1'`")
+    assert error.hint.startswith(
+        "use a smaller `height` and `width`, or `--set image.offload=model` or `--set image.offload=group`, or "
+        "`--set image.devices='1'`"
+    )
 
 
 def test_values_come_from_the_request_then_the_stage_then_the_pipeline(folders):

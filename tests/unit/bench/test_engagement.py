@@ -74,3 +74,11 @@ def test_a_stage_that_is_loaded_again_counts_from_its_new_beginning() -> None:
     measured.loaded((loaded,))
     assert measured.ran(ran(x={"graph_replays": 5})) == {"x": {"graph_replays": 3}}
     assert measured.effective()["engagement"] == {"x": {"graph_replays": 5}}
+
+
+def test_tiling_that_tiled_nothing_is_no_treatment() -> None:
+    tiled = stage(execution="eager", vae_tiling=True)
+    varied = ("enable_vae_tiling",)
+    assert "nothing was decoded in tiles" in (unengaged(tiled, {"tiled_decodes": 0}, {"eager_calls": 4}, varied) or "")
+    assert unengaged(tiled, {"tiled_decodes": 2}, {"eager_calls": 4}, varied) is None
+    assert unengaged(stage(execution="eager", vae_tiling=False), {}, {"eager_calls": 4}, varied) is None

@@ -17,12 +17,12 @@ import omni_cli
 from omni_cli import families
 from omni_cli.config import roles
 from omni_cli.config.json_schema import json_schema
+from omni_cli.config.key_notes import VLLM_ONLY
 from omni_cli.config.loader import load_profile
 from omni_cli.config.roles import family_models
 from omni_cli.config.schema import (
     PROFILE_KEYS,
     STAGE_MODELS,
-    VLLM_ONLY,
     DiffusionStageConfig,
     Sampling,
     profile_data,

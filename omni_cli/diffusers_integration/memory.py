@@ -1,0 +1,218 @@
+"""A pipeline's memory on its device: where the weights are, in which types, and how the VAE decodes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.errors import StageError
+from omni_cli.text import suggest
+
+Parts = Mapping[str, type[Any]]
+"""The classes of a pipeline's models, by the names of its components."""
+
+_TILED = ("tiled_decode", "_tiled_decode")
+_VAE_SWITCHES = {"enable_vae_tiling": "tiling", "enable_vae_slicing": "slicing"}
+
+
+def check_accelerator(config: DiffusionStageConfig, device: str) -> None:
+    """Raise `StageError` for an offload without a device to offload from."""
+    if config.offload != "none" and device == "cpu":
+        raise StageError(
+            f"stage `{config.name}`: `offload: {config.offload}` moves weights between a GPU and the host, and the "
+            "stage runs on the CPU",
+            stage=config.name,
+            hint=f"--set {config.name}.offload=none",
+        )
+    if config.use_stream and not device.startswith("cuda"):
+        raise StageError(
+            f"stage `{config.name}`: `use_stream` needs a CUDA device, and the stage runs on `{device}`",
+            stage=config.name,
+            hint=f"remove `use_stream` from the stage `{config.name}`",
+        )
+
+
+def check_parts(config: DiffusionStageConfig, folder: Path, parts: Parts) -> None:
+    """Raise `StageError` for keys that the pipeline's models in `folder` cannot follow, before weights are read."""
+    import torch
+
+    named = [("torch_dtype", name) for name in config.torch_dtype]
+    named += [("exclude_modules", name) for name in config.exclude_modules or ()]
+    for key, name in named:
+        if name not in parts:
+            raise StageError(
+                f"stage `{config.name}`: `{key}` names `{name}`, and the pipeline loads no such model",
+                stage=config.name,
+                hint=suggest(name, parts) or f"its models are {', '.join(parts)}",
+            )
+    if any(getattr(config, key) is not None for key in _VAE_SWITCHES):
+        vae = None
+        if hasattr(parts.get("vae"), "load_config"):
+            # Without weights, for its attributes alone.
+            with torch.device("meta"):
+                vae = parts["vae"].from_config(parts["vae"].load_config(folder / "vae"))
+        _check_vae(config, vae)
+
+
+def _check_vae(config: DiffusionStageConfig, vae: object) -> None:
+    for key, switch in _VAE_SWITCHES.items():
+        if getattr(config, key) is not None and not hasattr(vae, f"use_{switch}"):
+            lack = "the pipeline has no VAE" if vae is None else f"{type(vae).__name__} has no {switch}"
+            raise StageError(
+                f"stage `{config.name}`: `{key}` cannot be followed: {lack}",
+                stage=config.name,
+                hint=f"remove `{key}` from the stage `{config.name}`",
+            )
+
+
+class PipelineMemory:
+    """Follows a stage's memory keys for one pipeline, and reports which of them are in effect."""
+
+    def __init__(self, pipeline: Any, config: DiffusionStageConfig, device: str) -> None:
+        """Switch the VAE, and move or offload the weights. Raises `StageError` if a component does not support that."""
+        self._pipeline = pipeline
+        self._config = config
+        self._device = device
+        self.tiled_decodes = 0
+        self._switch_vae()
+        self._place()
+
+    def _switch_vae(self) -> None:
+        vae = getattr(self._pipeline, "vae", None)
+        _check_vae(self._config, vae)
+        for key, switch in _VAE_SWITCHES.items():
+            is_on = getattr(self._config, key)
+            if is_on is not None:
+                getattr(vae, f"{'enable' if is_on else 'disable'}_{switch}")()
+        for name in _TILED:
+            if hasattr(vae, name):
+                setattr(vae, name, self._counting(getattr(vae, name)))
+
+    def _counting(self, decode: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(decode)
+        def counted(*args: object, **kwargs: object) -> object:
+            self.tiled_decodes += 1
+            return decode(*args, **kwargs)
+
+        return counted
+
+    def _place(self) -> None:
+        import torch
+
+        pipeline, config = self._pipeline, self._config
+        try:
+            match config.offload:
+                case "none":
+                    pipeline.to(self._device)
+                case "model":
+                    pipeline.enable_model_cpu_offload(device=self._device)
+                case "sequential":
+                    pipeline.enable_sequential_cpu_offload(device=self._device)
+                case "group":
+                    kind = config.offload_type or "block_level"
+                    pipeline.enable_group_offload(
+                        onload_device=torch.device(self._device),
+                        offload_type=kind,
+                        num_blocks_per_group=(config.num_blocks_per_group or 1) if kind == "block_level" else None,
+                        use_stream=bool(config.use_stream),
+                        exclude_modules=config.exclude_modules,
+                    )
+        except (ValueError, NotImplementedError) as error:
+            # Models say themselves that they cannot be offloaded in groups.
+            raise StageError(
+                f"stage `{config.name}`: `offload: {config.offload}` cannot be followed: {error}",
+                stage=config.name,
+                hint="name the component in `exclude_modules`, or use another `offload`",
+            ) from error
+
+    def to_host(self) -> None:
+        """Free the device's memory; an offloaded pipeline has its weights on the host already."""
+        if self._config.offload == "none":
+            self._pipeline.to("cpu")
+        else:
+            self.recover()
+        empty_cache(self._device)
+
+    def to_device(self) -> None:
+        """Move the weights back after `to_host`; an offloaded pipeline moves them itself."""
+        if self._config.offload == "none":
+            self._pipeline.to(self._device)
+
+    def recover(self) -> None:
+        """Take models off the device that a call which failed has left there."""
+        if self._config.offload == "model":
+            self._pipeline.maybe_free_model_hooks()
+
+    @property
+    def effective(self) -> dict[str, object]:
+        """The settings in effect, read from the pipeline."""
+        vae = getattr(self._pipeline, "vae", None)
+        switches = {f"vae_{name}": getattr(vae, f"use_{name}") for name in _VAE_SWITCHES.values() if _has(vae, name)}
+        types = {name: _dtype_of(getattr(self._pipeline, name)) for name in self._config.torch_dtype}
+        return {"offload": _offload_of(self._pipeline), **switches, **({"torch_dtype": types} if types else {})}
+
+
+def _has(vae: object, switch: str) -> bool:
+    return isinstance(getattr(vae, f"use_{switch}", None), bool)
+
+
+def _dtype_of(model: Any) -> str:
+    return str(model.dtype).removeprefix("torch.")
+
+
+def _offload_of(pipeline: Any) -> str:
+    """Tell an offload by the hooks that it has put on the pipeline's models."""
+    import torch
+    from accelerate.hooks import AlignDevicesHook, CpuOffload
+    from diffusers.hooks.group_offloading import _is_group_offload_enabled
+
+    for model in pipeline.components.values():
+        if not isinstance(model, torch.nn.Module):
+            continue
+        if _is_group_offload_enabled(model):
+            return "group"
+        hooks = [getattr(module, "_hf_hook", None) for module in model.modules()]
+        if any(isinstance(hook, AlignDevicesHook) and hook.offload for hook in hooks):
+            return "sequential"
+        if any(isinstance(hook, CpuOffload) for hook in hooks):
+            return "model"
+    return "none"
+
+
+@contextmanager
+def memory_errors(config: DiffusionStageConfig, model: str, device: str) -> Iterator[None]:
+    """Make exhausted memory while loading a `StageError` that names the keys that help."""
+    import torch
+
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        keys = ["dtype=bfloat16", *advised(config, device)]
+        raise StageError(
+            f"not enough memory on {device} to load {model}",
+            stage=config.name,
+            hint="use a smaller model, or " + " or ".join(f"`--set {key}`" for key in keys),
+            details=str(error),
+        ) from error
+
+
+def advised(config: DiffusionStageConfig, device: str) -> Iterator[str]:
+    """Settings that save more of the device's memory than the stage's own, the fastest first."""
+    if device == "cpu":
+        return
+    if config.offload == "none":
+        yield f"{config.name}.offload=model"
+    if config.offload in ("none", "model") and config.execution == "eager":
+        yield f"{config.name}.offload=group"
+
+
+def empty_cache(device: str) -> None:
+    """Return the memory that torch holds on a CUDA device but does not use."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.empty_cache()

@@ -1,0 +1,41 @@
+"""A request that needs more memory than the process may have, then one that does not: what the stage says to both."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
+from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
+
+_ROOM_BYTES = 96 << 20
+
+
+def main() -> None:
+    task = json.load(sys.stdin)
+    torch.set_num_threads(1)
+    stage = DiffusionStageConfig.named("image", num_inference_steps=1, call={"true_cfg_scale": 1.0})
+    executor = DiffusersPipelineExecutor(stage, task["model"], "float32", "cpu")
+
+    def make(size: int) -> dict[str, object]:
+        request = DiffusionRequest("0", "a red cat", height=size, width=size, num_inference_steps=2)
+        (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
+        if output.error is not None:
+            return {"error": output.error.message, "hint": output.error.hint}
+        assert output.pixels is not None
+        return {"sum": int(output.pixels.sum())}
+
+    first = make(64)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + _ROOM_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    answer = {"first": first, "large": make(512), "again": make(64)}
+    Path(sys.argv[1]).write_text(json.dumps(answer))
+
+
+main()
