@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 Backend = Literal["vllm", "diffusers"]
 
 
-class Strict(BaseModel):
+class StrictKeys(BaseModel):
     """Unknown keys and values of another type are mistakes."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, PrivateAttr, StringConstraints
 from pydantic.fields import FieldInfo
 
-from omni_cli.config.key_notes import DIFFUSERS_ONLY, VLLM_ONLY, Backend, KeyNotes, Strict, has_effect
+from omni_cli.config.key_notes import DIFFUSERS_ONLY, VLLM_ONLY, Backend, KeyNotes, StrictKeys, has_effect
 from omni_cli.families import BUILTIN_PREFIX, builtins
 
 CudagraphMode = Literal["none", "piecewise", "full", "full_decode_only", "full_and_piecewise"]
@@ -56,7 +56,7 @@ _KIND = KeyNotes(missing="add `kind: ar` (makes tokens) or `kind: diffusion` (de
 _RANKS = KeyNotes(backend="vllm", reason="a pipeline runs on one device", hint=SEVERAL_DEVICES)
 
 
-class Sampling(Strict):
+class Sampling(StrictKeys):
     """Sampling of an AR stage: fields of vLLM's `SamplingParams`."""
 
     temperature: float | None = Field(None, ge=0, le=100, description="0 picks the most likely token (greedy).")
@@ -91,7 +91,7 @@ class Sampling(Strict):
         return self.model_dump(exclude_none=True)
 
 
-class _Stage(Strict):
+class _Stage(StrictKeys):
     input: NonEmpty | None = Field(
         None, description="The earlier stage whose output this one takes; absent for the first stage."
     )
@@ -217,14 +217,14 @@ class ARStageConfig(_Stage):
         return self.num_ranks > 1 or self.distributed_executor_backend is not None
 
 
-class ImageSize(Strict):
+class ImageSize(StrictKeys):
     """Keys of stages that determine the size of an image."""
 
     height: Pixels | None = Field(None, description="Height of the image in pixels.")
     width: Pixels | None = Field(None, description="Width of the image in pixels.")
 
 
-class PipelineMemory(Strict):
+class MemoryKeys(StrictKeys):
     """Keys of a diffusers pipeline that save memory on its device, mostly for time."""
 
     offload: Annotated[Offload, DIFFUSERS_ONLY] = Field(
@@ -256,7 +256,7 @@ class PipelineMemory(Strict):
     )
 
 
-class DiffusionStageConfig(PipelineMemory, ImageSize, _Stage):
+class DiffusionStageConfig(MemoryKeys, ImageSize, _Stage):
     """A diffusion stage: a fixed number of denoising steps, on vLLM or on a diffusers pipeline."""
 
     kind: Annotated[Literal["diffusion"], _KIND] = Field(description="Denoises in a fixed number of steps.")
@@ -291,7 +291,7 @@ StageConfig = ARStageConfig | DiffusionStageConfig
 STAGE_MODELS: dict[str, type[StageConfig]] = {"ar": ARStageConfig, "diffusion": DiffusionStageConfig}
 
 
-class EngineConfig(Strict):
+class EngineConfig(StrictKeys):
     """A model for `omni`: its checkpoint and its stages. One complete file per model."""
 
     version: Annotated[Literal[1], KeyNotes(missing="add `version: 1`")] = Field(description="Version of this format.")

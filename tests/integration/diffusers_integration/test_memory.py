@@ -69,9 +69,7 @@ def expected(folder) -> np.ndarray:
 )
 def test_an_offloaded_pipeline_makes_the_same_image_again_and_after_sleep(folder, expected, monkeypatch, keys):
     """The CPU is the device: the hooks that move weights run as they do on a GPU, which users need for it."""
-    with pytest.raises(
-        StageError, match=r"`offload: \w+` moves weights between a GPU and the host"
-    ):
+    with pytest.raises(StageError, match=r"`offload: \w+` moves weights between a GPU and the host"):
         start(folder, **keys)
     monkeypatch.setattr(executor_module, "check_accelerator", lambda *_: None)
     executor = start(folder, **keys)
