@@ -47,7 +47,7 @@ from common import machine, machine_line
 
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.record import Record, Sample, StoppingPlan, Variant, load_record, save_record, workload_fingerprint
-from omni_cli.stats.compare import estimate_variants
+from omni_cli.stats.compare import compare_variants
 from omni_cli.stats.gate import judge
 from omni_cli.stats.sequential import plan_looks
 
@@ -169,7 +169,7 @@ def _run(a: Variant, b: Variant, limit: float | None) -> Outcome:
     verdict, look = "inconclusive", 0
     for look in sampling.looks:
         seen = [_first_blocks(variant, look) for variant in (a, b)]
-        (found,) = estimate_variants(*seen, same_record=True, sampling=[sampling], metrics=["e2e_s"])
+        (found,) = compare_variants(*seen, same_record=True, sampling=[sampling], metrics=["e2e_s"])
         limits = None if limit is None else GateLimits({"e2e_s": limit})
         verdict = found.result.verdict if limits is None else judge(limits, [found], [], {}).verdict
         if verdict != "inconclusive":

@@ -266,7 +266,7 @@ def _lines(record: Record) -> list[str]:
         lines.append("    last run: " + ", ".join(f"{name} {value:g}" for name, value in engaged.items()))
     runs = [variant for variant in record.variants if variant.samples]
     for a, b in [(runs[0], other) for other in runs[1:]] + ([(runs[2], runs[1])] if len(runs) > 3 else []):
-        for item in compare_variants(a, b, same_record=True, metrics=["e2e_s"]):
+        for item in (each.result for each in compare_variants(a, b, same_record=True, metrics=["e2e_s"])):
             interval = "" if item.ci95 is None else f" [{item.ci95[0]:.4f}, {item.ci95[1]:.4f}]"
             lines.append(f"  {b.name} to {a.name}: {item.ratio:.4f}{interval} {item.verdict}")
     lines += [f"  outputs of {entry['b']} to {entry['a']}: {entry['outputs']}" for entry in record.comparisons]

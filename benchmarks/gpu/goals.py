@@ -101,7 +101,8 @@ def compared(record: Record, a: str, b: str, metric: str = E2E) -> Comparison | 
     first, second = record.variant(a), record.variant(b)
     if not first.samples or not second.samples:
         return None
-    return next(iter(compare_variants(first, second, same_record=True, metrics=[metric])), None)
+    found = compare_variants(first, second, same_record=True, metrics=[metric])
+    return found[0].result if found else None
 
 
 def _at_least(values: np.ndarray, bound: float) -> str:

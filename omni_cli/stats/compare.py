@@ -50,20 +50,6 @@ def compare_variants(
     sampling: Sequence[StoppingPlan] = (),
     metrics: Sequence[str] | None = None,
     margin: float = MARGIN,
-) -> tuple[Comparison, ...]:
-    """Return the comparisons of `estimate_variants`."""
-    found = estimate_variants(a, b, same_record=same_record, sampling=sampling, metrics=metrics, margin=margin)
-    return tuple(item.result for item in found)
-
-
-def estimate_variants(
-    a: Variant,
-    b: Variant,
-    *,
-    same_record: bool,
-    sampling: Sequence[StoppingPlan] = (),
-    metrics: Sequence[str] | None = None,
-    margin: float = MARGIN,
 ) -> tuple[Compared, ...]:
     """Compare two variants in all metrics that both have, or in `metrics`.
 

@@ -28,7 +28,7 @@ from omni_cli.stats.comparable import (
     split_allowed,
     work_differences,
 )
-from omni_cli.stats.compare import MARGIN, Compared, estimate_variants, shared_metrics
+from omni_cli.stats.compare import MARGIN, Compared, compare_variants, shared_metrics
 from omni_cli.stats.gate import judge
 from omni_cli.stats.memory import memory_peaks
 from omni_cli.stats.metrics import GATED_MEMORY
@@ -189,7 +189,7 @@ def _pair(
         # Variants of the same name are the same treatment, so that other settings are an error.
         forbidden, settings = split_allowed(settings, allowed)
         mismatches += forbidden
-    estimates = estimate_variants(
+    estimates = compare_variants(
         a,
         b,
         same_record=same_record,

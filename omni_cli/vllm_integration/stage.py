@@ -34,7 +34,7 @@ from omni_cli.stage.messages import (
     Text,
     TextChunk,
 )
-from omni_cli.stage.payloads import PayloadLimits
+from omni_cli.stage.payloads import PayloadLimits, decode_additional_information
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.cudagraph_mode import check_platform, check_settled
 from omni_cli.vllm_integration.device_settings import execution_args, use_whole_float32, with_given_cache
@@ -181,6 +181,11 @@ class VllmStage:
             return InputError(f"the model cannot use this image, audio or video: {one_line(error.__cause__)}")
         message, hint = translate(one_line(error), self.spec.stage)
         return InputError(message, hint=hint)
+
+    def information_of(self, handoff: bytes | None) -> dict[str, Any]:
+        """Decode the previous stage's output; raises `PayloadError`."""
+        assert handoff is not None, "this stage cannot begin a chain"
+        return decode_additional_information(handoff, self.payload_limits)
 
     def append(self, command: AppendInput) -> None:
         raise NotImplementedError(f"stage `{self.spec.stage.name}` takes its input as a whole")

@@ -4,52 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerCodePredictorConfig
-from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
-    Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
-)
+from support.code_predictors import CODEBOOKS, CODES, MAX_BATCH, WIDTH, code_predictor, reference_predictor
 
-from omni_cli.checkpoints.weights import random_state_dict
 from omni_cli.execution.cuda_graphs import CudaGraphBackend
-from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling
+from omni_cli.models.codec.code_predictor import CodePredictor
 from omni_cli.models.codec.predictor_graphs import PredictorGraphs
-
-CODES, CODEBOOKS, WIDTH, MAX_BATCH = 96, 6, 64, 12
 
 
 @pytest.fixture
 def predictor() -> CodePredictor:
-    config = Qwen3OmniMoeTalkerCodePredictorConfig(
-        vocab_size=CODES,
-        hidden_size=WIDTH,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        num_code_groups=CODEBOOKS,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-    )
-    model = Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration(config).eval()
-    model.load_state_dict(random_state_dict(model, 3, gains={"q_proj": 2.0, "k_proj": 2.0, "lm_head": 2.0}))
-    model.to("cuda")
-    table = torch.randn(CODES, WIDTH, device="cuda")
-    network = CodeNetwork(
-        config=model.config,
-        layers=model.model.layers,
-        norm=model.model.norm,
-        rotary_emb=model.model.rotary_emb,
-        embed=lambda index, codes: model.model.codec_embedding[index - 1](codes) if index else table[codes],
-        head=lambda index, hidden: model.lm_head[index - 1](hidden),
-    )
-    return CodePredictor(
-        network,
-        num_codebooks=CODEBOOKS,
-        max_batch=MAX_BATCH,
-        sampling=CodeSampling(top_k=20, top_p=0.8),
-        dtype=torch.float32,
-        device=torch.device("cuda"),
-    )
+    return code_predictor(reference_predictor("cuda"), torch.randn(CODES, WIDTH, device="cuda"))
 
 
 @pytest.mark.parametrize("compiles", [False, True])

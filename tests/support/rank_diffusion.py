@@ -16,12 +16,12 @@ from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
-from vllm.model_executor.layers.pooler import DispatchPooler, IdentityPooler
-from vllm.model_executor.models.interfaces import IsAttentionFree, SupportsPP
+from vllm.model_executor.models.interfaces import SupportsPP
 from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
 
 from omni_cli.vllm_integration.diffusion_entry import DiffusionInput
+from omni_cli.vllm_integration.diffusion_model import DiffusionModel
 
 if current_platform.is_cpu():
     from omni_cli.vllm_integration.cpu import CPUDiffusionWorker as DiffusionWorker
@@ -50,15 +50,12 @@ class Layer(nn.Module):
         return hidden + self.down(torch.tanh(self.up(hidden)[0]))[0]
 
 
-class RankDiffusion(nn.Module, IsAttentionFree, SupportsPP):
-    is_pooling_model = True
-
+class RankDiffusion(DiffusionModel, SupportsPP):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         pipeline = get_pp_group()
         first, last = get_pp_indices(NUM_LAYERS, pipeline.rank_in_group, pipeline.world_size)
         self.layers = nn.ModuleList(Layer(number) for number in range(first, last))
-        self.pooler = DispatchPooler({"plugin": IdentityPooler()})
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         for layer in self.layers:
@@ -72,17 +69,6 @@ class RankDiffusion(nn.Module, IsAttentionFree, SupportsPP):
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         return torch.sin(input_ids[:, None].float() * torch.arange(1, SIZE + 1, device=input_ids.device))
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """For vLLM's profiling run alone."""
-        assert input_ids is not None
-        return self.embed_input_ids(input_ids)
 
     def sample(self, inputs: Sequence[DiffusionInput], intermediate_tensors: IntermediateTensors | None = None) -> Any:
         lengths = [request.token_ids.shape[0] for request in inputs]

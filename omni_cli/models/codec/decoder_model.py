@@ -10,8 +10,6 @@ from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import apply_renamings
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.pooler import DispatchPooler, IdentityPooler
-from vllm.model_executor.models.interfaces import IsAttentionFree
 
 from omni_cli.checkpoints.shards import shards_with_prefix
 from omni_cli.errors import CheckpointError
@@ -21,9 +19,10 @@ from omni_cli.execution.timeline import clock_for
 from omni_cli.models.codec.streaming import DecoderState, Piece, StreamingCodecDecoder
 from omni_cli.stage.payloads import tensor_of
 from omni_cli.vllm_integration.diffusion_entry import DiffusionInput
+from omni_cli.vllm_integration.diffusion_model import DiffusionModel
 
 
-class CodecForDiffusion(nn.Module, IsAttentionFree):
+class CodecForDiffusion(DiffusionModel):
     """transformers' codec as a part of a checkpoint; its weights' names begin with `weights_prefix`.
 
     A request of the engine is one piece of a stream, whose state stays here until `forget`. Its prompt is the first
@@ -31,7 +30,6 @@ class CodecForDiffusion(nn.Module, IsAttentionFree):
     `is_last`.
     """
 
-    is_pooling_model = True
     weights_prefix: ClassVar[str]
     sample_rate: int
     codebook_size: int
@@ -44,7 +42,6 @@ class CodecForDiffusion(nn.Module, IsAttentionFree):
         self.codec = self.make_codec(vllm_config.model_config.hf_config)
         # Not a module attribute, because it holds the same modules again.
         self._decoders = (StreamingCodecDecoder(self.codec),)
-        self.pooler = DispatchPooler({"plugin": IdentityPooler()})
         self._states: dict[str, DecoderState] = {}
         self._clock = clock_for(vllm_config.device_config.device_type)
         self._marks: tuple[object, object] | None = None
@@ -92,21 +89,6 @@ class CodecForDiffusion(nn.Module, IsAttentionFree):
     def forget(self, stream: str) -> None:
         """Drop the state of a stream that has ended."""
         self._states.pop(stream, None)
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Required by vLLM of every model; codes are embedded inside the codec, so here they become (num_tokens, 1)."""
-        return input_ids.unsqueeze(-1).float()
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: object = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Serve vLLM's profiling run only. Returns (num_tokens, 1)."""
-        assert input_ids is not None
-        return self.embed_input_ids(input_ids)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load the codec's weights by transformers' names for them; raises `CheckpointError` if any is missing."""

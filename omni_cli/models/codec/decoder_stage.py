@@ -16,7 +16,7 @@ from omni_cli.errors import InputError, StageError
 from omni_cli.models.codec.frame_stage import CODES
 from omni_cli.models.codec.settings import CodecConfig
 from omni_cli.stage.messages import AppendInput, Array, Audio, Report, RequestDone, StageRequest, WaveformChunk
-from omni_cli.stage.payloads import decode_additional_information, encode_additional_information, tensor_of
+from omni_cli.stage.payloads import encode_additional_information, tensor_of
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
 from omni_cli.vllm_integration.diffusion_entry import NoOutput
@@ -136,8 +136,7 @@ class CodecStage(VllmStage):
             self._feed(stream, command.handoff, is_last=command.is_last)
 
     def _feed(self, stream: CodeStream, handoff: bytes | None, *, is_last: bool) -> None:
-        assert handoff is not None  # a codec never starts a chain
-        codes = tensor_of(decode_additional_information(handoff, self.payload_limits), CODES, num_dims=2).long().T
+        codes = tensor_of(self.information_of(handoff), CODES, num_dims=2).long().T
         self._check(codes)
         stream.waiting = torch.cat([stream.waiting, codes], dim=1)
         stream.num_frames += codes.shape[1]

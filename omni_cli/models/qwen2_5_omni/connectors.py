@@ -14,7 +14,7 @@ import torch
 
 from omni_cli.errors import InputError
 from omni_cli.models.qwen2_5_omni.settings import TalkerPrompt
-from omni_cli.models.qwen_omni.media import media_of_handoff
+from omni_cli.models.qwen_omni.media import media_of_handoff, reference_positions
 from omni_cli.stage.payloads import PayloadError, integers_of, tensor_of
 
 
@@ -174,14 +174,4 @@ def mrope_positions(text_ids: list[int], media: dict[str, torch.Tensor], config:
 
     with torch.device("meta"):
         talker = Qwen2_5OmniTalkerForConditionalGeneration(config)
-    ids = torch.tensor([text_ids])
-    positions, _ = talker.get_rope_index(
-        ids,
-        media.get("image_grid_thw"),
-        media.get("video_grid_thw"),
-        torch.ones_like(ids),
-        False,
-        media.get("audio_feature_lengths"),
-        media.get("second_per_grid_ts"),
-    )
-    return positions[:, 0].long()
+    return reference_positions(talker.get_rope_index, text_ids, media)

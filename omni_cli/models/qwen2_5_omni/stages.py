@@ -20,7 +20,7 @@ from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.stage.messages import AppendInput, Report
-from omni_cli.stage.payloads import decode_additional_information, encode_additional_information
+from omni_cli.stage.payloads import encode_additional_information
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.conditioned_stage import ConditionedPrompt, ConditionedStage, EmbeddingTable, talker_part
 from omni_cli.vllm_integration.stage import ActiveRequest
@@ -61,10 +61,9 @@ class TalkerStage(ConditionedStage):
 
     def begin(self, active: ActiveRequest) -> tuple[ConditionedPrompt, dict[str, object]]:
         request = active.request
-        assert request.handoff is not None  # the talker never starts a chain
         speaker = self.speakers[pick_speaker(self.speakers, request.speaker)]
         given = thinker_to_talker(
-            ThinkerHandoff.from_information(decode_additional_information(request.handoff, self.payload_limits)),
+            ThinkerHandoff.from_information(self.information_of(request.handoff)),
             config=self.config,
             embed=self._embed,
             text_bos_token_id=int(speaker["bos_token"]),
@@ -75,7 +74,7 @@ class TalkerStage(ConditionedStage):
         return given, {"stop_token_ids": ends}
 
     def more_rows(self, command: AppendInput) -> torch.Tensor:
-        reply = ReplyRows.from_information(decode_additional_information(command.handoff, self.payload_limits))
+        reply = ReplyRows.from_information(self.information_of(command.handoff))
         return more_conditions(reply, config=self.config, embed=self._embed, is_last=command.is_last)
 
     def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:

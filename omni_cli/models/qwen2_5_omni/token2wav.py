@@ -10,11 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
-from torch import nn
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.pooler import DispatchPooler, IdentityPooler
-from vllm.model_executor.models.interfaces import IsAttentionFree
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from omni_cli.checkpoints.shards import shards_with_prefix
@@ -24,6 +21,7 @@ from omni_cli.models.qwen2_5_omni.speakers import load_speakers
 from omni_cli.models.qwen2_5_omni.speech_request import DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer, codes_per_block
 from omni_cli.vllm_integration.diffusion_entry import DiffusionInput, NoOutput
+from omni_cli.vllm_integration.diffusion_model import DiffusionModel
 
 # Two seconds of sound, which are several blocks of the DiT's attention.
 WARM_UP_CODES = 100
@@ -47,10 +45,9 @@ class WaveformListener(Protocol):
     def on_end(self, request_id: str, waveform: torch.Tensor | None) -> None: ...
 
 
-class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
+class Qwen2_5OmniToken2WavForDiffusion(DiffusionModel):
     """Loads the weights called `token2wav.` of a Qwen2.5-Omni checkpoint; reports progress to `listener`, if set."""
 
-    is_pooling_model = True
     hf_to_vllm_mapper = WeightsMapper(orig_to_new_prefix={"thinker.": None, "talker.": None})
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -60,7 +57,6 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         self.token2wav = Qwen2_5OmniToken2WavModel(model_config.hf_config.token2wav_config)
         self.speakers = load_speakers(model_config.model)
         self.num_codes = self.token2wav.code2wav_dit_model.text_embed.codec_embed.num_embeddings
-        self.pooler = DispatchPooler({"plugin": IdentityPooler()})
         self.listener: WaveformListener | None = None
         self.codes_per_block = codes_per_block(self.token2wav)
         # The process is this stage's own. By default cuDNN selects the vocoder's kernels in every call, and waveforms
@@ -85,20 +81,6 @@ class Qwen2_5OmniToken2WavForDiffusion(nn.Module, IsAttentionFree):
         request = SynthesisRequest("warm-up", codes, 0, 0, WARM_UP_CODES, 0, speaker, DenoisingSettings(2, 0.5, -1.0))
         self.synthesizer.capture_ahead(request)
         self._run([request])
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Required by vLLM of every model; codes are embedded inside the DiT, so here they become (num_tokens, 1)."""
-        return input_ids.unsqueeze(-1).float()
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: object = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Serve vLLM's profiling run only: a diffusion has no token-wise pass. Returns (num_tokens, 1)."""
-        return self.embed_input_ids(input_ids)
 
     @torch.inference_mode()
     def sample(self, inputs: Sequence[DiffusionInput]) -> list[torch.Tensor | NoOutput]:

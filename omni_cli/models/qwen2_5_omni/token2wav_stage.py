@@ -35,7 +35,7 @@ from omni_cli.stage.messages import (
     StageRequest,
     WaveformChunk,
 )
-from omni_cli.stage.payloads import decode_additional_information, encode_additional_information, integers_of
+from omni_cli.stage.payloads import encode_additional_information, integers_of
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
 from omni_cli.vllm_integration.diffusion_entry import NoOutput
@@ -164,11 +164,8 @@ class Token2WavStage(VllmStage):
             self.admit(ActiveRequest(request, time.perf_counter(), context={"stream": stream, "chunk": chunk}))
 
     def _codes(self, handoff: bytes | None) -> list[int]:
-        assert handoff is not None  # token2wav never starts a chain
-        information = decode_additional_information(handoff, self.payload_limits)
-        return spoken_codes(
-            integers_of(information, "codec_token_ids"), config=self.talker_config, num_codes=self.num_codes
-        )
+        token_ids = integers_of(self.information_of(handoff), "codec_token_ids")
+        return spoken_codes(token_ids, config=self.talker_config, num_codes=self.num_codes)
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], PoolingParams]:
         request = active.request

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from omni_cli.errors import InputError
-from omni_cli.models.qwen_omni.media import media_of_handoff
+from omni_cli.models.qwen_omni.media import media_of_handoff, reference_positions
 from omni_cli.stage.payloads import PayloadError, integers_of, tensor_of
 from omni_cli.stage.request_payloads import HIDDEN_POSITIONS
 
@@ -188,15 +189,4 @@ def mrope_positions(token_ids: Sequence[int], media: dict[str, torch.Tensor], co
     known = SimpleNamespace(**config.talker_config.to_dict(), audio_config=config.thinker_config.audio_config)
     model: Any = SimpleNamespace(config=known, spatial_merge_size=config.talker_config.spatial_merge_size)
     model.get_llm_pos_ids_for_vision = lambda *args: Reference.get_llm_pos_ids_for_vision(model, *args)
-    ids = torch.tensor([token_ids])
-    positions, _ = Reference.get_rope_index(
-        model,
-        ids,
-        media.get("image_grid_thw"),
-        media.get("video_grid_thw"),
-        torch.ones_like(ids),
-        False,
-        media.get("audio_feature_lengths"),
-        media.get("second_per_grid_ts"),
-    )
-    return positions[:, 0].long()
+    return reference_positions(partial(Reference.get_rope_index, model), token_ids, media)

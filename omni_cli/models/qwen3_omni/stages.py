@@ -23,7 +23,7 @@ from omni_cli.models.qwen3_omni.connectors import (
 from omni_cli.models.qwen3_omni.thinker import pad_together
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.stage.messages import AppendInput, Report, StageRequest
-from omni_cli.stage.payloads import decode_additional_information, encode_additional_information, integers_of
+from omni_cli.stage.payloads import encode_additional_information, integers_of
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.vllm_integration.conditioned_stage import ConditionedPrompt, EmbeddingTable, talker_part
 from omni_cli.vllm_integration.stage import ActiveRequest
@@ -111,9 +111,8 @@ class Qwen3TalkerStage(FrameStage):
 
     def begin(self, active: ActiveRequest) -> tuple[ConditionedPrompt, dict[str, object]]:
         request = active.request
-        assert request.handoff is not None  # the talker never starts a chain
         given = thinker_to_talker(
-            TokenHandoff.from_information(decode_additional_information(request.handoff, self.payload_limits)),
+            TokenHandoff.from_information(self.information_of(request.handoff)),
             config=self._omni,
             embed=self._embed,
             speaker_id=self.speaker_id(request.speaker),
@@ -122,7 +121,7 @@ class Qwen3TalkerStage(FrameStage):
         return given, {"stop_token_ids": [self.config.codec_eos_token_id]}
 
     def more_rows(self, command: AppendInput) -> torch.Tensor:
-        token_ids = integers_of(decode_additional_information(command.handoff, self.payload_limits), "token_ids")
+        token_ids = integers_of(self.information_of(command.handoff), "token_ids")
         return more_conditions(token_ids, config=self._omni, embed=self._embed, is_last=command.is_last)
 
     def num_spoken(self, active: ActiveRequest) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,25 @@ def media_of_prompt(engine_input: Any) -> dict[str, torch.Tensor]:
                 stacked = torch.stack(found)
                 media[name] = stacked if "grid_thw" in name else stacked.reshape(-1)
     return media
+
+
+def reference_positions(
+    get_rope_index: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    token_ids: Sequence[int],
+    media: Mapping[str, torch.Tensor],
+) -> torch.Tensor:
+    """Return M-RoPE positions (3, num_tokens) int64 by a model's `get_rope_index` in transformers."""
+    ids = torch.tensor([token_ids])
+    positions, _ = get_rope_index(
+        ids,
+        media.get("image_grid_thw"),
+        media.get("video_grid_thw"),
+        torch.ones_like(ids),
+        False,
+        media.get("audio_feature_lengths"),
+        media.get("second_per_grid_ts"),
+    )
+    return positions[:, 0].long()
 
 
 def tell_apart(audio: Sequence[AudioInput], engine_input: Any) -> None:

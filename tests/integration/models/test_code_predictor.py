@@ -6,39 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.code_predictors import CODEBOOKS, CODES, MAX_BATCH, WIDTH, code_predictor, reference_predictor
 from support.fake_graphs import FakeBackend
 from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
-from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerCodePredictorConfig
-from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
-    Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
-)
 
-from omni_cli.checkpoints.weights import random_state_dict
 from omni_cli.execution.graphs import batch_sizes
-from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling
 from omni_cli.models.codec.predictor_graphs import PredictorGraphs
 from omni_cli.vllm_integration.code_frames import Draws, FrameStore
 from omni_cli.vllm_integration.row_ledger import ComputedSpan
 
-CODES, CODEBOOKS, WIDTH, MAX_BATCH = 96, 6, 64, 12
-
 
 @pytest.fixture(scope="module")
 def reference():
-    config = Qwen3OmniMoeTalkerCodePredictorConfig(
-        vocab_size=CODES,
-        hidden_size=WIDTH,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        num_code_groups=CODEBOOKS,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-    )
-    model = Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration(config).eval()
-    model.load_state_dict(random_state_dict(model, 3, gains={"q_proj": 2.0, "k_proj": 2.0, "lm_head": 2.0}))
-    return model
+    return reference_predictor()
 
 
 @pytest.fixture(scope="module")
@@ -48,25 +28,7 @@ def first_table():
 
 @pytest.fixture
 def predictor(reference, first_table):
-    def embed(index: int, codes: torch.Tensor) -> torch.Tensor:
-        return reference.model.codec_embedding[index - 1](codes) if index else first_table[codes]
-
-    network = CodeNetwork(
-        config=reference.config,
-        layers=reference.model.layers,
-        norm=reference.model.norm,
-        rotary_emb=reference.model.rotary_emb,
-        embed=embed,
-        head=lambda index, hidden: reference.lm_head[index - 1](hidden),
-    )
-    return CodePredictor(
-        network,
-        num_codebooks=CODEBOOKS,
-        max_batch=MAX_BATCH,
-        sampling=CodeSampling(top_k=20, top_p=0.8),
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
+    return code_predictor(reference, first_table)
 
 
 def inputs(batch: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.bench_records import ABBA, correlated, pair, variant
 
 from omni_cli.record import Sample, StoppingPlan, Variant
-from omni_cli.stats.compare import MARGIN, Comparison, compare_variants, estimate_variants, verdict_of
+from omni_cli.stats.compare import MARGIN, Comparison, compare_variants, verdict_of
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.sequential import plan_looks
 
@@ -30,7 +30,7 @@ noisy_pairs = st.builds(
 
 def e2e(a: Variant, b: Variant, *, same_record: bool = True, **options: Any) -> Comparison:
     (found,) = compare_variants(a, b, same_record=same_record, metrics=["e2e_s"], **options)
-    return found
+    return found.result
 
 
 def with_times(source: Variant, change) -> Variant:
@@ -185,7 +185,10 @@ def test_higher_is_better_for_rates() -> None:
     times = [np.array([s.e2e_s for s in v.samples]).reshape(-1, 2) for v in (a, b)]
     sides = [variant(n, t, slots=s, metrics=rate) for n, t, s in zip("ab", times, ABBA, strict=True)]
     found = compare_variants(*sides, same_record=True)
-    assert [(c.metric, c.verdict) for c in found] == [("e2e_s", "faster"), ("images_per_second", "slower")]
+    assert [(c.result.metric, c.result.verdict) for c in found] == [
+        ("e2e_s", "faster"),
+        ("images_per_second", "slower"),
+    ]
 
 
 def test_metrics_that_are_zero_or_missing() -> None:
@@ -193,16 +196,21 @@ def test_metrics_that_are_zero_or_missing() -> None:
     zero = {"never_s": 0.0}
     times = [np.array([s.e2e_s for s in v.samples]).reshape(-1, 2) for v in (a, b)]
     sides = [variant(n, t, slots=s, metrics=zero) for n, t, s in zip("ab", times, ABBA, strict=True)]
-    assert [c.metric for c in compare_variants(*sides, same_record=True)] == ["e2e_s"]
+    assert [c.result.metric for c in compare_variants(*sides, same_record=True)] == ["e2e_s"]
     half = msgspec.structs.replace(
         a,
         samples=tuple(msgspec.structs.replace(s, metrics={"ttft_s": 0.0} if s.block else s.metrics) for s in a.samples),
     )
     _, ttft = compare_variants(half, b, same_record=True)
-    assert (ttft.verdict, ttft.ratio, ttft.ci95, ttft.reason) == ("inconclusive", None, None, "some values are 0")
+    assert (ttft.result.verdict, ttft.result.ratio, ttft.result.ci95, ttft.result.reason) == (
+        "inconclusive",
+        None,
+        None,
+        "some values are 0",
+    )
     lonely = Variant(name="b", samples=(Sample(block=99, position=0, e2e_s=1.0),))
     (found,) = compare_variants(a, lonely, same_record=False)
-    assert found.verdict == "inconclusive"
+    assert found.result.verdict == "inconclusive"
 
 
 def test_a_planned_run_has_wider_intervals_at_its_early_looks() -> None:
@@ -210,7 +218,7 @@ def test_a_planned_run_has_wider_intervals_at_its_early_looks() -> None:
     both = pair(looks[2], 1.02, seed=3)
     plan = [StoppingPlan(looks=looks)]
     (planned,), (plain,) = (
-        estimate_variants(*both, same_record=True, metrics=["e2e_s"], sampling=sampling) for sampling in (plan, [])
+        compare_variants(*both, same_record=True, metrics=["e2e_s"], sampling=sampling) for sampling in (plan, [])
     )
     assert planned.level < plain.level == StoppingPlan().alpha
     planned, plain = planned.result, plain.result

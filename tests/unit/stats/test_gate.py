@@ -12,7 +12,7 @@ from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode
 from omni_cli.record import Memory, Variant
 from omni_cli.results import EXIT_CODES, Difference, GateResult, Outputs
-from omni_cli.stats.compare import MARGIN, estimate_variants
+from omni_cli.stats.compare import MARGIN, compare_variants
 from omni_cli.stats.findings import compare_within
 from omni_cli.stats.gate import judge
 from omni_cli.stats.memory import memory_peaks
@@ -21,7 +21,7 @@ RANK = {"regression": 0, "inconclusive": 1, "pass": 2}
 
 
 def gate_of(a: Variant, b: Variant, **metrics: float) -> GateResult:
-    return judge(GateLimits(metrics or {"e2e_s": 0.02}), estimate_variants(a, b, same_record=True), [], {})
+    return judge(GateLimits(metrics or {"e2e_s": 0.02}), compare_variants(a, b, same_record=True), [], {})
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_false_alarms_of_many_metrics_stay_one_family() -> None:
                 variant(which, noise[:, columns] * factor, slots=slots, metrics={name: 1.0})
                 for which, columns, factor, slots in (("a", [0, 3], 1.0, ABBA[0]), ("b", [1, 2], 1.05, ABBA[1]))
             ]
-            comparisons += estimate_variants(*both, same_record=True, metrics=[name])
+            comparisons += compare_variants(*both, same_record=True, metrics=[name])
         alarms += judge(limits, comparisons, [], {}).verdict == "regression"
         alone += any(
             judge(GateLimits({name: 0.05}), [item], [], {}).verdict == "regression"
@@ -87,7 +87,7 @@ def test_holm_reports_what_it_needs() -> None:
     found = None
     for seed in range(200):
         both = pair(30, 1.035, seed=seed)
-        (item,) = estimate_variants(*both, same_record=True, metrics=["e2e_s"])
+        (item,) = compare_variants(*both, same_record=True, metrics=["e2e_s"])
         if judge(GateLimits({"e2e_s": 0.02}), [item], [], {}).verdict == "regression":
             p = item.estimate.tail(np.log(1.02))
             if p > 0.01:
@@ -182,14 +182,14 @@ def test_a_limit_on_memory_is_about_the_host_without_a_device(after: float, limi
     ],
 )
 def test_outputs(allowed: float | None, identical: bool | None, difference: float | None, verdict: str) -> None:
-    comparisons = estimate_variants(*pair(40, cv=0.001), same_record=True)
+    comparisons = compare_variants(*pair(40, cv=0.001), same_record=True)
     outputs = {("a", "b"): Outputs(identical, difference)}
     assert judge(GateLimits({"e2e_s": 0.05}, allowed), comparisons, [], outputs).verdict == verdict
 
 
 def test_the_worst_part_decides() -> None:
     limits = GateLimits({"e2e_s": 0.02}, 0.0)
-    slow = estimate_variants(*pair(40, 1.5, cv=0.001), same_record=True)
+    slow = compare_variants(*pair(40, 1.5, cv=0.001), same_record=True)
     differ = {("a", "b"): Outputs(False, 1.0)}
     mismatch = [Difference("workload.batch_size", 1, 8)]
     assert judge(limits, slow, [], {}).verdict == "regression"
@@ -200,7 +200,7 @@ def test_the_worst_part_decides() -> None:
 
 
 def test_a_limit_on_what_was_not_measured_does_not_pass() -> None:
-    comparisons = estimate_variants(*pair(40, cv=0.001), same_record=True)
+    comparisons = compare_variants(*pair(40, cv=0.001), same_record=True)
     gate = judge(GateLimits({"e2e_s": 0.05, "rtf": 0.05}), comparisons, [], {})
     assert gate.verdict == "inconclusive"
     assert {metric.metric: metric.verdict for metric in gate.metrics} == {"e2e_s": "pass", "rtf": "inconclusive"}

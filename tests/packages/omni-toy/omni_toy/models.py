@@ -5,12 +5,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.pooler import DispatchPooler, IdentityPooler
-from vllm.model_executor.models.interfaces import IsAttentionFree
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from omni_cli.vllm_integration.diffusion_entry import DiffusionInput
+from omni_cli.vllm_integration.diffusion_model import DiffusionModel
 
 
 class ToyWriter(LlamaForCausalLM):
@@ -20,17 +19,14 @@ class ToyWriter(LlamaForCausalLM):
         return super().load_weights((name, weight) for name, weight in weights if not name.startswith("painter."))
 
 
-class ToyPainter(nn.Module, IsAttentionFree):
+class ToyPainter(DiffusionModel):
     """One colour per token; an image goes from noise to the colours of the words."""
-
-    is_pooling_model = True
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
         self.size = config.image_size
         self.palette = nn.Embedding(config.vocab_size, 3)
-        self.pooler = DispatchPooler({"plugin": IdentityPooler()})
 
     def sample(self, inputs: Sequence[DiffusionInput]) -> list[torch.Tensor]:
         """One image (size, size, 3) in [0, 1] per request."""
@@ -44,13 +40,6 @@ class ToyPainter(nn.Module, IsAttentionFree):
         for _ in range(num_steps):
             pixels = pixels + (goal - pixels) / 2
         return pixels.reshape(self.size, self.size, 3)
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return self.palette(input_ids)
-
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, **_: object) -> torch.Tensor:
-        """For vLLM's profiling run alone."""
-        return self.embed_input_ids(input_ids)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         mapper = WeightsMapper(orig_to_new_prefix={"painter.": "", "model.": None, "lm_head.": None})

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from omni_cli.stage.messages import Array, Report, RequestDone
-from omni_cli.stage.payloads import decode_additional_information, encode_additional_information, integers_of
+from omni_cli.stage.payloads import encode_additional_information, integers_of
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
 from omni_cli.vllm_integration.stage import ActiveRequest, PoolingParams, TextStage, VllmStage
 from omni_toy.family import PAINTER
@@ -25,12 +25,11 @@ class PainterStage(VllmStage):
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], PoolingParams]:
         request, stage = active.request, self.spec.stage
-        given = decode_additional_information(request.handoff, self.payload_limits)
         num_steps = int(request.diffusion.get("num_inference_steps", stage.num_inference_steps or 4))
         active.context["num_inference_steps"] = num_steps
         information = {"num_inference_steps": [num_steps], "seed": [request.seed]}
         extra = {ADDITIONAL_INFORMATION: encode_additional_information(information, self.payload_limits)}
-        prompt = {"prompt_token_ids": integers_of(given, "token_ids")}
+        prompt = {"prompt_token_ids": integers_of(self.information_of(request.handoff), "token_ids")}
         return prompt, PoolingParams(task="plugin", extra_kwargs=extra)
 
     def output(self, active: ActiveRequest, output: Any) -> list[Report]:
