@@ -135,17 +135,17 @@ class Harness:
         before = self._read_free()
         await self._load(0)
         await self._warm_up(0)
-        reason = await self._why_not_together(before)
+        reason = await self._memory_shortage(before)
         if reason is None:
             for variant in range(1, self._count):
                 await self._load(variant)
                 await self._warm_up(variant)
             self.interleaving = "iterations" if self._count > 1 else "none"
-            run_block, schedule = self._turns()
+            run_block, schedule = self._interleaved()
         else:
             self._watcher.falling_back(reason)
             self.interleaving = "loads"
-            run_block, schedule = self._loads()
+            run_block, schedule = self._one_at_a_time()
         self._builder.note(interleaving=self.interleaving, rounds_per_block=schedule.rounds)
         if self._limits.num_iters is None:
             self._builder.sampling = StoppingPlan(looks=plan_looks(schedule.blocks))
@@ -175,7 +175,7 @@ class Harness:
             if budget_s is not None and elapsed_s + elapsed_s / done / 2 > budget_s:
                 return
 
-    async def _why_not_together(self, before: Free) -> str | None:
+    async def _memory_shortage(self, before: Free) -> str | None:
         """Return the reason why the other variants cannot be loaded beside the first one; None if they can."""
         pid = self._processes[0].pid
         if self._count == 1 or pid is None:
@@ -185,20 +185,20 @@ class Harness:
         devices = tuple(max(0, b - a) for b, a in zip(before.devices, after.devices, strict=False))
         return lacking(Free(host, devices), after, self._count - 1)
 
-    def _turns(self) -> tuple[_Block, BlockSchedule]:
+    def _interleaved(self) -> tuple[_Block, BlockSchedule]:
         """Keep all variants loaded, and interleave their iterations."""
         round_s = sum(self._typical_s.values())
         limits = self._limits
         if limits.num_iters is not None:
-            return self._turn_block, schedule_for_count(limits.num_iters, round_s)
+            return self._interleaved_block, schedule_for_count(limits.num_iters, round_s)
         assert limits.time_budget_s is not None
-        return self._turn_block, schedule_for_time(round_s, limits.time_budget_s)
+        return self._interleaved_block, schedule_for_time(round_s, limits.time_budget_s)
 
-    async def _turn_block(self, block: int, schedule: BlockSchedule) -> None:
+    async def _interleaved_block(self, block: int, schedule: BlockSchedule) -> None:
         for position, variant in enumerate(schedule.block(block, self._count)):
             await self._iterate(variant, block, position)
 
-    def _loads(self) -> tuple[_Block, BlockSchedule]:
+    def _one_at_a_time(self) -> tuple[_Block, BlockSchedule]:
         """Load one variant at a time, for several iterations, in reverse order from block to block."""
         limits = self._limits
         load_s = max(sum(stage.load_s for stage in self._builder.measured[0].stages), 0.1)

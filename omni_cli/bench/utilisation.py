@@ -118,12 +118,12 @@ class UtilisationSampler:
                 self._stretches.append(_stretch(before, after, self._started_s))
                 before = after
             if len(self._stretches) > MAX_SAMPLES:
-                self._stretches = merged(self._stretches)
+                self._stretches = merge_neighbours(self._stretches)
                 self._interval_s *= 2
             self._cost_s += time.thread_time() - begun_s
 
 
-def merged(stretches: Sequence[Stretch]) -> list[Stretch]:
+def merge_neighbours(stretches: Sequence[Stretch]) -> list[Stretch]:
     """Merge each two neighbours into one."""
     pairs = zip(stretches[::2], stretches[1::2], strict=False)
     return [*(_joined(a, b) for a, b in pairs), *(stretches[-1:] if len(stretches) % 2 else ())]

@@ -57,7 +57,7 @@ def speech_state_dict(
     return state
 
 
-def media_token_ids(tokenizer: Qwen2Tokenizer, suffix: str, *, position_id_per_seconds: int) -> dict[str, int]:
+def media_token_keys(tokenizer: Qwen2Tokenizer, suffix: str, *, position_id_per_seconds: int) -> dict[str, int]:
     """Return the keys of media that thinker and talker share; `suffix` ends the names of the placeholders' ids."""
     return {
         **{f"{medium}_{suffix}": getattr(tokenizer, f"{medium}_token_id") for medium in ("audio", "image", "video")},

@@ -25,12 +25,12 @@ def doctor(
     from omni_cli.config.loader import load_profile
     from omni_cli.doctor import checkup, report
 
-    facts = checkup.look(cache_folder())
+    facts = checkup.inspect_machine(cache_folder())
     problems = checkup.find_problems(facts)
     is_asked = profile is not None or model is not None
     names = [choose_profile(profile, model)] if is_asked else list(bundled_profiles())
     configs = [load_profile(name, model=model) for name in names]
-    verdicts = [checkup.judge(config, facts, problems) for config in configs]
+    verdicts = [checkup.judge_profile(config, facts, problems) for config in configs]
     if as_json:
         console.print_json(report.document(facts, problems, verdicts))
     else:

@@ -14,7 +14,7 @@ from omni_cli.record_file import Kind, read_document, read_json
 from omni_cli.report.html.bench_part import bench_document
 from omni_cli.report.html.compare_part import compare_page_document
 from omni_cli.report.html.elements import Document
-from omni_cli.report.html.profile_part import profile_document
+from omni_cli.report.html.profile_part import profile_page_document
 from omni_cli.results import COMPARE_SCHEMA, CompareRecord
 from omni_cli.stats.verdicts import own_answer
 from omni_cli.text import visible
@@ -53,7 +53,7 @@ def _unreasonable(value: object, depth: int = 0) -> str | None:
 
 
 def _profile(name: str, path: Path) -> Document:
-    return profile_document(name, load_profile_record(path), visible(str(path)))
+    return profile_page_document(name, load_profile_record(path), visible(str(path)))
 
 
 def _bench(name: str, path: Path) -> Document:

@@ -61,7 +61,7 @@ def value_at(data: Any, path: Path) -> Any:
     return data
 
 
-def describe(error: Mapping[str, Any], path: Path, tree: Tree, models: Models) -> tuple[str, str | None]:
+def describe_error(error: Mapping[str, Any], path: Path, tree: Tree, models: Models) -> tuple[str, str | None]:
     """Return message and hint for one of pydantic's errors other than unknown and missing keys."""
     kind = error["type"]
     name = _name(path)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from omni_cli.config import chain
 from omni_cli.config.diagnostics import Diagnostic
 from omni_cli.config.key_notes import Backend, has_effect, notes_on
-from omni_cli.config.messages import describe, is_misspelt, missing_key, to_path, unknown_key, value_at
+from omni_cli.config.messages import describe_error, is_misspelt, missing_key, to_path, unknown_key, value_at
 from omni_cli.config.roles import family_of_model, stage_model
 from omni_cli.config.schema import (
     MAX_STAGES,
@@ -141,9 +141,9 @@ class _Checker:
         elif path[2:] == ("backend",):
             self._report_backend(path)
         elif detail["loc"][-1] == "[key]" and len(path) == 2:
-            self._add_stage_name(str(path[1]), *describe(detail, path, self.tree, self.models))
+            self._add_stage_name(str(path[1]), *describe_error(detail, path, self.tree, self.models))
         else:
-            self._add(path, *describe(detail, path, self.tree, self.models), at_key=detail["loc"][-1] == "[key]")
+            self._add(path, *describe_error(detail, path, self.tree, self.models), at_key=detail["loc"][-1] == "[key]")
 
     def _report_backend(self, path: Path) -> None:
         stage = self.stages[str(path[1])]

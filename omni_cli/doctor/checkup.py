@@ -65,7 +65,7 @@ class ProfileVerdict:
     download_bytes: int = 0
 
 
-def look(cache: Path) -> MachineFacts:
+def inspect_machine(cache: Path) -> MachineFacts:
     """Inspect everything while torch is imported in another process. `cache` is omni's cache folder."""
     probe = start_torch_probe()
     packages, gpus = read_packages(), machine.read_gpus()
@@ -109,7 +109,7 @@ def find_problems(facts: MachineFacts) -> list[Problem]:
     return sorted(problems, key=lambda problem: not problem.blocks)
 
 
-def judge(profile: EngineConfig, facts: MachineFacts, problems: Iterable[Problem]) -> ProfileVerdict:
+def judge_profile(profile: EngineConfig, facts: MachineFacts, problems: Iterable[Problem]) -> ProfileVerdict:
     """Judge whether a profile can run here as written."""
     backends = {stage.backend for stage in profile.stages}
     blocked = {backend for problem in problems for backend in problem.blocks & backends}

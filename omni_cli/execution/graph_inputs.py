@@ -72,7 +72,7 @@ def argument_leaves(
         yield from named_leaves(value, name)
 
 
-def describe(leaf: object) -> str:
+def describe_leaf(leaf: object) -> str:
     """Describe a leaf's part of the key for people."""
     if isinstance(leaf, torch.Tensor):
         return f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)} on {leaf.device}"

@@ -19,7 +19,7 @@ from omni_cli.execution.graph_inputs import (
     argument_leaves,
     changed_arguments,
     check_outputs,
-    describe,
+    describe_leaf,
     graph_key,
     map_tensors,
     with_tensors,
@@ -220,7 +220,7 @@ class GraphManager:
         return list(argument_leaves(self._parameters, args, kwargs))
 
     def _check_runaway(self, args: object, kwargs: object) -> None:
-        leaves = {name: describe(leaf) for name, leaf in self._leaves(args, kwargs)}
+        leaves = {name: describe_leaf(leaf) for name, leaf in self._leaves(args, kwargs)}
         if self._captures_in_a_row >= self._max_graphs:
             changed = changed_arguments(self._last_captured, leaves)
             raise self._error(

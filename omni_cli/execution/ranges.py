@@ -42,10 +42,10 @@ def listen(listener: Listener | None) -> None:
     _listener, _thread = listener, threading.get_ident()
 
 
-def mark(name: str, number: int | None = None) -> Mark | _Unheard:
+def mark(name: str, number: int | None = None) -> Mark | _NoRange:
     """Return a context manager for a range; `number` is appended to its name."""
     if _listener is None or threading.get_ident() != _thread:
-        return _UNHEARD
+        return _NO_RANGE
     return Mark(_listener, _numbered(name, number))
 
 
@@ -71,7 +71,7 @@ class Mark:
         self._listener.end()
 
 
-class _Unheard:
+class _NoRange:
     def __enter__(self) -> None: ...
 
     def __exit__(
@@ -79,14 +79,14 @@ class _Unheard:
     ) -> None: ...
 
 
-_UNHEARD = _Unheard()
+_NO_RANGE = _NoRange()
 
 
 class Consecutive:
     """Ranges that follow one another without a gap; `close` ends the last one, even after an error."""
 
     def __init__(self) -> None:
-        self._open: Mark | _Unheard | None = None
+        self._open: Mark | _NoRange | None = None
 
     def next(self, name: str, number: int | None = None) -> None:
         self.close()

@@ -18,16 +18,16 @@ _ADDRESS = "pass the address of an OpenAI-compatible server, without the endpoin
 
 @dataclass(frozen=True)
 class Target:
-    """`model` is the name that requests carry, `said` the server's self-description."""
+    """`model` is the name that requests carry, `description` the server's self-description."""
 
     url: str
     model: str
-    said: dict[str, object] = field(default_factory=dict)
+    description: dict[str, object] = field(default_factory=dict)
 
     @property
     def salts_caches(self) -> bool:
         """True if the server runs on vLLM, which has a prefix cache and accepts `cache_salt`."""
-        return self.said.get("owned_by") in ("vllm", "omni-cli")
+        return self.description.get("owned_by") in ("vllm", "omni-cli")
 
 
 def parse_url(text: str) -> str:
@@ -78,8 +78,8 @@ async def _find(client: Client, model: str | None) -> Target:
     if not models and model is None:
         raise OmniError(f"`{client.url}` has no model", hint="name it with `--model`")
     name = str(models[0]["id"]) if model is None else model
-    said: dict[str, object] = next((item for item in models if item["id"] == name), {})
-    kept = {key: value for key, value in said.items() if isinstance(value, str | int | float | bool | list)}
+    description: dict[str, object] = next((item for item in models if item["id"] == name), {})
+    kept = {key: value for key, value in description.items() if isinstance(value, str | int | float | bool | list)}
     # The start time of a server differs from run to run.
     kept.pop("created", None)
     kept.pop("object", None)

@@ -16,7 +16,7 @@ from omni_cli.loadtest.failures import hint_on
 from omni_cli.loadtest.outputs import answer_arrays
 from omni_cli.loadtest.target import Target
 from omni_cli.loadtest.traffic import OpenLoop, Traffic
-from omni_cli.loadtest.window import Window, columns, median_e2e_s, metrics_of, work_of
+from omni_cli.loadtest.window import Window, columns, median_e2e_s, window_metrics, window_work
 from omni_cli.loadtest.workload import RequestMaker, ServerWorkload
 from omni_cli.record import describe_failures
 
@@ -50,7 +50,7 @@ class ServerVariant:
 
     async def load(self, _request: Load | None, _on_loading: Callable[[Loading], None]) -> Loaded:
         """Load nothing: the server has loaded its model."""
-        return Loaded((), server=self._target.said)
+        return Loaded((), server=self._target.description)
 
     async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
         """Run one window. Raises `VariantError` if none of its requests was answered.
@@ -80,8 +80,8 @@ class ServerVariant:
             save_arrays(outputs, arrays)
         return Ran(
             e2e_s=median_e2e_s(window),
-            metrics=metrics_of(window, self._workload.slos),
-            work=work_of(window),
+            metrics=window_metrics(window, self._workload.slos),
+            work=window_work(window),
             # Missing answers cannot be compared.
             output_sha256=None if window.failures else hash_arrays(arrays),
             accounted={},

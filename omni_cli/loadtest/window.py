@@ -62,7 +62,7 @@ def columns(rows: Sequence[Row]) -> dict[str, tuple[float | None, ...]]:
     return {name: tuple(_rounded(row.get(name)) for row in rows) for name in names}
 
 
-def metrics_of(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
+def window_metrics(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
     """Compute medians over the answered requests, and rates of the whole window."""
     rows = window.rows()
     values = {name: [value for row in rows if (value := row.get(name)) is not None] for name in TIMES}
@@ -81,7 +81,7 @@ def median_e2e_s(window: Window) -> float:
     return statistics.median(o.done_s - o.due_s for o in window.outcomes if o.answer is not None)
 
 
-def work_of(window: Window) -> dict[str, float]:
+def window_work(window: Window) -> dict[str, float]:
     """Return the work of a window, as far as the server reports it with every answer."""
     answers = window.answers
     work = {"requests": float(len(answers))}
@@ -151,7 +151,7 @@ def _tails(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _rates(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
-    work = work_of(window)
+    work = window_work(window)
     found = {"requests_per_second": work["requests"] / window.lasted_s}
     if work.get("output_tokens"):
         found["output_tokens_per_second"] = work["output_tokens"] / window.lasted_s

@@ -63,7 +63,7 @@ class RayCluster:
         import ray
 
         self._has_begun = True
-        self._quiet.hush()
+        self._quiet.silence_loggers()
         settings: dict[str, object] = {"log_to_driver": False, "configure_logging": False}
         try:
             if self._address:

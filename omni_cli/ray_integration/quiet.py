@@ -43,7 +43,7 @@ class QuietRay:
         os.dup2(nowhere, _STDERR)
         os.close(nowhere)
 
-    def hush(self) -> None:
+    def silence_loggers(self) -> None:
         """Silence the loggers as well, which are set up when Ray is imported."""
         if not self._verbose:
             logging.getLogger("ray").setLevel(logging.CRITICAL)

@@ -69,7 +69,7 @@ class BatchJob:
                 raise _as_omni_error(item)
             index, answer = item
             if answer.stages:
-                self._stages.heard(answer.replica, answer.stages)
+                self._stages.update(answer.replica, answer.stages)
             yield index, answer
 
     async def close(self) -> None:

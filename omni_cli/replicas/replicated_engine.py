@@ -32,18 +32,24 @@ T = TypeVar("T")
 class ReplicatedEngine:
     """`replicas` engines. A request whose replica ends is rerun on another one, and the replica is replaced.
 
-    `tell(event, **fields)` receives the number of running replicas whenever it changes.
+    `on_log_event(event, **fields)` receives the number of running replicas whenever it changes.
     """
 
     def __init__(
-        self, config: EngineConfig, replicas: int, *, max_requests: int, tell: Callable[..., None], verbose: bool
+        self,
+        config: EngineConfig,
+        replicas: int,
+        *,
+        max_requests: int,
+        on_log_event: Callable[..., None],
+        verbose: bool,
     ) -> None:
         """`max_requests` limits the requests in flight per replica. Raises `UsageError` if Ray is not installed."""
         self._config = config
         self._verbose = verbose
         self._replicas = replicas
         self._max_requests = max_requests
-        self._tell = tell
+        self._on_log_event = on_log_event
         self._cluster = cluster_for_replicas(replicas, verbose=verbose)
         self._name = f"omni-{config.name}-{os.getpid()}-{secrets.token_hex(4)}"
         self._handle: Any = None
@@ -153,7 +159,7 @@ class ReplicatedEngine:
         for status in statuses:
             if status.load_error is not None:
                 raise status.load_error
-            self._stages.heard(status.replica, status.stages)
+            self._stages.update(status.replica, status.stages)
         return num_up
 
     def _check_deployed(self) -> None:
@@ -181,7 +187,7 @@ class ReplicatedEngine:
             with contextlib.suppress(*_ray_errors()):
                 await self._ask(self._count)
             if self._num_up != known:
-                self._tell("replicas", up=self._num_up, wanted=self._replicas)
+                self._on_log_event("replicas", up=self._num_up, wanted=self._replicas)
                 known = self._num_up
 
     async def _attempt(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
@@ -190,7 +196,7 @@ class ReplicatedEngine:
         try:
             async for event in answer:
                 if isinstance(event, ReplicaStatus):
-                    self._stages.heard(event.replica, event.stages)
+                    self._stages.update(event.replica, event.stages)
                 else:
                     yield event
             is_over = True

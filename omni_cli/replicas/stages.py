@@ -13,21 +13,21 @@ class ReplicaStages:
 
     def __init__(self, replicas: int) -> None:
         self._replicas = replicas
-        self._heard: dict[str, tuple[StageInfo, ...]] = {}
+        self._reported: dict[str, tuple[StageInfo, ...]] = {}
 
-    def heard(self, replica: str, stages: tuple[StageInfo, ...]) -> None:
+    def update(self, replica: str, stages: tuple[StageInfo, ...]) -> None:
         """Record the current stages of `replica`."""
-        self._heard.pop(replica, None)
-        self._heard[replica] = stages
-        while len(self._heard) > self._replicas:
+        self._reported.pop(replica, None)
+        self._reported[replica] = stages
+        while len(self._reported) > self._replicas:
             # The replica with the oldest report.
-            del self._heard[next(iter(self._heard))]
+            del self._reported[next(iter(self._reported))]
 
     @property
     def merged(self) -> tuple[StageInfo, ...]:
         """Return each stage once, with the longest load time and the memory of all replicas combined."""
         merged: dict[str, StageInfo] = {}
-        for stages in self._heard.values():
+        for stages in self._reported.values():
             for stage in stages:
                 merged[stage.name] = _both(merged[stage.name], stage) if stage.name in merged else stage
         return tuple(merged.values())

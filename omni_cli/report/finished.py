@@ -40,7 +40,7 @@ class FinishedRequests:
             with self.path.open(encoding="utf-8", errors="replace") as lines:
                 for line in lines:
                     entry = _entry(line)
-                    if entry is not None and all(_is_there(output) for output in entry["result"]["outputs"]):
+                    if entry is not None and all(_exists(output) for output in entry["result"]["outputs"]):
                         results[entry["key"]] = entry["result"]
         except FileNotFoundError:
             return {}
@@ -88,7 +88,7 @@ def _entry(line: str) -> dict[str, Any] | None:
     return entry
 
 
-def _is_there(output: object) -> bool:
+def _exists(output: object) -> bool:
     if not isinstance(output, Mapping):
         return False
     path = output.get("path")

@@ -67,7 +67,7 @@ def _make_engine(
         return OmniLLM(config, verbose=verbose)
     from omni_cli.replicas.replicated_engine import ReplicatedEngine
 
-    return ReplicatedEngine(config, replicas, max_requests=limits.max_requests, tell=log.event, verbose=verbose)
+    return ReplicatedEngine(config, replicas, max_requests=limits.max_requests, on_log_event=log.event, verbose=verbose)
 
 
 async def _run(

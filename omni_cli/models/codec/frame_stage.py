@@ -79,8 +79,8 @@ class FrameStage(ConditionedStage):
         return encode_additional_information({CODES: self.frames(active, 0, self.num_spoken(active))})
 
     def partial_handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
-        begin, end = active.context.get("num_handed_over", 0), self.num_spoken(active)
+        begin, end = active.context.get("num_sent", 0), self.num_spoken(active)
         if end - begin < FRAMES_PER_PART and not output.finished:
             return None
-        active.context["num_handed_over"] = end
+        active.context["num_sent"] = end
         return encode_additional_information({CODES: self.frames(active, begin, end)})

@@ -81,8 +81,8 @@ class TalkerStage(ConditionedStage):
         return encode_additional_information({"codec_token_ids": active.token_ids})
 
     def partial_handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
-        new = active.token_ids[active.context.get("num_handed_over", 0) :]
+        new = active.token_ids[active.context.get("num_sent", 0) :]
         if len(new) < CODES_PER_PART and not output.finished:
             return None
-        active.context["num_handed_over"] = len(active.token_ids)
+        active.context["num_sent"] = len(active.token_ids)
         return encode_additional_information({"codec_token_ids": new})

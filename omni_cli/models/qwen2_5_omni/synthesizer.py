@@ -18,7 +18,7 @@ from omni_cli.models.qwen2_5_omni.packing import BlockAttention, use_block_atten
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
-from omni_cli.models.qwen2_5_omni.vocoder import Heard, PackedVocoder, Vocoder
+from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, Vocoder, VocoderInput
 
 SMALLEST_BUCKET = 32
 # Buckets per power of two: a batch is padded by less than a quarter.
@@ -112,7 +112,7 @@ class Synthesizer:
         repeats, samples_per_frame = self.velocity.dit.repeats, self.vocoder.samples_per_frame
         return self.vocoder.waveforms(
             [
-                Heard.of(each, mels[each.request_id], repeats=repeats, samples_per_frame=samples_per_frame)
+                VocoderInput.of(each, mels[each.request_id], repeats=repeats, samples_per_frame=samples_per_frame)
                 for each in requests
             ]
         )

@@ -42,7 +42,7 @@ from omni_cli.vllm_integration.diffusion_entry import NoOutput
 from omni_cli.vllm_integration.stage import ActiveRequest, VllmStage
 
 SAMPLE_RATE = 24_000
-SAID_NOTHING = "the talker ended before it produced a codec token"
+NO_CODES = "the talker ended before it produced a codec token"
 
 
 @dataclass
@@ -156,7 +156,7 @@ class Token2WavStage(VllmStage):
         """Send the engine the chunks that more codes make possible."""
         chunks = stream.chunker.add(self._codes(handoff), is_last=is_last)
         if is_last and not stream.chunker.codes:
-            raise InputError(SAID_NOTHING)
+            raise InputError(NO_CODES)
         stream.has_all_codes = is_last
         for chunk in chunks:
             request = msgspec.structs.replace(stream.request, request_id=stream.chunk_id(stream.num_chunks))
@@ -183,7 +183,7 @@ class Token2WavStage(VllmStage):
         chunk: Chunk | None = active.context.get("chunk")
         codes: Sequence[int] = self._codes(request.handoff) if chunk is None else chunk.codes
         if not codes:
-            raise InputError(SAID_NOTHING)
+            raise InputError(NO_CODES)
         active.context["num_codes"] = len(codes)
         if chunk is not None:
             settings["chunk"] = [chunk.codes_start, chunk.start, chunk.end]

@@ -21,7 +21,7 @@ Activation = Callable[[nn.Module, torch.Tensor, torch.Tensor, int], torch.Tensor
 
 
 @dataclass(frozen=True)
-class Heard:
+class VocoderInput:
     """The frames that a request's samples depend on, (1, num_frames, mel_dim), and the range of requested samples."""
 
     request_id: str
@@ -30,7 +30,7 @@ class Heard:
     num_samples: int
 
     @classmethod
-    def of(cls, request: SynthesisRequest, mel: torch.Tensor, *, repeats: int, samples_per_frame: int) -> Heard:
+    def of(cls, request: SynthesisRequest, mel: torch.Tensor, *, repeats: int, samples_per_frame: int) -> VocoderInput:
         """Create it from `mel` (1, num_frames, mel_dim) of all codes of `request`."""
         begin, end = ((code - request.codes_start) * repeats for code in (request.start, request.end))
         first = max(0, begin - VOCODER_CONTEXT_FRAMES)
@@ -52,9 +52,9 @@ class Vocoder:
         self.module = vocoder
         self.samples_per_frame = math.prod(vocoder.config.upsample_rates)
 
-    def waveforms(self, heard: Sequence[Heard]) -> Iterator[tuple[str, torch.Tensor]]:
+    def waveforms(self, inputs: Sequence[VocoderInput]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield request ids with samples (num_samples,) float32 on the host, as soon as they are ready."""
-        for each in heard:
+        for each in inputs:
             samples = self.module(each.frames.permute(0, 2, 1)).float()
             yield each.request_id, each.wanted(samples.reshape(-1))
 
@@ -77,8 +77,8 @@ class PackedVocoder(Vocoder):
         # The reach of any convolution in frames, which is longest after the first upsampling.
         self.gap = max(vocoder.conv_pre.padding[0], math.ceil(reach / self._rates[1]))
 
-    def waveforms(self, heard: Sequence[Heard]) -> Iterator[tuple[str, torch.Tensor]]:
-        for group in grouped(heard):
+    def waveforms(self, inputs: Sequence[VocoderInput]) -> Iterator[tuple[str, torch.Tensor]]:
+        for group in grouped(inputs):
             lengths = [each.frames.shape[1] for each in group]
             mel, bounds = self.pack([each.frames for each in group])
             samples = self(mel, bounds.to(mel.device)).cpu()
@@ -122,11 +122,11 @@ class PackedVocoder(Vocoder):
         return hidden
 
 
-def grouped(heard: Sequence[Heard]) -> Iterator[list[Heard]]:
+def grouped(inputs: Sequence[VocoderInput]) -> Iterator[list[VocoderInput]]:
     """Group in order, with as many as `MAX_FRAMES_PER_CALL` allows, and at least one."""
-    group: list[Heard] = []
+    group: list[VocoderInput] = []
     num_frames = 0
-    for each in heard:
+    for each in inputs:
         if group and num_frames + each.frames.shape[1] > MAX_FRAMES_PER_CALL:
             yield group
             group, num_frames = [], 0

@@ -45,7 +45,7 @@ def reference_positions(
     return positions[:, 0].long()
 
 
-def tell_apart(audio: Sequence[AudioInput], engine_input: Any) -> None:
+def key_by_padding(audio: Sequence[AudioInput], engine_input: Any) -> None:
     """Make vLLM's cache keys of a preprocessed prompt's audio depend on the request's longest audio.
 
     As in the reference, the processor pads the audio of a request to the longest, and trailing silence changes the

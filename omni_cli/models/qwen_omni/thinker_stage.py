@@ -9,7 +9,7 @@ from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 
 from omni_cli.errors import InputError
-from omni_cli.models.qwen_omni.media import media_of_prompt, tell_apart
+from omni_cli.models.qwen_omni.media import key_by_padding, media_of_prompt
 from omni_cli.stage.messages import Report, StageRequest
 from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
 from omni_cli.vllm_integration.stage import ActiveRequest, TextStage
@@ -58,7 +58,7 @@ class OmniThinkerStage(TextStage):
         return tokenizer.encode(prompt, add_special_tokens=False), [*words, tokenizer.eos_token_id]
 
     def prepared(self, active: ActiveRequest, engine_input: Any) -> None:
-        tell_apart(active.request.audio, engine_input)
+        key_by_padding(active.request.audio, engine_input)
         if active.request.wants_handoff:
             active.context["media"] = media_of_prompt(engine_input)
 

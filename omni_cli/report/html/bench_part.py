@@ -10,7 +10,7 @@ from omni_cli.report.bench_server import load_text
 from omni_cli.report.bench_text import Labels, shown
 from omni_cli.report.bench_units import quantity, quantity_interval, title
 from omni_cli.report.html.bench_figures import Summaries, latency_figures, memory_figure, waterfall_figure
-from omni_cli.report.html.comparison import comparison_parts, gate_table, pairs_of, verdict_of
+from omni_cli.report.html.comparison import comparison_parts, gate_table, page_verdict, pairs_of
 from omni_cli.report.html.elements import Advice, Document, Table, Verdict, sections_of
 from omni_cli.report.html.machine import device_of, environment_parts, reproduce_parts, sentence, workload_title
 from omni_cli.report.html.utilisation import utilisation_figure
@@ -64,7 +64,7 @@ def _verdict(record: Record, pairs: Sequence[Pair], summaries: Summaries) -> Ver
     broken = tuple(f"{variant.name}: {shown(variant.error)}." for variant in record.variants if variant.error)
     if broken:
         return Verdict("failed" if record.gate is None else f"gate: {record.gate.verdict}", "bad", broken)
-    verdict = verdict_of(record.gate, pairs, LABELS)
+    verdict = page_verdict(record.gate, pairs, LABELS)
     if verdict is not None:
         return verdict
     (name, found), *_ = summaries.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omni_cli.report.bench_notes import not_comparable
 from omni_cli.report.bench_text import Labels, shown
-from omni_cli.report.html.comparison import comparison_parts, gate_table, pairs_of, verdict_of
+from omni_cli.report.html.comparison import comparison_parts, gate_table, page_verdict, pairs_of
 from omni_cli.report.html.elements import Advice, Document, Table, Verdict, sections_of
 from omni_cli.report.units import count
 from omni_cli.results import CompareRecord, Difference
@@ -15,7 +15,7 @@ def compare_page_document(name: str, record: CompareRecord, source: str) -> Docu
     labels = Labels(record.a.path, record.b.path)
     pairs = pairs_of(record.comparisons, record.memory)
     if record.comparable:
-        verdict = verdict_of(record.gate, pairs, labels) or Verdict("nothing compared", "open")
+        verdict = page_verdict(record.gate, pairs, labels) or Verdict("nothing compared", "open")
     else:
         verdict = Verdict("not comparable", "open", (not_comparable(record.mismatches).message + ".",))
     unmatched = f"only in one of the records, so not compared: {', '.join(map(shown, record.unmatched))}"

@@ -46,7 +46,7 @@ def pairs_of(comparisons: Sequence[Comparison], memory: Sequence[MemoryPeak] = (
     )  # fmt: skip
 
 
-def verdict_of(gate: GateResult | None, pairs: Sequence[Pair], labels: Labels) -> Verdict | None:
+def page_verdict(gate: GateResult | None, pairs: Sequence[Pair], labels: Labels) -> Verdict | None:
     """Return the gate's verdict, or without a gate that of the end-to-end times. None if nothing is compared."""
     sentences = tuple(_sentences(pairs, labels))
     if gate is not None:

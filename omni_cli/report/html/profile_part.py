@@ -25,7 +25,7 @@ from omni_cli.report.html.profile_tables import (
 from omni_cli.report.units import count
 
 
-def profile_document(name: str, profile: Profile, source: str) -> Document:
+def profile_page_document(name: str, profile: Profile, source: str) -> Document:
     """Return the document of a profile; `name` is the prefix of its figures' ids."""
     stages = profile.stages
     return Document(

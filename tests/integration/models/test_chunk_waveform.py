@@ -18,7 +18,7 @@ from omni_cli.models.qwen2_5_omni.denoising import SingleDenoising
 from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.synthesizer import codes_per_block
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
-from omni_cli.models.qwen2_5_omni.vocoder import Heard, Vocoder
+from omni_cli.models.qwen2_5_omni.vocoder import Vocoder, VocoderInput
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SEED = 3
@@ -87,7 +87,7 @@ def mel_of(velocity: Velocity, speaker, request: SynthesisRequest) -> torch.Tens
 def waveform(model, velocity: Velocity, speaker, request: SynthesisRequest) -> torch.Tensor:
     vocoder = Vocoder(model.code2wav_bigvgan_model)
     mel = mel_of(velocity, speaker, request)
-    heard = Heard.of(request, mel, repeats=velocity.dit.repeats, samples_per_frame=vocoder.samples_per_frame)
+    heard = VocoderInput.of(request, mel, repeats=velocity.dit.repeats, samples_per_frame=vocoder.samples_per_frame)
     ((_, samples),) = vocoder.waveforms([heard])
     return samples
 

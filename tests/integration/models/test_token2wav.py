@@ -24,7 +24,7 @@ from omni_cli.models.qwen2_5_omni.packing import use_block_attention  # noqa: E4
 from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest  # noqa: E402
 from omni_cli.models.qwen2_5_omni.synthesizer import bucket, buckets  # noqa: E402
 from omni_cli.models.qwen2_5_omni.velocity import Velocity  # noqa: E402
-from omni_cli.models.qwen2_5_omni.vocoder import Heard, PackedVocoder, Vocoder  # noqa: E402
+from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, Vocoder, VocoderInput  # noqa: E402
 
 
 def token2wav() -> Qwen2_5OmniToken2WavModel:
@@ -206,7 +206,7 @@ def test_spectrograms_of_different_lengths_are_vocoded_together_as_they_are_alon
     vocoder = loud_vocoder().double()
     draw = torch.Generator().manual_seed(0)
     mels = [torch.randn(1, frames, 80, generator=draw, dtype=torch.float64) for frames in (100, 66, 7, 1)]
-    heard = [Heard(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
+    heard = [VocoderInput(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
     alone = dict(Vocoder(vocoder).waveforms(heard))
     together = dict(PackedVocoder(vocoder, plain_activation).waveforms(heard))
     for name, samples in alone.items():
@@ -218,7 +218,7 @@ def test_spectrograms_of_different_lengths_are_vocoded_together_as_they_are_alon
 def test_a_spectrogram_that_is_not_a_number_spoils_no_other_waveform():
     vocoder = PackedVocoder(loud_vocoder(), plain_activation)
     mels = [torch.randn(1, frames, 80) for frames in (20, 30, 20)]
-    heard = [Heard(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
+    heard = [VocoderInput(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
     expected = dict(vocoder.waveforms(heard))
     mels[1].fill_(torch.nan)
     made = dict(vocoder.waveforms(heard))

@@ -7,7 +7,7 @@ import pytest
 from support.profile_text import make_config
 
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig
-from omni_cli.doctor.checkup import MachineFacts, Problem, find_problems, is_downloaded, judge
+from omni_cli.doctor.checkup import MachineFacts, Problem, find_problems, is_downloaded, judge_profile
 from omni_cli.doctor.machine import Cpu, Folder, Gpu, Gpus, HostMemory
 from omni_cli.doctor.packages import Package, TorchProbe
 from omni_cli.doctor.requirements import VERIFIED
@@ -176,23 +176,23 @@ IMAGE = make_config("image", "Qwen/Qwen-Image", DiffusionStageConfig.named("imag
 def test_missing_vllm_blocks_only_profiles_that_use_it() -> None:
     without = facts(vllm_cpu=None)
     problems = find_problems(without)
-    assert judge(OMNI, without, problems).missing == ("vLLM, see below",)
+    assert judge_profile(OMNI, without, problems).missing == ("vLLM, see below",)
     tiny_image = IMAGE.model_copy(update={"model": "builtin:tiny-image"})
-    assert judge(tiny_image, without, problems).missing == ()
+    assert judge_profile(tiny_image, without, problems).missing == ()
 
 
 def test_a_large_model_needs_a_gpu() -> None:
-    verdict = judge(IMAGE, facts(), [])
+    verdict = judge_profile(IMAGE, facts(), [])
     assert verdict.missing == ("an NVIDIA GPU with 80 GB",)
 
 
 def test_a_large_model_on_a_gpu_needs_a_download(tmp_path: Path) -> None:
     machine = replace(facts(H200), hub_cache=Folder(tmp_path, 500 << 30, True))
-    verdict = judge(IMAGE, machine, [])
+    verdict = judge_profile(IMAGE, machine, [])
     assert verdict.missing == ()
     assert verdict.download_bytes == 58 * 10**9
     full = replace(machine, hub_cache=Folder(tmp_path, 1 << 30, True))
-    assert "58 GB free" in judge(IMAGE, full, []).missing[0]
+    assert "58 GB free" in judge_profile(IMAGE, full, []).missing[0]
 
 
 def test_what_is_downloaded_is_not_downloaded_again(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omni_cli.loadtest.answers import SAMPLE_RATE, ServerAnswer
 from omni_cli.loadtest.client import Outcome, RequestFailure
 from omni_cli.loadtest.slo import SLO
-from omni_cli.loadtest.window import Window, columns, good_requests, metrics_of, num_pixels, work_of
+from omni_cli.loadtest.window import Window, columns, good_requests, num_pixels, window_metrics, window_work
 from omni_cli.record import Failures
 
 BEGAN = 100.0
@@ -35,7 +35,7 @@ def window(*outcomes: Outcome, lasted: float = 10.0, is_open: bool = False) -> W
 
 def test_one_request() -> None:
     times = [1.2, 1.3, 1.5, 1.6, 1.8]
-    found = metrics_of(window(outcome(1.0, 2.0, times, input_tokens=7, output_tokens=5)), [])
+    found = window_metrics(window(outcome(1.0, 2.0, times, input_tokens=7, output_tokens=5)), [])
     assert found == pytest.approx({
         "ttft_s": 0.2, "tpot_s": 0.6 / 4, "itl_s": 0.15, "requests_per_second": 0.1, "output_tokens_per_second": 0.5,
     })  # fmt: skip
@@ -44,23 +44,23 @@ def test_one_request() -> None:
 def test_tokens_that_became_sound_are_no_text() -> None:
     sound = bytearray(2 * SAMPLE_RATE)
     answer = outcome(0.0, 3.0, [1.0, 1.2, 1.4], output_tokens=103, audio_tokens=100, pcm=sound, audio_at=1.5)
-    found = metrics_of(window(answer), [])
+    found = window_metrics(window(answer), [])
     assert found["tpot_s"] == pytest.approx(0.2) and found["ttfp_s"] == pytest.approx(1.5)
     assert found["rtf"] == pytest.approx(3.0)
     assert found["output_tokens_per_second"] == pytest.approx(10.3)
-    assert work_of(window(answer)) == {"requests": 1, "output_tokens": 103, "audio_s": 1.0}
+    assert window_work(window(answer)) == {"requests": 1, "output_tokens": 103, "audio_s": 1.0}
 
 
 def test_a_piece_may_hold_several_tokens() -> None:
     """Tokens are counted by the server's own number, not by the pieces that arrived."""
-    found = metrics_of(window(outcome(0.0, 2.0, [1.0, 1.9], output_tokens=10)), [])
+    found = window_metrics(window(outcome(0.0, 2.0, [1.0, 1.9], output_tokens=10)), [])
     assert found["tpot_s"] == pytest.approx(0.1)
 
 
 def test_without_usage_what_depends_on_it_is_left_out() -> None:
     one = window(outcome(0.0, 1.0, [0.5, 0.6]))
-    assert set(metrics_of(one, [])) == {"ttft_s", "itl_s", "requests_per_second"}
-    assert work_of(one) == {"requests": 1}
+    assert set(window_metrics(one, [])) == {"ttft_s", "itl_s", "requests_per_second"}
+    assert window_work(one) == {"requests": 1}
 
 
 @given(
@@ -76,7 +76,7 @@ def test_medians_are_those_of_the_requests(drawn: list[tuple[float, float, list[
         for gap in gaps:
             times.append(times[-1] + gap)
         outcomes.append(outcome(due, times[-1], times, output_tokens=len(times)))
-    found = metrics_of(window(*outcomes, lasted=100), [])
+    found = window_metrics(window(*outcomes, lasted=100), [])
     assert found["ttft_s"] == pytest.approx(statistics.median(first for _, first, _ in drawn), abs=1e-6)
     assert found["tpot_s"] == pytest.approx(statistics.median(statistics.fmean(gaps) for *_, gaps in drawn), abs=1e-6)
     assert found["itl_s"] == pytest.approx(statistics.median(gap for *_, gaps in drawn for gap in gaps), abs=1e-6)
@@ -91,7 +91,7 @@ def test_medians_are_those_of_the_requests(drawn: list[tuple[float, float, list[
 @given(st.lists(st.one_of(st.none(), st.floats(0.01, 2)), min_size=1, max_size=30), st.floats(0.01, 2))
 def test_goodput_counts_failed_requests_as_not_good(times: list[float | None], limit: float) -> None:
     outcomes = [failed(0, 1, "timeout") if time is None else outcome(0, time, [time]) for time in times]
-    found = metrics_of(window(*outcomes, lasted=4.0), [SLO("e2e", limit)])
+    found = window_metrics(window(*outcomes, lasted=4.0), [SLO("e2e", limit)])
     good = sum(time is not None and BEGAN + time - BEGAN <= limit for time in times)
     assert found["slo_attainment"] == good / len(times)
     assert found["goodput_per_second"] == good / 4.0
@@ -115,7 +115,7 @@ def test_failures_are_counted_by_kind_with_the_first_message() -> None:
     assert list(mixed.failures) == ["HTTP 429 queue_full", "timeout"]
     table = columns(mixed.rows())
     assert table["e2e_s"] == (1.0, None, None, None) and table["start_s"] == (0, 0, 0, 0)
-    assert work_of(mixed)["requests"] == 1
+    assert window_work(mixed)["requests"] == 1
 
 
 def test_only_an_open_loop_has_a_lag() -> None:

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
-from omni_cli.checkpoints.speaking import media_token_ids, save_model, speech_state_dict, write_processor
+from omni_cli.checkpoints.speaking import media_token_keys, save_model, speech_state_dict, write_processor
 from omni_cli.checkpoints.tokenizer import train_tokenizer
 from omni_cli.checkpoints.weights import Draw, normal_tensor
 from omni_cli.models.qwen2_5_omni.checkpoint.chat_template import CHAT_TEMPLATE
@@ -87,7 +87,7 @@ def _thinker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, ob
     thinker, vision = sizes.thinker, sizes.vision
     pad_token_id, eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
     return {
-        **media_token_ids(tokenizer, "token_index", position_id_per_seconds=25),
+        **media_token_keys(tokenizer, "token_index", position_id_per_seconds=25),
         "vision_token_id": tokenizer.convert_tokens_to_ids("<|vision_pad|>"),
         "user_token_id": tokenizer.convert_tokens_to_ids("user"),
         "bos_token_id": pad_token_id,
@@ -115,7 +115,7 @@ def _thinker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, ob
 def _talker_config(sizes: OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, object]:
     talker, token_id = sizes.talker, tokenizer.convert_tokens_to_ids
     return {
-        **media_token_ids(tokenizer, "token_index", position_id_per_seconds=25),
+        **media_token_keys(tokenizer, "token_index", position_id_per_seconds=25),
         "vocab_size": talker_vocab_size(sizes),
         "tts_text_pad_token_id": token_id("<|tts_pad|>"),
         "tts_text_start_token_id": token_id("<|tts_bos|>"),

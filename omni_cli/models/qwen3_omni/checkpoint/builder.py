@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from omni_cli.checkpoints.output_files import make_readable, quiet_transformers
-from omni_cli.checkpoints.speaking import media_token_ids, save_model, speech_state_dict, write_processor
+from omni_cli.checkpoints.speaking import media_token_keys, save_model, speech_state_dict, write_processor
 from omni_cli.checkpoints.tokenizer import train_tokenizer
 from omni_cli.checkpoints.weights import Draw, normal_tensor
 from omni_cli.models.qwen3_omni.checkpoint.sizes import NUM_SUPPRESSED_IDS, TINY, ExpertSizes, Qwen3OmniSizes
@@ -115,7 +115,7 @@ def _mrope(head_dim: int) -> dict[str, object]:
 
 def _thinker_config(sizes: Qwen3OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, object]:
     return {
-        **media_token_ids(tokenizer, "token_id", position_id_per_seconds=13),
+        **media_token_keys(tokenizer, "token_id", position_id_per_seconds=13),
         "user_token_id": tokenizer.convert_tokens_to_ids("user"),
         "text_config": {
             **sizes.thinker.config,
@@ -144,7 +144,7 @@ def _thinker_config(sizes: Qwen3OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[st
 def _talker_config(sizes: Qwen3OmniSizes, tokenizer: Qwen2Tokenizer) -> dict[str, object]:
     first = sizes.num_codes
     return {
-        **media_token_ids(tokenizer, "token_id", position_id_per_seconds=13),
+        **media_token_keys(tokenizer, "token_id", position_id_per_seconds=13),
         "num_code_groups": sizes.num_code_groups,
         "thinker_hidden_size": sizes.thinker.hidden_size,
         "accept_hidden_layer": sizes.accept_hidden_layer,
