@@ -18,18 +18,18 @@ def stage(load_s: float, host: int) -> tuple[StageInfo, ...]:
 
 def test_memory_adds_up_and_the_slowest_load_counts() -> None:
     stages = ReplicaStages(2)
-    stages.heard("a", stage(1.0, 10))
-    stages.heard("b", stage(3.0, 20))
-    stages.heard("a", stage(1.0, 15))
+    stages.update("a", stage(1.0, 10))
+    stages.update("b", stage(3.0, 20))
+    stages.update("a", stage(1.0, 15))
     (merged,) = stages.merged
     assert (merged.load_s, merged.peak_memory_bytes) == (3.0, {"device": 0, "host": 35})
 
 
 def test_a_replica_that_was_replaced_is_forgotten() -> None:
     stages = ReplicaStages(2)
-    stages.heard("gone", stage(1.0, 1000))
-    stages.heard("b", stage(1.0, 20))
-    stages.heard("new", stage(1.0, 30))
+    stages.update("gone", stage(1.0, 1000))
+    stages.update("b", stage(1.0, 20))
+    stages.update("new", stage(1.0, 30))
     assert stages.merged[0].peak_memory_bytes["host"] == 50
 
 
