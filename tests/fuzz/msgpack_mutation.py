@@ -1,4 +1,4 @@
-"""Damage to msgpack bytes: anywhere, and where it hurts most."""
+"""Damage to msgpack bytes: anywhere, and in headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hand-offs and payloads of requests: damaged bytes, and whole structures that lie about what they are."""
+"""Handoffs and payloads of requests: damaged bytes, and well-formed structures with false values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of a `--requests` file: damaged requests between good ones, which have to come through."""
+"""Lines of a `--requests` file: damaged requests between good ones, which must succeed."""
 
 from __future__ import annotations
 

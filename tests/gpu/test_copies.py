@@ -81,7 +81,7 @@ def test_nothing_is_read_before_the_device_has_got_there():
 
 
 @pytest.mark.parametrize("size", [MIB, 256 * MIB])
-def test_what_a_graph_writes_over_arrives_as_it_was(size):
+def test_memory_that_a_graph_overwrites_arrives_unchanged(size):
     static = random_bytes(size)
     output = torch.empty_like(static)
     graph = torch.cuda.CUDAGraph()

@@ -95,7 +95,7 @@ def test_eviction_bounds_the_pool_and_close_gives_everything_back(reserved):
     assert few_bytes < 0.75 * all_bytes, "two graphs hold less than six"
 
 
-def test_a_pool_is_made_again_after_its_last_graph_has_gone():
+def test_a_pool_is_recreated_after_its_last_graph_is_freed():
     module, time = Layers(), torch.tensor(0.5, device="cuda")
     denoiser = graphed(module, max_graphs=1)
     with torch.no_grad():
@@ -121,7 +121,7 @@ class Forgets(torch.nn.Module):
         return x + self.table
 
 
-def test_what_a_model_has_cached_outlives_its_cache_where_a_graph_reads_it():
+def test_tensors_that_a_graph_reads_outlive_the_models_cache():
     module = Forgets()
     denoiser = graphed(module)
     x = torch.zeros(1 << 20, device="cuda")
@@ -182,7 +182,7 @@ def download(x):
     ],
     ids=["item", "mask", "to host", "random", "synchronize", "pageable upload", "pageable download"],
 )
-def test_a_broken_capture_names_what_broke_it_and_leaves_the_process_usable(act, names, reserved):
+def test_a_failed_capture_names_its_cause_and_leaves_the_process_usable(act, names, reserved):
     x = torch.ones(4, device="cuda")
     good, broken = Whole(lambda x: x), Whole(act)
     working = graphed(good)

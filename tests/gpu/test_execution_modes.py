@@ -42,7 +42,7 @@ def predictions(executor, module, request: DiffusionRequest) -> tuple[np.ndarray
 
 
 @pytest.mark.parametrize("model", REQUESTS)
-def test_cudagraph_gives_what_eager_gives_bit_for_bit(folders, model):
+def test_cudagraph_equals_eager_bit_for_bit(folders, model):
     made = {}
     for execution in ("eager", "cudagraph"):
         executor = start(folders[model], execution=execution)

@@ -58,7 +58,7 @@ def plain_mel(dit: torch.nn.Module, voice: dict[str, torch.Tensor], request) -> 
     return made.permute(0, 2, 1)
 
 
-def test_token2wav_replays_what_transformers_computes_for_every_speaker():
+def test_token2wav_replays_equal_transformers_for_every_speaker():
     dit, voices, requests = speech_parts()
     velocity = Velocity(dit)
     conditioner = Conditioner(velocity.dit, voices)
@@ -103,7 +103,7 @@ def test_the_fused_activation_is_that_of_the_vocoder_for_each_sequence(dtype, bo
     torch.testing.assert_close(made.float(), expected, rtol=0, atol=bound)
 
 
-def test_packed_neighbours_that_are_not_numbers_disturb_nobody():
+def test_packed_neighbours_of_nan_do_not_affect_others():
     dit, voices, requests = speech_parts()
     velocity = Velocity(dit)
     use_block_attention(velocity.dit)

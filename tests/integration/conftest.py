@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class RunningEngine:
-    """An `OmniLLM` on an event loop in a thread of its own, for tests that are not asynchronous."""
+    """An `OmniLLM` on an event loop in a separate thread, for tests that are not asynchronous."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._loop = asyncio.new_event_loop()
@@ -57,7 +57,7 @@ class RunningEngine:
         return self.run_all([request])[0]
 
     def run_all(self, requests: list[GenerateRequest]) -> list[RequestResult]:
-        """All of them at once; results in the order given."""
+        """Run all requests concurrently; results in the given order."""
         return [events[-1] for events in self.events(requests)]
 
     def events(self, requests: list[GenerateRequest]) -> list[list[Event]]:
@@ -70,7 +70,7 @@ class RunningEngine:
         return self._call(collect_all())
 
     def engagement(self, stage: str) -> Mapping[str, float]:
-        """Counters of a stage, as of the last request that it has finished."""
+        """Return a stage's counters as of its last finished request."""
         return next(info.engagement for info in self.llm.stages if info.name == stage)
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ start_brief_engine = pytest.fixture(_engines, name="start_brief_engine")
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """For models so small that a second thread would wait for the first, and for the engines next to it."""
+    """For models so small that a second thread would wait for the first and for neighbouring engines."""
     import torch
 
     before = torch.get_num_threads()
@@ -115,7 +115,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def planted_profile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
-    """The folder and the end of `omni profile` on tiny-image, with a busy wait, held memory and a copy planted."""
+    """The folder and the result of `omni profile` on tiny-image, with a busy wait, held memory and a copy planted."""
     folder = tmp_path_factory.mktemp("planted")
     environment = {"PLANTED_COSTS": "wait=denoising step 3;hold=vae decode;copy=text encode"}
     # For steps that are slow every time, enough that noise does not hit another one in all of them.

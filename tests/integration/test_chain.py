@@ -1,4 +1,4 @@
-"""The chain as its users see it: events in order, modalities, images, and requests that fail alone."""
+"""The chain from outside: order of events, modalities, images, and requests that fail alone."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_seed_decides_the_waveform_and_sampled_text(tiny_omni):
     assert np.array_equal(first.outputs[1].samples, again.outputs[1].samples)
 
 
-def test_another_rate_of_the_same_sound_is_heard_alike(tiny_omni):
+def test_audio_at_another_sample_rate_gives_the_same_answer(tiny_omni):
     times = np.arange(48_000) / 48_000
     sound = (0.3 * np.sin(2 * np.pi * 440 * times)).astype(np.float32)
     requests = [
@@ -132,7 +132,7 @@ def test_image_equals_plain_diffusers_bit_for_bit(tiny_image):
 
 
 def test_a_checkpoint_that_transformers_saved(tiny_omni, tiny_omni_path, start_brief_engine, tmp_path):
-    """`save_pretrained` names another architecture than the published checkpoints do."""
+    """`save_pretrained` writes another architecture name than the published checkpoints have."""
     from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
     Qwen2_5OmniForConditionalGeneration.from_pretrained(tiny_omni_path).save_pretrained(tmp_path)

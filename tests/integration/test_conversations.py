@@ -1,4 +1,4 @@
-"""Conversations of several messages, and answers that are given instead of chosen."""
+"""Conversations of several messages, and given answers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_media_of_several_messages_keep_their_places(tiny_omni: Any) -> None:
     assert token_ids(first) != token_ids(swapped)
 
 
-def test_nothing_said_at_all(tiny_omni: Any) -> None:
+def test_no_message_at_all(tiny_omni: Any) -> None:
     with pytest.raises(InputError, match="the prompt is empty"):
         run(tiny_omni, messages=(said("user", ""),), modalities=TEXT)
 
@@ -70,7 +70,7 @@ def test_nothing_said_at_all(tiny_omni: Any) -> None:
     ("prompt", "stream_audio"), sample(list(itertools.product(["hello", "what"], [False, True])), [("hello", True)])
 )
 def test_a_given_reply_is_spoken_like_the_models_own(tiny_omni: Any, prompt: str, stream_audio: bool) -> None:
-    """These two answers survive being turned into text and back into tokens, which not all of this model's do."""
+    """These two answers survive decoding and encoding, unlike some answers of this model."""
     own = run(tiny_omni, prompt=prompt)
     text = next(output for output in own.outputs if isinstance(output, TextOutput))
     given = run(tiny_omni, prompt=prompt, reply=text.text, stream_audio=stream_audio)
@@ -79,7 +79,7 @@ def test_a_given_reply_is_spoken_like_the_models_own(tiny_omni: Any, prompt: str
     assert given.stages[0].num_input_tokens == own.stages[0].num_input_tokens
 
 
-def test_the_words_of_a_reply_are_what_is_spoken(tiny_omni: Any) -> None:
+def test_a_given_reply_is_spoken_word_for_word(tiny_omni: Any) -> None:
     one, other = (run(tiny_omni, prompt="hello", reply=reply) for reply in ("good morning", "good evening"))
     assert [result.outputs[0].text for result in (one, other)] == ["good morning", "good evening"]
     assert one.stages[1].output_token_ids != other.stages[1].output_token_ids

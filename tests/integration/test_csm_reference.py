@@ -93,7 +93,7 @@ def test_streamed_requests_equal_the_reference(engine, references):
         assert result.stages[1].num_chunks == 4
 
 
-def test_speech_of_a_given_length_does_not_end_by_itself(engine, references):
+def test_speech_of_a_given_length_does_not_end_early(engine, references):
     request = replace(requests()[1], sampling={"ignore_eos": True})
     result = engine.run(request)
     assert len(result.stages[0].output_codes) == MAX_TOKENS

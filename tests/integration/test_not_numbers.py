@@ -26,7 +26,7 @@ BOTH, TEXT = frozenset({"text", "audio"}), frozenset({"text"})
 
 
 def run(engine: Any, prefix: str, character: str, speaker: str, **fields: Any) -> list[RequestResult]:
-    """A good request, one with the character, one with the speaker, and another good one, all at once."""
+    """A good request, one with the character, one with the speaker, and another good one, concurrently."""
     requests = [
         GenerateRequest(f"{prefix} first", "Good morning.", sampling=SAMPLING, **fields),
         GenerateRequest(f"{prefix} character", character, raw=True, sampling=SAMPLING, **fields),
@@ -54,7 +54,7 @@ def expected(tiny_omni: Any, speaker: str) -> list[RequestResult]:
 
 @pytest.fixture(scope="module")
 def character(tiny_omni_path: Path, expected: list[RequestResult]) -> tuple[str, int]:
-    """A character that no good request says, and its token."""
+    """A character that no good request contains, and its token."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_omni_path)
     said = {token_id for result in expected for token_id in tokens_of(result)[0]}
     pairs = [(each, *tokenizer.encode(each, add_special_tokens=False)) for each in CHARACTERS]

@@ -89,7 +89,7 @@ def test_streamed_requests_equal_the_reference(engine, references):
 
 
 def test_equal_under_pressure(start_brief_engine, references):
-    """Prompts split over steps, prefixes from the cache, and KV caches that hold a few of twenty requests."""
+    """Prompts split over steps, cached prefixes, and KV caches that hold a few of twenty requests."""
     bytes_a_layer = 32 * 2 * 2 * 32 * 4  # of a block: tokens, keys and values, key-value heads, head size, float32
     pressed = start_brief_engine(
         "tiny-qwen3-omni",

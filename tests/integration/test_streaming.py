@@ -1,4 +1,4 @@
-"""Streaming through the chain: the same tokens, nearly the same audio, and the first of it long before the last."""
+"""Streaming through the chain: the same tokens, nearly the same audio, and its first chunk long before the last."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def spoken(name: str, prompt: str = "Tell me about the rain.", max_tokens: int =
 
 
 def requests(prefix: str, *, stream: bool) -> list[GenerateRequest]:
-    """Answers shorter and longer than their speech, prompts with an image and a sound, and an answer that is given."""
+    """Answers shorter and longer than their speech, prompts with an image and an audio file, and a given answer."""
     noise = np.random.default_rng(0)
     sound = (noise.standard_normal(8_000).astype(np.float32) * 0.1, 16_000)
     image = noise.integers(0, 255, (56, 84, 3), dtype=np.uint8)
@@ -85,7 +85,7 @@ def at_once(tiny_omni) -> list[RequestResult]:
 
 @pytest.fixture(scope="module")
 def slow_thinker(start_engine):
-    """Two requests and sixteen tokens at a time; streams, in small chunks, unless disabled."""
+    """Two requests and sixteen tokens at a time; streamed in small chunks unless disabled."""
     return start_engine(
         "tiny-omni",
         *BRIEF_SPEECH,
@@ -108,7 +108,7 @@ def slow_talker(start_engine):
     )
 
 
-def test_eight_at_once_are_what_they_are_without_streaming(at_once, whole):
+def test_eight_streamed_requests_equal_those_without_streaming(at_once, whole):
     assert_alike(at_once, whole)
 
 
@@ -122,7 +122,7 @@ def test_one_after_another_are_the_same_bit_for_bit_as_at_once(tiny_omni, at_onc
 
 @pytest.mark.parametrize("name", sample(["slow_thinker", "slow_talker"], []))
 def test_a_slow_stage_changes_nothing(request, name):
-    """`full` talker prompts, in which images and sounds have positions of their own."""
+    """`full` talker prompts, in which images and audio have M-RoPE positions."""
     engine = request.getfixturevalue(name)
     expected = engine.run_all(requests("whole", stream=False)[1:])
     assert_alike(engine.run_all(requests("streamed", stream=True)[1:]), expected)
@@ -142,7 +142,7 @@ def test_audio_begins_before_the_text_has_ended(tiny_omni):
     assert [trace.name for trace in result.stages] == ["thinker", "talker", "token2wav"]
 
 
-def test_each_request_says_when_it_was_first_heard_and_how_fast_it_was(tiny_omni):
+def test_each_request_reports_ttfp_and_rtf(tiny_omni):
     began_s = time.perf_counter()
     streamed, whole = (tiny_omni.run(spoken(f"times {on}", stream_audio=on)) for on in (True, False))
     took_s = time.perf_counter() - began_s
@@ -183,7 +183,7 @@ def test_chunks_that_are_no_whole_blocks_are_refused(start_brief_engine):
 
 
 def test_leaving_in_the_middle_frees_every_stage(tiny_omni):
-    """Remains of a request would show in later ones: slots, memory and rows suffice for eight others."""
+    """Leftovers of a request would affect later ones: slots, memory and rows suffice for eight others."""
 
     async def leave(name: str) -> int:
         seen = 0

@@ -1,4 +1,4 @@
-"""A model family from another package: installed, and then used by every command like one of ours."""
+"""A model family from another package: installed, then used by every command like our own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROFILE = str(PACKAGE / "toy.yaml")
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The Python of an environment over this one in which the package is installed, offline."""
+    """An environment's Python, over this one, with the package installed offline."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = str(folder / "bin" / "python")
@@ -39,7 +39,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A cache of built-in checkpoints with none in it."""
+    """An empty cache of built-in checkpoints."""
     return {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
 
 
@@ -56,7 +56,7 @@ def omni(python: str, cache: dict[str, str], tmp_path: Path) -> Callable[..., En
 
 
 def check_framed(png: bytes) -> np.ndarray:
-    """Pixels (16, 16, 3) of an image with the frame that the profile asks for, and only that."""
+    """Return the pixels (16, 16, 3) of an image with exactly the frame that the profile sets."""
     pixels = np.array(Image.open(io.BytesIO(png)))
     assert pixels.shape == (16, 16, 3)
     assert not pixels[0].any() and not pixels[:, -1].any()
@@ -78,7 +78,7 @@ def test_generate_builds_and_runs_it(omni: Callable[..., Ended], tmp_path: Path)
 
 
 @pytest.mark.nightly
-def test_bench_varies_a_key_of_its_own(omni: Callable[..., Ended]) -> None:
+def test_bench_varies_a_key_of_the_family(omni: Callable[..., Ended]) -> None:
     ended = omni(
         "bench", "--profile", PROFILE, "--json", "-q", "--num-iters", "2", "--num-iters-warmup", "1",
         "--vary", "painter.frame_pixels=0,2",
@@ -144,7 +144,7 @@ def test_a_vllm_that_may_not_load_our_plugin(omni: Callable[..., Ended]) -> None
 
 
 def test_this_environment_does_not_have_it(tmp_path: Path) -> None:
-    """Or the tests above would show nothing: neither its checkpoint nor its stages are known here."""
+    """Premise of the tests above: neither its checkpoint nor its stages are known here."""
     ended = run_omni(tmp_path, "generate", "--profile", PROFILE, "hello")
     assert ended.code == 2
     assert "unknown builtin model `tiny-toy`" in ended.err and "unknown key `frame_pixels`" in ended.err

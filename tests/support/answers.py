@@ -1,4 +1,4 @@
-"""Answers of scripts in tests/support, which run engines that need a separate process with its own environment."""
+"""Answers of scripts in tests/support, whose engines need a separate process with its own environment."""
 
 from __future__ import annotations
 

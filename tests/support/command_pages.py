@@ -1,4 +1,4 @@
-"""`scripts/command_pages.py` as a module: `scripts` is no package."""
+"""`scripts/command_pages.py` as a module, because `scripts` is not a package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face's own CSM, from text to speech, as the reference for the chain."""
+"""Hugging Face's own CSM, from text to speech, as the reference of the chain."""
 
 from __future__ import annotations
 

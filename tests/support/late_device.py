@@ -1,4 +1,4 @@
-"""A device for `AsyncCopy` that is late: copies take time on its own clock, and land when they are due, not before."""
+"""A slow device for `AsyncCopy`: copies take time on its own clock, and arrive when they are due, not before."""
 
 from __future__ import annotations
 

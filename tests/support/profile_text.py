@@ -1,4 +1,4 @@
-"""A good profile to spoil, and the mistakes in a spoilt one as a user sees them."""
+"""A valid profile to modify, and the resulting mistakes as a user sees them."""
 
 from __future__ import annotations
 

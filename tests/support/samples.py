@@ -1,4 +1,4 @@
-"""Cases that differ in degree only: some in every run, all of them with `make test-all`."""
+"""Cases that differ in degree only: some run always, all with `make test-all`."""
 
 from __future__ import annotations
 

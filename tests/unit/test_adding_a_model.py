@@ -1,4 +1,4 @@
-"""Checks that docs/adding-a-model.md shows the files of the package as they are, and all of them."""
+"""docs/adding-a-model.md shows all files of the package, unchanged."""
 
 from __future__ import annotations
 

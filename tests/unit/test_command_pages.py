@@ -1,4 +1,4 @@
-"""The check of docs/commands: what it lets pass, what it finds, and that the pages are complete."""
+"""The check of docs/commands: what it accepts and reports, and that the pages are complete."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_stale_page_is_found_and_written(page: Path, was: str, now: str, findi
         ("$ name=kept; pwd", "$ exit 3"),
     ],
 )
-def test_what_would_be_passed_over_is_refused(page: Path, was: str, now: str) -> None:
+def test_ignored_commands_are_rejected(page: Path, was: str, now: str) -> None:
     assert was in PAGE
     page.write_text(PAGE.replace(was, now))
     with pytest.raises(pages.PageError):
@@ -201,7 +201,7 @@ def test_a_command_that_does_not_end_is_ended(page: Path, monkeypatch: pytest.Mo
         pages.check_page(page)
 
 
-def test_what_was_started_in_the_background_ends_with_the_page(page: Path) -> None:
+def test_background_processes_end_with_the_page(page: Path) -> None:
     page.write_text("```console\n$ sleep 1000 & echo $!\n```\n")
     pages.check_page(page, write=True)
     (process,) = re.findall(r"^\d+$", page.read_text(), flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Which family a checkpoint or a profile belongs to, and what is said of a package whose family cannot be used."""
+"""The family of a checkpoint or a profile, and the errors of packages whose family is unusable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/github-actions-gate.yml has to work for whoever copies it: its options exist, its steps do what they say."""
+"""docs/github-actions-gate.yml works when copied: its options exist, and its steps do what they say."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_it_may_only_read_and_every_action_has_a_whole_version() -> None:
     assert actions and all(re.fullmatch(r"[\w./-]+@v\d+\.\d+\.\d+", action) for action in actions)
 
 
-def test_the_base_branch_is_there_to_compare_with() -> None:
+def test_the_base_branch_is_fetched() -> None:
     (checkout,) = [step for step in STEPS if step.get("uses", "").startswith("actions/checkout@")]
     assert checkout["with"]["fetch-depth"] == 0
     assert BY_NAME["Measure"]["env"]["BASE"] == "origin/${{ github.base_ref }}"
 
 
-def test_no_script_is_made_of_what_a_pull_request_says() -> None:
+def test_no_script_contains_text_of_a_pull_request() -> None:
     """An expression within `run` becomes a part of the script, whatever a branch is called."""
     assert not [step["name"] for step in STEPS if "${{" in step.get("run", "")]
 
@@ -89,11 +89,11 @@ def test_only_a_pass_and_inconclusive_let_the_job_succeed(tmp_path: Path, code: 
         assert done.stdout.startswith("::error ")
 
 
-def test_a_step_that_told_nothing_fails_the_job(tmp_path: Path) -> None:
+def test_a_step_without_output_fails_the_job(tmp_path: Path) -> None:
     assert shell("Verdict", tmp_path, EXIT_CODE="").returncode == 1
 
 
-def test_what_was_measured_is_kept_whatever_the_verdict() -> None:
+def test_the_record_is_kept_with_any_verdict() -> None:
     (upload,) = [step for step in STEPS if step.get("uses", "").startswith("actions/upload-artifact@")]
     assert upload["if"] == "always()"
     assert STEPS.index(upload) < STEPS.index(BY_NAME["Verdict"])

@@ -61,7 +61,7 @@ def modules_of(name: str) -> list[str]:
 
 
 def test_some_packages_import_no_heavy_library() -> None:
-    """All in one process, which takes a second instead of ten: what is blocked stays blocked."""
+    """All in one process, which takes a second instead of ten, because blocked imports stay blocked."""
     packages = [modules_of(package) for package in TORCH_FREE]
     assert all(len(modules) > 1 for modules in packages)
     modules = [*itertools.chain(*packages), *(f"omni_cli.{module}" for module in TORCH_FREE_MODULES)]

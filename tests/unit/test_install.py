@@ -1,4 +1,4 @@
-"""The installer that `make` runs: what it decides before it calls pip."""
+"""The installer that `make` runs: its decisions before it calls pip."""
 
 import importlib.util
 import socket
@@ -43,11 +43,11 @@ def not_found_server() -> Iterator[str]:
     server.server_close()
 
 
-def test_an_index_that_answers_is_asked(install: ModuleType, not_found_server: str) -> None:
+def test_an_index_that_responds_is_used(install: ModuleType, not_found_server: str) -> None:
     assert install.answers(not_found_server)
 
 
-def test_an_index_that_refuses_is_not_asked(install: ModuleType) -> None:
+def test_an_index_that_refuses_is_not_used(install: ModuleType) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         assert not install.answers(f"http://127.0.0.1:{unused.getsockname()[1]}")
@@ -96,7 +96,7 @@ def test_an_installed_environment_is_left_alone(install: ModuleType, tmp_path: P
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_what_is_installed_depends_on_pyproject(
+def test_the_installation_depends_on_pyproject(
     install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     here = install.fingerprint()

@@ -45,7 +45,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert document["variants"][0]["samples"][0].keys() >= {"block", "position", "e2e_s", "metrics", "work"}
 
 
-def test_what_a_variant_measured() -> None:
+def test_values_of_a_variant() -> None:
     a, _ = pair(2)
     assert metric_names(a) == ("e2e_s", "ttft_s")
     assert [block for block, _ in values_of(a, "ttft_s")] == [0, 0, 1, 1]

@@ -38,7 +38,7 @@ def test_files_and_functions_are_short() -> None:
     assert not found, "\n".join(found)
 
 
-def test_what_is_too_long_is_found() -> None:
+def test_long_functions_and_files_are_found() -> None:
     function = "@decorated\ndef f(\n    a: int,\n) -> None:\n" + "    a += 1\n" * 57
     assert list(too_long(function)) == ["line 1: `f` has 61 lines"]
     assert list(too_long(function.replace("    a += 1\n", "", 1))) == []

@@ -1,4 +1,4 @@
-"""Where sockets go when the folder for temporary files has a long name."""
+"""The folder of sockets if the folder for temporary files has a long name."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The real `omni bench`: real stages in real processes, and what becomes of them when something goes wrong."""
+"""The real `omni bench`: real stages in real processes, and its failures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def variants_of(record: Record) -> dict[str, Any]:
 
 
 def order_of(record: Record, block: int) -> str:
-    """Which variant ran when in a block: `ABBA`."""
+    """Return the order of variants in a block: `ABBA`."""
     slots = [
         (sample.position, letter)
         for letter, variant in zip("ABC", record.variants, strict=False)
@@ -40,7 +40,7 @@ def order_of(record: Record, block: int) -> str:
 
 
 def blocks_saved(path: Path) -> int:
-    """Blocks that are whole in the record on the disk, which must be valid at any moment."""
+    """Count the complete blocks in the record on the disk, which must be valid at any time."""
     if not path.exists():
         return 0
     samples = [sample for variant in load_record(path).variants for sample in variant.samples]
@@ -48,7 +48,7 @@ def blocks_saved(path: Path) -> int:
 
 
 def workers(process: OmniProcess) -> list[int]:
-    """Ids of the variants' processes, in the order in which they were started."""
+    """Return the process ids of the variants, in the order in which they started."""
     found = []
     for pid in process.others():
         try:
@@ -84,7 +84,7 @@ def test_chains_with_frames_of_codes_or_two_backends(
         assert ("denoise_steps" in sample["work"]) == (work == "pixels")
 
 
-def test_a_stage_alone_is_fed_what_the_stages_before_it_made(tmp_path: Path) -> None:
+def test_a_single_stage_gets_the_output_of_earlier_stages(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     arguments = ("--stage", "token2wav", "--num-iters", "4", "--output-len", "16", "--output-json", str(path), "--json")
     ended = run_omni(tmp_path, "bench", *arguments)
@@ -168,7 +168,7 @@ def test_a_treatment_that_does_not_take_effect_is_no_number(tmp_path: Path) -> N
 
 
 def stage_of(worker: int) -> int:
-    """The process of a variant's stage, which leads a group of its own."""
+    """Return the process of a variant's stage, which leads a process group."""
     return next(child.pid for child in psutil.Process(worker).children(recursive=True) if is_leader(child.pid))
 
 
@@ -199,7 +199,7 @@ def test_a_variant_that_is_killed_is_named_and_the_samples_are_kept(tmp_path: Pa
 
 
 @pytest.mark.parametrize("number", sample_of([signal.SIGINT, signal.SIGTERM], [signal.SIGINT]))
-def test_an_interrupt_keeps_and_reports_what_is_there(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupt_keeps_and_reports_finished_blocks(tmp_path: Path, number: signal.Signals) -> None:
     path = tmp_path / "record.json"
     process = OmniProcess(tmp_path, *IMAGE, "--num-iters", "4000", "--output-json", str(path))
     process.wait_for(lambda: blocks_saved(path) >= 2)
@@ -269,7 +269,7 @@ def test_a_baseline_of_this_machine_and_one_of_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_the_self_check_refuses_limits_that_nobody_could_judge(tmp_path: Path) -> None:
+def test_the_self_check_rejects_undetectable_limits(tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()

@@ -1,4 +1,4 @@
-"""A variant's process by itself: its environment, its failures, and a record when only one fits into memory."""
+"""A variant's process alone: its environment, its failures, and a record if only one fits into memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def with_process(launch: Launch, use: Callable[[VariantProcess], Coroutine]) -> 
 def test_a_process_gets_its_variables_repeats_its_outputs_and_is_named_when_it_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Variables are set before Python starts, and an empty one is unset; each number has outputs of its own."""
+    """Variables are set before Python starts, and empty ones are unset; each number has its own outputs."""
     monkeypatch.setenv("OMNI_TEST_GONE", "here")
     launch = Launch("slow", {"OMP_NUM_THREADS": "1", "OMNI_TEST_GONE": ""})
 
@@ -119,7 +119,7 @@ def test_prompts_have_exactly_as_many_tokens(name: str, length: int) -> None:
 
 
 class Notes:
-    """Keeps what the harness says."""
+    """Records the harness's events."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []

@@ -61,7 +61,7 @@ def test_the_busy_limit_is_judged_by_an_interval(goals, seconds, verdict):
     assert goals.near_busy("model", loops(seconds), busy).verdict == verdict
 
 
-def test_what_was_not_measured_is_said_to_be(goals):
+def test_missing_measurements_are_reported(goals):
     assert goals.near_busy("model", loops([1.0] * 8), None).verdict == "not measured"
     failed = Variant(name="execution=cudagraph", error="it broke")
     goal = goals.near_busy("model", failed, goals.Busy(1.0, 1, 2.0))

@@ -150,7 +150,7 @@ def rename_architecture(path: Path) -> None:
 
 
 def leave_out(path: Path) -> None:
-    """Remove a component, and its name from the index."""
+    """Remove a component and its name in the index."""
     remove(path)
     index = path.with_name("model_index.json")
     index.write_text(
@@ -235,7 +235,7 @@ def test_repo_that_cannot_be_reached(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_repo_in_the_cache_of_the_hub(folder: Path, copy_of: Callable[[str], Path]) -> None:
-    """Not an error: a repo id that an earlier download left on this machine works without a network."""
+    """No error: a repo id that was downloaded earlier works without a network."""
     repo = folder / "hub" / "hub" / "models--some--repo"
     (repo / "refs").mkdir(parents=True)
     (repo / "refs" / "main").write_text("0" * 40)
@@ -260,7 +260,7 @@ def test_speakers_that_only_loading_shows_to_be_broken(folder: Path, copy_of: Ca
 
 @pytest.mark.slow
 def test_bad_requests_fail_alone(folder: Path) -> None:
-    """Mistakes that only the model can find: one run, one error per line, and the good one in between is kept."""
+    """Mistakes that only the model finds: one run, one error per line, and the good line in between succeeds."""
     lines = [
         {"prompt": "word " * 3000},
         {"prompt": "hello", "request_id": "good"},
@@ -312,7 +312,7 @@ def test_output_folder_without_permission(folder: Path) -> None:
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB, of which nothing is left."""
+    """A file system of 64 KiB that is full."""
     place = tmp_path / "disk"
     place.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True)
@@ -333,7 +333,7 @@ def test_full_disk(folder: Path, full_disk: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_disk_that_is_full_when_the_answer_comes(folder: Path) -> None:
-    """Files may have 8 KiB: enough to begin with, not for an image. One request of a text-only answer is kept."""
+    """Files are limited to 8 KiB, which is too little for an image. A request with a text-only answer succeeds."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 10, 8 << 10))
@@ -347,7 +347,7 @@ def test_disk_that_is_full_when_the_answer_comes(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_stdout_that_nobody_reads(folder: Path) -> None:
+def test_stdout_without_a_reader(folder: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     process = OmniProcess(folder, "generate", "hi", "--modalities", "text", *SHORT, stdout=writer)
@@ -362,7 +362,7 @@ def test_stdout_that_nobody_reads(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_behind_stdout(folder: Path) -> None:
-    """While text streams there: one error, and no files are lost that were done."""
+    """While text is streamed: one error, and finished files are kept."""
     with Path("/dev/full").open("w") as full:
         ended = OmniProcess(folder, "generate", "hi", *SHORT, stdout=full).end()
     ended.check_clean()
@@ -371,7 +371,7 @@ def test_a_full_disk_behind_stdout(folder: Path) -> None:
     assert ended.err.endswith("error: cannot write to standard output: No space left on device\n")
 
 
-def test_a_current_folder_that_is_gone(folder: Path) -> None:
+def test_a_deleted_current_folder(folder: Path) -> None:
     gone = folder / "gone"
     gone.mkdir()
     prefix = ("sh", "-c", f'rmdir "{gone}" && exec "$0" "$@"')

@@ -1,4 +1,4 @@
-"""However a run is ended, at whatever moment: the right exit code, no traceback, whole files, nothing left behind."""
+"""Every end of a run, at any time: the right exit code, no traceback, whole files, nothing left behind."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def wait_for_moment(request: pytest.FixtureRequest) -> Callable[[OmniProcess, fl
 
 
 def check_interrupted(ended: Ended) -> None:
-    """Either it had finished, or it says that it was interrupted, with a document or none; files are whole."""
+    """Either the run finished or it reports the interrupt, with or without a document; files are whole."""
     ended.check_clean()
     if ended.code != OK:
         ended.check_error(INTERRUPTED, "error: interrupted")
@@ -108,7 +108,7 @@ STAGES = ("thinker", "talker", "token2wav")
 
 @pytest.fixture
 def requests_run(folder: Path) -> OmniProcess:
-    """A run of `REQUESTS`, of which the first has just ended."""
+    """Start a run of `REQUESTS` and return when the first has ended."""
     (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in REQUESTS))
     short_speech = ("--set", "talker.sampling.max_tokens=16")
     process = OmniProcess(folder, "generate", "--requests", "requests.jsonl", "--json", *short_speech)
@@ -117,7 +117,7 @@ def requests_run(folder: Path) -> OmniProcess:
 
 
 def stage_processes(process: OmniProcess) -> list[int]:
-    """Process ids in the order of the stages: each leads a session, and they are started in order."""
+    """Return process ids in the order of the stages: each leads a session, and they start in order."""
     return sorted(pid for pid in process.others() if leads_a_session(pid))
 
 
@@ -128,7 +128,7 @@ def leads_a_session(pid: int) -> bool:
         return False
 
 
-def test_ctrl_c_keeps_what_is_finished(requests_run: OmniProcess) -> None:
+def test_ctrl_c_keeps_finished_requests(requests_run: OmniProcess) -> None:
     requests_run.interrupt()
     ended = requests_run.end()
     ended.check_clean()
@@ -171,7 +171,7 @@ def test_a_stage_that_is_killed_while_it_loads(folder: Path) -> None:
 
 
 def build_begun(place: Path) -> bool:
-    """Tell whether there is anything in the folder that a build writes to before it is complete."""
+    """Tell whether the folder has a partial file of a build."""
     return any(any(partial.iterdir()) for partial in place.glob(".*.partial-*"))
 
 
@@ -200,7 +200,7 @@ def test_an_end_while_a_built_in_model_is_built(how: signal.Signals, folder: Pat
 
 @pytest.mark.parametrize("delay_s", sample([0.0, 0.3, None], [None]))
 def test_ctrl_c_during_models_build(delay_s: float | None, folder: Path) -> None:
-    """At fixed times, and (None) when the first files are there."""
+    """At fixed times, and (None) when the first files exist."""
     process = OmniProcess(folder, "models", "build", "tiny-omni", "--output-dir", "out/model")
     process.wait_until_begun()
     if delay_s is None:

@@ -1,4 +1,4 @@
-"""Faults of every kind at every point of a stage's life: the right error, whole files, and nothing left behind.
+"""Faults of every kind at every point of a stage's life: the right error, whole files, nothing left behind.
 
 Each run is a real one, with the fault planted in the stage's own process. `make test` plants some of them,
 `make test-all` every kind at every point, which takes about a quarter of an hour.
@@ -64,7 +64,7 @@ def run(folder: Path, fault: str, *arguments: str, when: Path | None = None) -> 
 
 
 def check_clean(ended: Ended, kind: str) -> None:
-    """Nothing is left but the file that the error of a stage that hung names, with what the stage was doing."""
+    """Nothing is left except the file named by a hung stage's error, with the stage's stacks."""
     if kind == "hang":
         path = Path(re.search(r"the stacks of its threads are in (\S+);", ended.err)[1])
         assert "in never_returns" in path.read_text()
@@ -94,7 +94,7 @@ def test_while_loading(folder: Path, point: tuple[str, str], kind: str) -> None:
     table(IMAGE_POINTS, [("denoising step 2", "hang")]),
 )
 def test_images(folder: Path, place: str, kind: str) -> None:
-    """Of many images, in the middle: those that are done are whole, the others report what happened."""
+    """In the middle of many images: finished ones are whole, the others report the failure."""
     lines = [{"request_id": str(number), "prompt": "a cat", "seed": number} for number in range(24)]
     (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     settings = ("--set", "image.step_timeout_s=3", "--set", "image.max_num_seqs=4")
@@ -121,7 +121,7 @@ def test_images(folder: Path, place: str, kind: str) -> None:
     table(CHAIN_POINTS, [(CHAIN_POINTS[4], "kill")]),
 )
 def test_a_chain(folder: Path, point: tuple[str, str], kind: str) -> None:
-    """One request on its way through three stages: what the stages before have made is in its result."""
+    """One request on its way through three stages: its result has the outputs of earlier stages."""
     stage, place = point
     limit = ("--set", f"{stage}.step_timeout_s=3") if kind == "hang" else ()
     ended = run(folder, f"{kind}@{place}@{stage}", "hi", *SHORT, *limit)

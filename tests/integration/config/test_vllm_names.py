@@ -60,7 +60,7 @@ def test_cudagraph_modes() -> None:
         {"stop": ["a", "b"], "logprobs": -1},
     ],
 )
-def test_what_the_schema_takes_vllm_takes(sampling: dict[str, Any]) -> None:
+def test_vllm_accepts_what_the_schema_accepts(sampling: dict[str, Any]) -> None:
     params = vllm.SamplingParams(**Sampling.model_validate(sampling).model_dump(exclude_none=True))
     for key, value in sampling.items():
         assert getattr(params, key) in (value, [value])
@@ -83,7 +83,7 @@ def test_what_the_schema_takes_vllm_takes(sampling: dict[str, Any]) -> None:
         {"logprobs": -2},
     ],
 )
-def test_what_vllm_refuses_the_schema_refuses_first(sampling: dict[str, Any]) -> None:
+def test_the_schema_rejects_what_vllm_rejects(sampling: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(sampling))):
         Sampling.model_validate(sampling)
     from vllm.exceptions import VLLMValidationError

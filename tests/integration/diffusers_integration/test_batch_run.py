@@ -1,4 +1,4 @@
-"""A batch whose images are copied to the host during the next request, on a device whose copies are late."""
+"""A batch whose images are copied to the host during the next request, on a device with slow copies."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_image_is_delivered_in_the_step_after_it_has_arrived_and_the_last_is_
         assert len(times.denoise_step_s) == STEPS and times.vae_decode_s > 0
 
 
-def test_a_bad_image_is_the_error_of_its_own_request_also_when_the_next_one_runs(executor, device):
+def test_a_bad_image_fails_its_own_request_even_while_the_next_one_runs(executor, device):
     requests = [
         DiffusionRequest("a", "a cat"),
         # One step divides by zero.

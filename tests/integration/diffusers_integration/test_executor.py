@@ -105,7 +105,7 @@ def test_an_image_is_the_plain_call_s_bit_for_bit(executors, plain, model, argum
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_same_seed_gives_the_same_image_whatever_else_is_in_the_batch(executors, plain, model):
+def test_a_seed_gives_the_same_image_in_any_batch(executors, plain, model):
     prompts = ["a cat", "a much longer prompt about two dogs", "a cat", "rain"]
     negatives = ["x", "something long to avoid", "x", "y"]
     requests = [
@@ -149,7 +149,7 @@ def test_the_prompt_cache_works_and_changes_no_image(folders, plain, model):
         executor.shutdown()
 
 
-def test_prompt_cache_forgets_the_least_recently_used_and_what_was_changed_in_place():
+def test_prompt_cache_drops_least_recently_used_and_modified_entries():
     encoded: list[str] = []
 
     def encode_prompt(prompt: str, device: str = "cpu", scale: float | None = None):
@@ -227,7 +227,7 @@ def test_an_aborted_request_ends_at_its_next_step_and_leaves_no_trace(executors,
         np.testing.assert_array_equal(made, plain_image(plain["stable_diffusion"], "a cat", seed))
 
 
-def test_an_interrupt_comes_through_and_the_executor_goes_on(executors, plain):
+def test_an_interrupt_propagates_and_the_executor_continues(executors, plain):
     def on_step(name, done, total):
         raise KeyboardInterrupt
 
@@ -342,7 +342,7 @@ def test_a_prompt_is_refused_from_the_first_token_that_would_be_cut(executors):
 
 
 def test_the_limit_of_a_templated_prompt_is_where_the_embeddings_are_cut(executors, plain):
-    """Counted here without the pipeline, and held against what the pipeline really encodes."""
+    """Counted here without the pipeline, and compared with what the pipeline encodes."""
     executor, pipeline = executors["qwen_image"], plain["qwen_image"]
     prompt = "a cat and a dog"
     whole, _ = pipeline.encode_prompt(prompt, max_sequence_length=1024)
@@ -355,7 +355,7 @@ def test_the_limit_of_a_templated_prompt_is_where_the_embeddings_are_cut(executo
 
 
 def test_arguments_for_the_profiles_own_checkpoint_are_dropped_for_another(folders):
-    """`tiny-image` has Qwen-Image's `true_cfg_scale`; a user who names another checkpoint did not write it."""
+    """`tiny-image` sets Qwen-Image's `true_cfg_scale`; a user who names another checkpoint did not."""
     config = load_profile("tiny-image", model=str(folders["stable_diffusion"]))
     executor = start(folders["stable_diffusion"], config.stage("image"))
     assert executor.effective["dropped_arguments"] == ["true_cfg_scale"]
@@ -418,7 +418,7 @@ def test_values_come_from_the_request_then_the_stage_then_the_pipeline(folders):
 
 
 def test_a_failure_inside_the_pipeline_is_that_request_s_error(executors, plain):
-    """Timesteps that the scheduler cannot take: diffusers finds out in the middle of its call."""
+    """Timesteps that the scheduler rejects, which diffusers notices in the middle of its call."""
     executor = executors["stable_diffusion"]
     bad = DiffusionRequest(
         "bad", "a cat", call={"cross_attention_kwargs": {"no_such_option": {"x": 1}}, "timesteps": [5, 9]}
@@ -549,7 +549,7 @@ def test_compiled_blocks_run_and_make_nearly_the_same_image(folders, plain):
     executor.shutdown()
 
 
-def test_eager_calls_and_copies_are_counted_and_the_copy_of_a_cpu_is_none(folders):
+def test_eager_calls_and_copies_are_counted_and_a_cpu_copies_nothing(folders):
     stage = DiffusionStageConfig.named(
         name="image", num_inference_steps=STEPS, height=64, width=64, output_copy="async"
     )
@@ -645,7 +645,7 @@ def test_nothing_is_left_after_shutdown(folders):
 
 
 def test_an_error_does_not_keep_the_call_s_tensors(executors):
-    """A failed request's error may live long, in a result or a log; the latents of its call must not."""
+    """A failed request's error may live long, in a result or a log, but must not keep the latents of its call."""
     bad = DiffusionRequest("bad", "a cat", call={"timesteps": [5, 9]})
     (output,) = run(executors["stable_diffusion"], bad)
     assert isinstance(output.error, OmniError)

@@ -1,4 +1,4 @@
-"""Every page of docs/commands shows what its commands print: all of them are run."""
+"""Every page of docs/commands shows the output of its commands, all of which are run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ LONGEST = ("bench.md", "generate.md", "loadtest.md", "profile.md", "serve.md")
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the pages show a machine without a GPU")
 @pytest.mark.parametrize("name", sample(PAGES, [name for name in PAGES if name not in LONGEST]))
-def test_the_page_shows_what_is_printed(name: str) -> None:
+def test_the_page_shows_the_real_output(name: str) -> None:
     found = pages.check_page(pages.PAGES / name)
     assert not found, f"{found}\nif that is right: python scripts/command_pages.py --write docs/commands/{name}"

@@ -1,4 +1,4 @@
-"""The fork server's life: it ends with its last user, and the next user gets a new one at once."""
+"""The fork server's life cycle: it ends with its last user, and the next user gets a new one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages other than commands end a stage with one error, at once, whatever it is doing."""
+"""Messages other than commands end a stage immediately with one error, whatever it is doing."""
 
 from __future__ import annotations
 

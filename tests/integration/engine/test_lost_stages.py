@@ -1,4 +1,4 @@
-"""A stage that dies right after it has loaded, while the engine starts or while the stage is started again."""
+"""A stage that dies directly after it has loaded, while the engine starts or while the stage is restarted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def kill(llm: OmniLLM, name: str) -> None:
-    """And wait, in the event loop, until its end is the next thing that the loop hears of."""
+    """Wait in the event loop until the stage's end is the next event."""
     client = llm._clients[name]
     os.kill(client._process.pid, signal.SIGKILL)
     time.sleep(1.0)

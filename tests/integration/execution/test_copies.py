@@ -24,7 +24,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.int64]
 
 
 class Consumer:
-    """Starts copies, takes what arrives, keeps some of it, forgets some; knows what every tensor has to hold."""
+    """Starts copies, takes some results, keeps and forgets others, and knows what each tensor must contain."""
 
     def __init__(self, copy: AsyncCopy, device: LateDevice) -> None:
         self.copy, self.device = copy, device
@@ -37,7 +37,7 @@ class Consumer:
         self.pending.append((self.copy.start(source), expected))
 
     def start_reused(self, size: int, dtype: torch.dtype) -> None:
-        """From memory that the device writes again at once, as a CUDA graph does."""
+        """Copy from memory that the device overwrites immediately, as a CUDA graph does."""
         source, expected = self._source(size, dtype)
         self.pending.append((self.copy.start(source, reused=True), expected))
         source.zero_()
@@ -101,7 +101,7 @@ steps = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(steps=steps)
-def test_whatever_the_order_every_consumer_holds_what_was_copied(steps):
+def test_consumers_get_the_copied_values_in_any_order(steps):
     device = LateDevice()
     copy = AsyncCopy(device)
     consumer = run(copy, device, steps)
@@ -178,7 +178,7 @@ def test_a_pageable_destination_is_an_error_and_no_slow_copy():
 
 @pytest.fixture
 def device(monkeypatch) -> LateDevice:
-    """With the host on the same clock."""
+    """The host uses the device's clock."""
     device = LateDevice()
     monkeypatch.setattr(copies, "time", SimpleNamespace(perf_counter=lambda: device.now))
     return device
@@ -189,7 +189,7 @@ def counted(copy: AsyncCopy) -> tuple[float, float, float, float]:
     return counters.copy_s, counters.copy_exposed_s, counters.copy_hidden_s, counters.copy_blocked_s
 
 
-def test_a_copy_that_is_done_when_it_is_wanted_is_hidden(device):
+def test_a_copy_that_is_done_before_get_is_hidden(device):
     copy = AsyncCopy(device)
     pending = copy.start(torch.zeros(100, dtype=torch.uint8))
     assert not pending.ready()
@@ -215,7 +215,7 @@ def test_waiting_for_the_source_blocks_and_exposes_nothing(device):
     assert counted(copy) == (100, 100, 0, 600)
 
 
-def test_waiting_while_the_device_goes_on_blocks_and_exposes_nothing(device):
+def test_waiting_while_the_device_works_exposes_nothing(device):
     copy = AsyncCopy(device)
     pending = copy.start(torch.zeros(100, dtype=torch.uint8))
     device.compute(500)
@@ -224,7 +224,7 @@ def test_waiting_while_the_device_goes_on_blocks_and_exposes_nothing(device):
 
 
 def test_a_start_that_blocks_is_noticed(device):
-    """As a copy to pageable memory does, or one that waits for the device."""
+    """Like a copy to pageable memory, or one that waits for the device."""
     queue = device.copy
 
     def blocks(source, destination):
@@ -237,7 +237,7 @@ def test_a_start_that_blocks_is_noticed(device):
     assert copy.counters.copy_blocked_s == 240
 
 
-def test_a_copy_that_nobody_waits_for_is_counted_and_let_go(device):
+def test_a_copy_without_a_waiter_is_counted_and_released(device):
     copy = AsyncCopy(device)
     copy.start(torch.zeros(100, dtype=torch.uint8))
     device.pass_time(100)
@@ -306,7 +306,7 @@ def test_on_a_cpu_async_is_sync_with_a_reason():
     assert why_not_async("cuda:1") is None
 
 
-def test_on_a_cpu_only_what_is_written_again_is_copied_and_counted():
+def test_on_a_cpu_only_reused_memory_is_copied_and_counted():
     copy = make_output_copy("sync", "cpu")
     tensor = torch.ones(4)
     assert copy.start(tensor).get().data_ptr() == tensor.data_ptr()

@@ -115,7 +115,7 @@ def test_hooks_and_names_of_weights_stay_and_close_gives_the_module_back(transfo
     assert len(denoiser.graphs) == 0
 
 
-def test_a_forward_that_was_replaced_before_is_put_back(transformer):
+def test_an_already_replaced_forward_is_restored(transformer):
     class_forward = transformer.forward
     transformer.forward = lambda *args, **kwargs: class_forward(*args, **kwargs)
     before = transformer.forward
@@ -144,7 +144,7 @@ def test_a_cache_that_decides_in_each_step_is_refused(transformer, monkeypatch):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test says that it lacks")
-def test_cudagraph_without_cuda_names_what_is_missing(transformer, device):
+def test_cudagraph_without_cuda_is_an_error(transformer, device):
     with pytest.raises(StageError) as caught:
         prepare_denoiser(transformer, "cudagraph", stage="image", device=device)
     assert caught.value.message.endswith("`execution: cudagraph` needs a CUDA device, and this machine has none")
@@ -190,7 +190,7 @@ class Breaks(torch.nn.Module):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_compiled_is_an_error_that_names_it():
+def test_code_that_cannot_be_compiled_is_named_in_the_error():
     module = Breaks()
     denoiser = prepare_denoiser(module, "compile", stage="image", device="cpu")
     assert denoiser.counters.compiled_regions == 1, "all of it, since nothing repeats"

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 class Scale(torch.nn.Module):
-    """`x` times `factor` plus a bias that is not an argument; counts how often it really ran."""
+    """`x` times `factor` plus a bias that is not an argument; counts how often it ran."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def test_tensors_inside_containers_are_contents():
     assert counters.graphs_captured == 1
 
 
-def test_the_least_recently_used_graph_goes_first_and_its_memory_with_it():
+def test_the_least_recently_used_graph_is_freed_first():
     backend = FakeBackend()
     graphs, counters = manager(backend=backend, max_graphs=2)
     a, b, c = torch.zeros(1), torch.zeros(1000), torch.zeros(10)
@@ -175,7 +175,7 @@ class Part(torch.nn.Module):
 
 
 class Whole(torch.nn.Module):
-    """One good part, then one that does `act`."""
+    """A good part, then one that calls `act`."""
 
     def __init__(self, act) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ def add_in_place(x):
     ],
     ids=["item", "if", "mask", "nonzero", "random", "dropout", "own generator", "wrong shape"],
 )
-def test_what_a_graph_cannot_hold_is_an_error_that_names_the_operation(act, operation, inference):
+def test_an_uncapturable_operation_is_named_in_the_error(act, operation, inference):
     graphs, counters = manager(Whole(act))
     with torch.inference_mode(inference), pytest.raises(StageError) as caught:
         graphs(torch.ones(2))
@@ -229,7 +229,7 @@ def test_an_argument_that_the_forward_writes_into_is_named():
         graphs(torch.ones(2))
 
 
-def test_an_output_that_hides_its_tensors_is_refused():
+def test_an_output_with_hidden_tensors_is_rejected():
     graphs, _ = manager(Part(lambda x: {"sample": {x}}))
     with pytest.raises(StageError, match="cannot capture Part: returns a set, whose tensors"):
         graphs(torch.ones(2))
@@ -249,7 +249,7 @@ def test_a_failed_capture_leaves_the_other_graphs_working():
 
 
 class Remembers(torch.nn.Module):
-    """Like position embeddings that a model keeps for the sizes that it has seen, and may drop."""
+    """Like position embeddings that a model caches per size, and may drop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ class Remembers(torch.nn.Module):
         return x + self.kept[x.shape]
 
 
-def test_a_graph_keeps_alive_what_the_model_has_only_cached():
+def test_a_graph_keeps_cached_tensors_of_the_model_alive():
     module = Remembers()
     graphs, _ = manager(module)
     graphs(torch.zeros(2))

@@ -1,4 +1,4 @@
-"""The built checkpoints: the same bytes everywhere, whole for Hugging Face, vLLM and diffusers, and lively."""
+"""The built checkpoints: the same bytes everywhere, complete for Hugging Face, vLLM and diffusers, lively outputs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def qwen3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_processes_build_once_and_the_same_bytes(
     omni_folder: Path, image_folder: Path, qwen3_folder: Path, tmp_path: Path
 ) -> None:
-    """Other hash seeds and thread counts than here; both at once; beside what a killed builder left."""
+    """With other hash seeds and thread counts than here, concurrently, and beside leftovers of a killed builder."""
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
     first = start(RESOLVE, "builtin:tiny-omni", PYTHONHASHSEED="1", OMP_NUM_THREADS="1", **environment)
     second = start(RESOLVE, "builtin:tiny-omni", PYTHONHASHSEED="2", OMP_NUM_THREADS="2", **environment)
@@ -147,7 +147,7 @@ def test_an_interrupt_while_the_folder_is_made(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_in_the_way_stays_as_it_is(omni_folder: Path, tmp_path: Path) -> None:
+def test_existing_files_are_not_changed(omni_folder: Path, tmp_path: Path) -> None:
     assert build_folder("tiny-omni", omni_folder, seed=0) is False
     before = digests(omni_folder)
     with pytest.raises(OutputError, match=r"not empty.*model\.safetensors"):
@@ -162,7 +162,7 @@ def test_what_is_in_the_way_stays_as_it_is(omni_folder: Path, tmp_path: Path) ->
 
 @pytest.mark.nightly
 def test_a_file_that_cannot_be_written_whole(tmp_path: Path) -> None:
-    """A limit on the file size fails like a full disk: in the middle of a file; here of several kinds."""
+    """A limit on the file size fails like a full disk in the middle of a file, here for files of several kinds."""
     code = """
 import resource, sys
 from pathlib import Path
@@ -200,7 +200,7 @@ def test_small_omni_is_mostly_thinker_and_talker() -> None:
 
 
 def prompts(processor) -> dict[str, dict]:
-    """Text, audio and image prompts: what the processor takes, by name."""
+    """Return text, audio and image prompts with the processor's names."""
     rng = np.random.default_rng(0)
     noise = (0.1 * rng.standard_normal(24_000)).astype(np.float32)
     image = Image.fromarray(rng.integers(0, 255, (196, 228, 3), dtype=np.uint8))
@@ -219,7 +219,7 @@ def prompts(processor) -> dict[str, dict]:
 
 
 def generate(model, processor, prompt: dict) -> tuple[list[int], torch.Tensor]:
-    """Greedy tokens of the answer, and the waveform for noise of seed 0."""
+    """Return greedy tokens of the answer, and the waveform for noise of seed 0."""
     inputs = dict(processor(return_tensors="pt", **prompt))
     # transformers 5.23 hands plain pixel_values to the talker, too, which refuses them.
     if "pixel_values" in inputs:
@@ -314,7 +314,7 @@ json.dump([list(result.outputs[0].token_ids) for result in results], open(sys.ar
 
 @pytest.mark.nightly
 def test_vllm_answers_like_hugging_face(omni_folder: Path, reference: dict, tmp_path: Path) -> None:
-    """Also says that every weight of the thinker arrives in vLLM: biases and norms are not at 0 and 1."""
+    """Every weight of the thinker arrives in vLLM, because biases and norms are not at 0 and 1."""
     pytest.importorskip("vllm")
     assert read_model_kind(omni_folder) == "Qwen2_5OmniModel"
     requests = []
@@ -355,7 +355,7 @@ def test_tiny_image_draws(image_folder: Path) -> None:
 
 
 def test_the_image_instruction_is_as_long_as_diffusers_expects(image_folder: Path) -> None:
-    """diffusers cuts a fixed number of tokens off; with another length it would cut into the prompt."""
+    """diffusers cuts off a fixed number of tokens; another length would cut into the prompt."""
     from diffusers import QwenImagePipeline
     from transformers import AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""Audio made in chunks against audio made as a whole, by token2wav alone and on random weights of its own builders."""
+"""Audio made in chunks against audio made as a whole, by token2wav with random weights of its own builders."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def test_joined_chunks_are_within_the_bound_of_the_whole(request, name, num_code
     assert expected.abs().max() > 100 * BOUND, "silence would be within any bound"
 
 
-def test_more_context_brings_them_closer_and_none_is_far_off(tiny):
-    """The bound is that of the context: without it, chunks are something else."""
+def test_more_context_reduces_the_difference(tiny):
+    """The bound depends on the context: without it, chunks differ."""
     model, speaker = tiny
     codes = codes_of(120)
     expected = whole(model, speaker, codes)

@@ -1,4 +1,4 @@
-"""The code predictor against transformers' own, and what its draws depend on."""
+"""The code predictor against transformers' own, and the determinism of its draws."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def inputs(batch: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 @torch.no_grad()
 def test_greedy_codes_and_rows_equal_the_reference_step_after_step(reference, predictor, first_table):
-    """The cache is the same memory in every step, of larger and of smaller batches."""
+    """The cache uses the same memory in every step, for larger and smaller batches."""
     for step, batch in enumerate((1, 5, 8, 2, 1)):
         hidden, first = inputs(batch, step)
         codes, rows = predictor(hidden, first)
@@ -150,7 +150,7 @@ def test_draws_depend_on_seed_and_frame_alone():
 
 
 class Recorder:
-    """A model whose code `n` of every codebook adds rows of n; it keeps what it is given."""
+    """A model whose code `n` of every codebook adds rows of n; records its inputs."""
 
     num_codebooks = 2
 

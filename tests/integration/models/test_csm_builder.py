@@ -1,4 +1,4 @@
-"""`builtin:tiny-csm`: the same bytes each time, and whole; options without effect are refused."""
+"""`builtin:tiny-csm`: complete, and the same bytes each time; options without effect are rejected."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ OTHER_SIZES = GlmImageSizes(
 
 
 class Reference:
-    """`GlmImagePipeline`, and the tokens that its model has generated in its last call."""
+    """`GlmImagePipeline`, and the tokens that its model generated in its last call."""
 
     def __init__(self, model: str) -> None:
         from diffusers import GlmImagePipeline
@@ -197,7 +197,7 @@ def test_eight_at_once_equal_to_alone(chain: Any) -> None:
 
 
 def test_the_size_determines_the_number_of_tokens(chain: Any) -> None:
-    """Those of the image, and of a preview of 256 in the same proportions."""
+    """Count the tokens of the image, and of a preview of 256 in the same proportions."""
     for size, number in (((64, 64), 256 + 4), ((64, 128), 11 * 22 + 8), ((128, 96), 18 * 13 + 12)):
         height, width = size
         result = chain.run(request("size", "snow", diffusion={"height": height, "width": width}))
@@ -242,7 +242,7 @@ def test_equal_on_two_ranks(start_brief_engine: Any, chain: Any, ranks: str) -> 
 
 
 def test_other_sizes_preempted_and_in_chunks(start_brief_engine: Any, tmp_path: Path) -> None:
-    """A KV cache for two requests of three, and prompts of several steps, greedy and sampled."""
+    """A KV cache for two of three requests, and prompts over several steps, greedy and sampled."""
     write_glm_image(tmp_path, OTHER_SIZES, seed=5)
     tight = start_brief_engine(
         "tiny-glm-image",

@@ -34,7 +34,7 @@ NAMES = sample(tuple(BUILDERS), OFTEN)
 
 
 def requests_of(name: str) -> list[dict[str, Any]]:
-    """Eight, every other one with a medium, and one with two of them."""
+    """Eight requests, every other one with a medium, and one with two."""
     kinds = MEDIA.get(name, ())
     requests: list[dict[str, Any]] = [{"prompt": prompt} for prompt in PROMPTS]
     for number in range(0, len(requests) if kinds else 0, 2):
@@ -44,12 +44,12 @@ def requests_of(name: str) -> list[dict[str, Any]]:
 
 
 def missing(name: str) -> list[str]:
-    """The media that a model does not take."""
+    """Return the media that a model does not take."""
     return sorted({"image", "audio", "video"} - set(MEDIA.get(name, ())))
 
 
 class Stages:
-    """The answers of all stages that are often run, or of all others, by one process each."""
+    """Return the answers of the stages that always run, or of all others, from one process each."""
 
     def __init__(self, new_folder: Callable[[str], Path]) -> None:
         self._new_folder = new_folder

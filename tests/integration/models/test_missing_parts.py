@@ -38,7 +38,7 @@ def without(folder: Path, part: str, broken: Path) -> Path:
     return broken
 
 
-def test_all_families_with_classes_of_ours_are_here() -> None:
+def test_all_families_with_our_classes_are_listed() -> None:
     assert {name for name, family in families().items() if family.vllm_models} == set(PROFILES)
 
 

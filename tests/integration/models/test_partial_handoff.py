@@ -1,4 +1,4 @@
-"""A thinker's hand-off in parts conditions the talker on what the whole one does."""
+"""A thinker's handoff in parts conditions the talker like a whole one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thinking variant of Qwen3-Omni: a thinker alone, which answers as transformers' does and cannot speak."""
+"""The thinking variant of Qwen3-Omni: only a thinker, which answers as transformers' does and cannot speak."""
 
 from __future__ import annotations
 

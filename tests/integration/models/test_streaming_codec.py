@@ -1,4 +1,4 @@
-"""Codes decoded piece by piece give the samples of whole-sequence decoding, however they are cut and batched."""
+"""Codes decoded piece by piece give the samples of whole-sequence decoding, for any pieces and batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_FRAMES = 24
 
 
 def code2wav() -> nn.Module:
-    """Qwen3-Omni's, narrow: a sliding window of 6 frames, the release's upsampling by 1,920."""
+    """Qwen3-Omni's code2wav, narrow: a sliding window of 6 frames, the release's upsampling by 1,920."""
     config = Qwen3OmniMoeCode2WavConfig(
         codebook_size=CODEBOOK_SIZE,
         num_quantizers=NUM_CODEBOOKS,
@@ -59,7 +59,7 @@ def mimi() -> nn.Module:
 
 
 class Case:
-    """A codec with random weights, and what it makes of random codes in one call."""
+    """A codec with random weights, and its samples of random codes in one call."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module.eval()
@@ -74,7 +74,7 @@ class Case:
         self.decoder = StreamingCodecDecoder(self.module)
 
     def whole(self, codes: torch.Tensor) -> torch.Tensor:
-        """Samples of one request's codes, by transformers alone."""
+        """Return the samples of one request's codes by transformers alone."""
         with torch.no_grad():
             if isinstance(self.module, MimiModel):
                 return self.module.decode(codes[None]).audio_values[0, 0]
@@ -93,7 +93,7 @@ def assert_equal(streamed: torch.Tensor, whole: torch.Tensor) -> None:
 
 
 def test_pieces_without_their_past_differ(case: Case) -> None:
-    """Otherwise the other tests would show nothing."""
+    """Premise of the other tests."""
     whole = case.whole(case.codes[0])
     second = case.decoder.decode([Piece(case.codes[0, :, 14:], case.decoder.start())])[0]
     start = whole[-len(second) :][:1920] - second[:1920]
@@ -117,7 +117,7 @@ def test_every_cut_gives_the_samples_of_one_call(case: Case, cuts: list[int]) ->
 
 @pytest.mark.parametrize("seed", range(2))
 def test_requests_in_one_batch_do_not_meet(case: Case, seed: int) -> None:
-    """Eight requests, each at its own place: pieces of one length share a call."""
+    """Eight requests at different positions: pieces of equal length share a call."""
     draw = random.Random(seed)
     states = [case.decoder.start() for _ in range(8)]
     streamed: list[list[torch.Tensor]] = [[] for _ in states]
@@ -151,7 +151,7 @@ def test_a_codec_that_waits_for_the_device_has_no_graphs() -> None:
 
 
 def test_replayed_calls_give_the_samples_of_one_call() -> None:
-    """First pieces of 3 frames, later ones of 4; the last, shorter one is padded, and so is a batch of three."""
+    """First pieces of 3 frames, later ones of 4; a shorter last piece is padded, and so is a batch of three."""
     case = Case(code2wav())
     decoder, backend = StreamingCodecDecoder(case.module), FakeBackend()
     decoder.use_graphs(backend, stage="code2wav", first=(3, 12), later=(4, 12), example=case.codes[:4, :, :1])

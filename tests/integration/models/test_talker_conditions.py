@@ -55,7 +55,7 @@ def talker() -> module.Qwen2_5OmniTalkerForConditionalGeneration:
 
 
 class ReadsFromOutside(TorchDispatchMode):
-    """Notes the addresses of all tensors that are read and that nothing in the block has made."""
+    """Notes the addresses of all tensors that are read and were not created in the block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def test_wrong_conditions_are_refused(rows, message):
 
 
 @given(prompt=st.integers(1, 6), tail=st.integers(0, 4), start=st.integers(0, 14), length=st.integers(1, 8))
-def test_the_last_row_holds_past_the_end(prompt, tail, start, length):
+def test_the_last_row_is_repeated_past_the_end(prompt, tail, start, length):
     rows = torch.arange(prompt + tail, dtype=torch.float32)[:, None].repeat(1, 3)
     payload = RequestPayload(prompt_embeds=rows[:prompt], information={"decode_conditions": rows[prompt:]})
     found = payload.conditions(start, length, torch.device("cpu"), torch.bfloat16)

@@ -34,7 +34,7 @@ def token2wav() -> Qwen2_5OmniToken2WavModel:
 
 
 def speakers(num_frames: dict[str, int]) -> dict[str, dict[str, torch.Tensor]]:
-    """Voices with references of so many frames."""
+    """Return speakers with references of so many frames."""
     draw = torch.Generator().manual_seed(1)
     return {
         name: {"cond": torch.randn(1, 32, generator=draw), "ref_mel": torch.randn(1, frames, 80, generator=draw)}
@@ -51,7 +51,7 @@ def request_for(name: str, num_codes: int, guidance_scale: float, request_id: st
 
 
 def plain_mel(model, request: SynthesisRequest) -> torch.Tensor:
-    """The mel spectrogram by transformers' own sampler."""
+    """Compute the mel spectrogram with transformers' own sampler."""
     voice = VOICES[request.speaker]
     torch.manual_seed(request.seed)
     made = model.code2wav_dit_model.sample(
@@ -161,7 +161,7 @@ def test_requests_of_different_lengths_are_denoised_together_as_they_are_alone(g
         torch.testing.assert_close(made[each.request_id], plain_mel(plain, each), rtol=0, atol=MEL_BOUND)
 
 
-def test_a_neighbour_that_is_not_a_number_disturbs_nobody():
+def test_a_neighbour_of_nan_does_not_affect_others():
     velocity, conditioner = packed_velocity()
     requests = mixed(0.5)
     expected = denoised(PackedDenoising(velocity, conditioner, requests, lambda used: used))
@@ -227,7 +227,7 @@ def test_a_spectrogram_that_is_not_a_number_spoils_no_other_waveform():
 
 
 def loud_vocoder() -> torch.nn.Module:
-    """With weights that keep a signal's size, unlike those that transformers draws."""
+    """With weights that preserve a signal's scale, unlike transformers' initial ones."""
     vocoder = token2wav().code2wav_bigvgan_model
     for module in vocoder.modules():
         if isinstance(module, torch.nn.Conv1d):

@@ -42,7 +42,7 @@ def waveform(stage, emitted: list, request_id: str, num_codes: int) -> np.ndarra
 
 
 def waveforms(emitted: list, *request_ids: str) -> dict[str, np.ndarray]:
-    """By request id, in the order in which they were finished."""
+    """Return results by request id, in the order in which they finished."""
     done = [report for report in emitted if isinstance(report, RequestDone) and report.request_id in request_ids]
     assert len(done) == len(request_ids)
     return {report.request_id: report.audio.samples.numpy() for report in done}
@@ -126,7 +126,7 @@ def test_a_waveform_is_sent_while_the_next_request_of_its_batch_still_runs():
 
 
 @pytest.mark.slow
-def test_padded_sounds_as_exact_does_within_its_bound_and_both_say_what_they_are():
+def test_padded_equals_exact_within_its_bound_and_both_report_their_batching():
     lengths = {"a": 50, "b": 33, "c": 7}
     made = {}
     for batching in ("exact", "padded"):
@@ -177,7 +177,7 @@ def test_padded_requests_that_are_cancelled_leave_the_batch():
 
 
 @pytest.mark.slow
-def test_bfloat16_is_what_every_layer_runs_in_and_is_heard():
+def test_bfloat16_is_used_by_every_layer_and_changes_the_waveform():
     emitted: list = []
     stage = load_stage(spec(precision="bfloat16"), emitted.append)
     try:

@@ -1,4 +1,4 @@
-"""`omni profile` on the built-in models: its trace, its record, costs that were planted, and how it ends otherwise."""
+"""`omni profile` on the built-in models: its trace, its record, planted costs, and its failures."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _MODULES = frozenset(f"module {name}" for name in ENCODERS)
 
 @dataclass(eq=False)
 class Run:
-    """A finished run and what it wrote: `events` are omni's own in the trace, `operator_times_us` (begin, end) of all
-    operators in it, which are too many to be kept, and `calls` the calls of modules in it."""
+    """A finished run and its files: `events` are omni's own in the trace, `operator_times_us` (begin, end) of all
+    operators in it, which are too many to keep, and `calls` the calls of modules in it."""
 
     ended: Ended
     record: Profile
@@ -59,7 +59,7 @@ class Run:
         return tracks
 
     def track(self, name: str) -> list[dict[str, Any]]:
-        """The events on one of omni's own tracks, in order."""
+        """Return the events on one of omni's own tracks, in order."""
         return sorted(self._tracks[name], key=lambda event: (event["ts"], -event["dur"]))
 
 
@@ -99,7 +99,7 @@ def omni(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def spoken(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """tiny-qwen3-omni, asked about an image and a second of sound."""
+    """tiny-qwen3-omni, with an image and a second of audio in the prompt."""
     inputs = tmp_path_factory.mktemp("inputs")
     (inputs / "image.png").write_bytes(encode_png(np.zeros((56, 84, 3), np.uint8)))
     (inputs / "sound.wav").write_bytes(encode_wav(np.zeros(16_000, np.float32), 16_000))
@@ -137,7 +137,7 @@ def count(events: list[dict[str, Any]], name: str) -> int:
 
 
 def test_ranges_are_nested(run: Run) -> None:
-    """On each track an event ends before the one around it does, and steps lie in their stage's request."""
+    """On each track, events nest, and steps lie within their stage's request."""
     for stage in run.record.stages:
         for track in (stage.name, f"{stage.name}: requests", "iterations", "connectors"):
             check_nested(run.track(track))
@@ -160,7 +160,7 @@ def check_nested(events: list[dict[str, Any]]) -> None:
 
 
 def test_times_in_the_trace_are_those_of_the_record(run: Run) -> None:
-    """Divided by the overhead that the record states, they are the unprofiled ones, up to 2 %."""
+    """Divided by the recorded overhead, they equal the unprofiled ones within 2 %."""
     for stage in run.record.stages:
         stated = next(row for row in run.record.overhead if row.metric == f"{stage.name}.latency_s")
         traced_s = statistics.median(event["dur"] for event in run.track(f"{stage.name}: requests")) / 1e6
@@ -236,7 +236,7 @@ def test_budget_of_the_kv_cache(omni: Run) -> None:
 
 
 def test_work_of_an_ar_stage_by_its_formula(omni: Run) -> None:
-    """Twice a matrix's weights for every token that goes through it, written down here once more by hand."""
+    """Twice a matrix's weights for every token that passes it, computed independently here."""
     roofline = omni.stage("thinker").roofline
     tokens, layers, hidden, heads, kv_heads, head_size = 32 + 11, 2, 128, 4, 2, 32
     part = next(part for part in roofline.parts if part.module.endswith("self_attn.qkv_proj"))
@@ -309,7 +309,7 @@ def test_json_prints_the_record(omni: Run) -> None:
 
 
 @pytest.mark.nightly
-def test_what_a_stage_in_the_middle_gets_is_recorded_first(tmp_path: Path) -> None:
+def test_inputs_of_a_middle_stage_are_recorded_first(tmp_path: Path) -> None:
     ended = run_omni(tmp_path, "profile", "--stage", "talker", "--num-iters", "1", "--output-len", "4", "--json")
     ended.check_clean()
     assert ended.code == OK, ended.err
@@ -332,7 +332,7 @@ def test_interrupt_while_recording(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_a_disk_that_fills_up(tmp_path: Path) -> None:
-    """Files may have 64 KiB: enough to begin with, not for a trace."""
+    """Files are limited to 64 KiB, which is too little for a trace."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, 64 << 10))
@@ -365,7 +365,7 @@ def make(folder: Path) -> Path:
 
 
 @pytest.mark.nightly
-def test_a_model_in_a_process_of_its_own_is_said_to_be_there_and_gets_no_hint_of_gaps(tmp_path: Path) -> None:
+def test_a_model_in_a_separate_process_is_reported_and_gets_no_hint_about_gaps(tmp_path: Path) -> None:
     rank = ("--stage", "thinker", "--set", "thinker.distributed_executor_backend=mp")
     ended = run_omni(tmp_path, "profile", *rank, "--num-iters", "1", "--output-dir", str(tmp_path / "out"))
     assert ended.code == OK, ended.err

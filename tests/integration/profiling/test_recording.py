@@ -157,7 +157,7 @@ def test_a_compiled_denoiser_runs_eagerly_while_it_is_watched(model: Model) -> N
     denoiser.close()
 
 
-def test_what_a_trace_holds_is_json_of_chromes_format(model: Model, tmp_path: Path) -> None:
+def test_a_trace_is_json_in_chromes_format(model: Model, tmp_path: Path) -> None:
     tracer = Tracer({})
     tracer.start()
     model(torch.randn(1, 2, 8))

@@ -50,7 +50,7 @@ def command(requests: Path, folder: Path, *arguments: str) -> tuple[str, ...]:
 
 
 def check_document(ended: Ended, folder: Path, in_one_process: dict[str, bytes]) -> dict[str, Any]:
-    """All requests but the bad line are done, and their files are those of one process, byte for byte."""
+    """All requests except the bad line are done, and their files equal those of one process, byte for byte."""
     document = ended.document
     statuses = [result["status"] for result in document["results"]]
     assert statuses == ["ok"] * NUM_REQUESTS + ["error"]
@@ -86,7 +86,7 @@ def test_a_replica_that_is_killed_loses_nothing(
 
 
 @pytest.mark.nightly
-def test_a_file_that_is_resumed_skips_what_is_done(
+def test_a_resumed_file_skips_finished_requests(
     requests: Path, in_one_process: dict[str, bytes], tmp_path: Path
 ) -> None:
     folder = tmp_path / "images"
@@ -115,7 +115,7 @@ def test_a_file_that_is_resumed_skips_what_is_done(
 
 
 @pytest.mark.nightly
-def test_what_no_replica_can_load_is_one_error(requests: Path, tmp_path: Path) -> None:
+def test_a_model_that_no_replica_can_load_is_one_error(requests: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     ended = run_omni(tmp_path, *command(requests, tmp_path / "out", "--model", str(tmp_path / "model")))
     assert ended.code == 2, ended.err
@@ -143,7 +143,7 @@ def test_a_cluster_that_is_not_there(requests: Path, tmp_path: Path) -> None:
 def test_speech_of_two_replicas_is_that_of_one_process(
     profile: str, limits: tuple[str, ...], talker: str, tmp_path: Path
 ) -> None:
-    """Every code of every request, sampled ones too."""
+    """Return every code of every request, including sampled ones."""
     sampling = {"temperature": 0.9, "top_k": 20}
     lines = [{"prompt": f"Say {number}.", "seed": number, "sampling": sampling if number % 2 else {}} for number in
              range(8)]  # fmt: skip

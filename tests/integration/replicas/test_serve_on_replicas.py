@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OmniServer]:
 
 @pytest.fixture(scope="module")
 def alone(start_engine: Any) -> list[str]:
-    """Digests of the images that one process makes."""
+    """Return the digests of the images of a single process."""
     requests = [GenerateRequest(str(number), f"image {number}", seed=number) for number in range(NUM_REQUESTS)]
     results = start_engine("tiny-image", STEPS).run_all(requests)
     return [digest(encode_png(result.outputs[0].pixels)) for result in results]

@@ -29,7 +29,7 @@ while True:
 
 @dataclass(frozen=True)
 class Made:
-    """A command's files and what it said on stderr."""
+    """A command's files and its stderr."""
 
     path: Path
     stderr: str
@@ -43,7 +43,7 @@ def omni(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """A benchmark on one thread, beside another program that is busy all the time."""
+    """A benchmark on one thread beside a program that is always busy."""
     path = tmp_path_factory.mktemp("bench") / "bench.json"
     neighbour = subprocess.Popen([sys.executable, "-c", BUSY, str(path)])
     try:

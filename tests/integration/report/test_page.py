@@ -1,4 +1,4 @@
-"""The page in a real browser: it logs nothing, loads nothing, fits a phone, and can be used without eyes or mouse."""
+"""The page in a real browser: no log messages, no requests, usable on phones, by keyboard and by screen reader."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_it_is_whole_at_any_width_in_light_and_dark(browser: Chromium, page: Pat
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_text_can_be_read(browser: Chromium, page: Path, dark: bool) -> None:
-    """Contrast of at least 4.5 between every text and what is behind it, in the figures too."""
+    """All text has a contrast of at least 4.5, in figures too."""
     browser.open(page.as_uri(), width=1280, dark=dark)
     background, colours = browser.evaluate(COLOURS)
     assert len(colours) >= 3
@@ -98,7 +98,7 @@ COLOURS = """
 
 
 def contrast(one: str, other: str) -> float:
-    """Of two CSS colours, by WCAG 2."""
+    """Return the contrast of two CSS colours by WCAG 2."""
 
     def luminance(colour: str) -> float:
         channels = [float(part) / 255 for part in colour.partition("(")[2].rstrip(")").split(",")[:3]]
@@ -160,8 +160,8 @@ def test_a_keyboard_reaches_everything(opened: Chromium) -> None:
     assert {name[:3] for name in seen} >= {"SUM", "PRE"} and "BODY" not in {name[:4] for name in seen}
 
 
-def test_the_browser_tells_of_problems(browser: Chromium, tmp_path: Path) -> None:
-    """Premise of the other tests: errors, refused loads and requests do show."""
+def test_the_browser_reports_problems(browser: Chromium, tmp_path: Path) -> None:
+    """Premise of the other tests: errors, refused loads and requests are noticed."""
     bad = tmp_path / "bad.html"
     bad.write_text("<script>console.error('broken'); missing()</script><img src='http://127.0.0.1:9/x.png'>")
     browser.open(bad.as_uri(), width=390)

@@ -1,4 +1,4 @@
-"""A real benchmark beside busy programs: the record shows them, the command warns of them."""
+"""A real benchmark beside busy programs: the record contains them, and the command warns about them."""
 
 from __future__ import annotations
 

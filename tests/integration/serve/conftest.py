@@ -1,4 +1,4 @@
-"""One server a profile for the whole session, and small inputs."""
+"""One server per profile for the whole session, and small inputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TINY_OMNI = (
 
 
 def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """`start(*arguments)` -> an `OmniServer` that is stopped at the end, cleanly."""
+    """`start(*arguments)` -> an `OmniServer` that is stopped cleanly at the end."""
     servers: list[OmniServer] = []
 
     def start(*arguments: str, **options: Any) -> OmniServer:
@@ -60,7 +60,7 @@ def image_server(start_session_server: Any) -> OmniServer:
 
 @pytest.fixture(scope="session")
 def limited(start_session_server: Any) -> OmniServer:
-    """Serves those who have `KEY`, and limits everything that can be limited."""
+    """A server with the key `KEY` and a value for every limit."""
     return start_session_server(
         *("--profile", "tiny-image", "--max-requests", "3", "--max-body-bytes", "100000", "--max-n", "2"),
         *("--max-prompt-chars", "500", "--timeout", "10"),
@@ -101,7 +101,7 @@ def sound() -> bytes:
 
 @pytest.fixture(scope="session")
 def read_image() -> Callable[[str], np.ndarray]:
-    """Base64 of an image file to its pixels."""
+    """Decode base64 of an image file to pixels."""
 
     def read(b64_json: str) -> np.ndarray:
         from PIL import Image
@@ -113,7 +113,7 @@ def read_image() -> Callable[[str], np.ndarray]:
 
 @pytest.fixture(scope="session")
 def inpainting(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Arguments that choose tiny-image's weights behind the pipeline that repaints a part of an image."""
+    """Arguments for tiny-image's weights in an inpainting pipeline."""
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny-inpaint"
     tiny_image(folder, seed=0)
     index = json.loads((folder / "model_index.json").read_text())

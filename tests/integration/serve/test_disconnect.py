@@ -1,4 +1,4 @@
-"""A client that hangs up: its work ends in whatever stage it is, and nobody else notices."""
+"""A client that disconnects: its work ends in every stage, and other clients are not affected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LONG_PICTURE = {"prompt": "a cube", "num_inference_steps": 1000}
 
 @pytest.fixture(scope="module")
 def talkative(start_server: Any) -> OmniServer:
-    """Speech that takes many seconds, streamed or not: a talker that does not end early."""
+    """Speech that takes many seconds, streamed or not, because the talker does not end early."""
     sampling = (
         "token2wav.stream=true",
         "talker.sampling.max_tokens=1900",
@@ -41,7 +41,7 @@ def talkative(start_server: Any) -> OmniServer:
 
 
 def busy_s(server: OmniServer) -> float:
-    """Processor time of all stages so far, less that of gloo's loops: they look for messages all the time."""
+    """Return the processor time of all stages, without that of gloo's loops, which poll for messages."""
     busy_ns = 0
     for process in server.stage_processes():
         for task in Path(f"/proc/{process.pid}/task").iterdir():
@@ -103,7 +103,7 @@ def is_broken_speech(line: dict[str, Any]) -> bool:
 
 
 def test_raw_speech_that_fails_in_the_middle_ends_early_and_is_no_fault_of_the_server(talkative: OmniServer) -> None:
-    """Its status has gone out, and in bare samples nothing can say what went wrong."""
+    """The status is sent, and raw samples cannot carry an error."""
     speech = {"input": "The sun sets.", "voice": "Chelsie", "response_format": "pcm", "stream_format": "audio"}
     address = urllib.parse.urlsplit(talkative.url)
     with contextlib.closing(http.client.HTTPConnection(address.hostname, address.port, timeout=60)) as connection:

@@ -1,4 +1,4 @@
-"""Bodies that no client would send: whatever they are, they are no fault of the server's."""
+"""Bodies that no client would send never cause a server error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ messages = st.lists(
 
 
 def bodies(model: Any, **likely: Any) -> st.SearchStrategy[dict[str, Any]]:
-    """Some of a schema's fields, with anything in them; `likely` ones are more often what they should be."""
+    """Draw some of a schema's fields with any values; `likely` ones are mostly valid."""
     fields = {name: likely.get(name, values) for name in model.model_fields}
     required = {name: strategy | values for name, strategy in likely.items() if name in ("messages", "input", "prompt")}
     return st.fixed_dictionaries(required, optional={k: v for k, v in fields.items() if k not in required})
@@ -77,7 +77,7 @@ def test_images(image_server: OmniServer, body: dict[str, Any]) -> None:
 
 
 def test_the_openapi_document(omni: OmniServer) -> None:
-    """It describes every route, and what each takes."""
+    """The document describes every route and its fields."""
     document = omni.request("GET", "/openapi.json").document
     assert {CHAT, SPEECH, IMAGES, "/v1/models", "/health", "/ready", "/metrics"} <= set(document["paths"])
     schema = document["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]

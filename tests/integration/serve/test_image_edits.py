@@ -1,4 +1,4 @@
-"""`/v1/images/edits` with the official client: what it makes is the plain call of diffusers with the same inputs."""
+"""`/v1/images/edits` with the official client equals the plain call of diffusers with the same inputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def smooth(width: int = 64, height: int = 64) -> np.ndarray:
 
 
 def mask(alpha_inside: int = 0, size: int = 64) -> np.ndarray:
-    """RGBA, transparent in a square; its colours say the opposite, and must not matter."""
+    """RGBA, transparent in a square; its colours are the opposite mask, and must not matter."""
     pixels = np.full((size, size, 4), 255, np.uint8)
     pixels[16:48, 8:40] = (0, 0, 0, alpha_inside)
     return pixels
@@ -50,7 +50,7 @@ def edit(edit_server: OmniServer, read_image: Any) -> Callable[..., list[np.ndar
 
 @pytest.fixture(scope="module")
 def plain(inpainting: tuple[str, ...]) -> Callable[[int], np.ndarray]:
-    """The plain call by its seed."""
+    """Return the plain call by its seed."""
     import torch
     from diffusers import DiffusionPipeline
 

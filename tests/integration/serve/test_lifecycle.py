@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Caller(threading.Thread):
-    """Asks in the background; `result` is the answer, or how the connection ended."""
+    """A request in the background; `result` is the answer, or the error of the connection."""
 
     def __init__(self, server: OmniServer, path: str, body: dict[str, Any]) -> None:
         super().__init__()
@@ -44,14 +44,14 @@ class Caller(threading.Thread):
 
 
 def health(server: OmniServer) -> int | None:
-    """The status of `/health`; None where nobody listens."""
+    """Return the status of `/health`; None without a listener."""
     try:
         return server.request("GET", "/health").status
     except ConnectionError:
         return None
 
 
-def test_one_ready_line_with_the_address_and_a_stop_signal_that_lets_running_requests_end(folder: Path) -> None:
+def test_one_ready_line_with_the_address_and_a_stop_signal_that_drains_requests(folder: Path) -> None:
     server = OmniServer(folder, warm=False)
     assert server.ready["schema"] == "omni.serve/1"
     assert server.ready["url"] == f"http://127.0.0.1:{server.ready['port']}"
@@ -80,8 +80,8 @@ def test_one_ready_line_with_the_address_and_a_stop_signal_that_lets_running_req
 
 
 @pytest.mark.nightly
-def test_what_takes_longer_than_the_drain_timeout_gets_an_error(folder: Path) -> None:
-    """On a server that anybody may use, which comes with a warning."""
+def test_requests_beyond_the_drain_timeout_fail(folder: Path) -> None:
+    """The server warns that it is open to everybody."""
     server = OmniServer(folder, "--profile", "tiny-image", "--host", "0.0.0.0", "--drain-timeout", "1")
     caller = Caller(server, IMAGES, ENDLESS)
     server.wait_until(lambda: server.metric("omni_requests_in_flight") == 1)

@@ -1,4 +1,4 @@
-"""The key, sizes, numbers and times that a server is given."""
+"""The key, and limits on sizes, numbers and times."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_nothing_without_the_key(limited: OmniServer, method: str, path: str, he
     assert answer.error["code"] == "invalid_api_key"
 
 
-def test_the_key_is_taken_from_the_header_alone_and_never_logged(limited: OmniServer) -> None:
+def test_the_key_is_read_from_the_header_only_and_never_logged(limited: OmniServer) -> None:
     assert limited.request("GET", f"/v1/models?api_key={KEY}").status == 401
     assert len(limited.client(KEY).models.list().data) == 1
     with pytest.raises(openai.AuthenticationError):
@@ -93,8 +93,8 @@ def test_a_client_cannot_extend_the_deadline(limited: OmniServer) -> None:
     assert answer.status == 504 and "within 10 s" in answer.error["message"]
 
 
-def test_a_client_that_sends_no_body_holds_a_place_but_for_a_while(limited: OmniServer) -> None:
-    """Places that silent clients hold are free again when they go."""
+def test_a_client_without_a_body_frees_its_place_after_a_while(limited: OmniServer) -> None:
+    """Silent clients free their places when they disconnect."""
     head = f"POST {IMAGES} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 50\r\n\r\n".encode()
     address = (limited.ready["host"], limited.ready["port"])
     silent = [socket.create_connection(address) for _ in range(3)]
@@ -108,7 +108,7 @@ def test_a_client_that_sends_no_body_holds_a_place_but_for_a_while(limited: Omni
     assert ask(limited, {"prompt": "x"}).status == 200
 
 
-def test_a_slow_answer_does_not_hold_up_the_others(limited: OmniServer) -> None:
+def test_a_slow_answer_does_not_delay_others(limited: OmniServer) -> None:
     slow = threading.Thread(target=ask, args=(limited, {**SLOW, "num_inference_steps": 300}))
     slow.start()
     limited.wait_until(lambda: inside(limited) == 1, timeout_s=5)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Any:
-    """`bench(url, ..., words)` -> how the command ended; its record is at `tmp_path / "r.json"`."""
+    """`bench(url, ..., words)` -> the ended command; its record is at `tmp_path / "r.json"`."""
 
     def call(*arguments: str) -> Ended:
         folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
@@ -62,7 +62,7 @@ def test_chats_in_a_closed_loop(omni: OmniServer, bench: Any, tmp_path: Path) ->
         assert metrics["ttft_s"] + 11 * metrics["tpot_s"] == pytest.approx(sample["e2e_s"], rel=0.5)
 
 
-def test_nobody_keeps_an_impossible_limit(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
+def test_an_impossible_limit_is_never_met(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
     ended = bench(omni.url, "--output-len", "4", *FEW, "--slo", "ttft:1ms")
     assert ended.code == 0, ended.err
     for sample in samples_of(tmp_path):
@@ -161,7 +161,7 @@ def test_a_key(limited: OmniServer, bench: Any, tmp_path: Path) -> None:
 
 
 def start_long(server: OmniServer, folder: Path) -> OmniProcess:
-    """Measuring for a long time; its first window is on the disk."""
+    """Started with a long time budget, and with its first window recorded."""
     path = folder / "r.json"
     body = '{"num_inference_steps": 2}'
     words = (server.url, "--endpoint", "images", "--extra-body", body, "--num-iters", "100000")
@@ -189,7 +189,7 @@ def test_a_server_that_is_killed(tmp_path: Path) -> None:
     assert variant.samples and "answered none" in variant.error
 
 
-def test_an_interrupt_keeps_what_was_measured(image_server: OmniServer, tmp_path: Path) -> None:
+def test_an_interrupt_keeps_finished_windows(image_server: OmniServer, tmp_path: Path) -> None:
     process = start_long(image_server, tmp_path)
     process.interrupt()
     ended = process.end()

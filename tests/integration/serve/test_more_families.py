@@ -1,4 +1,4 @@
-"""Qwen3-Omni, CSM and GLM-Image over HTTP: one server each, and what its endpoints make of the chain."""
+"""Qwen3-Omni, CSM and GLM-Image over HTTP: one server each, and the results of its endpoints."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def glm_image(start_server: Any) -> OmniServer:
 
 @pytest.fixture(scope="module")
 def content(image_url: str) -> list[dict[str, Any]]:
-    """An image, a second of sound, and a question."""
+    """An image, a second of audio, and a question."""
     sound = encode_wav(np.sin(np.arange(16_000) / 6).astype(np.float32) / 2, 16_000)
     return [
         {"type": "image_url", "image_url": {"url": image_url}},
@@ -112,7 +112,7 @@ def test_the_official_client_gets_the_voice_it_asks_for(omni: OmniServer) -> Non
 
 @pytest.mark.parametrize(("family", "voices"), [("omni", ("Ethan", "Chelsie")), ("csm", ("0", "1"))])
 def test_speech(family: str, voices: tuple[str, str], request: pytest.FixtureRequest) -> None:
-    """Streamed as whole, in both streamed forms; another voice says it in another way."""
+    """Whole and both streamed forms are equal; another voice differs."""
     server: OmniServer = request.getfixturevalue(family)
 
     def speak(voice: str = voices[0], **fields: Any) -> bytes:
@@ -146,7 +146,7 @@ def test_metrics_have_a_line_per_stage(omni: OmniServer, csm: OmniServer) -> Non
 
 
 @pytest.mark.nightly
-def test_glm_image_draws_what_the_seed_says(glm_image: OmniServer, read_image: Any) -> None:
+def test_glm_image_depends_on_the_seed(glm_image: OmniServer, read_image: Any) -> None:
     def draw(**fields: Any) -> list[np.ndarray]:
         reply = glm_image.client().images.generate(model="tiny-glm-image", prompt="a lighthouse", **fields)
         return [read_image(item.b64_json) for item in reply.data]

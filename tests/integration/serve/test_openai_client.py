@@ -1,4 +1,4 @@
-"""The official client, unmodified; what it gets is what the engine makes without a server."""
+"""The official client, unmodified: its results equal those of the engine without a server."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_image_and_audio_go_in(
 
 @pytest.mark.parametrize("response_format", ["wav", "flac", "pcm"])
 def test_speech(omni: OmniServer, response_format: Any) -> None:
-    """The three formats hold the same samples, and another voice other ones."""
+    """The three formats have the same samples, and another voice has others."""
     client = omni.client()
 
     def speak(voice: str, **options: Any) -> bytes:
@@ -207,7 +207,7 @@ def test_streamed_speech(omni: OmniServer) -> None:
 
 
 def test_images(image_server: OmniServer, image_engine: Any, read_image: Any) -> None:
-    """Several images have seeds that follow each other, and are those of the engine bit for bit."""
+    """Several images have consecutive seeds, and equal the engine's bit for bit."""
     answer = image_server.client().images.generate(
         model="tiny-image", prompt="a red cube", n=3, size="64x48", extra_body={"seed": 7, "num_inference_steps": 3}
     )
@@ -221,7 +221,7 @@ def test_images(image_server: OmniServer, image_engine: Any, read_image: Any) ->
 
 
 def test_many_at_once_get_their_own(omni: OmniServer) -> None:
-    """Answers under load are those that the same requests get alone; none is crossed with another's."""
+    """Concurrent answers equal those of the same requests alone, and none is mixed up."""
 
     def ask(number: int) -> tuple[str, list[int], list[int]]:
         answer = omni.client().chat.completions.create(
@@ -265,7 +265,7 @@ def test_request_ids_come_back_and_are_in_the_log(omni: OmniServer) -> None:
     assert len(without.headers["x-request-id"]) == 32
 
 
-def test_a_conversation_goes_on(omni: OmniServer, omni_engine: Any) -> None:
+def test_a_conversation_continues(omni: OmniServer, omni_engine: Any) -> None:
     """The client's own answer objects can be sent back, spoken ones included."""
     client = omni.client()
     first = client.chat.completions.create(
@@ -285,8 +285,8 @@ def test_a_conversation_goes_on(omni: OmniServer, omni_engine: Any) -> None:
     assert answer.choices[0].token_ids == list(text_of(expected).token_ids)
 
 
-def test_speech_says_the_text(omni: OmniServer, omni_engine: Any) -> None:
-    """As the engine does when the text is given to it as its answer."""
+def test_speech_contains_the_text(omni: OmniServer, omni_engine: Any) -> None:
+    """Compare with the engine, which gets the text as its answer."""
     data = omni.client().audio.speech.create(model=MODEL, input="Good morning.", voice="Ethan").content
     instruction = "Read the following text aloud, word for word, and say nothing else:\n\nGood morning."
     expected = run(omni_engine, instruction, "audio", reply="Good morning.", speaker="Ethan")

@@ -1,4 +1,4 @@
-"""Stages that are killed or hang: only what was in them fails, and they come back by themselves."""
+"""Killed and hung stages: only their own requests fail, and they restart."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_hanging_stage_is_replaced(hanging: OmniServer) -> None:
     assert stage.pid not in [process.pid for process in hanging.stage_processes()]
 
 
-def test_an_idle_stage_is_not_taken_for_hanging(hanging: OmniServer) -> None:
+def test_an_idle_stage_is_not_considered_hung(hanging: OmniServer) -> None:
     import time
 
     before = [process.pid for process in hanging.stage_processes()]

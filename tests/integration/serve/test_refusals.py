@@ -182,7 +182,7 @@ def test_a_decompression_bomb_is_refused_by_its_header(omni: OmniServer) -> None
 
 
 def test_images_of_one_request_are_counted_together(omni: OmniServer) -> None:
-    """The default is 16 Mi pixels: one of 12 Mi is taken (and then too long for the model), two are not."""
+    """The default is 16 Mi pixels: an image of 12 Mi is accepted (and too long for the model), two are not."""
     from PIL import Image
 
     buffer = io.BytesIO()

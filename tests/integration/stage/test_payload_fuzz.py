@@ -1,4 +1,4 @@
-"""A few thousand damaged and lying payloads; ten million by `python -m fuzz payloads`."""
+"""A few thousand damaged and inconsistent payloads; ten million by `python -m fuzz payloads`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from omni_cli.stage.payloads import (
 from omni_cli.stage.request_payloads import RequestPayload
 
 
-def test_every_case_is_refused_or_comes_back_byte_for_byte() -> None:
+def test_every_case_is_rejected_or_returned_byte_for_byte() -> None:
     ends = [payloads.check(case) for case in itertools.islice(payloads.cases(random.Random(7)), 5000)]
     assert ends.count("accepted") > 500 and ends.count("rejected") > 2500
 
 
-def test_memory_is_bound_to_what_arrives() -> None:
+def test_memory_is_bounded_by_the_payload() -> None:
     for case in itertools.islice(payloads.cases(random.Random(8)), 500):
         payloads.check_memory(case)
 
@@ -52,7 +52,7 @@ def raw_tensor(**fields: object) -> bytes:
 @settings(max_examples=200, deadline=None)
 @given(shape=st.lists(st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**31, 2**62, 2**63]), max_size=8))
 def test_an_empty_tensor_of_any_shape(shape: list[int]) -> None:
-    """torch computes strides of empty tensors, too, and these overflowed (`RuntimeError`, `TypeError`)."""
+    """torch computes strides of empty tensors as well, and these overflowed (`RuntimeError`, `TypeError`)."""
     try:
         (tensor,) = decode_additional_information(raw_tensor(shape=shape)).values()
     except PayloadError:
@@ -78,7 +78,7 @@ ITEM = b"\xa1x\x81\xa5items"
         (b"\x81\xa7entries" + b"\x91" * 100_000, "recursion"),
     ],
 )
-def test_what_cannot_be_decoded_is_refused_by_its_header(raw: object, message: str) -> None:
+def test_undecodable_tensors_are_rejected_by_their_header(raw: object, message: str) -> None:
     with pytest.raises(PayloadError, match=message):
         decode_additional_information(raw)
 
@@ -93,7 +93,7 @@ def test_a_list_is_refused_before_its_items_exist() -> None:
     assert peak < 64 * 1024
 
 
-def test_encoding_refuses_what_decoding_would() -> None:
+def test_encoding_rejects_what_decoding_rejects() -> None:
     values = {"x": torch.zeros(4), "y": [1, 2, 3]}
     for limits in (
         PayloadLimits(max_payload_bytes=20),
@@ -128,7 +128,7 @@ def test_limits_come_from_the_profile() -> None:
         ({"mrope_positions": torch.zeros(3, 3)}, "of float32"),
     ],
 )
-def test_information_of_a_request_has_to_be_what_it_is_used_as(information: dict, message: str) -> None:
+def test_information_must_have_the_expected_type(information: dict, message: str) -> None:
     with pytest.raises(PayloadError, match=message):
         RequestPayload(prompt_embeds=torch.zeros(2, 4), information=information)
 

@@ -1,4 +1,4 @@
-"""Payloads: what comes back is what went in, and nothing malformed gets as far as an allocation."""
+"""Payloads: decoding returns what was encoded, and malformed ones never get as far as an allocation."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_malformed_prompt_embeds_are_refused(fields, message):
         decode_prompt_embeds(raw_embeds(**fields))
 
 
-def test_limits_hold_before_decoding():
+def test_limits_are_checked_before_decoding():
     embeds = encode_prompt_embeds(torch.zeros(4, 4))
     with pytest.raises(PayloadError, match=r"64 bytes in prompt_embeds .* at most 63"):
         decode_prompt_embeds(embeds, PayloadLimits(max_payload_tensor_bytes=63))

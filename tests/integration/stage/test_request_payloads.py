@@ -39,7 +39,7 @@ def test_in_the_same_process_nothing_is_copied():
     "limit",
     [{"max_payload_bytes": 40}, {"max_payload_tensor_bytes": 40}, {"max_payload_entries": 1}, {"max_payload_items": 0}],
 )
-def test_limits_hold_both_ways(same_process, limit):
+def test_limits_are_checked_in_both_directions(same_process, limit):
     with pytest.raises(PayloadError) as caught:
         read(same_process, PayloadLimits(**limit))
     assert caught.value.limit == next(iter(limit))

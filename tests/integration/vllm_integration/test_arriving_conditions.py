@@ -1,4 +1,4 @@
-"""Condition rows that come in parts are the rows that would have come at once."""
+"""Condition rows that arrive in parts equal rows that arrive together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rows(start: int, end: int) -> torch.Tensor:
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.booleans()), min_size=1, max_size=12))
 def test_parts_are_read_as_the_whole(parts: list[tuple[int, bool]]) -> None:
-    """Whatever is read in between, and however often a request that was preempted begins again."""
+    """Independent of the reads in between, and of how often a preempted request restarts."""
     growing = payload(rows(NUM_PROMPT, NUM_PROMPT), more_follow=True)
     end = NUM_PROMPT
     for number, (length, is_read) in enumerate(parts):

@@ -59,7 +59,7 @@ def make(tiny_omni_path):
 
 
 class Talker:
-    """Runs what is scheduled: checks that each position has its row, and samples where a request's tokens end."""
+    """Runs scheduled steps: checks that each position has its row, and samples where a request's tokens end."""
 
     def __init__(self, names: list[str]) -> None:
         self.num_rows = dict.fromkeys(names, NUM_PROMPT)

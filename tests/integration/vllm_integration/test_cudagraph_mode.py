@@ -36,13 +36,13 @@ def test_a_mode_without_a_device_is_refused_before_anything_is_started(mode, mon
 @WITHOUT_A_DEVICE
 @pytest.mark.parametrize("mode", MODES)
 def test_vllm_for_cpus_refuses_it_as_well(mode):
-    """On a machine that has a device and the other vLLM."""
+    """On a machine with a device and vLLM's CUDA build."""
     with pytest.raises(StageError, match="needs a CUDA device, and the installed vLLM is for CPUs"):
         check_platform(ARStageConfig.named("thinker", cudagraph_mode=mode))
     check_platform(ARStageConfig.named("thinker"))
 
 
-def test_less_than_asked_for_is_an_error():
+def test_a_reduced_mode_is_an_error():
     stage = ARStageConfig.named("thinker", cudagraph_mode="full")
     compilation = CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL, mode=0)
     settled = compilation.resolve_cudagraph_mode_and_sizes(AttentionCGSupport.UNIFORM_BATCH, "FlashAttention2")

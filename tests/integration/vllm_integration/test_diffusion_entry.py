@@ -80,7 +80,7 @@ def test_tensor_list_and_dict_are_one_tensor_per_request(result):
         (None, ["not NoneType"] * 2),
     ],
 )
-def test_what_is_wrong_is_the_outcome_of_its_own_request(result, expected):
+def test_an_invalid_tensor_fails_its_own_request(result, expected):
     outputs = one_tensor_per_request(result, IDS)
     assert list(outputs) == IDS
     for output, wanted in zip(outputs.values(), expected, strict=True):
@@ -90,14 +90,14 @@ def test_what_is_wrong_is_the_outcome_of_its_own_request(result, expected):
             assert torch.equal(output, wanted)
 
 
-def test_an_answer_to_nobody_is_said_in_the_log(caplog):
+def test_a_tensor_for_an_unknown_request_is_logged(caplog):
     outputs = one_tensor_per_request({"a": ROWS[0], "b": ROWS[1], "c": ROWS[1]}, IDS)
     assert torch.equal(outputs["a"], ROWS[0]) and torch.equal(outputs["b"], ROWS[1])
     assert "requests that are not in the batch: c" in caplog.text
 
 
 @pytest.mark.parametrize("shapes", [[(7,)], [(7,), (3,), (12,)], [(2, 3), (), (0,), (4,)]])
-def test_one_transfer_brings_every_request_its_tensor(shapes):
+def test_one_transfer_copies_all_requests_tensors(shapes):
     tensors = {str(i): torch.randn(shape) for i, shape in enumerate(shapes)}
     for copy in (AsyncCopy(LateDevice()), SyncCopy()):
         arrived = start_together(tensors, copy)()

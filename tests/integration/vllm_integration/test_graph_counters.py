@@ -1,4 +1,4 @@
-"""Counted replays are those of vLLM's own wrapper; only CUDA's graph object is a stand-in."""
+"""Replays of vLLM's own wrapper are counted; only CUDA's graph object is a stand-in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIXED_8 = BatchDescriptor(8)
 
 
 class CountsReplays:
-    """In place of `torch.cuda.CUDAGraph`."""
+    """Replaces `torch.cuda.CUDAGraph`."""
 
     replays = 0
 

@@ -1,4 +1,4 @@
-"""Hidden states per request: every position exactly one row, whatever vLLM does; and nothing of vLLM's changed."""
+"""Hidden states per request: exactly one row per position, in all situations, without changes to vLLM's results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(
     late: bool = False,
     **engine: Any,
 ) -> dict[str, Any]:
-    """Results by request id, preemptions, counters and what is left, of an engine in a process of its own."""
+    """Return results by request id, preemptions, counters and leftovers of an engine in a separate process."""
     arguments = {"kv_cache_memory_bytes": 64 << 20, "max_model_len": 1024, "max_num_seqs": 8, **engine}
     task = {"model": str(model), "engine": arguments, "rounds": rounds, "stock": stock, "late": late}
     return answer_of("thinker_rows", task, tmp_path)
@@ -45,7 +45,7 @@ def thinker(tiny_omni_path: Path) -> Any:
 
 
 def assert_rows(result: dict[str, Any], thinker: Any) -> None:
-    """One row for each position that was an input, with transformers' values."""
+    """One row per input position, with transformers' values."""
     consumed = result["prompt_token_ids"] + result["token_ids"][:-1]
     rows = np.array(result["rows"], dtype=np.float32)
     with torch.no_grad():
@@ -134,7 +134,7 @@ def test_one_late_copy_a_step_from_memory_that_the_next_step_overwrites(tiny_omn
     assert late["left"] == 0
 
 
-def test_an_aborted_request_leaves_nothing_and_disturbs_nobody(tiny_omni_path, tmp_path, thinker, plain):
+def test_an_aborted_request_leaves_nothing_and_affects_no_other(tiny_omni_path, tmp_path, thinker, plain):
     requests = mixed_requests()
     requests[1]["abort_after"] = 1
     requests[0]["abort_after"] = 5
@@ -165,7 +165,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1,
 
 
 def test_rows_and_tokens_with_draft_tokens_accepted_and_rejected(tiny_omni_path, tmp_path, thinker, plain):
-    """n-gram drafts: vLLM's proposer, scheduler, rejection and runner, with its own CPU kernel put where it belongs."""
+    """n-gram drafts: vLLM's proposer, scheduler, rejection and runner, with its CPU kernel installed correctly."""
     result = run(tiny_omni_path, tmp_path, [mixed_requests()], late=True, speculative_config=NGRAM)
     drafts = result["drafts"]
     assert 0 < drafts["accepted"] < drafts["scheduled"], drafts

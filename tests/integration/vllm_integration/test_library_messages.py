@@ -24,7 +24,7 @@ FOREIGN = ("--limit-mm", "--gpu-memory", "--kv-cache", "--max-model-len", "VLLM_
 
 
 def said(function, *arguments, **keywords) -> str:
-    """The message of the real check that refuses."""
+    """Return the message of the real check that rejects."""
     with pytest.raises(Exception) as caught:
         function(*arguments, **keywords)
     return " ".join(str(caught.value).split())
@@ -190,7 +190,7 @@ def test_an_option_in_any_other_message_is_ours() -> None:
 
 @pytest.mark.skipif(has_cuda_device(), reason="this is the message on a CPU")
 def test_the_default_share_of_the_memory_ends_with_our_words(tmp_path: Path) -> None:
-    """The engine really starts, and vLLM's own check refuses."""
+    """Start the real engine, so that vLLM's own check rejects."""
     settings = ["--set", "thinker.kv_cache_memory_bytes=null", "--set", "thinker.gpu_memory_utilization=1.0"]
     ended = run_omni(tmp_path, "generate", "-p", "tiny-omni", "--modalities", "text", *settings, "hello")
     assert ended.code == 6

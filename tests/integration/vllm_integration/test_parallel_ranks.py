@@ -1,4 +1,4 @@
-"""Several ranks make what one makes: thinker, talker and a diffusion, by vLLM's own executors.
+"""Several ranks give the results of one: thinker, talker and a diffusion, with vLLM's own executors.
 
 `test_hidden_states.py` has the thinker on `mp`, `engine/test_scheduling.py` the talker on pipeline ranks.
 """
@@ -46,7 +46,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def made(tiny_omni_path: Path, tmp_path_factory: Any) -> Callable[[str], list[Any]]:
-    """`made(case)` -> what each engine of it made: by request `tokens`, and `made`, which is rows or a tensor."""
+    """`made(case)` -> the results of each engine by request: `tokens`, and `made`, which is rows or a tensor."""
 
     @functools.cache
     def made_by(name: str) -> list[Any]:
@@ -61,7 +61,7 @@ def made(tiny_omni_path: Path, tmp_path_factory: Any) -> Callable[[str], list[An
 
 
 def difference(made: Callable[[str], list[Any]], name: str, rank: int) -> float:
-    """The largest difference to one rank's; tokens have to be the same."""
+    """Return the largest difference to a single rank's; tokens must be equal."""
     (alone,) = made(name.split()[0])
     ranks = made(name)
     assert isinstance(alone, dict), alone
@@ -80,7 +80,7 @@ def difference(made: Callable[[str], list[Any]], name: str, rank: int) -> float:
 
 @pytest.mark.parametrize("name", sample(["diffusion mp, tensor", "diffusion mp, pipeline"], []))
 def test_ranks_of_the_multiprocessing_executor(made, name):
-    """Tensors, and what a request brings with it, which the first and the last rank use."""
+    """Tensors, and payloads of a request, which the first and the last rank use."""
     assert len(made(name)) == 1
     assert difference(made, name, rank=0) <= (0.0 if "pipeline" in name else TOLERANCE)
 
@@ -103,6 +103,6 @@ def test_tokens_are_handed_round_the_pipeline_and_rows_come_from_the_last_rank(m
 
 
 def test_tensors_are_handed_round_the_pipeline(made):
-    """Each rank's engine waits for them; intermediate tensors went the other way before."""
+    """Each rank's engine waits for the tensors; previously they were sent in the wrong direction."""
     assert len(made("diffusion launched, pipeline")) == 2
     assert [difference(made, "diffusion launched, pipeline", rank) for rank in range(2)] == [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""The ledger alone, against a scheduler that does everything vLLM may do to a request, in random order."""
+"""The ledger alone, against a scheduler that does everything that vLLM may do to a request, in random order."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_position_computed_again_is_not_sent_again():
 
 
 def test_a_step_that_outlives_its_request_leaves_nothing_behind():
-    """With asynchronous scheduling a request's last step is settled after the request has ended."""
+    """With asynchronous scheduling, a request's last step is settled after the request has ended."""
     ledger = RowLedger()
     ledger.begin("request")
     settle(ledger, ComputedSpan("request", 0, 3, 0), row_values(0, 3))

@@ -1,4 +1,4 @@
-"""A talker whose rows come late makes the tokens that it makes of all rows at once, and holds nobody up."""
+"""A talker whose rows arrive late generates the same tokens, and delays no other request."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def roomy(tiny_omni_path, tmp_path_factory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def pressed(tiny_omni_path, tmp_path_factory) -> dict[str, Any]:
-    """Memory for a request and a half of full length, and the longest prompt in pieces."""
+    """Memory for one and a half requests of full length, and the longest prompt in chunks."""
     return run(
         tiny_omni_path, tmp_path_factory.mktemp("pressed"), kv_cache_memory_bytes=400_000, max_num_batched_tokens=64
     )
@@ -54,7 +54,7 @@ def test_late_rows_change_no_token(roomy):
 
 
 def test_nor_do_they_under_pressure(roomy, pressed):
-    """Requests that lose their memory while they wait for a row are computed again, up to that row and no further."""
+    """Requests that are preempted while they wait for a row are recomputed up to that row and no further."""
     for way in ("whole", "random", "first starved", "later one starved"):
         assert pressed[way]["tokens"] == roomy["whole"]["tokens"], way
         assert pressed[way]["preempted"], way
@@ -62,7 +62,7 @@ def test_nor_do_they_under_pressure(roomy, pressed):
 
 
 @pytest.mark.parametrize(("way", "name"), [("first starved", "first"), ("later one starved", "talker ends first")])
-def test_one_that_waits_holds_nobody_up(roomy, way, name):
+def test_a_waiting_request_does_not_delay_others(roomy, way, name):
     starved = roomy[way]
     assert starved["order"][-1] == name and len(starved["order"]) == len(REQUESTS)
     assert starved["tokens"] == roomy["whole"]["tokens"]

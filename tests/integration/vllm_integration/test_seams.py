@@ -1,5 +1,5 @@
-"""Every internal of vLLM and transformers that this project overrides or reads. A new version that changes one fails
-here, with a sentence, and not somewhere inside an engine."""
+"""Every internal of vLLM and transformers that this project overrides or reads: a version that changes one fails here
+with a sentence, and not somewhere inside an engine."""
 
 from __future__ import annotations
 
@@ -543,14 +543,14 @@ def find(where: str) -> Any:
 
 
 @pytest.mark.parametrize(("where", "parameters", "use"), CALLABLES, ids=[row[0].partition(":")[2] for row in CALLABLES])
-def test_callable_is_there(where, parameters, use):
+def test_callable_exists(where, parameters, use):
     signature = inspect.signature(find(where))
     missing = [name for name in parameters if name not in signature.parameters]
     assert not missing, f"{where}{signature} {use}, and its parameters {missing} are gone"
 
 
 @pytest.mark.parametrize(("where", "names", "use"), FIELDS, ids=[row[0].partition(":")[2] for row in FIELDS])
-def test_fields_are_there(where, names, use):
+def test_fields_exist(where, names, use):
     kind = find(where)
     known = set(getattr(kind, "__annotations__", {})) | set(getattr(kind, "_fields", ())) | set(dir(kind))
     missing = [name for name in names if name not in known]
@@ -558,7 +558,7 @@ def test_fields_are_there(where, names, use):
 
 
 @pytest.mark.parametrize(("where", "members", "use"), IMPORTED, ids=[row[0].partition(":")[2] for row in IMPORTED])
-def test_imported_is_there(where, members, use):
+def test_imported_exists(where, members, use):
     found = find(where)
     known = set(dir(found)) | set(getattr(found, "__annotations__", {}))
     if members and (inspect.isclass(found) or inspect.isfunction(found)):
@@ -568,7 +568,7 @@ def test_imported_is_there(where, members, use):
 
 
 def test_each_import_is_listed():
-    """By an import's object: vLLM exports some under several names."""
+    """Compare imported objects, because vLLM exports some under several names."""
     listed = {id(part) for row in ROWS for part in parts_of(row[0])}
     missing = []
     for path in sorted(Path(omni_cli.__file__).parent.rglob("*.py")):
@@ -584,7 +584,7 @@ def test_each_import_is_listed():
 
 
 def test_each_override_is_listed():
-    """A method of ours that hides one of vLLM's: by the class it would else have come from."""
+    """A method of ours that overrides one of vLLM's, compared by the class that it would otherwise come from."""
     listed = {id(find(row[0])) for row in ROWS}
     missing = set()
     for cls in our_classes():
@@ -603,7 +603,7 @@ def test_each_override_is_listed():
 
 
 def our_classes() -> Iterator[type]:
-    """Classes of ours that derive from one of vLLM's."""
+    """Yield our classes that derive from one of vLLM's."""
     for path in sorted(Path(omni_cli.__file__).parent.rglob("*.py")):
         if "from vllm" in path.read_text():
             name = ".".join(path.relative_to(Path(omni_cli.__file__).parent.parent).with_suffix("").parts)
@@ -613,7 +613,7 @@ def our_classes() -> Iterator[type]:
 
 
 def parts_of(where: str) -> Iterator[Any]:
-    """The module of a row, and everything on the path to what it names."""
+    """Yield the module of a row, and everything on the path to its target."""
     module, _, path = where.partition(":")
     names = path.split(".")
     yield importlib.import_module(module)
@@ -628,7 +628,7 @@ def test_attributes_are_set(where, names):
     assert not missing, f"{where} has no {missing} any more, which we use"
 
 
-def test_input_batch_names_requests_in_batch_order():
+def test_input_batch_lists_requests_in_batch_order():
     assert isinstance(find("vllm.v1.worker.gpu_input_batch:InputBatch.req_ids"), property)
 
 
@@ -638,7 +638,7 @@ def test_cpu_runner_is_the_gpu_runner():
     )
 
 
-def test_vllm_says_of_ray_on_a_cpu_what_we_quote():
+def test_the_quoted_message_about_ray_on_a_cpu_is_vllms():
     platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform
     said = "current platform {current_platform.device_name} does not support ray."
     assert not platform.ray_device_key, "vLLM can place ranks on Ray without CUDA devices now; we refuse that"
@@ -648,7 +648,7 @@ def test_vllm_says_of_ray_on_a_cpu_what_we_quote():
 
 @pytest.mark.parametrize(("ours", "theirs"), OVERRIDES)
 def test_no_body_is_copied(ours, theirs):
-    """No run of more than a few equal statements, names and all, between our module and the one it builds on."""
+    """Allow runs of a few equal statements, including names, between our module and the one it builds on."""
     mine, upstream = statements(ours), set(runs(statements(theirs)))
     shared = [run for run in runs(mine) if run in upstream]
     assert not shared, f"{ours} repeats {theirs}:\n" + "\n".join(shared[0])

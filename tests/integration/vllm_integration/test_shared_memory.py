@@ -12,7 +12,7 @@ from omni_cli.vllm_integration.shared_memory import forget_message_queues
 
 
 @pytest.mark.parametrize("num_children", [0, 2])
-def test_each_process_may_forget_what_was_made_before_a_fork(num_children):
+def test_each_process_may_unlink_memory_from_before_a_fork(num_children):
     """vLLM forks its ranks where CUDA has not been started; they have the engine's own queue as well."""
     buffer = MessageQueue(n_reader=2, n_local_reader=2, max_chunk_bytes=64, max_chunks=2).buffer
     file = Path("/dev/shm", buffer.shared_memory.name)

@@ -74,7 +74,7 @@ MODEL_MOVES = {
 
 
 def model_methods() -> set[str]:
-    """Methods of our models that vLLM declares, in its interfaces or in the class that we derive from."""
+    """Yield methods of our models that vLLM declares, in its interfaces or in the class that we derive from."""
     declared = {name for module in (interfaces, interfaces_base) for cls in classes_of(module) for name in vars(cls)}
     found = set()
     for reference in {model for family in families().values() for model in family.vllm_models.values()}:
@@ -113,7 +113,7 @@ def test_vllm_calls_the_method_there(method, where):
 
 
 @pytest.mark.parametrize("where", sorted({where for where, _ in MOVES.values()} | {f"{STATE}.remove_request"}))
-def test_the_counterpart_is_there(where):
+def test_the_counterpart_exists(where):
     find(where)
 
 

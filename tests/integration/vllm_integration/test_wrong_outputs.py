@@ -39,7 +39,7 @@ def test_one_wrong_answer_fails_its_request_alone(answers, wrong, message):
         ("text", "a diffusion model returns a tensor, a list or a dict, not str"),
     ],
 )
-def test_answers_that_are_nobodys_fail_their_batch_and_the_stage_goes_on(answers, wrong, message):
+def test_unassignable_answers_fail_their_batch_and_the_stage_continues(answers, wrong, message):
     assert answers["rounds"][wrong] == dict.fromkeys(("first", "second", "third"), message)
 
 

@@ -19,7 +19,7 @@ STAGE = LoadedStage(
 )
 
 
-def test_what_was_asked_for_and_does_not_hold() -> None:
+def test_ineffective_settings() -> None:
     (found,) = ineffective([STAGE])
     assert (found.key, found.requested, found.effective) == ("output_copy", "async", "sync")
 

@@ -1,4 +1,4 @@
-"""A mode that did not run as asked is caught by its counters."""
+"""Counters reveal a mode that did not run as requested."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("effective", "counters", "reason"), CASES)
-def test_what_ran_against_what_was_asked(effective: dict[str, str], counters: dict, reason: str | None) -> None:
+def test_counters_against_the_requested_mode(effective: dict[str, str], counters: dict, reason: str | None) -> None:
     found = unengaged(stage(**effective), counters, counters, varied=())
     assert found is None if reason is None else reason in found
 

@@ -1,4 +1,4 @@
-"""The fingerprint of a machine, and which variables of it are nobody's business."""
+"""The fingerprint of a machine, and the variables that are kept out of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_variables_that_matter_are_recorded_and_secrets_are_not() -> None:
     }
 
 
-def test_two_readings_differ_only_in_what_nobody_chose() -> None:
+def test_two_readings_differ_only_in_conditions() -> None:
     first, second = read_environment({}), read_environment({})
     assert {key for key in first if key not in EXEMPT} == {"machine", "versions", "variables"}
     for key in ("machine", "versions", "variables"):

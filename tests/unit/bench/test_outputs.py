@@ -1,4 +1,4 @@
-"""Outputs of two variants: whether they are the same, and how far apart they are."""
+"""Outputs of two variants: equality, and the size of differences."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def difference(folder: Path, a: RequestResult, b: RequestResult) -> float | None
     return max_abs_difference(folder / "a", folder / "b")
 
 
-def test_how_far_apart(tmp_path: Path) -> None:
+def test_largest_difference(tmp_path: Path) -> None:
     assert difference(tmp_path, result(audio(0.5, -0.5)), result(audio(0.5, -0.5))) == 0
     assert difference(tmp_path, result(audio(0.5, -0.5)), result(audio(0.25, -0.5))) == 0.25
     white = ImageOutput(np.full((1, 1, 3), 255, np.uint8))

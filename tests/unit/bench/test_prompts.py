@@ -1,4 +1,4 @@
-"""Prompts of an exact length, for tokenizers that add special tokens and others."""
+"""Prompts of an exact length, for tokenizers with and without special tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session is a valid record at any moment; what it says about outputs and failures."""
+"""A session is a valid record at any time; its statements about outputs and failures."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_only_hashes_of_later_outputs_are_left_to_say_that_they_differ(session: 
     assert outputs(session) == {"identical": False, "max_abs_diff": None}
 
 
-def test_what_really_ran_is_in_the_record(session: RecordBuilder) -> None:
+def test_engagement_is_in_the_record(session: RecordBuilder) -> None:
     session.measured[0].stages = (
         LoadedStage("thinker", "ar", 2.5, {"output_copy": "async"}, {"max_num_seqs": 8}, {"output_copy": "sync"}),
     )

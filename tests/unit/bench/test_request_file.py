@@ -1,4 +1,4 @@
-"""A file of requests as a workload: what it may say, and its fingerprint."""
+"""A file of requests as a workload: its allowed fields, and its fingerprint."""
 
 from __future__ import annotations
 

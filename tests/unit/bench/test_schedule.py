@@ -1,4 +1,4 @@
-"""Who runs when: balanced, alternating, as many blocks as the time allows."""
+"""The order of variants: balanced, alternating, as many blocks as the time allows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_three_variants_have_every_position_equally_often() -> None:
         assert order == order[::-1]
 
 
-def test_where_few_blocks_fit_a_block_is_a_single_round_turned_round_each_time() -> None:
+def test_if_few_blocks_fit_a_block_is_one_round_in_alternating_order() -> None:
     schedule = schedule_for_time(round_s=4.0, budget_s=60)
     assert orders(schedule, 2)[:4] == ["AB", "BA", "AB", "BA"]
     assert schedule.blocks == 15

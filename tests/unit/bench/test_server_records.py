@@ -1,4 +1,4 @@
-"""Records of `omni loadtest`: percentiles of requests, failures, work by prompts, what is said of them."""
+"""Records of `omni loadtest`: percentiles of requests, failures, work by prompts, warnings."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_whole_record_can_be_saved_and_read(tmp_path: Path) -> None:
         ({"requests": {"e2e_s": (-0.1,)}}, "an invalid value"),
     ],
 )
-def test_a_record_that_hides_failures_is_none(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_a_record_that_hides_failures_is_rejected(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     record = session(tmp_path, [ran(0)]).record()
     sample = msgspec.structs.replace(record.variants[0].samples[0], **change)
     variant = msgspec.structs.replace(record.variants[0], samples=(sample,))
@@ -202,7 +202,7 @@ def test_a_busy_client_is_a_warning_and_a_busy_server_is_no_neighbour(tmp_path: 
     assert "the client used a whole core in 100% of the time" in used(own=0.95, busy=1.9)
 
 
-def test_what_has_to_be_equal_is_in_the_workload() -> None:
+def test_the_workload_contains_everything_that_must_be_equal() -> None:
     fingerprint = workload().describe()["fingerprint"]
     for change in (
         {"num_requests": 61}, {"input_len": 33}, {"seed": 1}, {"load": {"request_rate": "inf"}}, {"slos": ()},

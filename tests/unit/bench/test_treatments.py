@@ -1,4 +1,4 @@
-"""`--vary KEY=A,B`: what it means, and what is wrong with it."""
+"""`--vary KEY=A,B`: its meaning and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling of the machine: rates from counters, what the system says, and what it costs."""
+"""Sampling of the machine: rates from counters, system files, and the sampler's cost."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_time_of_a_child_is_ours_and_stays_ours_when_it_has_ended() -> None:
     assert running.busy_s - before.busy_s > 0.4
 
 
-def test_looking_about_twice_a_second_and_what_it_costs() -> None:
+def test_sampling_about_twice_per_second_and_its_cost() -> None:
     with UtilisationSampler() as sampler:
         time.sleep(3)
     found = sampler.utilisation()
@@ -221,7 +221,7 @@ def test_a_record_of_before_loads(tmp_path: Path) -> None:
         ({"block_end_s": (1e12,)}, "out of range"),
     ],
 )
-def test_what_no_sampler_writes(change: dict, said: str, tmp_path: Path) -> None:
+def test_invalid_series_are_rejected(change: dict, said: str, tmp_path: Path) -> None:
     path = saved(tmp_path, msgspec.structs.replace(GOOD, **change))
     with pytest.raises(InputError, match=said):
         load_record(path)

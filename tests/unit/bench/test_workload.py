@@ -1,4 +1,4 @@
-"""Which stages are measured, and that their work is fixed."""
+"""The measured stages, and their fixed work."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_unknown_stages(config, wanted: str, message: str, hint: str) -> None:
     assert re.search(hint, raised.value.hint or "")
 
 
-def test_every_ar_stage_makes_exactly_as_many_tokens_as_asked_for() -> None:
+def test_every_ar_stage_generates_exactly_output_len_tokens() -> None:
     fixed = with_fixed_work(CONFIG, 7)
     for name in ("thinker", "talker"):
         sampling = fixed.stage(name).sampling
@@ -63,12 +63,12 @@ def test_every_ar_stage_makes_exactly_as_many_tokens_as_asked_for() -> None:
     assert fixed.stage("token2wav") == CONFIG.stage("token2wav")
 
 
-def test_a_stage_whose_length_follows_from_its_input_stays_as_it_is() -> None:
+def test_a_stage_whose_length_follows_from_its_input_is_unchanged() -> None:
     glm_image = load_profile("tiny-glm-image")
     assert with_fixed_work(glm_image, 7).stage("prior") == glm_image.stage("prior")
 
 
-def test_a_length_that_was_set_for_a_stage_holds_for_it() -> None:
+def test_a_length_set_for_a_stage_applies_to_it() -> None:
     overrides = ("talker.sampling.max_tokens=50", "thinker.max_num_seqs=2")
     assert lengths_given_by(overrides) == ("talker",)
     fixed = with_fixed_work(load_profile("tiny-omni", overrides), 7, lengths_given_by(overrides))
@@ -76,7 +76,7 @@ def test_a_length_that_was_set_for_a_stage_holds_for_it() -> None:
     assert fixed.stage("thinker").sampling.min_tokens == 7
 
 
-def test_the_description_tells_workloads_apart() -> None:
+def test_the_description_distinguishes_workloads() -> None:
     described = Workload("ar").describe(CONFIG)
     assert described["stages"] == ["thinker", "talker"]
     assert described["fingerprint"] == workload_fingerprint(described)

@@ -32,7 +32,7 @@ def test_ratio_is_that_of_the_medians(common):
     assert common.ratio_of_medians([9.0, 2.0, 4.0], [1.0, 2.0, 100.0]).value == 2.0
 
 
-def test_interval_holds_the_true_ratio_and_not_another_one(common):
+def test_interval_contains_the_true_ratio_and_excludes_another(common):
     rng = np.random.default_rng(5)
     drift = np.linspace(1.0, 2.0, 40)
     above, below = (drift * true * rng.normal(1, 0.01, 40) for true in (1.3, 1.0))
@@ -48,14 +48,14 @@ def test_interval_keeps_rounds_together(common):
     assert (ratio.low, ratio.value, ratio.high) == (2.0, 2.0, 2.0)
 
 
-def test_what_is_not_pairs_is_refused(common):
+def test_unpaired_values_are_rejected(common):
     with pytest.raises(ValueError, match="2 and 1 measurements are not pairs"):
         common.ratio_of_medians([1.0, 2.0], [1.0])
     with pytest.raises(ValueError, match="0 and 0"):
         common.ratio_of_medians([], [])
 
 
-def test_machine_names_what_a_result_depends_on(common):
+def test_machine_lists_the_conditions_of_a_result(common):
     found = common.machine()
     assert found["processor"] and int(found["cores"]) >= 1
     assert len(found["load_average"].split()) == 3

@@ -1,4 +1,4 @@
-"""Default profiles: every family's is valid on every machine, and fits into it."""
+"""Default profiles: every family's is valid on every machine and fits into its memory."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_cache_that_differs_by_layer_gets_the_room(key: str) -> None:
     ],
     ids=str,
 )
-def test_a_configuration_that_says_something_else(tmp_path: Path, config: dict) -> None:
+def test_an_unusual_configuration(tmp_path: Path, config: dict) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="cannot derive a profile from the configuration in"):
         derive_profile(tmp_path, Machine("cpu", GIB), "x")

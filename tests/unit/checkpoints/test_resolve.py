@@ -119,7 +119,7 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("message", BREAKS)
-def test_a_broken_folder_names_what_is_wrong(folder: Path, message: str) -> None:
+def test_a_broken_folder_is_an_error_that_names_the_fault(folder: Path, message: str) -> None:
     BREAKS[message](folder)
     with pytest.raises(CheckpointError, match=message) as caught:
         check_checkpoint(folder)

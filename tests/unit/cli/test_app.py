@@ -1,4 +1,4 @@
-"""The command-line shell: what it imports, how every kind of failure looks, and the exit codes."""
+"""The command-line shell: its imports, the format of every kind of failure, and the exit codes."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_failures_of_a_command(run: Run, how: str, code: int, kind: str, error: 
         assert (document["error"]["stage"], document["error"]["request_id"]) == ("thinker", "7")
 
 
-def test_a_broken_pipe_to_something_else_is_not_taken_for_a_closed_stdout(run: Run) -> None:
+def test_another_broken_pipe_is_not_mistaken_for_a_closed_stdout(run: Run) -> None:
     code, _, err = run("fail", "worker")
     assert code == 6
     assert err.startswith("error: internal error: BrokenPipeError: ")
@@ -222,7 +222,7 @@ class TestProcess:
         assert done.returncode == 2
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-    def test_a_full_disk_behind_stderr_is_none(self) -> None:
+    def test_a_full_disk_behind_stderr_is_ignored(self) -> None:
         with Path("/dev/full").open("w") as full:
             assert self.start("profiles", "list", "--bogus", stderr=full).returncode == 2
             assert self.start("profiles", "list", "-v", stderr=full).returncode == 0
@@ -279,7 +279,7 @@ def test_colours_on_a_terminal_only_and_never_with_no_color(monkeypatch: pytest.
     assert shown(TERM="dumb") == plain
 
 
-def test_json_refuses_what_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_rejects_values_without_a_json_form(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         console.print_json({"x": float("nan")})
     assert capsys.readouterr().out == ""

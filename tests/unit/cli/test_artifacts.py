@@ -45,7 +45,7 @@ def test_audio_that_is_not_numbers_is_an_error_and_no_file(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_png_holds_the_very_pixels(tmp_path: Path) -> None:
+def test_png_contains_exactly_the_pixels(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     path = ArtifactWriter(tmp_path, ["0"]).write("0", ImageOutput(pixels))
     assert path == tmp_path / "0.png"

@@ -1,4 +1,4 @@
-"""Mistakes on the command line of `omni bench` are answered before anything is started, and without torch."""
+"""Mistakes on the command line of `omni bench` are reported before anything starts, and without torch."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_command_and_all_that_it_measures_with_need_no_torch() -> None:
 
 
 @pytest.mark.slow
-def test_a_variants_process_needs_no_torch_of_its_own() -> None:
+def test_a_variants_process_imports_no_torch_itself() -> None:
     code = (
         "import sys; import omni_cli.bench.variant_worker;"
         "print([name for name in ('torch', 'vllm', 'diffusers', 'transformers') if name in sys.modules])"

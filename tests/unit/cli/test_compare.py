@@ -193,7 +193,7 @@ def test_a_gate_file_is_named_with_its_line(run: Run) -> None:
     assert err.startswith("error: gate.yaml:3:10: `5` would be 500%")
 
 
-def test_what_differs_is_said(run: Run) -> None:
+def test_differences_are_reported(run: Run) -> None:
     a = save("a.json", single())
     code = {"omni": "0.1.0", "commit": "b2"}
     b = save("b.json", single(seed=1, environment={**ENVIRONMENT, "code": code}))

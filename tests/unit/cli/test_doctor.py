@@ -1,4 +1,4 @@
-"""`omni doctor` as a whole: here, and in environments that lack what omni runs on."""
+"""`omni doctor` as a whole: here, and in environments without the required packages."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`omni generate` around an engine: what it prints, where it writes, how it ends.
+"""`omni generate` around an engine: its output, its files, its ends.
 
 The engine is a scripted one (`fake_engine.py`): these tests are about the command alone.
 """
@@ -330,7 +330,7 @@ def test_hostile_request_ids_stay_in_the_folder(omni: Omni) -> None:
     assert [entry["request_id"] for entry in document["results"]] == ["../../evil", "/etc/passwd"]
 
 
-def test_a_folder_that_fails_midway_keeps_what_was_written(omni: Omni) -> None:
+def test_a_folder_that_fails_midway_keeps_written_files(omni: Omni) -> None:
     Path("out/1.wav").mkdir(parents=True)
     path = requests_file({"prompt": "zero"}, {"prompt": "late one"})
     result = omni("--requests", path, "--json")

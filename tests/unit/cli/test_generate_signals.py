@@ -53,7 +53,7 @@ class Process:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_keeps_what_is_finished(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_keeps_finished_requests(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "r.jsonl").write_text('{"prompt": "one"}\n{"prompt": "late stall"}\n')
     process = Process(tmp_path, "--requests", "r.jsonl", "--json")
     process.wait_for("stalled")
@@ -74,7 +74,7 @@ def test_a_signal_while_loading(tmp_path: Path) -> None:
     assert process.log.read_text().split() == ["loading", "closed"]
 
 
-def test_a_second_signal_kills_even_what_does_not_close(tmp_path: Path) -> None:
+def test_a_second_signal_kills_even_if_closing_hangs(tmp_path: Path) -> None:
     process = Process(tmp_path, "hello stall", "--profile", "tiny-omni", "--model", "stall_close")
     process.wait_for("stalled")
     process.popen.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Audio and image files, and which options a profile has a use for."""
+"""Audio and image files, and the options that have an effect with a profile."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_sixteen_bit_grey_is_scaled(tmp_path: Path) -> None:
     assert load_image(tmp_path / "grey16.png", no_warning)[0, :, 0].tolist() == [0, 128, 255]
 
 
-def test_first_frame_of_an_animation_is_used_and_said(tmp_path: Path) -> None:
+def test_first_frame_of_an_animation_is_used_with_a_warning(tmp_path: Path) -> None:
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "green", "blue")]
     frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
     warnings: list[str] = []
@@ -277,7 +277,7 @@ def test_every_truncation_of_an_image_is_an_input_error(tmp_path: Path) -> None:
 # Which options a profile has a use for
 
 
-def test_what_profiles_make() -> None:
+def test_modalities_of_profiles() -> None:
     assert Capabilities.of(OMNI).modalities == ("text", "audio")
     assert Capabilities.of(IMAGE).modalities == ("image",)
 
@@ -310,7 +310,7 @@ def test_options_that_a_stage_takes_besides_those_of_its_output() -> None:
         capabilities.check_field("max_tokens", "`max_tokens`")
 
 
-def test_files_are_made_unless_only_text_is_wanted() -> None:
+def test_files_are_written_unless_only_text_is_requested() -> None:
     assert Capabilities.of(OMNI).makes_files(None)
     assert not Capabilities.of(OMNI).makes_files(frozenset({"text"}))
 

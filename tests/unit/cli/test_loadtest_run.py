@@ -1,4 +1,4 @@
-"""`omni loadtest` against a server whose answers are known: real HTTP, no model."""
+"""`omni loadtest` against a server with known answers: real HTTP, no model."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_times_are_those_of_the_server(loadtest: LoadTest) -> None:
     assert (said["id"], said["owned_by"]) == ("planned", "test") and said["server"].startswith("BaseHTTP")
 
 
-def test_requests_are_the_same_for_all_and_say_what_was_asked_for(loadtest: LoadTest) -> None:
+def test_requests_are_equal_for_all_servers_and_contain_the_options(loadtest: LoadTest) -> None:
     with PlannedServer(lambda _: Plan()) as first, PlannedServer(lambda _: Plan()) as second:
         code, out, _ = loadtest(first.url, second.url, *SHORT, "--seed", "5", "--output-len", "9")
     assert code == 3, "two blocks decide nothing"
@@ -122,7 +122,7 @@ def test_a_baseline_of_another_port_is_comparable(loadtest: LoadTest) -> None:
     assert run(["report", "base.json", "-o", "page.html"]) == 0
 
 
-def test_what_fails_is_counted_and_fails_the_run(loadtest: LoadTest) -> None:
+def test_failures_are_counted_and_fail_the_run(loadtest: LoadTest) -> None:
     def plan(number: int) -> Plan:
         if number < 4:
             return Plan()
@@ -161,7 +161,7 @@ def test_a_server_that_answers_nothing_ends_the_run_at_once(loadtest: LoadTest) 
     assert "`--no-ignore-eos`" in err
 
 
-def test_what_was_measured_before_a_server_dies_is_kept(loadtest: LoadTest) -> None:
+def test_windows_from_before_a_server_dies_are_kept(loadtest: LoadTest) -> None:
     with PlannedServer(lambda number: Plan(status=200 if number < 8 else 503)) as server:
         code, out, err = loadtest(server.url, "--num-iters", "9", *SHORT[2:])
     assert code == 6 and "answered none of 4 requests (block 1): 4 x HTTP 503 refused" in err
@@ -224,7 +224,7 @@ def test_servers_that_are_none(loadtest: LoadTest, models: Any, message: str) ->
     assert code == 6 and message in err and not server.bodies
 
 
-def test_more_is_put_over_every_request(loadtest: LoadTest) -> None:
+def test_extra_body_overrides_every_request(loadtest: LoadTest) -> None:
     with PlannedServer(lambda _: Plan()) as server:
         assert loadtest(server.url, *SHORT, "--model", "mine", "--extra-body", '{"top_k": 1, "seed": 7}')[0] == 0
     assert {(body["model"], body["top_k"], body["seed"]) for body in server.bodies} == {("mine", 1, 7)}

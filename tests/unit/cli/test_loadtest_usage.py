@@ -1,4 +1,4 @@
-"""Mistakes on the command line of `omni loadtest` are answered before anything is sent."""
+"""Mistakes on the command line of `omni loadtest` are reported before anything is sent."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_mistakes(arguments: list[str], parts: list[str], capsys: pytest.Capture
         assert part in err
 
 
-def test_nobody_answers(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_server_answers(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert run(["loadtest", URL]) == 6
     assert "cannot reach `http://127.0.0.1:1`: connection refused" in capsys.readouterr().err

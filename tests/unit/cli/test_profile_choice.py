@@ -56,7 +56,7 @@ def llama(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_named_profile_is_taken_and_the_default_is_for_no_model() -> None:
+def test_a_named_profile_is_used_and_the_default_only_without_a_model() -> None:
     assert choose_profile("tiny-image", "anything") == "tiny-image"
     assert choose_profile(None, None) == "tiny-omni"
 
@@ -96,7 +96,7 @@ def test_a_stage_with_the_name_of_a_key_is_in_no_options_way(llama: Path) -> Non
     assert config.dtype == "bfloat16"
 
 
-def test_create_prints_what_show_shows_and_writes_it_once(run: Run, llama: Path, tmp_path: Path) -> None:
+def test_create_prints_the_output_of_show_and_writes_it_once(run: Run, llama: Path, tmp_path: Path) -> None:
     code, out, err = run("profiles", "create", str(llama))
     assert (code, err) == (0, "")
     assert yaml.safe_load(out) == derive(str(llama))

@@ -49,7 +49,7 @@ def test_list_as_json(run: Run) -> None:
     assert Path(tiny["path"]).is_file()
 
 
-def test_show_prints_a_profile_with_the_overrides_in_it(run: Run) -> None:
+def test_show_prints_a_profile_with_overrides_applied(run: Run) -> None:
     options = ["--set", "thinker.sampling.temperature=0.5", "--model", "./ckpt", "--seed", "3"]
     code, out, err = run("show", "tiny-omni", *options)
     assert (code, err) == (0, "")
@@ -69,7 +69,7 @@ def test_show_as_json(run: Run) -> None:
     assert document["trust_remote_code"] is True
 
 
-def test_show_refuses_two_names(run: Run) -> None:
+def test_show_rejects_two_names(run: Run) -> None:
     code, out, err = run("show", "tiny-omni", "--profile", "tiny-image")
     assert (code, out) == (2, "")
     assert err.startswith("error: the profile is given twice")

@@ -1,4 +1,4 @@
-"""Progress on stderr: what it says, when it is shown, and that it leaves nothing behind."""
+"""Progress on stderr: its content, when it is shown, and that it leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`omni report` as a command: what it writes, what it refuses, and that nothing else pays for it."""
+"""`omni report` as a command: its output, its errors, and that other commands do not import it."""
 
 from __future__ import annotations
 

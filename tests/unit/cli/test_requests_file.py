@@ -1,4 +1,4 @@
-"""`--requests FILE.jsonl`: what lines mean, and that a bad one fails alone."""
+"""`--requests FILE.jsonl`: the fields of a line, and that a bad line fails alone."""
 
 from __future__ import annotations
 

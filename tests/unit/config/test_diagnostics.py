@@ -1,4 +1,4 @@
-"""Files that are no profile, and how the mistakes of one are put together and shown."""
+"""Files that are not profiles, and the order and format of several mistakes."""
 
 from __future__ import annotations
 

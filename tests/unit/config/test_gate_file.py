@@ -1,4 +1,4 @@
-"""Gate files: what they say, and every mistake with its place."""
+"""Gate files: their limits, and every mistake with its position."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_tiny_omni_resolves_to_the_chain_of_the_contract() -> None:
     assert pickle.loads(pickle.dumps(config)) == config
 
 
-def test_a_name_goes_before_a_path_and_a_path_needs_no_suffix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_precedes_a_path_and_a_path_needs_no_suffix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("tiny-omni").write_text("not a profile")
     Path("mine").write_text(bundled_profiles()["tiny-image"].read_text().replace("name: tiny-image", "name: mine"))
@@ -94,7 +94,7 @@ def test_no_such_profile(name: str, message: str, hint: str | None) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_show_prints_is_the_same_profile(name: str, tmp_path: Path) -> None:
+def test_the_output_of_show_is_the_same_profile(name: str, tmp_path: Path) -> None:
     config = load_profile(name)
     path = tmp_path / "shown.yaml"
     path.write_text(to_yaml(profile_data(config)))

@@ -1,4 +1,4 @@
-"""Every kind of mistake in a profile: its exact place, its words, its hint, and what the caret underlines."""
+"""Every kind of mistake in a profile: its exact position, message, hint and caret."""
 
 from __future__ import annotations
 

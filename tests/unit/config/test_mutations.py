@@ -1,4 +1,4 @@
-"""Whatever is done to a profile, loading it gives a configuration or a `ProfileError`, and nothing else."""
+"""Loading a damaged profile gives a configuration or a `ProfileError`, and nothing else."""
 
 from __future__ import annotations
 

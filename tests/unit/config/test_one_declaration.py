@@ -32,14 +32,14 @@ PACKAGE = Path(omni_cli.__file__).parent
 
 
 class VocoderConfig(DiffusionStageConfig):
-    """Has one key more."""
+    """A stage with one more key."""
 
     pitch: Annotated[int | None, VLLM_ONLY] = Field(None, ge=1, le=9, description="Semitones to shift by.")
 
 
 @pytest.fixture
 def vocoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Qwen2.5-Omni with one key more in one stage: the only thing that is added is the field above."""
+    """Qwen2.5-Omni with one more key in one stage; the field above is the only addition."""
     known = dict(families.families())
     omni = known["qwen2_5_omni"]
     token2wav = omni.role("token2wav")
@@ -79,7 +79,7 @@ def test_a_new_field_has_the_same_diagnostics(vocoder: None, tmp_path: Path, wri
 
 
 def declarations(key: str) -> Iterator[str]:
-    """The lines of the package, where configuration is, that declare a field of that name."""
+    """Return the lines of the package, where configuration lives, that declare a field of that name."""
     pattern = re.compile(rf"^    {key}: ")
     for file in [*(PACKAGE / "config").glob("*.py"), *PACKAGE.glob("models/*/settings.py")]:
         for number, line in enumerate(file.read_text().splitlines(), 1):

@@ -1,4 +1,4 @@
-"""`--set`, `--model` and `--seed`: what they change, and what is said when they cannot."""
+"""`--set`, `--model` and `--seed`: their effects and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stage's class follows the checkpoint's family, also where that is known only when it loads."""
+"""A stage's class follows the checkpoint's family, even if that is known only when it loads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_key_of_another_family_is_refused() -> None:
         for_family(talker, families()["language_model"])
 
 
-def test_another_class_keeps_what_the_stage_is() -> None:
+def test_another_class_keeps_the_stages_values() -> None:
     config = load_profile("tiny-omni", ["talker.max_num_seqs=3", "talker.talker_prompt=null"])
     (stage,) = for_family(config.with_stages([config.stage("talker")]), families()["language_model"]).stages
     assert type(stage) is ARStageConfig

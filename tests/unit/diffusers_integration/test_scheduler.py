@@ -92,7 +92,7 @@ def test_an_id_in_use_is_refused_until_its_request_has_ended():
     assert ids(scheduler.schedule()) == ["a"]
 
 
-def test_finish_requests_tells_which_ones_the_executor_has():
+def test_finish_requests_returns_those_that_the_executor_runs():
     scheduler = DiffusionScheduler(max_num_seqs=2)
     for name in "abc":
         scheduler.add_request(request(name))
@@ -112,7 +112,7 @@ OPERATIONS = st.lists(
 
 
 @given(OPERATIONS, st.integers(1, 4))
-def test_every_batch_holds_the_oldest_request_and_is_as_full_as_it_can_be(operations, max_num_seqs):
+def test_every_batch_contains_the_oldest_request_and_is_as_full_as_possible(operations, max_num_seqs):
     scheduler = DiffusionScheduler(max_num_seqs)
     waiting: dict[str, DiffusionRequest] = {}  # the model: arrival order
     served: list[str] = []

@@ -195,7 +195,7 @@ def test_a_large_model_on_a_gpu_needs_a_download(tmp_path: Path) -> None:
     assert "58 GB free" in judge_profile(IMAGE, full, []).missing[0]
 
 
-def test_what_is_downloaded_is_not_downloaded_again(tmp_path: Path) -> None:
+def test_a_downloaded_checkpoint_needs_no_download(tmp_path: Path) -> None:
     repo = tmp_path / "models--Qwen--Qwen-Image"
     snapshot = repo / "snapshots" / "abc" / "transformer"
     snapshot.mkdir(parents=True)

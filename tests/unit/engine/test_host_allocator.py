@@ -55,6 +55,6 @@ def test_runs_after_the_first_take_no_pages_again() -> None:
     assert faults_of("leave")[1] > 1000
 
 
-def test_what_the_user_chose_stays() -> None:
+def test_the_users_allocator_settings_are_kept() -> None:
     answer, faults = faults_of("keep", MALLOC_TRIM_THRESHOLD_="131072")
     assert answer == "False" and faults > 1000

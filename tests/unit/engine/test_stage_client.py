@@ -1,4 +1,4 @@
-"""Which stages the watchdog watches: those that have something to run, whatever order messages cross in."""
+"""The watchdog watches stages that have something to run, in whatever order messages cross."""
 
 from __future__ import annotations
 

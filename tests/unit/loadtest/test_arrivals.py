@@ -1,4 +1,4 @@
-"""Arrival times are a Poisson process of exactly the rate that was asked for, and the same for everybody."""
+"""Arrival times are a Poisson process of exactly the requested rate, and equal for all servers."""
 
 from __future__ import annotations
 

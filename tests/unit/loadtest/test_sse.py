@@ -1,4 +1,4 @@
-"""Events are the same, whatever pieces the network makes of them."""
+"""Events do not depend on the chunks in which they arrive."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ def test_an_event_comes_as_soon_as_it_is_whole() -> None:
     assert parser.feed(b"\n\n") == [b"y"]
 
 
-def test_what_is_not_ended_is_no_event() -> None:
+def test_an_unterminated_event_is_ignored() -> None:
     assert EventParser().feed(b"data: half") == []

@@ -1,4 +1,4 @@
-"""Who sends when: so many at a time, or at times that no answer changes."""
+"""Schedules of requests: a fixed number at a time, or times that no answer changes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_closed_loop_has_so_many_inside_and_sends_each_once(concurrency: int, 
 
 
 def test_an_open_loop_does_not_wait_for_answers() -> None:
-    """A server that hangs for half a second gets every request when it is due all the same."""
+    """A server that hangs for half a second still gets every request when it is due."""
     rate, count = 100.0, 30
     server = Server(0.5)
     began_s = time.perf_counter()
@@ -59,7 +59,7 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
     assert all(outcome.sent_s >= outcome.due_s for outcome in outcomes)
 
 
-def test_what_the_client_itself_delays_is_in_the_lag_and_not_lost() -> None:
+def test_delays_of_the_client_are_recorded_as_lag() -> None:
     """Latency counts from when a request was due: a stalled client must not make a server look fast."""
 
     async def stall(index: int, due_s: float) -> Outcome:

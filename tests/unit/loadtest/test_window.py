@@ -1,4 +1,4 @@
-"""From the outcomes of a window to its metrics: definitions, and what failed requests do to them."""
+"""From the outcomes of a window to its metrics: definitions, and the effect of failed requests."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def test_tokens_that_became_sound_are_no_text() -> None:
     assert window_work(window(answer)) == {"requests": 1, "output_tokens": 103, "audio_s": 1.0}
 
 
-def test_a_piece_may_hold_several_tokens() -> None:
-    """Tokens are counted by the server's own number, not by the pieces that arrived."""
+def test_a_chunk_may_contain_several_tokens() -> None:
+    """Tokens are counted by the server, not by the chunks that arrived."""
     found = window_metrics(window(outcome(0.0, 2.0, [1.0, 1.9], output_tokens=10)), [])
     assert found["tpot_s"] == pytest.approx(0.1)
 
 
-def test_without_usage_what_depends_on_it_is_left_out() -> None:
+def test_without_usage_token_metrics_are_left_out() -> None:
     one = window(outcome(0.0, 1.0, [0.5, 0.6]))
     assert set(window_metrics(one, [])) == {"ttft_s", "itl_s", "requests_per_second"}
     assert window_work(one) == {"requests": 1}

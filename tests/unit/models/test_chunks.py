@@ -1,4 +1,4 @@
-"""Chunks of codes: each code is heard once, with all the context that it is to be computed with."""
+"""Chunks of codes: each code is used once, with all the context that it needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chunks_of(sizes: ChunkSizes, parts: list[list[int]]) -> list[Chunk]:
 
 
 @given(speeches())
-def test_every_code_is_heard_once_and_in_order(speech: tuple[ChunkSizes, list[list[int]]]) -> None:
+def test_every_code_is_used_once_and_in_order(speech: tuple[ChunkSizes, list[list[int]]]) -> None:
     sizes, parts = speech
     num_codes = sum(map(len, parts))
     chunks = chunks_of(sizes, parts)
@@ -46,7 +46,7 @@ def test_a_chunk_has_its_context_on_both_sides(speech: tuple[ChunkSizes, list[li
 
 
 @given(speeches())
-def test_how_codes_come_does_not_matter(speech: tuple[ChunkSizes, list[list[int]]]) -> None:
+def test_chunks_do_not_depend_on_how_codes_arrive(speech: tuple[ChunkSizes, list[list[int]]]) -> None:
     """So a request gets the same audio, bit for bit, alone and under load."""
     sizes, parts = speech
     together = [code for part in parts for code in part]

@@ -1,4 +1,4 @@
-"""Marks and who hears them; intervals; what ranges took, step by step."""
+"""Marks and listeners; intervals; the times of ranges, step by step."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_consecutive_ranges_end_where_the_next_begins(heard: Heard) -> None:
     assert heard.words == ["<step 1", ">", "<step 2", ">"]
 
 
-def test_other_threads_are_not_heard(heard: Heard) -> None:
+def test_other_threads_are_ignored(heard: Heard) -> None:
     thread = threading.Thread(target=lambda: mark("elsewhere").__enter__())
     thread.start()
     thread.join()
     assert heard.words == []
 
 
-def test_a_mark_that_nobody_hears_is_the_same_object_each_time() -> None:
+def test_a_mark_without_a_listener_is_always_the_same_object() -> None:
     listen(None)
     assert mark("a") is mark("b", 3)
     ranges.request_began("1")
@@ -111,7 +111,7 @@ def test_the_innermost_range_at_each_moment(found: list[Range]) -> None:
 
 
 def recording(*found: tuple[str, int, int, int]) -> Recording:
-    """Of (name, begin, end, depth) in milliseconds."""
+    """Build ranges from (name, begin, end, depth) in milliseconds."""
     items = tuple(Range(name, begin * 10**6, end * 10**6, depth) for name, begin, end, depth in found)
     return Recording(0, 10**9, (), items, (), 0, None)
 
@@ -132,7 +132,7 @@ def steps_of(*milliseconds: float) -> Recording:
     return recording(*items)
 
 
-def test_a_step_that_is_slow_every_time_is_an_outlier_and_noise_is_none() -> None:
+def test_a_step_that_is_always_slow_is_an_outlier_but_noise_is_not() -> None:
     rng = np.random.default_rng(0)
     usual = np.full(8, 10.0)
     slow = usual + 20 * (np.arange(8) == 4)

@@ -1,4 +1,4 @@
-"""The record of a profile, what is computed for it, and what it looks like on a terminal."""
+"""The record of a profile, its computed values, and its text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def iteration(e2e_s: float) -> Iteration:
 
 
 def stage(**changes: object) -> StageProfile:
-    """One that gives no hints."""
+    """A stage that gives no hints."""
     fields = {
         "name": "image",
         "kind": "diffusion",
@@ -148,7 +148,7 @@ def test_roofline_of_counted_work_takes_the_tighter_limit_of_each_part() -> None
 
 
 def test_roofline_of_an_ar_stage_against_a_count_token_by_token() -> None:
-    """A prompt of 3 and 4 tokens made: one step reads the prompt, three read a token each."""
+    """A prompt of 3 tokens and 4 generated ones: one step reads the prompt, three read a token each."""
     stage = described(
         linears=(Linear("up", 50, 200, "token"), Linear("head", 70, 280, "sample")),
         attentions=(Attention("attn", num_heads=4, num_kv_heads=2, head_size=8, item_bytes=4),),
@@ -163,7 +163,8 @@ def test_roofline_of_an_ar_stage_against_a_count_token_by_token() -> None:
 
 
 def test_roofline_of_experts_and_of_a_code_predictor() -> None:
-    """A prompt of 3 and 4 tokens made, 2 of 4 experts per token; a predictor of three codes reads its layers twice."""
+    """A prompt of 3 tokens and 4 generated ones, 2 of 4 experts per token; a predictor of three codes reads its layers
+    twice."""
     stage = described(
         linears=(
             Linear("experts", 50, 200, "token", num_experts=4, num_active=2),

@@ -1,4 +1,4 @@
-"""Ray's messages stay away from stdout, where results belong, also where they are wanted on stderr."""
+"""Ray's messages never reach stdout, where results belong, even if they are wanted on stderr."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omni_cli.ray_integration import quiet
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_nothing_goes_to_stdout_however_much_is_wanted(verbose: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_goes_to_stdout_even_with_verbose(verbose: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in quiet._ENVIRONMENT:
         monkeypatch.setenv(name, "of before")
     quiet.QuietRay(verbose=verbose).end()

@@ -1,4 +1,4 @@
-"""A stage whose ranks Ray is to start: refused where vLLM or the installation cannot, before anything is started."""
+"""A stage with ranks on Ray: rejected before anything starts if vLLM or the installation cannot run it."""
 
 from __future__ import annotations
 

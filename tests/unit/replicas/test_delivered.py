@@ -1,4 +1,4 @@
-"""Events already sent to a client whose request is run again."""
+"""Events already sent to a client whose request is rerun."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chunks(whole: np.ndarray, cuts: list[int]) -> list[Event]:
 
 
 def sent(attempts: list[list[Event]]) -> list[Event]:
-    """Events that a client gets from attempts, all but the last of which end early."""
+    """Return the client's events from several attempts, all but the last of which end early."""
     delivered = Delivered()
     events: list[Event] = []
     for attempt in attempts:
@@ -41,7 +41,7 @@ CUTS = st.lists(st.integers(0, 60), max_size=6)
 
 
 @given(st.text(min_size=1, max_size=40), CUTS, CUTS, CUTS, st.integers(0, 6), st.integers(0, 6))
-def test_text_is_whole_and_once_wherever_replicas_ended_and_however_they_cut_it(
+def test_text_is_sent_once_wherever_replicas_ended_and_split_it(
     whole: str, first: list[int], second: list[int], third: list[int], ends: int, ends_again: int
 ) -> None:
     attempts = [texts(whole, first)[:ends], texts(whole, second)[:ends_again], texts(whole, third)]

@@ -1,4 +1,4 @@
-"""`--replicas` where it cannot be."""
+"""`--replicas` where it is not supported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert "omni-cli[ray]" in (caught.value.hint or "")
 
 
-def test_what_ray_says_is_one_line() -> None:
+def test_rays_message_is_shortened_to_one_line() -> None:
     said = "Deploying failed:\n  File x\nray.RayTaskError: long\nModuleNotFoundError: No module named 'omni_cli'\n"
     error = ray_failure("the replicas", said)
     assert error.message == "Ray could not run the replicas: ModuleNotFoundError: No module named 'omni_cli'"

@@ -1,4 +1,4 @@
-"""Records and verdicts as text, Markdown, JUnit XML and JSON: what is shown, and how it is lined up."""
+"""Records and verdicts as text, Markdown, JUnit XML and JSON: content and alignment."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_engagement_is_reported_per_stage_if_there_are_several() -> None:
     )
 
 
-def test_what_omni_bench_says_of_a_variant() -> None:
+def test_the_paragraph_of_a_variant() -> None:
     few = steady("eager", 0.0648, ABBA[0], blocks=15, metrics={"denoise_step_s": 0.1})
     summaries = {name: summarise(few, name) for name in ("e2e_s", "denoise_step_s")}
     lines = summary_lines(1, few, summaries, "replayed 840/840 steps")
@@ -94,7 +94,7 @@ def test_what_omni_bench_says_of_a_variant() -> None:
     assert lines[-1].split() == ["Memory", "(peak", "host", "RSS):", "1.0", "GiB"]
 
 
-def test_undecided_names_what_would_decide() -> None:
+def test_an_undecided_pair_names_the_missing_blocks() -> None:
     measured = record(*pair(12, 1.02, seed=0))
     found = compare_within(measured)
     text = findings_text(found, LABELS)
@@ -104,7 +104,7 @@ def test_undecided_names_what_would_decide() -> None:
     assert f"b against a is undecided: {change}, about {needed} more blocks would decide" in text
 
 
-def test_an_inconclusive_gate_names_only_what_would_decide_it() -> None:
+def test_an_inconclusive_gate_names_only_its_own_missing_blocks() -> None:
     found = compare_within(record(*pair(12, 1.02, seed=0)), limits=GateLimits({"e2e_s": 0.03}))
     change = units.percent(found.comparisons[0].ratio - 1)
     # Whether the two are equal is another question, with another number of missing blocks.

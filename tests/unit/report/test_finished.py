@@ -1,4 +1,4 @@
-"""`results.jsonl`: what need not be done again, and what must be."""
+"""`results.jsonl`: the requests that need not be run again, and those that must."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def finished(tmp_path: Path) -> FinishedRequests:
     return FinishedRequests(tmp_path, load_profile("tiny-omni"))
 
 
-def test_what_was_written_is_read(finished: FinishedRequests) -> None:
+def test_written_results_are_read(finished: FinishedRequests) -> None:
     assert finished.read() == {}
     key = finished.key(SPEC)
     finished.add(key, RECORD)
@@ -61,7 +61,7 @@ def test_a_file_that_has_changed_is_another_request(finished: FinishedRequests, 
     assert len(keys) == 3
 
 
-def test_a_result_whose_file_is_gone_is_not_done(finished: FinishedRequests, tmp_path: Path) -> None:
+def test_a_result_without_its_file_is_not_finished(finished: FinishedRequests, tmp_path: Path) -> None:
     image = tmp_path / "a.png"
     image.touch()
     result = {"request_id": "a", "status": "ok", "outputs": [{"type": "image", "path": str(image)}], "stages": []}

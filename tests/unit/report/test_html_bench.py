@@ -1,4 +1,4 @@
-"""The page of a bench record: its numbers are the record's, its figures are drawn from them."""
+"""The page of a bench record: its numbers are the record's, and its figures are drawn from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def page_of(found: Record, folder: Path) -> Element:
 
 
 def complete(found: Record, limit: float | None = None, baseline: Record | None = None) -> Record:
-    """As `omni bench` saves it at its end."""
+    """A record as `omni bench` saves it at its end."""
     limits = None if limit is None else GateLimits({"e2e_s": limit})
     return Question(limits, baseline=baseline).answer(found).complete_record()
 
@@ -80,12 +80,12 @@ def test_comparisons_and_the_gate_are_those_of_the_record(compared: Record, page
 
 
 def xs(drawing: Element, colour: str) -> list[float]:
-    """Where markers of a colour are drawn, from left to right."""
+    """Return the positions of markers of a colour, from left to right."""
     marks = [use for use in drawing.all("use") if colour in (use.attributes["style"] or "")]
     return sorted(float(use.attributes["x"] or "nan") for use in marks)
 
 
-def test_every_run_is_a_dot_where_its_value_says(compared: Record, page: Element) -> None:
+def test_every_run_is_a_dot_at_its_value(compared: Record, page: Element) -> None:
     spread = figure(page, "How the latency spreads")
     values = sorted(sample.e2e_s for item in compared.variants for sample in item.samples)
     for size in ("wide", "narrow"):
@@ -132,7 +132,7 @@ def test_ids_are_unique(page: Element) -> None:
     assert len(ids) == len(set(ids)) > 50
 
 
-def test_how_to_repeat_it(compared: Record, tmp_path: Path) -> None:
+def test_commands_to_repeat_it(compared: Record, tmp_path: Path) -> None:
     changed = msgspec.structs.replace(compared, command=("omni", "bench", "--vary", "x=1, 2"))
     code = page_of(changed, tmp_path).one("pre").text
     assert code == "git checkout a1 pip install torch==2.13.0 omni bench --vary 'x=1, 2'"
@@ -177,7 +177,7 @@ def test_the_stages_of_the_median_run_add_up(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_stages_that_overlap_are_not_put_behind_one_another(tmp_path: Path) -> None:
+def test_overlapping_stages_are_not_drawn_one_after_another(tmp_path: Path) -> None:
     stages = {"thinker.latency_s": 0.8, "talker.latency_s": 0.9}
     found = page_of(record(variant("v", np.full((6, 2), 0.5), metrics=stages)), tmp_path)
     assert "overlapped" in figure(found, "A request from stage to stage").text

@@ -32,7 +32,7 @@ def compare_page(document: dict, folder: Path) -> Element:
     return parse(render_page([load_document("r0", path)]))
 
 
-def test_a_comparison_shows_what_compare_found(tmp_path: Path) -> None:
+def test_a_comparison_shows_the_findings_of_compare(tmp_path: Path) -> None:
     findings = compare_within(record(*pair(slowdown=1.3)), limits=GateLimits({"e2e_s": 0.05}))
     document = msgspec.to_builtins(compare_document(findings, *SOURCES))
     page = compare_page(document, tmp_path)
@@ -46,7 +46,7 @@ def test_a_comparison_shows_what_compare_found(tmp_path: Path) -> None:
     assert [row["Verdict"] for row in table(page, "The gate, limit by limit")] == ["regression"]
 
 
-def test_a_gate_that_passes_says_within_what(tmp_path: Path) -> None:
+def test_a_passing_gate_lists_its_limits(tmp_path: Path) -> None:
     findings = compare_within(record(*pair(slowdown=0.8)), limits=GateLimits({"e2e_s": 0.05}))
     page = compare_page(msgspec.to_builtins(compare_document(findings, *SOURCES)), tmp_path)
     verdict = page.one("div", class_="verdict good")

@@ -1,4 +1,4 @@
-"""Records from anywhere: nothing in them becomes markup, and none of them brings the report down."""
+"""Untrusted records: nothing in them becomes markup, and none breaks the report."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ VALUES = st.one_of(
 
 
 def places(value: Any, path: tuple = ()) -> list[tuple]:
-    """Paths to everything in a document."""
+    """Yield the paths to everything in a document."""
     found = [path] if path else []
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:

@@ -1,4 +1,4 @@
-"""Restarts of a failed stage, on a clock of the test's own."""
+"""Restarts of a failed stage, on a clock controlled by the test."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def collect(supervisor: Supervisor) -> list[Event]:
     return [event async for event in supervisor.generate(GenerateRequest("r"))]
 
 
-def test_a_lost_stage_comes_back_at_once(told: list[str]) -> None:
+def test_a_lost_stage_is_restarted_immediately(told: list[str]) -> None:
     async def test(engine: ScriptedEngine, supervisor: Supervisor) -> None:
         assert supervisor.state is EngineState.READY
         engine.fail("b")

@@ -1,4 +1,4 @@
-"""Comparing two variants: symmetries, verdicts, and when there is none."""
+"""Comparing two variants: symmetries, verdicts, and cases without one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def e2e(a: Variant, b: Variant, *, same_record: bool = True, **options: Any) -> 
 
 
 def with_times(source: Variant, change) -> Variant:
-    """The variant with every sample's time changed by a function of the sample."""
+    """Return the variant with every sample's time changed by a function of the sample."""
     return msgspec.structs.replace(
         source, samples=tuple(msgspec.structs.replace(s, e2e_s=change(s)) for s in source.samples)
     )
@@ -140,7 +140,7 @@ def test_no_verdict_from_fewer_blocks_than_the_minimum() -> None:
 
 
 def test_blocks_needed_would_decide() -> None:
-    """Double the blocks that are asked for, for chance, and the verdict is there."""
+    """Twice the requested blocks, to allow for chance, bring a verdict."""
     found = e2e(*pair(12, 1.03, seed=1))
     assert found.verdict == "inconclusive"
     assert found.blocks_needed is not None

@@ -1,4 +1,4 @@
-"""When the machine is said to have disturbed a measurement, and what is said."""
+"""The rules by which a disturbance of a measurement is reported, and the messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOKS = 40
 
 
 def looked(**series: Any) -> Utilisation:
-    """A quiet machine of 4 cores, of which the measurement uses one, but for `series`."""
+    """A quiet machine of 4 cores, of which the measurement uses one, except in `series`."""
     quiet = {
         "interval_s": 0.5, "cost_s": 0.01, "usable_cores": 4, "end_s": tuple(0.5 * n for n in range(1, LOOKS + 1)),
         "busy_cores": (1.1,) * LOOKS, "own_cores": (1.0,) * LOOKS, "stolen_cores": (0.0,) * LOOKS,
@@ -59,7 +59,7 @@ def test_little_is_nothing_on_a_machine_with_many_cores(cores: int, others: floa
     assert bool(found) == named
 
 
-def test_what_the_measurement_uses_is_no_neighbour() -> None:
+def test_the_measurements_own_load_is_not_a_neighbour() -> None:
     assert machine_disturbances(looked(busy_cores=(4.0,) * LOOKS, own_cores=(3.9,) * LOOKS)) == ()
 
 
@@ -126,7 +126,7 @@ def test_a_record_without_it_warns_of_nothing() -> None:
     assert warnings_of(record(*pair(blocks=8))) == []
 
 
-def test_that_looking_failed_is_said() -> None:
+def test_failed_sampling_is_reported() -> None:
     failed = looked(error="OSError: no more files")
     (note,) = warnings_of(msgspec.structs.replace(record(*pair(blocks=8)), utilisation=failed))
     assert "OSError: no more files" in note.message

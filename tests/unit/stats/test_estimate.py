@@ -1,4 +1,4 @@
-"""The centre and its interval: exact symmetries, and coverage under every kind of noise that machines make."""
+"""The centre and its interval: exact symmetries, and coverage under all kinds of machine noise."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_is_fast() -> None:
 
 
 def simulated(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Log times (series, runs)."""
+    """Return log times (series, runs)."""
     runs = shape[1]
     quiet = 0.02 * rng.standard_normal(shape)
     match kind:
@@ -113,7 +113,7 @@ KINDS = ["independent", "autocorrelated", "drifting", "bimodal", "heavy-tailed",
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("blocks", [MIN_BLOCKS, 30])
 def test_coverage_of_interleaved_blocks(kind: str, blocks: int) -> None:
-    """ABBA blocks, b equal to a: at least 95 % of 95 % intervals hold 0, allowing for 1000 repetitions."""
+    """ABBA blocks, b equal to a: at least 95 % of 95 % intervals contain 0, allowing for 1000 repetitions."""
     repetitions = 1000
     series = simulated(kind, np.random.default_rng(7), (repetitions, 4 * blocks)).reshape(repetitions, blocks, 4)
     ratios = (series[:, :, 1] + series[:, :, 2] - series[:, :, 0] - series[:, :, 3]) / 2

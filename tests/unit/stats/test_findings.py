@@ -162,7 +162,7 @@ def test_unknown_metrics() -> None:
     assert [item.metric for item in found.comparisons] == ["ttft_s"]
 
 
-def test_outputs_by_hash_and_by_what_the_run_measured() -> None:
+def test_outputs_by_hash_and_by_recorded_difference() -> None:
     a, b = pair(20)
     assert compare_within(record(a, b)).pairs[0].outputs.identical is True
     other = renamed(b, output_sha256="beef")

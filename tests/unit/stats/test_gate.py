@@ -58,7 +58,7 @@ def test_more_slowdown_of_a_rate_is_worse() -> None:
 
 @pytest.mark.slow
 def test_false_alarms_of_many_metrics_stay_one_family() -> None:
-    """Ten unrelated metrics that lie on their limit: any regression at all in at most 2.5 % of the gates."""
+    """Ten unrelated metrics exactly at their limit: a regression in at most 2.5 % of the gates."""
     names = [f"m{number}_s" for number in range(10)]
     limits = GateLimits(dict.fromkeys(names, 0.05))
     alarms = alone = 0
@@ -82,7 +82,7 @@ def test_false_alarms_of_many_metrics_stay_one_family() -> None:
     assert alone / repetitions > 0.12  # what would happen without the correction
 
 
-def test_holm_reports_what_it_needs() -> None:
+def test_holm_reports_the_required_p_value() -> None:
     # One metric a little beyond its limit among seven others that are not.
     found = None
     for seed in range(200):
@@ -130,7 +130,7 @@ MIB = 2**20
 
 
 def on_host(name: str, load_mib: float, run_mib: float) -> Variant:
-    """A variant without a device, of one stage whose resident peaks these are."""
+    """A variant without a device, with one stage of these resident peaks."""
     peaks = {"load": load_mib * MIB, "run": run_mib * MIB}
     stages = {"image": {phase: {"peak_host_rss_bytes": int(size)} for phase, size in peaks.items()}}
     return Variant(name=name, memory=Memory(peak_host_rss_bytes=int(run_mib * MIB), stages=stages))
@@ -199,7 +199,7 @@ def test_the_worst_part_decides() -> None:
     assert judge(limits, slow, [], differ, mismatches=mismatch, failures=["out of memory"]).verdict == "failed"
 
 
-def test_a_limit_on_what_was_not_measured_does_not_pass() -> None:
+def test_a_limit_on_a_missing_metric_does_not_pass() -> None:
     comparisons = compare_variants(*pair(40, cv=0.001), same_record=True)
     gate = judge(GateLimits({"e2e_s": 0.05, "rtf": 0.05}), comparisons, [], {})
     assert gate.verdict == "inconclusive"

@@ -1,4 +1,4 @@
-"""Gain and cost of a mode, and when it has paid for itself."""
+"""Gain and cost of a mode, and the number of requests after which it pays off."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_faster_mode_pays_for_itself_after_so_many_requests() -> None:
     assert "+12 MiB and 7.000 s to compile or capture; pays for itself after " in sentence
 
 
-def test_what_both_prepare_is_no_price_of_another_setting() -> None:
+def test_equal_preparation_is_not_a_cost() -> None:
     def with_copy(mode: str, seconds: float, compile_s: float) -> Variant:
         found = measured(f"output_copy={mode}", seconds, compile_s=compile_s)
         return msgspec.structs.replace(found, settings={"output_copy": mode, "execution": "compile"})
@@ -79,7 +79,7 @@ def test_it_is_about_the_mode_whichever_comes_first() -> None:
     assert backward.requests == pytest.approx(forward.requests, rel=0.01)
 
 
-def test_what_gains_nothing_is_not_worth_it() -> None:
+def test_a_mode_without_gain_is_not_worth_it() -> None:
     pair = pair_of(EAGER, measured("execution=compile", 0.2, compile_s=7.0, reserved=112 * MIB))
     assert payback_of(pair).requests is None
     assert payback_sentence(pair) == (

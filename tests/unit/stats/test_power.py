@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def alone(blocks: int, *, seed: int = 0, cv: float = 0.05) -> Variant:
-    """A variant that ran by itself, four times a block."""
+    """A variant that ran alone, four times per block."""
     times = 0.1 * correlated(np.random.default_rng(seed), (blocks * 4,), lag1=0.75, cv=cv)
     return variant("only", times.reshape(blocks, 4), slots=(0, 1, 2, 3))
 
@@ -28,7 +28,7 @@ def test_a_variant_does_not_differ_from_itself() -> None:
     assert inside >= 0.95 * 200 - 3 * np.sqrt(200 * 0.95 * 0.05)
 
 
-def test_detectable_is_what_is_detected_in_four_of_five_runs() -> None:
+def test_detectable_regressions_are_detected_in_four_of_five_runs() -> None:
     blocks, repetitions = 30, 400
     rng = np.random.default_rng(1)
     noise = 0.02 * rng.standard_normal((repetitions, blocks))
@@ -38,7 +38,7 @@ def test_detectable_is_what_is_detected_in_four_of_five_runs() -> None:
     assert found / repetitions == pytest.approx(0.8, abs=0.07)
 
 
-def test_more_blocks_and_less_noise_show_less() -> None:
+def test_more_blocks_and_less_noise_detect_smaller_regressions() -> None:
     assert self_check(alone(20), planned=80).detectable < self_check(alone(20)).detectable
     assert self_check(alone(20, cv=0.005)).detectable < 0.2 * self_check(alone(20)).detectable
     assert self_check(variant("x", np.full((20, 4), 0.1), slots=(0, 1, 2, 3))).detectable == 0

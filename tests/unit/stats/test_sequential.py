@@ -1,4 +1,4 @@
-"""Looks at an interval: the plan, published bounds, and the error of whoever looks at every one of them."""
+"""Looks at an interval: the plan, published bounds, and the error rate with stopping at every look."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bounds(looks: tuple[int, ...]) -> np.ndarray:
 
 
 @given(st.integers(1, 100_000))
-def test_a_plan_grows_and_ends_where_it_was_told(blocks: int) -> None:
+def test_a_plan_increases_and_ends_at_max_blocks(blocks: int) -> None:
     looks = plan_looks(blocks)
     assert looks[-1] == blocks
     assert list(looks) == sorted(set(looks))
@@ -59,7 +59,7 @@ def test_a_single_look_and_an_unplanned_run_have_the_whole_level() -> None:
     assert level_at((10, 20), 7) == ALPHA  # ended before it was looked at even once
 
 
-def test_a_run_that_ends_early_spends_what_is_left() -> None:
+def test_a_run_that_ends_early_spends_the_rest_of_alpha() -> None:
     looks = plan_looks(100)
     stopped = looks[-2] + 3
     assert level_at(looks, stopped) > level_at(looks, looks[-2])
@@ -67,7 +67,7 @@ def test_a_run_that_ends_early_spends_what_is_left() -> None:
 
 
 def test_looking_again_and_again_at_real_intervals() -> None:
-    """Stop as soon as an interval excludes the truth: with the plan it happens in at most 5 %, else far more often."""
+    """Stop as soon as an interval excludes the true value: at most 5 % with the plan, else far more often."""
     looks = plan_looks(60)
     rng = np.random.default_rng(5)
     repetitions = 600

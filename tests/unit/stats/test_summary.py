@@ -1,4 +1,4 @@
-"""One variant by itself: percentiles only from enough samples, an interval that holds the median."""
+"""One variant alone: percentiles only with enough samples, and an interval that contains the median."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.summary import samples_for, summarise
 
 
-def test_how_many_samples_a_percentile_needs() -> None:
+def test_samples_needed_for_a_percentile() -> None:
     assert (samples_for(90), samples_for(99)) == (44, 459)
 
 
 @pytest.mark.parametrize("blocks", [1, MIN_BLOCKS - 1, MIN_BLOCKS, 21, 22, 230])
-def test_only_what_the_sample_supports(blocks: int) -> None:
+def test_only_supported_percentiles(blocks: int) -> None:
     times = np.arange(1.0, 2 * blocks + 1).reshape(blocks, 2)
     rng = np.random.default_rng(0)
     found = summarise(variant("x", rng.permutation(times.ravel()).reshape(blocks, 2)), "e2e_s")
