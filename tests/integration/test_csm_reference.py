@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 MAX_TOKENS = 40
 LIMITS = (f"backbone.sampling.max_tokens={MAX_TOKENS}",)
 WAVEFORM_TOLERANCE = 1e-4
-# It ends by itself, the others are cut off.
+# This one ends early, the others are cut off.
 ENDS = "ends"
 TEXTS = {
     "hello": "hello",

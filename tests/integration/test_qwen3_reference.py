@@ -108,7 +108,7 @@ def test_equal_under_pressure(start_brief_engine, references):
     )
     # A video takes a cache of 16 blocks; below it is split over steps, too.
     small = [request for request in spoken() if not request.videos]
-    # What text alone leaves in the cache has no rows for the talker.
+    # Cache entries of text-only requests have no rows for the talker.
     texts = [replace(request, modalities=frozenset({"text"})) for request in small]
     assert [result.error for result in pressed.run_all(texts)] == [None] * len(texts)
     twice = [

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CODEC_MAX_TOKENS = 48
 LIMITS = (*limits(CODEC_MAX_TOKENS), FEW_STEPS)
 WAVEFORM_TOLERANCE = 1e-3
-# What requests for speech are salted with by themselves.
+# The default salt of requests for speech.
 OTHERS_SALT = "omni-hidden-states"
 
 
@@ -60,7 +60,7 @@ def test_equal_under_pressure(start_brief_engine, references):
         "talker.max_model_len=512",
         f"talker.kv_cache_memory_bytes={18 * bytes_a_block}",
     )
-    # What text alone leaves in the cache has no hidden states, whatever a client calls its salt.
+    # Cache entries of text-only requests have no hidden states, with any salt of a client.
     texts = [replace(request, modalities=frozenset({"text"}), cache_salt=OTHERS_SALT) for request in requests()]
     assert [result.error for result in pressed.run_all(texts)] == [None] * len(texts)
     for _ in range(2):

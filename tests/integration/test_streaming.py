@@ -25,7 +25,7 @@ from omni_cli.outputs import (
     TextOutput,
 )
 
-# What `ChunkSizes` promises, of samples in [-1, 1].
+# The bound in `ChunkSizes`, for samples in [-1, 1].
 BOUND = 1e-3
 
 
@@ -213,8 +213,8 @@ def test_leaving_in_the_middle_frees_every_stage(tiny_omni):
 def test_a_stage_that_dies_ends_its_requests_with_one_error_and_the_others_let_go(slow_thinker, stage, late):
     engine = slow_thinker
 
-    # A moment at which the stage has more to do for sure, however slow the others are: the talker needs a row of the
-    # thinker for each step, so it cannot have ended before the thinker has made as many tokens as the talker has codes.
+    # The stage certainly has more to do now, however slow the others are: the talker needs a row of the thinker for
+    # each step, so it cannot end before the thinker has generated as many tokens as the talker has codes.
     awaited, count = (AudioChunk, 1) if stage == "token2wav" else (TextDelta, 10)
 
     async def run() -> list[Event]:

@@ -144,7 +144,7 @@ def test_a_against_a_is_no_change_and_has_equal_outputs(tmp_path: Path) -> None:
     ended = run_omni(tmp_path, *IMAGE, "--vary", "env.OMNI_TEST_NOTHING=1,1", "--num-iters", "20", "--json")
     assert ended.code in (0, 3), (ended.code, ended.err)
     comparison = next(entry for entry in ended.document["comparisons"] if entry["metric"] == "e2e_s")
-    # The verdict itself is wrong in some of all runs, by design; what must hold every time is that nothing differs.
+    # By design, the verdict is wrong in some runs; outputs must be equal in all.
     assert 0.5 < comparison["ratio"] < 2
     assert comparison["outputs"] == {"identical": True, "max_abs_diff": 0.0}
 
@@ -184,7 +184,7 @@ def test_a_variant_that_is_killed_is_named_and_the_samples_are_kept(tmp_path: Pa
     )  # fmt: skip
     process.wait_for(lambda: blocks_saved(path) >= 2)
     worker = workers(process)[-1]
-    # As the system does it when memory runs out: to whichever process holds most of it.
+    # As the system does when memory runs out, to the process that uses most of it.
     os.kill(worker if killed == "the variant" else stage_of(worker), signal.SIGKILL)
     ended = process.end()
     assert ended.code == 6, ended.err

@@ -97,7 +97,7 @@ def test_sigkill_of_the_command(moment: float | str, wait_for_moment: Callable, 
     assert ended.code == -signal.SIGKILL
 
 
-# The first request is short, the others are in the first stage for seconds: time to end something in.
+# The first request is short, the others stay in the first stage for seconds, which is when the run is ended.
 REQUESTS = [
     {"request_id": "short", "prompt": "hi", "sampling": {"max_tokens": 2}},
     {"request_id": "long", "prompt": "hello", "sampling": {"max_tokens": 1500, "ignore_eos": True}},
@@ -152,7 +152,7 @@ def test_a_stage_that_is_killed(stage: str, requests_run: OmniProcess) -> None:
     assert ended.err.count("error:") == 2
     for name in ("long", "longer"):
         assert results[name]["message"] == f"stage `{stage}`: its process was killed (SIGKILL)"
-        # What the stages before had made is kept.
+        # The outputs of earlier stages are kept.
         assert [output["type"] for output in results[name]["outputs"]] == ([] if stage == "thinker" else ["text"])
     assert ended.output_files == ("short.wav",)
     check_wave(requests_run.output / "short.wav")
@@ -190,7 +190,7 @@ def test_an_end_while_a_built_in_model_is_built(how: signal.Signals, folder: Pat
     assert ended.output_files == ()
     left = [path.name for path in place.iterdir() if not path.name.endswith(".lock")]
     if how == signal.SIGKILL:
-        # What is half built stays, hidden; the next build removes it.
+        # A partial build stays, hidden; the next build removes it.
         assert ended.code == -signal.SIGKILL
         assert all(name.startswith(".") for name in left)
         return

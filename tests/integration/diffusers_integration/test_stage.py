@@ -23,7 +23,7 @@ def test_an_interrupt_leaves_a_running_batch_at_the_next_step(spec):
 
     def emit(report):
         reports.append(report)
-        # What the reader of commands does, from its thread, when an abort arrives.
+        # As the thread that reads commands does when an abort arrives.
         stage.interrupt("gone")
 
     stage = DiffusersStage(spec, emit)

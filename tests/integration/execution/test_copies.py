@@ -107,7 +107,7 @@ def test_consumers_get_the_copied_values_in_any_order(steps):
     consumer = run(copy, device, steps)
     counters = copy.counters
     assert counters.copies == counters.pinned_copies == consumer.count
-    # Whatever nobody waited for is counted as hidden when the next copy starts.
+    # Copies that nobody waited for are counted as hidden when the next copy starts.
     copy.start(torch.zeros(1)).get()
     assert counters.copy_s == pytest.approx(counters.copy_exposed_s + counters.copy_hidden_s)
     assert counters.copy_s == pytest.approx(counters.copied_bytes)

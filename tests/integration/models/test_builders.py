@@ -221,7 +221,7 @@ def prompts(processor) -> dict[str, dict]:
 def generate(model, processor, prompt: dict) -> tuple[list[int], torch.Tensor]:
     """Return greedy tokens of the answer, and the waveform for noise of seed 0."""
     inputs = dict(processor(return_tensors="pt", **prompt))
-    # transformers 5.23 hands plain pixel_values to the talker, too, which refuses them.
+    # transformers 5.23 also passes plain pixel_values to the talker, which refuses them.
     if "pixel_values" in inputs:
         inputs["thinker_pixel_values"] = inputs.pop("pixel_values")
     talker = model.config.talker_config
@@ -286,7 +286,7 @@ def test_other_sizes_and_seeds_speak(tmp_path: Path) -> None:
     assert_lively(answers, processor.tokenizer)
 
 
-# In a process of its own: vLLM's CPU worker binds the threads of its process to cores.
+# In a separate process, because vLLM's CPU worker binds the threads of its process to cores.
 VLLM_ANSWERS = """
 import json, sys
 from omni_cli.compat.torchvision import ensure_torchvision_importable

@@ -22,7 +22,7 @@ from omni_cli.models.qwen2_5_omni.vocoder import Vocoder, VocoderInput
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SEED = 3
-# What `ChunkSizes` promises, of samples in [-1, 1].
+# The bound in `ChunkSizes`, for samples in [-1, 1].
 BOUND = 1e-3
 
 

@@ -84,7 +84,7 @@ def test_an_interrupt_leaves_a_running_request_at_the_next_step_and_the_others_f
     def emit(report) -> None:
         emitted.append(report)
         if report.request_id in unwanted:
-            # What the reader of commands does, from its thread, when an abort arrives.
+            # As the thread that reads commands does when an abort arrives.
             stage.interrupt(report.request_id)
 
     stage = load_stage(spec("eager"), emit)

@@ -114,11 +114,11 @@ def test_memory_and_processor_time_are_noted() -> None:
     log.start()
     listen(log)
     with mark("quiet"):
-        # Long enough for a look at the memory, however late the thread that looks gets its turn.
+        # Long enough for a reading of the memory, even if the reading thread is late.
         time.sleep(0.5)
     with mark("vae decode"):
         until = time.process_time() + 0.5
-        # Mapped here: memory that torch asks for may be some that this process already has.
+        # Mapped here, because torch may reuse memory that this process already has.
         kept = mmap.mmap(-1, 64 * MIB)
         kept.write(bytes(64 * MIB))
         while time.process_time() < until:

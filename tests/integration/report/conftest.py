@@ -17,7 +17,7 @@ import omni_cli
 
 ROOT = Path(omni_cli.__file__).parents[1]
 TIMEOUT_S = 240
-# From the first block on: while the variants load there is nothing to disturb.
+# From the first block on, because nothing is measured while the variants load.
 BUSY = """
 import pathlib, sys, time
 while not pathlib.Path(sys.argv[1]).exists():

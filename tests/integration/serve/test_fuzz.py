@@ -15,7 +15,7 @@ from omni_cli.serve.schemas.speech import SpeechRequest
 
 MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-# What such fields hold, true or not, and what they never should.
+# Values of such fields, valid and invalid.
 words = st.sampled_from(
     ["", "x", "auto", "hello", "64x64", "0x0", "wav", "pcm", "Ethan", "user", "tiny-omni", "\0", "<|AUDIO|>"]
 )
@@ -51,7 +51,7 @@ def bodies(model: Any, **likely: Any) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def check(server: OmniServer, path: str, body: dict[str, Any]) -> None:
-    # Python writes NaN and lone halves of characters, which are no JSON but do arrive.
+    # Python writes NaN and lone surrogates, which are not JSON but do arrive.
     answer = server.request("POST", path, json.dumps(body).encode(), content_type="application/json")
     assert answer.status < 500, (body, answer.body)
     if answer.status != 200:

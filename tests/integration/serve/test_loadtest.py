@@ -95,7 +95,7 @@ def test_spoken_chats(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_speech(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
-    # With this seed; of random weights some say nothing, which is an error of its own.
+    # With this seed; with random weights some speech is silent, which is an error.
     ended = bench(omni.url, "--endpoint", "speech", "--input-len", "12", "--seed", "2", *FEW)
     assert ended.code == 0, ended.err
     for sample in samples_of(tmp_path):
@@ -125,7 +125,7 @@ def test_the_same_server_twice(omni: OmniServer, bench: Any, tmp_path: Path) -> 
     address = omni.url.removeprefix("http://")
     assert [variant.name for variant in record.variants] == [address, f"{address} (2)"]
     comparison = next(entry for entry in record.comparisons if entry.metric == "e2e_s")
-    # Temperature 0 and a seed: the same words. Times are within what a busy machine does to them.
+    # Temperature 0 and a seed give the same words. The bounds on times allow for a busy machine.
     assert comparison.outputs.identical is True and comparison.interleaved
     assert 0.2 < comparison.ratio < 5
     assert record.environment["conditions"]["interleaving"] == "iterations"
@@ -174,7 +174,7 @@ def start_long(server: OmniServer, folder: Path) -> OmniProcess:
 def test_a_server_that_is_killed(tmp_path: Path) -> None:
     folder = tmp_path / "server"
     folder.mkdir()
-    # Not one of the session: what is killed leaves its temporary files behind.
+    # A separate server, because a killed one leaves its temporary files behind.
     server = OmniServer(folder, "--profile", "tiny-image")
     try:
         process = start_long(server, tmp_path)

@@ -257,7 +257,7 @@ def test_request_ids_come_back_and_are_in_the_log(omni: OmniServer) -> None:
     body = {"model": MODEL, "messages": user("hello")}
     answer = omni.request("POST", CHAT, body, x_request_id="my-own-id")
     assert answer.status == 200 and answer.headers["x-request-id"] == "my-own-id"
-    # A request is logged once its last byte has gone out.
+    # A request is logged once its last byte is sent.
     (line,) = omni.wait_until(lambda: [line for line in omni.log("request") if line["request_id"] == "my-own-id"])
     assert line["status"] == 200 and line["path"] == CHAT and line["output_tokens"] > 0
     assert line["sent_bytes"] == len(answer.body)

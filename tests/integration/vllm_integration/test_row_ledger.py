@@ -33,7 +33,7 @@ def test_every_position_gets_exactly_one_row(data):
     ledger.keep_cached_rows(num_blocks=128, block_size=BLOCK_SIZE, hidden_size=HIDDEN_SIZE, dtype=torch.float32)
     length = data.draw(st.integers(1, 60), label="length")
     blocks = list(range(-(-length // BLOCK_SIZE)))
-    # Another request has computed a beginning of the same prompt; whole blocks of it are in the cache.
+    # Another request has computed the start of the same prompt; whole blocks of it are cached.
     cached = data.draw(st.integers(0, length // BLOCK_SIZE), label="cached blocks") * BLOCK_SIZE
     if cached:
         ledger.begin("other")
@@ -44,7 +44,7 @@ def test_every_position_gets_exactly_one_row(data):
     computed = min(cached, length - 1)
     received, on_their_way = [], []
     late = data.draw(st.booleans(), label="late")
-    # One that decodes beside it all the time, in blocks of its own.
+    # Another request decodes beside it all the time, in separate blocks.
     ledger.begin("beside")
     beside_blocks, beside_received, beside_computed = list(range(127, 63, -1)), [], 0
     while computed < length:

@@ -51,7 +51,7 @@ def test_runs_after_the_first_take_no_pages_again() -> None:
     answer, faults = faults_of("keep")
     assert answer == "True"
     assert faults < 100
-    # Were it so without the switch, the test would show nothing.
+    # Premise: without the switch, memory is returned.
     assert faults_of("leave")[1] > 1000
 
 

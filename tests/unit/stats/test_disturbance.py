@@ -84,7 +84,7 @@ def test_a_quota_that_runs_out() -> None:
 def test_a_processor_that_slows_down() -> None:
     (found,) = machine_disturbances(looked(cpu_mhz=partly(2000.0, 8, 4000.0)))
     assert (found.kind, found.share, found.amount) == ("slow processor", 0.2, 0.5)
-    # A clock that is low throughout is how the processor is.
+    # A clock that is always low is the processor's normal clock.
     assert machine_disturbances(looked(cpu_mhz=(2000.0,) * LOOKS)) == ()
 
 

@@ -78,7 +78,7 @@ def test_interval_and_p_value_say_the_same(seed: int, level: float) -> None:
 def test_is_fast() -> None:
     data = np.random.default_rng(0).standard_normal(40)
     centre_of(data)
-    # The best of ten: the claim is what it costs, not how busy the machine is.
+    # The best of ten, because the claim is about the cost, not about a busy machine.
     durations = []
     for _ in range(10):
         start = time.perf_counter()
