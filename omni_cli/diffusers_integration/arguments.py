@@ -1,4 +1,4 @@
-"""The arguments of a pipeline's call: which it accepts, which a request may set, and checks of a request.
+"""The arguments of a pipeline's call: accepted ones, those that a request may set, and checks of a request.
 
 Everything here inspects a loaded pipeline but runs none of its models.
 """
@@ -70,7 +70,7 @@ class PipelineCall:
         )
 
     def media_arguments(self, media: Mapping[Medium, Sequence[object]]) -> dict[str, object]:
-        """The arguments of the call for a request's media; raises `InputError` for one that the pipeline lacks."""
+        """Return the arguments for a request's media; raises `InputError` for a medium that the pipeline lacks."""
         arguments: dict[str, object] = {}
         check_media({medium: files for medium, files in media.items()}, self.signature)
         for medium, files in media.items():
@@ -84,12 +84,12 @@ class PipelineCall:
         return arguments
 
     def file_value(self, name: str, files: Sequence[object]) -> object:
-        """One file, or a list of several, or of one where the call takes lists only."""
+        """Return one file, or a list if there are several or the call takes lists only."""
         is_list = len(files) > 1 or takes_only_lists(self.signature.arguments[name].type)
         return list(files) if is_list else files[0]
 
     def grey_media(self, width: int | None, height: int | None) -> dict[str, object]:
-        """Arguments with a grey image for each medium that the call needs, to warm up with."""
+        """Return a grey image for each medium that the call needs, to warm up with."""
         from PIL import Image
 
         size = (width or _WARM_UP_PIXELS, height or _WARM_UP_PIXELS)
@@ -97,7 +97,7 @@ class PipelineCall:
         return self.media_arguments({medium: [Image.new(mode, size, "grey")] for medium, mode in modes.items()})
 
     def named(self, arguments: Mapping[str, object]) -> dict[str, object]:
-        """A request's arguments by the names that this call has for them; raises `InputError` if it has none."""
+        """Return a request's arguments by the call's names for them; raises `InputError` for unknown ones."""
         named = dict(arguments)
         if "duration" in named and "duration" not in self.signature.arguments:
             name = self.signature.duration_argument
@@ -186,7 +186,7 @@ def _fill(request: DiffusionRequest, config: DiffusionStageConfig, call: Pipelin
 
 
 def _plain(name: str, value: object, call: PipelineCall) -> object:
-    """A value as the call takes it, files excepted: a stage reads none."""
+    """Return a value in the type of the call's argument; rejects files, which a stage does not read."""
     checked = checked_value(name, value, call.signature)
     if holds_files(checked):
         raise InputError(f"`{name}` cannot name a file here", hint=f"use `omni generate --arg {name}=@FILE`")

@@ -34,7 +34,7 @@ _SHOWN_CHARACTERS = 40
 
 
 def option(medium: Medium) -> str:
-    """The option of a command that gives a medium, for hints."""
+    """Return the option of a command for a medium, for hints."""
     return f"`--{medium.replace('_', '-')} FILE`"
 
 
@@ -65,7 +65,7 @@ def check_media(fields: Mapping[str, object], signature: PipelineSignature) -> N
 
 
 def settable(signature: PipelineSignature) -> tuple[str, ...]:
-    """The arguments that `--arg` sets, in the order of the call."""
+    """Return the arguments that `--arg` sets, in the order of the call."""
     media = {signature.argument_for(medium) for medium in MEDIA_ARGUMENTS}
     own = {*PIPELINE_ARGUMENTS, *media}
     return tuple(
@@ -93,7 +93,7 @@ def check_name(name: str, signature: PipelineSignature) -> Argument:
 
 
 def checked_value(name: str, value: object, signature: PipelineSignature) -> object:
-    """A value as the call takes it: files as paths, words of the command line by the argument's type.
+    """Return a value for the call: files as paths, words of the command line by the argument's type.
 
     Raises `InputError` for a name or a value that the call does not take.
     """
@@ -121,7 +121,7 @@ def holds_files(value: object) -> bool:
 
 
 def readings(value: object) -> list[object]:
-    """Possible meanings of a word of the command line: JSON, else text; any other value is itself."""
+    """Return the possible meanings of a word of the command line: JSON, else text; other values are unchanged."""
     if not isinstance(value, ArgumentText):
         return [value]
     try:
@@ -131,7 +131,7 @@ def readings(value: object) -> list[object]:
 
 
 def _files(value: object) -> tuple[Path, ...]:
-    """The files of `@FILE` or a list of them; () for anything else."""
+    """Return the files of `@FILE` or a list of them; () for anything else."""
     if isinstance(value, ArgumentText) and value.startswith("["):
         (value, *_) = readings(value)
     words = [value] if isinstance(value, str) else value if isinstance(value, list) else []
@@ -144,7 +144,7 @@ def _is_possible(argument: Argument) -> bool:
 
 
 def _described(argument: Argument) -> str:
-    """An argument's type for a message, with the usual ones in words."""
+    """Return an argument's type for a message, with common types in words."""
     plain = argument.type.removesuffix(" | None")
     words = {"bool": "true or false", "float": "a finite number", "int": "a whole number", "str": "text"}
     if plain not in words and argument.file_kind is not None:

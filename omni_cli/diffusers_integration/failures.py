@@ -52,7 +52,7 @@ def describe_failure(
 
 
 def _memory_keys(raised: Exception, config: DiffusionStageConfig) -> Iterator[str]:
-    """Settings that would save memory where the call failed; reads the frames of its traceback."""
+    """Yield settings that would save memory where the call failed; reads the frames of its traceback."""
     import torch
 
     objects = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(raised.__traceback__))

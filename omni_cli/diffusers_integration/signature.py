@@ -85,24 +85,24 @@ class PipelineSignature:
         return tuple(dict.fromkeys((*required, *media, *others)))
 
     def argument_for(self, medium: Medium) -> str | None:
-        """The argument that takes this medium; None if there is none."""
+        """Return the argument that takes this medium; None if there is none."""
         found = next((name for name in MEDIA_ARGUMENTS[medium] if name in self.arguments), None)
         if found is None and medium == "control_image" and _OF_CONTROL & self.arguments.keys():
             return self.argument_for("image")
         return found
 
     def medium_of(self, name: str) -> Medium | None:
-        """The medium that an argument takes, of several the one that is needed; None for other arguments."""
+        """Return the medium that an argument takes, preferring a needed one; None for other arguments."""
         media = (*self.needed_media, *MEDIA_ARGUMENTS)
         return next((medium for medium in media if self.argument_for(medium) == name), None)
 
     @property
     def duration_argument(self) -> str | None:
-        """The argument that takes the length of the audio; None if there is none."""
+        """Return the argument for the length of the audio; None if there is none."""
         return next((name for name in DURATION_ARGUMENTS if name in self.arguments), None)
 
     def argument_of(self, field: str) -> str | None:
-        """The argument that takes a field of a request; None if there is none."""
+        """Return the argument that takes a field of a request; None if there is none."""
         if field == "duration":
             return self.duration_argument
         medium = next((medium for medium in MEDIA_ARGUMENTS if medium == field), None)
@@ -128,7 +128,7 @@ class PipelineSignature:
 
 @functools.cache
 def signature_of(class_name: str) -> PipelineSignature | None:
-    """The signature of one of diffusers' pipeline classes; None if there is no such class."""
+    """Return the signature of one of diffusers' pipeline classes; None if there is no such class."""
     found = _class(class_name)
     if found is None:
         return None
@@ -141,7 +141,7 @@ def signature_of(class_name: str) -> PipelineSignature | None:
 
 
 def signature_of_class(pipeline_class: type) -> PipelineSignature:
-    """The signature of an imported class, which a checkpoint may have brought along."""
+    """Return the signature of an imported class, which a checkpoint may have brought along."""
     check = getattr(pipeline_class, "check_inputs", None)
     functions = [None if function is None else _parsed(function) for function in (pipeline_class.__call__, check)]
     assert functions[0] is not None
@@ -168,7 +168,7 @@ def _signature(name: str, call: ast.FunctionDef, check: ast.FunctionDef | None) 
 
 
 def _alternatives(function: ast.FunctionDef) -> Iterator[tuple[str, ...]]:
-    """Names for which the function begins with `if a is None and b is None: raise`."""
+    """Return the names for which the function begins with `if a is None and b is None: raise`."""
     for statement in function.body:
         branch: ast.stmt | None = statement
         while isinstance(branch, ast.If):
@@ -187,7 +187,7 @@ def _is_none(node: ast.expr) -> TypeGuard[ast.Compare]:
 
 
 def _replaced(call: ast.FunctionDef) -> set[str]:
-    """Names that the call assigns where they are None."""
+    """Return the names that the call assigns if they are None."""
     found = set()
     for node in ast.walk(call):
         if isinstance(node, ast.If):
@@ -240,7 +240,7 @@ def _output_fields(call: ast.FunctionDef) -> tuple[str, ...]:
 
 
 def _fields_of(output_class: str) -> Iterator[str]:
-    """The fields of an output class that a call fills by position."""
+    """Return the fields of an output class that a call fills by position."""
     found = _class(output_class)
     for node in [] if found is None else found.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):

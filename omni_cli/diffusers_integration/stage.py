@@ -169,7 +169,7 @@ class DiffusersStage:
 
 
 def media_of(request: StageRequest) -> dict[Medium, list[object]]:
-    """The request's media as Pillow images."""
+    """Return the request's media as Pillow images."""
     from PIL import Image
 
     given: dict[Medium, tuple[Array, ...]] = {"image": request.images, "control_image": request.control_images}

@@ -1,4 +1,4 @@
-"""Types of a call's arguments, read from their annotations' source: which values a user can give."""
+"""Types of a call's arguments, read from their annotations' source, and the values that a user can give."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAIN = {"bool", "int", "float", "str", "Literal", "Ellipsis", "...", *_OBJECTS
 
 
 def file_kind(annotation: str) -> FileKind | None:
-    """The kind of file that holds a value: images where images are taken, else tensors; None for plain values."""
+    """Return the kind of file for a value: images if images are accepted, else tensors; None for plain values."""
     names = set(_names(_parsed(annotation)))
     if names & _IMAGES:
         return "image"
@@ -44,7 +44,7 @@ def is_plain(annotation: str, *, tensors: bool = True) -> bool:
 
 
 def converted(annotation: str, value: object) -> object:
-    """A plain value as the call takes it, lists as tuples where those are asked for; raises `ValueError`."""
+    """Return a plain value for the call, with lists as tuples if the type asks for those; raises `ValueError`."""
     for each in _alternatives(_parsed(annotation)):
         try:
             return _converted(each, value)
@@ -74,7 +74,7 @@ def _alternatives(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _name(node: ast.expr) -> str:
-    """The last part of a type's name, without its items; "None" for null."""
+    """Return the last part of a type's name, without its items; "None" for null."""
     if isinstance(node, ast.Subscript):
         return _name(node.value)
     if isinstance(node, ast.Attribute):
@@ -83,7 +83,7 @@ def _name(node: ast.expr) -> str:
 
 
 def _names(node: ast.expr) -> Iterator[str]:
-    """The names of all types inside, those of list items too."""
+    """Return the names of all types inside, including those of list items."""
     for each in _alternatives(node):
         yield _name(each)
         if isinstance(each, ast.Subscript) and _name(each) != "Callable":

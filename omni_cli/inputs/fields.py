@@ -84,7 +84,7 @@ def _path(value: object) -> tuple[Path, ...]:
 
 
 def _call_arguments(value: object) -> Mapping[str, object]:
-    """A mapping, or words of the form NAME=VALUE, whose values the pipeline's call will type."""
+    """Check a mapping, or words of the form NAME=VALUE, whose values get their types from the pipeline's call."""
     if isinstance(value, dict):
         return value
     if not isinstance(value, list):
@@ -159,7 +159,7 @@ CHECKERS: Mapping[str, Callable[[object], Any]] = {
 
 
 def _kind(value: object) -> str:
-    """The JSON name of a value's type, which also makes sense for a command-line value."""
+    """Return the JSON name of a value's type, which also makes sense for a command-line value."""
     if value is None:
         return "null"
     names = {

@@ -102,7 +102,7 @@ def _check_keys(fields: Mapping[str, object]) -> None:
 
 
 def _claim_id(fields: Mapping[str, Any], default: str, place: str, taken: dict[str, str]) -> str:
-    """The line's request id, unique among the lines so far; `taken` maps ids to places and gains this one."""
+    """Return the line's request id, unique among the lines so far; adds it to `taken`, which maps ids to places."""
     request_id = default
     if "request_id" in fields:
         try:

@@ -53,7 +53,7 @@ class RequestSpec:
         return tuple(path for paths in (*named, *in_call) for path in paths)
 
     def with_files(self, change: Callable[[Path], Path]) -> RequestSpec:
-        """The same request with other names for its files."""
+        """Return the same request with other names for its files."""
         files: dict[str, Any] = {name: tuple(map(change, getattr(self, name))) for name in FILE_FIELDS}
         call_files = {
             name: change(files) if isinstance(files, Path) else tuple(map(change, files))

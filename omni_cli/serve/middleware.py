@@ -17,7 +17,7 @@ from omni_cli.serve.service import Service
 
 # Answered without a key: liveness probes have none.
 _OPEN_PATHS = frozenset({"/health", "/ready"})
-# Routes end their requests at the deadline; the extra time is for clients that read their response slowly.
+# Routes end their requests at the deadline; this limit is for clients that do not read their response.
 _OVERRUN_S = 5.0
 
 

@@ -60,10 +60,11 @@ def independent_units(values: np.ndarray) -> Units:
 
 
 def _batch_length(values: np.ndarray) -> int:
-    """Return twice the correlation time, (1 + r) / (1 - r), of an AR(1) series with lag-1 autocorrelation r.
+    """Return the length of a batch: twice the correlation time of an AR(1) series, (1 + r) / (1 - r).
 
-    With once that time, neighbouring batches are so alike that the intervals of two records contain the true value in
-    91 % instead of 94 % of the cases (noise with an autocorrelation of 0.75 from run to run).
+    r is the lag-1 autocorrelation. With once that time, neighbouring batches are so alike that the intervals of two
+    records contain the true value in 91 % instead of 94 % of the cases (noise with an autocorrelation of 0.75 from run
+    to run).
     """
     count = len(values)
     if count < 4 or np.ptp(values) == 0:

@@ -49,7 +49,7 @@ def show_inputs(config: EngineConfig, *, as_json: bool) -> None:
 
 
 def _call_rows(config: EngineConfig, capabilities: Capabilities) -> list[InputRow]:
-    """The arguments of a pipeline's call, those with an option of their own first."""
+    """Return the arguments of a pipeline's call, those with a separate option first."""
     assert capabilities.call is not None
     stage = config.stages[0]
     assert isinstance(stage, DiffusionStageConfig)
@@ -71,7 +71,7 @@ def _arg_option(argument: CallArgument) -> str:
 
 
 def _field_rows(capabilities: Capabilities) -> list[InputRow]:
-    """The request fields that have an effect."""
+    """Return the request fields that have an effect."""
     found = {name: described for name, described in _options().items() if name in capabilities.fields}
     return [
         InputRow(option, name, kind, None, name == "prompt" and capabilities.needs_prompt)
@@ -80,7 +80,7 @@ def _field_rows(capabilities: Capabilities) -> list[InputRow]:
 
 
 def _options() -> dict[str, tuple[str, str]]:
-    """The options of a request, by field: as the help shows them, and their types."""
+    """Return the options of a request by field: their form in the help, and their types."""
     found = {}
     for name, hint in get_type_hints(RequestOptions, include_extras=True).items():
         declared = hint.__metadata__[0]

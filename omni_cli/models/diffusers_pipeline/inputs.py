@@ -19,7 +19,7 @@ _BUILT = {"tiny-audio": "StableAudioPipeline", "tiny-image": "QwenImagePipeline"
 
 @dataclass(frozen=True)
 class PipelineInputs:
-    """The inputs of a pipeline's call; of an unknown pipeline, any, and the pipeline itself will refuse."""
+    """The inputs of a pipeline's call; an unknown pipeline accepts any, and rejects them itself after loading."""
 
     signature: PipelineSignature | None
 
@@ -85,13 +85,13 @@ class PipelineInputs:
 
 
 def inputs_of(model: str) -> PipelineInputs:
-    """The inputs of the pipeline of a profile's `model`."""
+    """Return the inputs of the pipeline of a profile's `model`."""
     class_name = _BUILT.get(model.removeprefix(BUILTIN_PREFIX)) or _class_of(model)
     return PipelineInputs(None if class_name is None else signature_of(class_name))
 
 
 def _class_of(model: str) -> str | None:
-    """The class that a folder, a downloaded or a published repository names; None for anything else."""
+    """Return the class that a folder, a downloaded or a published repository names; None for anything else."""
     needs = (family.published.get(model) for family in families().values())
     published = next((each.pipeline for each in needs if each is not None), None)
     folder = Path(model) if Path(model).is_dir() else cached_settings(model, "model_index.json")
