@@ -1,0 +1,32 @@
+"""Pipeline classes of every kind: what omni returns is what diffusers returns, number by number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.tiny_pipelines import declarations
+from support.tiny_pipelines.check import check
+from support.tiny_pipelines.page import Checked, classes, page, rows_of
+from support.tiny_pipelines.table import check_all
+
+PAGE = Path(__file__).parents[3] / "docs" / "pipelines.md"
+SAMPLE = (
+    "FluxFillPipeline",
+    "StableDiffusionXLControlNetUnionImg2ImgPipeline",
+    "StableDiffusionInstructPix2PixPipeline",
+    "Flux2KleinInpaintPipeline",
+    "IFPipeline",
+    "AuraFlowPipeline",
+)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_class_returns_what_diffusers_returns_as_on_the_page(name, tmp_path):
+    assert check(declarations()[name], tmp_path) == Checked(name, "identical")
+    assert rows_of(PAGE.read_text())[name] == Checked(name, "identical")
+
+
+@pytest.mark.nightly
+def test_the_whole_page_is_up_to_date():
+    assert page(list(check_all(classes()))) == PAGE.read_text(), "run scripts/pipeline_table.py --write"

@@ -1,0 +1,19 @@
+"""Tiny checkpoints of diffusers' pipeline classes, random weights, and a call for each."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from support.tiny_pipelines.build import TinyPipeline
+
+
+@functools.cache
+def declarations() -> Mapping[str, TinyPipeline]:
+    """Every class that has a tiny checkpoint, by name."""
+    from support.tiny_pipelines import images, others, stable_diffusion, videos
+
+    found = [tiny for module in (stable_diffusion, images, videos, others) for tiny in module.declared()]
+    return {tiny.name: tiny for tiny in found}

@@ -1,0 +1,180 @@
+"""One pipeline class: the plain call of diffusers beside omni's stage, with the same inputs and seed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import transformers
+from PIL import Image
+
+from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.signature import PipelineSignature, signature_of
+from omni_cli.diffusers_integration.stage import DiffusersStage
+from omni_cli.errors import OmniError
+from omni_cli.stage.messages import Array, Failure, RequestDone, StageRequest
+from support.stage_specs import spec_of
+from support.tiny_pipelines.build import TinyPipeline, build
+from support.tiny_pipelines.media import is_medium
+from support.tiny_pipelines.page import Checked
+
+SEED = 3
+
+
+def check(declared: TinyPipeline, folder: Path) -> Checked:
+    """Build the checkpoint, call both, and compare what they return."""
+    for library in (diffusers.utils.logging, transformers.utils.logging):
+        library.disable_progress_bar()
+        library.set_verbosity_error()
+    try:
+        build(declared, folder)
+        plain = plain_output(declared, folder)
+        _check_worth(plain)
+    except Exception as error:  # noqa: BLE001 - a pipeline raises anything, and the table has it
+        return Checked(declared.name, "not run by diffusers", _line(error))
+    try:
+        made = omni_output(declared, folder)
+    except OmniError as error:
+        return Checked(declared.name, "refused", error.message.replace(str(folder), "the checkpoint"))
+    except Exception as error:  # noqa: BLE001 - as above
+        return Checked(declared.name, "refused", f"internal error: {_line(error)}")
+    difference = _difference(plain, made)
+    return Checked(declared.name, "runs" if difference else "identical", difference)
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).replace("|", "/").split())
+    return f"{type(error).__name__}: {text[:160]}"
+
+
+def plain_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
+    """The output of diffusers' own call with its default output type, as `arrays_of`."""
+    import torch
+    from diffusers import DiffusionPipeline
+
+    pipeline = DiffusionPipeline.from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    arguments = dict(declared.call)
+    # Some pipelines draw from the global generator, with or without another.
+    torch.manual_seed(SEED)
+    if "generator" in inspect.signature(pipeline.__call__).parameters:
+        arguments["generator"] = torch.Generator("cpu").manual_seed(SEED)
+    return arrays_of(pipeline(**arguments))
+
+
+def omni_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
+    """The output of a stage over the same checkpoint, as `arrays_of`."""
+    signature = signature_of(declared.name)
+    assert signature is not None
+    stage = DiffusersStage(spec_of(DiffusionStageConfig.named("image"), str(folder)), lambda report: None)
+    try:
+        stage.add(_request(declared.call, signature))
+        (report,) = stage.step()
+    finally:
+        stage.close()
+    if isinstance(report, Failure):
+        raise report.error("image")
+    assert isinstance(report, RequestDone)
+    if report.audio is not None:
+        return [report.audio.samples.numpy()]
+    assert report.image is not None
+    return [report.image.numpy()]
+
+
+def _request(call: Mapping[str, object], signature: PipelineSignature) -> StageRequest:
+    """The stage's request for the arguments of a call."""
+    fields: dict[str, Any] = {"diffusion": {}, "seed": SEED}
+    image, mask = signature.argument_for("image"), signature.argument_for("mask")
+    control = signature.argument_for("control_image")
+    for name, value in call.items():
+        if name == "prompt":
+            fields["prompt"] = value
+        elif not is_medium(value):
+            fields["diffusion"][name] = value
+        elif name == control and (control != image or "image" not in signature.needed_media):
+            fields["control_images"] = _arrays(value)
+        elif name == image:
+            fields["images"] = _arrays(value)
+        elif name == mask:
+            (fields["mask"],) = _arrays(value)
+        else:
+            fields["diffusion"][name] = value
+    return StageRequest("0", **fields)
+
+
+def _arrays(value: Any) -> tuple[Array, ...]:
+    images = value if isinstance(value, list) else [value]
+    return tuple(Array.of(np.asarray(image.convert("RGB"))) for image in images)
+
+
+def arrays_of(output: Any) -> list[np.ndarray]:
+    """Flatten a pipeline's output.
+
+    Images are uint8 (height, width, 3), videos uint8 (num_frames, height, width, 3), sounds float32 (num_samples,) or
+    (num_samples, channels); other arrays are as they are.
+    """
+    found: list[np.ndarray] = []
+    for name, value in output.items():
+        if name in ("images", "image", "frames", "video", "videos"):
+            found += _images(value)
+        elif name in ("audios", "audio", "sound"):
+            found += _sounds(value)
+        elif value is not None:
+            found += _others(value)
+    return found
+
+
+def _images(value: Any) -> list[np.ndarray]:
+    if isinstance(value, Image.Image):
+        return [np.asarray(value.convert("RGB"))]
+    if isinstance(value, list | tuple):
+        parts = [_images(item) for item in value]
+        # A list of lists of images is a list of videos.
+        is_video = bool(value) and isinstance(value[0], list | tuple)
+        return [np.stack(part) if is_video else part[0] for part in parts]
+    array = np.asarray(value)
+    if not np.isfinite(array).all():
+        raise ValueError("the output has values that are not numbers")
+    if array.dtype.kind == "f":
+        array = (array.astype(np.float32) * 255).round().astype(np.uint8)
+    if array.shape[-1] > 4 and array.shape[-3] in (1, 3):
+        array = np.moveaxis(array, -3, -1)
+    return list(array)
+
+
+def _sounds(value: Any) -> list[np.ndarray]:
+    array = np.asarray(value, dtype=np.float32)
+    items = [array] if array.ndim == 1 else list(array)
+    return [item if item.ndim == 1 else item[0] if len(item) == 1 else item.T for item in items]
+
+
+def _others(value: Any) -> list[np.ndarray]:
+    if isinstance(value, list | tuple):
+        return [array for item in value for array in _others(item)]
+    return [np.asarray(value)]
+
+
+def _check_worth(arrays: list[np.ndarray]) -> None:
+    """Raise `ValueError` for outputs that would equal anything."""
+    numbers = [array for array in arrays if array.dtype.kind in "fu"]
+    if any(not np.isfinite(array).all() for array in numbers if array.dtype.kind == "f"):
+        raise ValueError("the output has values that are not numbers")
+    if numbers and all(array.std() == 0 for array in numbers):
+        raise ValueError("the output is one value throughout")
+
+
+def _difference(plain: list[np.ndarray], made: list[np.ndarray]) -> str:
+    """The first difference in words; empty if there is none."""
+    if len(plain) != len(made):
+        return f"{len(made)} outputs instead of {len(plain)}"
+    for expected, array in zip(plain, made, strict=True):
+        if expected.shape != array.shape:
+            return f"shape {array.shape} instead of {expected.shape}"
+        if not np.array_equal(expected, array):
+            apart = np.abs(expected.astype(np.float64) - array.astype(np.float64))
+            return f"{np.count_nonzero(apart):,} of {apart.size:,} values differ, by up to {apart.max():g}"
+    return ""

@@ -1,0 +1,119 @@
+"""The page of pipeline classes, written and read without importing diffusers."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from omni_cli.diffusers_integration.signature import PipelineSignature, signature_of
+
+_LEGEND = """\
+# Pipeline classes
+
+Every callable pipeline class of diffusers {diffusers}, outside its `deprecated` folder. Each has a tiny checkpoint with
+random weights (`tests/support/tiny_pipelines`) and is called twice in one process, on a CPU in float32: by diffusers
+itself, and by the stage of `omni` that runs any diffusers pipeline, with the same inputs and seed.
+
+- *identical*: both return the same numbers, compared before anything is encoded: pixels as uint8, samples as float32.
+- *runs*: `omni` runs it, with the difference that is given.
+- *refused*: `omni` does not run it, for the reason that is given.
+- *not run by diffusers*: the plain call of this checkpoint fails, as given.
+- *no tiny model*: nobody has written one yet.
+
+`python scripts/pipeline_table.py --write` makes this page; a nightly test compares it. Made with diffusers {diffusers},
+transformers {transformers} and torch {torch}.
+"""
+
+
+Verdict = Literal["identical", "runs", "refused", "not run by diffusers", "no tiny model"]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A row of the table; `reason` is for a person."""
+
+    name: str
+    verdict: Verdict
+    reason: str = ""
+
+
+def classes() -> tuple[str, ...]:
+    """The names of the pipeline classes, by their source."""
+    spec = importlib.util.find_spec("diffusers")
+    assert spec is not None and spec.origin is not None
+    folder = Path(spec.origin).parent / "pipelines"
+    found = set()
+    for file in folder.rglob("*.py"):
+        if "deprecated" not in file.parts:
+            found |= {node.name for node in ast.parse(file.read_bytes()).body if _is_pipeline(node)}
+    return tuple(sorted(found))
+
+
+def _is_pipeline(node: ast.stmt) -> bool:
+    if not isinstance(node, ast.ClassDef):
+        return False
+    is_called = any(isinstance(item, ast.FunctionDef) and item.name == "__call__" for item in node.body)
+    return is_called and any(ast.unparse(base).endswith("Pipeline") for base in node.bases)
+
+
+def page(rows: Collection[Checked]) -> str:
+    """The Markdown page of the table."""
+    numbers = {name: version(name).partition("+")[0] for name in ("diffusers", "transformers", "torch")}
+    counts = Counter(row.verdict for row in rows)
+    ran = sum(counts[verdict] for verdict in ("identical", "runs", "refused"))
+    lines = [
+        _LEGEND.format(**numbers),
+        f"Of {len(rows)} classes, diffusers runs {ran} with a tiny checkpoint. `omni` runs {ran - counts['refused']} "
+        f"of them, {counts['identical']} identically, and refuses {counts['refused']}. diffusers does not run "
+        f"{counts['not run by diffusers']}, and {counts['no tiny model']} have no tiny checkpoint.",
+        "",
+        "| class | kind | verdict | reason |",
+        "|---|---|---|---|",
+    ]
+    for row in sorted(rows, key=lambda row: row.name.lower()):
+        lines.append(f"| `{row.name}` | {kind_of(signature_of(row.name))} | {row.verdict} | {row.reason} |")
+    return "\n".join(lines) + "\n"
+
+
+def rows_of(text: str) -> dict[str, Checked]:
+    """The rows of a page, by class."""
+    cells = [line.strip("| \n").split(" | ", 3) for line in text.splitlines() if line.startswith("| `")]
+    found = [Checked(name.strip("`"), verdict, *reason) for name, _, verdict, *reason in cells]  # type: ignore[arg-type]
+    return {row.name: row for row in found}
+
+
+def kind_of(signature: PipelineSignature | None) -> str:
+    """The kind of output and of input, by the pipeline's call."""
+    if signature is None:
+        return "unknown"
+    takes, makes = signature.arguments.keys(), set(signature.output_fields)
+    made = "image"
+    if makes & {"frames", "video", "videos"}:
+        made = "video with sound" if makes & {"audio", "audios", "sound"} else "video"
+    elif makes & {"audios"}:
+        made = "audio"
+    elif makes & {"prediction"}:
+        return "image to depth, normals or intrinsics"
+    elif makes & {"texts", "sequences"}:
+        return "text"
+    elif makes and not makes & {"images", "image"}:
+        return "embeddings" if any("embeds" in name or "embed" in name for name in makes) else "other"
+    if takes & {"mask_image", "mask", "mask_video", "control_mask"} and "mode" not in takes:
+        return f"{made} inpainting"
+    if any(
+        "control" in name or name in ("hint", "conditioning_frames", "adapter_conditioning_scale") for name in takes
+    ):
+        return f"{made} from a control"
+    if takes & {"video"}:
+        return f"video to {made}"
+    if takes & {"image", "images", "input_images", "cond_image", "original_image"}:
+        return f"image to {made}"
+    if takes & {"prompt", "task_prompt", "prompt_segments"}:
+        return f"text to {made}"
+    return f"unconditional {made}"

@@ -1,0 +1,175 @@
+"""Video pipelines, some of which make sound, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from support.tiny_pipelines.build import TinyPipeline, part
+from support.tiny_pipelines.media import image, masks, video
+from support.tiny_pipelines.safety import AcceptingChecker
+from support.tiny_pipelines.sizes import DYNAMIC_SHIFT, EIGHTH
+
+_PROMPT = {"prompt": "a red cat runs", "num_inference_steps": 2}
+_SIZE = {"height": 32, "width": 32}
+_TEXT = {**_PROMPT, **_SIZE, "num_frames": 5}
+_IMAGE = {"image": image()}
+_VIDEO = {"video": video(5)}
+_SHIFTED = {"scheduler": part(**DYNAMIC_SHIFT)}
+
+
+def _wan() -> Iterator[TinyPipeline]:
+    wan = {"transformer": part()}
+    yield TinyPipeline("WanPipeline", _TEXT, wan)
+    seen = {"image_encoder": part(), "image_processor": part()}
+    first_frame = {**wan, **seen, "transformer": part(in_channels=36, image_dim=32)}
+    yield TinyPipeline("WanImageToVideoPipeline", {**_TEXT, **_IMAGE}, first_frame)
+    yield TinyPipeline("WanVideoToVideoPipeline", {**_PROMPT, **_SIZE, **_VIDEO, "strength": 0.5})
+    edited = {**_TEXT, **_VIDEO, "mask": masks(5), "reference_images": [image(3)]}
+    yield TinyPipeline("WanVACEPipeline", edited, wan)
+    poses = {"pose_video": video(5, seed=3), "face_video": video(5, seed=5), **_IMAGE}
+    yield TinyPipeline(
+        "WanAnimatePipeline",
+        {**_PROMPT, **_SIZE, **poses, "segment_frame_length": 5},
+        {"transformer": part(image_dim=32, added_kv_proj_dim=None)},
+    )
+    yield TinyPipeline("LucyEditPipeline", {**_TEXT, **_VIDEO}, {"transformer": part(in_channels=32)})
+    yield TinyPipeline("ChronoEditPipeline", {**_TEXT, **_IMAGE}, {"transformer": part(in_channels=36, image_dim=32)})
+    yield TinyPipeline("AnyFlowPipeline", _TEXT)
+    yield TinyPipeline("AnyFlowFARPipeline", {**_TEXT, "num_frames": 9, "chunk_partition": [1, 2]})
+    shot = {**_TEXT, "num_frames": 9, "base_num_frames": 9}
+    yield TinyPipeline("SkyReelsV2Pipeline", _TEXT, {"text_encoder": part("UMT5EncoderModel")})
+    sky = {"text_encoder": part("UMT5EncoderModel"), "scheduler": part("UniPCMultistepScheduler")}
+    yield TinyPipeline("SkyReelsV2DiffusionForcingPipeline", shot, sky)
+    yield TinyPipeline("SkyReelsV2DiffusionForcingImageToVideoPipeline", {**shot, **_IMAGE}, sky)
+    longer = {**shot, **_VIDEO, "num_frames": 13, "overlap_history": 5}
+    yield TinyPipeline("SkyReelsV2DiffusionForcingVideoToVideoPipeline", longer, sky)
+    yield TinyPipeline(
+        "SkyReelsV2ImageToVideoPipeline",
+        {**_TEXT, **_IMAGE},
+        {**sky, "transformer": part(in_channels=36, image_dim=32)},
+    )
+    yield TinyPipeline(
+        "HeliosPipeline", {**_TEXT, "num_frames": 33}, {"transformer": part(), "scheduler": part(stages=1)}
+    )
+    pyramid = {key: value for key, value in _TEXT.items() if key != "num_inference_steps"}
+    yield TinyPipeline(
+        "HeliosPyramidPipeline",
+        {**pyramid, "height": 128, "width": 128, "num_frames": 33, "pyramid_num_inference_steps_list": [1, 1, 1]},
+        {"transformer": part()},
+    )
+    yield TinyPipeline("MotifVideoPipeline", _TEXT, {"guider": part("ClassifierFreeGuidance")})
+    yield TinyPipeline("MotifVideoImage2VideoPipeline", {**_TEXT, **_IMAGE}, {"guider": part("ClassifierFreeGuidance")})
+
+
+def _cogvideo() -> Iterator[TinyPipeline]:
+    ddim = {"scheduler": part("CogVideoXDDIMScheduler")}
+    yield TinyPipeline("CogVideoXPipeline", _TEXT, ddim)
+    wide = {**ddim, "transformer": part(in_channels=8)}
+    yield TinyPipeline("CogVideoXImageToVideoPipeline", {**_TEXT, **_IMAGE}, wide)
+    changed = {**_PROMPT, **_SIZE, **_VIDEO, "num_inference_steps": 4, "strength": 0.5}
+    yield TinyPipeline("CogVideoXVideoToVideoPipeline", changed, ddim)
+    yield TinyPipeline("CogVideoXFunControlPipeline", {**_PROMPT, **_SIZE, "control_video": video(5)}, wide)
+    yield TinyPipeline("ConsisIDPipeline", {**_TEXT, **_IMAGE}, {"transformer": part(in_channels=8)})
+
+
+def _hunyuan() -> Iterator[TinyPipeline]:
+    template = {"prompt_template": {"template": "{}", "crop_start": 0}}
+    yield TinyPipeline("HunyuanVideoPipeline", {**_TEXT, **template})
+    sky = {"transformer": part(in_channels=8)}
+    yield TinyPipeline("HunyuanSkyreelsImageToVideoPipeline", {**_TEXT, **template, **_IMAGE}, sky)
+    concat = {"transformer": part(in_channels=9, image_condition_type="latent_concat")}
+    yield TinyPipeline("HunyuanVideoImageToVideoPipeline", {**_TEXT, **_IMAGE}, concat)
+    yield TinyPipeline("HunyuanVideoFramepackPipeline", {**_TEXT, **template, **_IMAGE, "latent_window_size": 2})
+    yield TinyPipeline("HunyuanVideo15Pipeline", _TEXT)
+    yield TinyPipeline("HunyuanVideo15ImageToVideoPipeline", {**_PROMPT, "num_frames": 5, **_IMAGE})
+
+
+def _ltx() -> Iterator[TinyPipeline]:
+    size = {"height": 64, "width": 64}
+    text = {**_TEXT, **size, "num_frames": 9}
+    yield TinyPipeline("LTXPipeline", text, _SHIFTED)
+    yield TinyPipeline("LTXImageToVideoPipeline", {**text, **_IMAGE}, _SHIFTED)
+    yield TinyPipeline("LTXConditionPipeline", {**text, **_IMAGE})
+    yield TinyPipeline("LTXI2VLongMultiPromptPipeline", {**text, "cond_image": image()})
+    yield TinyPipeline("LTXLatentUpsamplePipeline", {**size, "video": video(9, 64, 64)})
+    flow = {**_SHIFTED, "vocoder": part("LTX2Vocoder")}
+    blocks = {"spatio_temporal_guidance_blocks": [0]}
+    sounding = {**text, **blocks}
+    yield TinyPipeline("LTX2Pipeline", sounding, flow)
+    yield TinyPipeline("LTX2ImageToVideoPipeline", {**sounding, **_IMAGE}, flow)
+    yield TinyPipeline("LTX2ConditionPipeline", sounding, flow)
+    yield TinyPipeline("LTX2InContextPipeline", sounding, flow)
+    yield TinyPipeline("LTX2HDRPipeline", text, flow)
+    yield TinyPipeline(
+        "LTX2DFRPipeline", {key: value for key, value in text.items() if key != "num_inference_steps"}, flow
+    )
+    yield TinyPipeline("LTX2LatentUpsamplePipeline", {**size, "video": video(9, 64, 64), "num_frames": 9})
+
+
+def _cosmos() -> Iterator[TinyPipeline]:
+    safe = {"safety_checker": AcceptingChecker}
+    seen = {**safe, "transformer": part(in_channels=17)}
+    yield TinyPipeline("CosmosTextToWorldPipeline", _TEXT, safe)
+    yield TinyPipeline("CosmosVideoToWorldPipeline", {**_TEXT, **_IMAGE}, seen)
+    yield TinyPipeline("Cosmos2TextToImagePipeline", {**_PROMPT, **_SIZE}, safe)
+    yield TinyPipeline("Cosmos2VideoToWorldPipeline", {**_TEXT, **_IMAGE}, seen)
+    projected = {
+        "use_crossattn_projection": True,
+        "crossattn_proj_in_channels": 64,
+        "encoder_hidden_states_channels": 32,
+    }
+    predicted = {**safe, "transformer": part(in_channels=17, **projected)}
+    yield TinyPipeline("Cosmos2_5_PredictBasePipeline", {**_TEXT, **_IMAGE}, predicted)
+    yield TinyPipeline(
+        "Cosmos2_5_TransferPipeline",
+        {**_PROMPT, **_SIZE, "controls": video(5), "num_frames_per_chunk": 5},
+        {**predicted, "controlnet": part()},
+    )
+
+
+def _others() -> Iterator[TinyPipeline]:
+    yield TinyPipeline("AllegroPipeline", {**_TEXT, "clean_caption": False})
+    yield TinyPipeline("MochiPipeline", {**_TEXT, "num_frames": 7})
+    yield TinyPipeline(
+        "LattePipeline",
+        {**_PROMPT, **_SIZE, "video_length": 2, "clean_caption": False},
+        {"text_encoder": part(), "tokenizer": part(), "vae": part(**EIGHTH)},
+    )
+    qwen = {"text_encoder": part("Qwen2VLForConditionalGeneration"), "tokenizer": part("Qwen2Tokenizer")}
+    guided = {**_TEXT, "negative_prompt": "blue"}
+    yield TinyPipeline("EasyAnimatePipeline", guided, qwen)
+    control = {**qwen, "transformer": part(in_channels=8)}
+    yield TinyPipeline("EasyAnimateControlPipeline", {**guided, "control_video": video(5)}, control)
+    inpainted = {**qwen, "transformer": part(in_channels=9)}
+    yield TinyPipeline("EasyAnimateInpaintPipeline", {**guided, **_VIDEO, "mask_video": masks(5)}, inpainted)
+    sana = {**_PROMPT, **_SIZE, "frames": 5, "use_resolution_binning": False, "complex_human_instruction": None}
+    wan_vae = {"vae": part("AutoencoderKLWan"), "scheduler": part("FlowMatchEulerDiscreteScheduler")}
+    yield TinyPipeline("SanaVideoPipeline", sana, wan_vae)
+    yield TinyPipeline("SanaImageToVideoPipeline", {**sana, **_IMAGE}, wan_vae)
+    yield TinyPipeline(
+        "SanaWMPipeline", {**_TEXT, "num_frames": 9, **_IMAGE, "action": "w-8", "intrinsics": [30.0, 30.0, 16.0, 16.0]}
+    )
+    yield TinyPipeline("Kandinsky5T2VPipeline", _TEXT)
+    yield TinyPipeline("Kandinsky5I2VPipeline", {**_TEXT, **_IMAGE})
+    sound = {"audio_vae": part(), "vocoder": part(), "scheduler": part("FlowMatchEulerDiscreteScheduler")}
+    yield TinyPipeline("Kandinsky6TI2VAPipeline", _TEXT, sound)
+    yield TinyPipeline("Kandinsky6SRPipeline", _VIDEO, {"scheduler": part("FlowMatchEulerDiscreteScheduler")})
+    yield TinyPipeline("Cosmos3OmniPipeline", _TEXT, {"enable_safety_checker": False})
+    # The image is resized to 224 pixels in any case.
+    seen = {"image_encoder": part(image_size=224, patch_size=32), "feature_extractor": part(side=224)}
+    yield TinyPipeline(
+        "StableVideoDiffusionPipeline", {**_SIZE, **_IMAGE, "num_frames": 2, "num_inference_steps": 2}, seen
+    )
+
+
+def _latents() -> Any:
+    import torch
+
+    return torch.randn(1, 8, 2, 2, 2, generator=torch.Generator().manual_seed(7))
+
+
+def declared() -> Iterator[TinyPipeline]:
+    """Every class of these families."""
+    for family in (_wan, _cogvideo, _hunyuan, _ltx, _cosmos, _others):
+        yield from family()
