@@ -13,10 +13,11 @@ import transformers
 from PIL import Image
 
 from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.requests import DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.signature import PipelineSignature, signature_of
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.errors import OmniError
-from omni_cli.stage.messages import Array, Failure, RequestDone, StageRequest
+from omni_cli.stage.messages import Array, CallFileInput, StageRequest
 from support.stage_specs import spec_of
 from support.tiny_pipelines.build import TinyPipeline, build
 from support.tiny_pipelines.media import is_medium
@@ -67,40 +68,33 @@ def plain_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
 
 
 def omni_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
-    """The output of a stage over the same checkpoint, as `arrays_of`."""
+    """The output of a stage over the same checkpoint, as `arrays_of`; the frames of a video are not encoded yet."""
     signature = signature_of(declared.name)
     assert signature is not None
     stage = DiffusersStage(spec_of(DiffusionStageConfig.named("image"), str(folder)), lambda report: None)
     try:
-        stage.add(_request(declared.call, signature))
-        (report,) = stage.step()
+        request = stage.executor.resolve(stage.diffusion_request(_request(declared.call, signature)))
+        (output,) = stage.executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
+        if output.error is not None:
+            raise output.error
+        return [*output.images, *output.sounds]
     finally:
         stage.close()
-    if isinstance(report, Failure):
-        raise report.error("image")
-    assert isinstance(report, RequestDone)
-    if report.audio is not None:
-        return [report.audio.samples.numpy()]
-    assert report.image is not None
-    return [report.image.numpy()]
 
 
 def _request(call: Mapping[str, object], signature: PipelineSignature) -> StageRequest:
-    """The stage's request for the arguments of a call."""
-    fields: dict[str, Any] = {"diffusion": {}, "seed": SEED}
-    image, mask = signature.argument_for("image"), signature.argument_for("mask")
-    control = signature.argument_for("control_image")
+    """The stage's request for the arguments of a call: options for those that have one, else `--arg`."""
+    fields: dict[str, Any] = {"diffusion": {}, "call_files": {}, "seed": SEED}
     for name, value in call.items():
+        medium = signature.medium_of(name) if is_medium(value) else None
         if name == "prompt":
             fields["prompt"] = value
-        elif not is_medium(value):
-            fields["diffusion"][name] = value
-        elif name == control and (control != image or "image" not in signature.needed_media):
-            fields["control_images"] = _arrays(value)
-        elif name == image:
-            fields["images"] = _arrays(value)
-        elif name == mask:
+        elif medium == "mask":
             (fields["mask"],) = _arrays(value)
+        elif medium is not None:
+            fields[f"{medium}s"] = _arrays(value)
+        elif is_medium(value):
+            fields["call_files"][name] = _files(value)
         else:
             fields["diffusion"][name] = value
     return StageRequest("0", **fields)
@@ -109,6 +103,14 @@ def _request(call: Mapping[str, object], signature: PipelineSignature) -> StageR
 def _arrays(value: Any) -> tuple[Array, ...]:
     images = value if isinstance(value, list) else [value]
     return tuple(Array.of(np.asarray(image.convert("RGB"))) for image in images)
+
+
+def _files(value: Any) -> CallFileInput | tuple[CallFileInput, ...]:
+    if isinstance(value, list):
+        return tuple(CallFileInput("image", array) for array in _arrays(value))
+    if isinstance(value, Image.Image):
+        return CallFileInput("image", _arrays(value)[0])
+    return CallFileInput("tensor", Array.of(np.asarray(value)))
 
 
 def arrays_of(output: Any) -> list[np.ndarray]:

@@ -111,10 +111,11 @@ def _z_image() -> Iterator[TinyPipeline]:
     yield TinyPipeline("ZImagePipeline", _TEXT, _SHIFTED)
     yield TinyPipeline("ZImageImg2ImgPipeline", _CHANGED, _SHIFTED)
     yield TinyPipeline("ZImageInpaintPipeline", _INPAINTED, _SHIFTED)
+    masked = {**_SHIFTED, "controlnet": part(control_in_dim=9)}
     yield TinyPipeline("ZImageControlNetPipeline", {**_TEXT, **_CONTROL}, net)
-    yield TinyPipeline("ZImageControlNetInpaintPipeline", {**_TEXT, **_IMAGE, **_MASK, **_CONTROL}, net)
+    yield TinyPipeline("ZImageControlNetInpaintPipeline", {**_TEXT, **_IMAGE, **_MASK, **_CONTROL}, masked)
     omni = {**_SHIFTED, "transformer": part(siglip_feat_dim=32)}
-    yield TinyPipeline("ZImageOmniPipeline", {**_TEXT, **_IMAGE}, omni)
+    yield TinyPipeline("ZImageOmniPipeline", {**_TEXT, "image": image(1, 64, 64)}, omni)
 
 
 def _sana() -> Iterator[TinyPipeline]:
@@ -141,7 +142,7 @@ def _small_text() -> Iterator[TinyPipeline]:
     yield TinyPipeline("PixArtSigmaPipeline", plain, sigma)
     yield TinyPipeline("PixArtSigmaPAGPipeline", {**plain, "pag_scale": 2.0}, {**sigma, **perturbed})
     yield TinyPipeline("AuraFlowPipeline", _TEXT)
-    yield TinyPipeline("LuminaPipeline", _TEXT, {"vae": part(**EIGHTH)})
+    yield TinyPipeline("LuminaPipeline", {**_TEXT, "negative_prompt": "blue"}, {"vae": part(**EIGHTH)})
     yield TinyPipeline("Lumina2Pipeline", _TEXT, {**_SHIFTED, "vae": part(**EIGHTH, shift_factor=0.1)})
     second = {"text_encoder_2": part(), "tokenizer_2": part()}
     bert = {**t5, **second, "vae": part(**EIGHTH), "requires_safety_checker": False}

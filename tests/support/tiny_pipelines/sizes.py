@@ -549,10 +549,10 @@ SIZES: Mapping[str, Sizes] = {
     },
     "Kandinsky3UNet": {
         "time_embedding_dim": 16,
-        "groups": 4,
-        "attention_head_dim": 8,
+        "groups": 2,
+        "attention_head_dim": 32,
         "layers_per_block": 1,
-        "block_out_channels": (16, 32, 64, 128),
+        "block_out_channels": (32, 64),
         "cross_attention_dim": 32,
         "encoder_hid_dim": 32,
     },

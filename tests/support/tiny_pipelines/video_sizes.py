@@ -124,6 +124,8 @@ VIDEO_SIZES: Mapping[str, Mapping[str, Any]] = {
         "block_out_channels": (8, 16, 32, 64),
         "decoder_block_out_channels": (8, 16, 32),
         "decoder_layers_per_block": (1,) * 4,
+        "spatial_compression_ratio": 32,
+        "temporal_compression_ratio": 8,
     },
     "AutoencoderKLLTX2Audio": {
         "base_channels": 8,
@@ -253,6 +255,19 @@ VIDEO_SIZES: Mapping[str, Mapping[str, Any]] = {
     },
     "CosmosTransformer3DModel": {**_COSMOS, "num_layers": 2},
     "CosmosControlNetModel": {**_COSMOS, "n_controlnet_blocks": 1, "model_channels": 32},
+    "Cosmos3OmniTransformer": {
+        "dtype": "float32",
+        "head_dim": 16,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "latent_channel": 16,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "patch_latent_dim": 64,
+        "rope_scaling": {"mrope_section": [2, 3, 3]},
+        "vocab_size": 1024,
+    },
     "AutoencoderKLTemporalDecoder": {
         "block_out_channels": (32, 32),
         "down_block_types": ("DownEncoderBlock2D",) * 2,

@@ -58,8 +58,9 @@ def _wan() -> Iterator[TinyPipeline]:
         {**pyramid, "height": 128, "width": 128, "num_frames": 33, "pyramid_num_inference_steps_list": [1, 1, 1]},
         {"transformer": part()},
     )
-    yield TinyPipeline("MotifVideoPipeline", _TEXT, {"guider": part("ClassifierFreeGuidance")})
-    yield TinyPipeline("MotifVideoImage2VideoPipeline", {**_TEXT, **_IMAGE}, {"guider": part("ClassifierFreeGuidance")})
+    guided = {"guider": part("ClassifierFreeGuidance"), "scheduler": part("FlowMatchEulerDiscreteScheduler")}
+    yield TinyPipeline("MotifVideoPipeline", _TEXT, guided)
+    yield TinyPipeline("MotifVideoImage2VideoPipeline", {**_TEXT, **_IMAGE}, {**guided, "feature_extractor": part()})
 
 
 def _cogvideo() -> Iterator[TinyPipeline]:
@@ -79,7 +80,10 @@ def _hunyuan() -> Iterator[TinyPipeline]:
     sky = {"transformer": part(in_channels=8)}
     yield TinyPipeline("HunyuanSkyreelsImageToVideoPipeline", {**_TEXT, **template, **_IMAGE}, sky)
     concat = {"transformer": part(in_channels=9, image_condition_type="latent_concat")}
-    yield TinyPipeline("HunyuanVideoImageToVideoPipeline", {**_TEXT, **_IMAGE}, concat)
+    marked = {"template": "<image>{}", "crop_start": 1, "double_return_token_id": 5}
+    places = {"image_emb_start": 1, "image_emb_end": 17, "image_emb_len": 16}
+    shown = {**_TEXT, **_IMAGE, "prompt_template": {**marked, **places}}
+    yield TinyPipeline("HunyuanVideoImageToVideoPipeline", shown, concat)
     yield TinyPipeline("HunyuanVideoFramepackPipeline", {**_TEXT, **template, **_IMAGE, "latent_window_size": 2})
     yield TinyPipeline("HunyuanVideo15Pipeline", _TEXT)
     yield TinyPipeline("HunyuanVideo15ImageToVideoPipeline", {**_PROMPT, "num_frames": 5, **_IMAGE})
@@ -101,19 +105,23 @@ def _ltx() -> Iterator[TinyPipeline]:
     yield TinyPipeline("LTX2ConditionPipeline", sounding, flow)
     yield TinyPipeline("LTX2InContextPipeline", sounding, flow)
     yield TinyPipeline("LTX2HDRPipeline", text, flow)
-    yield TinyPipeline(
-        "LTX2DFRPipeline", {key: value for key, value in text.items() if key != "num_inference_steps"}, flow
-    )
+    stepless = {key: value for key, value in text.items() if key != "num_inference_steps"}
+    slots = {**flow, "transformer": part(use_keyframes_abs_pos_embedding=True)}
+    yield TinyPipeline("LTX2DFRPipeline", stepless, slots)
+    decoded = {"latents": _latents(), "denormalize": False}
+    scheduled = {"scheduler": part("FlowMatchEulerDiscreteScheduler")}
+    yield TinyPipeline("LTX2VideoDiffusionDecodePipeline", decoded, scheduled)
     yield TinyPipeline("LTX2LatentUpsamplePipeline", {**size, "video": video(9, 64, 64), "num_frames": 9})
 
 
 def _cosmos() -> Iterator[TinyPipeline]:
     safe = {"safety_checker": AcceptingChecker}
+    karras = {"scheduler": part(use_karras_sigmas=True)}
     seen = {**safe, "transformer": part(in_channels=17)}
     yield TinyPipeline("CosmosTextToWorldPipeline", _TEXT, safe)
     yield TinyPipeline("CosmosVideoToWorldPipeline", {**_TEXT, **_IMAGE}, seen)
-    yield TinyPipeline("Cosmos2TextToImagePipeline", {**_PROMPT, **_SIZE}, safe)
-    yield TinyPipeline("Cosmos2VideoToWorldPipeline", {**_TEXT, **_IMAGE}, seen)
+    yield TinyPipeline("Cosmos2TextToImagePipeline", {**_PROMPT, **_SIZE}, {**safe, **karras})
+    yield TinyPipeline("Cosmos2VideoToWorldPipeline", {**_TEXT, **_IMAGE}, {**seen, **karras})
     projected = {
         "use_crossattn_projection": True,
         "crossattn_proj_in_channels": 64,
@@ -124,7 +132,7 @@ def _cosmos() -> Iterator[TinyPipeline]:
     yield TinyPipeline(
         "Cosmos2_5_TransferPipeline",
         {**_PROMPT, **_SIZE, "controls": video(5), "num_frames_per_chunk": 5},
-        {**predicted, "controlnet": part()},
+        {**predicted, "controlnet": part(**projected)},
     )
 
 
@@ -151,7 +159,9 @@ def _others() -> Iterator[TinyPipeline]:
         "SanaWMPipeline", {**_TEXT, "num_frames": 9, **_IMAGE, "action": "w-8", "intrinsics": [30.0, 30.0, 16.0, 16.0]}
     )
     yield TinyPipeline("Kandinsky5T2VPipeline", _TEXT)
-    yield TinyPipeline("Kandinsky5I2VPipeline", {**_TEXT, **_IMAGE})
+    yield TinyPipeline(
+        "Kandinsky5I2VPipeline", {**_TEXT, **_IMAGE, "num_frames": 13}, {"transformer": part(visual_cond=True)}
+    )
     sound = {"audio_vae": part(), "vocoder": part(), "scheduler": part("FlowMatchEulerDiscreteScheduler")}
     yield TinyPipeline("Kandinsky6TI2VAPipeline", _TEXT, sound)
     yield TinyPipeline("Kandinsky6SRPipeline", _VIDEO, {"scheduler": part("FlowMatchEulerDiscreteScheduler")})
