@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.tiny_pipelines import declarations
 from support.tiny_pipelines.check import check
-from support.tiny_pipelines.page import Checked, classes, page, rows_of
+from support.tiny_pipelines.page import classes, page, rows_of
 from support.tiny_pipelines.table import check_all
 
 PAGE = Path(__file__).parents[3] / "docs" / "pipelines.md"
@@ -23,8 +23,8 @@ SAMPLE = (
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_class_returns_what_diffusers_returns_as_on_the_page(name, tmp_path):
-    assert check(declarations()[name], tmp_path) == Checked(name, "identical")
-    assert rows_of(PAGE.read_text())[name] == Checked(name, "identical")
+    row = check(declarations()[name], tmp_path)
+    assert row.verdict == "identical" and row == rows_of(PAGE.read_text())[name]
 
 
 @pytest.mark.nightly

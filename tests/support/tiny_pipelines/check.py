@@ -21,7 +21,7 @@ from omni_cli.stage.messages import Array, CallFileInput, StageRequest
 from support.stage_specs import spec_of
 from support.tiny_pipelines.build import TinyPipeline, build
 from support.tiny_pipelines.media import is_medium
-from support.tiny_pipelines.page import Checked
+from support.tiny_pipelines.page import Checked, kind_of
 
 SEED = 3
 
@@ -31,20 +31,21 @@ def check(declared: TinyPipeline, folder: Path) -> Checked:
     for library in (diffusers.utils.logging, transformers.utils.logging):
         library.disable_progress_bar()
         library.set_verbosity_error()
+    kind = kind_of(declared.name)
     try:
         build(declared, folder)
         plain = plain_output(declared, folder)
         _check_worth(plain)
     except Exception as error:  # noqa: BLE001 - a pipeline raises anything, and the table has it
-        return Checked(declared.name, "not run by diffusers", _line(error))
+        return Checked(declared.name, kind, "not run by diffusers", _line(error))
     try:
         made = omni_output(declared, folder)
     except OmniError as error:
-        return Checked(declared.name, "refused", error.message.replace(str(folder), "the checkpoint"))
+        return Checked(declared.name, kind, "refused", error.message.replace(str(folder), "the checkpoint"))
     except Exception as error:  # noqa: BLE001 - as above
-        return Checked(declared.name, "refused", f"internal error: {_line(error)}")
+        return Checked(declared.name, kind, "refused", f"internal error: {_line(error)}")
     difference = _difference(plain, made)
-    return Checked(declared.name, "runs" if difference else "identical", difference)
+    return Checked(declared.name, kind, "runs" if difference else "identical", difference)
 
 
 def _line(error: Exception) -> str:

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from omni_cli.diffusers_integration.signature import PipelineSignature, signature_of
+from omni_cli.diffusers_integration.signature import signature_of
 
 _LEGEND = """\
 # Pipeline classes
@@ -39,6 +39,7 @@ class Checked:
     """A row of the table; `reason` is for a person."""
 
     name: str
+    kind: str
     verdict: Verdict
     reason: str = ""
 
@@ -77,21 +78,21 @@ def page(rows: Collection[Checked]) -> str:
         "|---|---|---|---|",
     ]
     for row in sorted(rows, key=lambda row: row.name.lower()):
-        lines.append(f"| `{row.name}` | {kind_of(signature_of(row.name))} | {row.verdict} | {row.reason} |")
+        lines.append(f"| `{row.name}` | {row.kind} | {row.verdict} | {row.reason} |")
     return "\n".join(lines) + "\n"
 
 
 def rows_of(text: str) -> dict[str, Checked]:
     """The rows of a page, by class."""
     cells = [line.strip("| \n").split(" | ", 3) for line in text.splitlines() if line.startswith("| `")]
-    found = [Checked(name.strip("`"), verdict, *reason) for name, _, verdict, *reason in cells]  # type: ignore[arg-type]
+    found = [Checked(name.strip("`"), *row) for name, *row in cells]  # type: ignore[arg-type]
     return {row.name: row for row in found}
 
 
-def kind_of(signature: PipelineSignature | None) -> str:
+def kind_of(name: str) -> str:
     """The kind of output and of input, by the pipeline's call."""
-    if signature is None:
-        return "unknown"
+    signature = signature_of(name)
+    assert signature is not None
     takes, makes = signature.arguments.keys(), set(signature.output_fields)
     made = "image"
     if makes & {"frames", "video", "videos"}:

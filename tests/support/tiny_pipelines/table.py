@@ -15,7 +15,7 @@ from pathlib import Path
 
 from support.tiny_pipelines import declarations
 from support.tiny_pipelines.check import check
-from support.tiny_pipelines.page import Checked
+from support.tiny_pipelines.page import Checked, kind_of
 
 TIMEOUT_S = 120
 MAX_BYTES = 8 * 2**30
@@ -35,7 +35,7 @@ def check_all(names: Sequence[str], jobs: int = 2) -> Iterator[Checked]:
 
     assert diffusers.AutoPipelineForText2Image  # imported before the processes are forked, with most of diffusers
     waiting = [name for name in names if name in declarations()]
-    yield from (Checked(name, "no tiny model") for name in names if name not in declarations())
+    yield from (Checked(name, kind_of(name), "no tiny model") for name in names if name not in declarations())
     running: list[_Running] = []
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -76,4 +76,4 @@ def _result(child: _Running, late: bool) -> Checked:
         if answer.exists():
             return Checked(**json.loads(answer.read_text()))
     why = f"it takes more than {TIMEOUT_S} s" if late else f"its process ended with {child.process.exitcode}"
-    return Checked(child.name, "not run by diffusers", why)
+    return Checked(child.name, kind_of(child.name), "not run by diffusers", why)
