@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,11 @@ def _prepare_ranks(engine: dict[str, Any]) -> int:
 
     ranks: int = engine.get("tensor_parallel_size", 1) * engine.get("pipeline_parallel_size", 1)
     if ranks > 1:
+        from vllm.v1.executor import multiproc_executor
+
         prepare_ranks(ranks, "thinker")
+        # On a CPU vLLM spawns ranks, which import everything again; how they start is not what is tested here.
+        multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
     return ranks
 
 

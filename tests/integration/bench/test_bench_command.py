@@ -123,17 +123,17 @@ def test_end_to_end_has_the_metrics_of_all_stages_and_they_add_up(tmp_path: Path
 
 def test_a_varied_number_of_steps_is_compared_and_so_are_its_outputs(tmp_path: Path) -> None:
     path, markdown = tmp_path / "record.json", tmp_path / "report.md"
-    limits = ("--time-budget", "8", "--output-json", str(path), "--markdown", str(markdown))
-    ended = run_omni(tmp_path, *IMAGE, "--vary", "num_inference_steps=4,80", "--max-regression", "5%", *limits)
+    limits = ("--time-budget", "6", "--output-json", str(path), "--markdown", str(markdown))
+    ended = run_omni(tmp_path, *IMAGE, "--vary", "num_inference_steps=4,40", "--max-regression", "5%", *limits)
     assert ended.code == 1, ended.err
     ended.check_clean()
     record = load_record(path)
     comparison = next(entry for entry in record.comparisons if entry.metric == "e2e_s")
     assert comparison.verdict == "slower" and comparison.interleaved
     assert comparison.outputs.identical is False and comparison.outputs.max_abs_diff > 0
-    assert "num_inference_steps=80 ran" in ended.out and "times slower than" in markdown.read_text()
-    assert "Does other work per run: denoise steps 4 -> 80" in ended.out
-    assert comparison.work == (Difference("work.denoise_steps", "4", "80"),)
+    assert "num_inference_steps=40 ran" in ended.out and "times slower than" in markdown.read_text()
+    assert "Does other work per run: denoise steps 4 -> 40" in ended.out
+    assert comparison.work == (Difference("work.denoise_steps", "4", "40"),)
     rounds = record.environment["conditions"]["rounds_per_block"]
     assert order_of(record, 0) == ("ABBA" * rounds)[: 2 * rounds]
     assert order_of(record, 1) == ("BAAB" * rounds)[: 2 * rounds]
@@ -180,7 +180,7 @@ def is_leader(pid: int) -> bool:
 def test_a_variant_that_is_killed_is_named_and_the_samples_are_kept(tmp_path: Path, killed: str) -> None:
     path = tmp_path / "record.json"
     process = OmniProcess(
-        tmp_path, *IMAGE, "--vary", "env.A=x,y", "--num-iters", "4000", "--output-json", str(path)
+        tmp_path, *IMAGE, "--vary", "env.A=x,y", "--num-iters", "4000", "--output-json", str(path), warm=True
     )  # fmt: skip
     process.wait_for(lambda: blocks_saved(path) >= 2)
     worker = workers(process)[-1]
@@ -201,7 +201,7 @@ def test_a_variant_that_is_killed_is_named_and_the_samples_are_kept(tmp_path: Pa
 @pytest.mark.parametrize("number", sample_of([signal.SIGINT, signal.SIGTERM], [signal.SIGINT]))
 def test_an_interrupt_keeps_and_reports_finished_blocks(tmp_path: Path, number: signal.Signals) -> None:
     path = tmp_path / "record.json"
-    process = OmniProcess(tmp_path, *IMAGE, "--num-iters", "4000", "--output-json", str(path))
+    process = OmniProcess(tmp_path, *IMAGE, "--num-iters", "4000", "--output-json", str(path), warm=True)
     process.wait_for(lambda: blocks_saved(path) >= 2)
     process.interrupt(number)
     ended = process.end()

@@ -350,7 +350,7 @@ def test_disk_that_is_full_when_the_answer_comes(folder: Path) -> None:
 def test_stdout_without_a_reader(folder: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    process = OmniProcess(folder, "generate", "hi", "--modalities", "text", *SHORT, stdout=writer)
+    process = OmniProcess(folder, "generate", "hi", "--modalities", "text", *SHORT, stdout=writer, warm=True)
     os.close(writer)
     ended = process.end()
     ended.check_clean()
@@ -364,7 +364,7 @@ def test_stdout_without_a_reader(folder: Path) -> None:
 def test_a_full_disk_behind_stdout(folder: Path) -> None:
     """While text is streamed: one error, and finished files are kept."""
     with Path("/dev/full").open("w") as full:
-        ended = OmniProcess(folder, "generate", "hi", *SHORT, stdout=full).end()
+        ended = OmniProcess(folder, "generate", "hi", *SHORT, stdout=full, warm=True).end()
     ended.check_clean()
     assert ended.code == USAGE
     assert ended.err.count("error:") == 1

@@ -26,8 +26,8 @@ MOMENTS = sample([0.0, 0.01, 0.04, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95, LOADIN
 
 @pytest.fixture(scope="module")
 def run_s(tmp_path_factory: pytest.TempPathFactory) -> float:
-    """Duration of a whole run, in seconds."""
-    ended = run_omni(tmp_path_factory.mktemp("whole"), "generate", "hi", *SHORT, "--json")
+    """Duration of a whole run with its imports, in seconds."""
+    ended = run_omni(tmp_path_factory.mktemp("whole"), "generate", "hi", *SHORT, "--json", warm=False)
     ended.check_clean()
     assert (ended.code, ended.output_files) == (OK, ("0.wav",))
     return ended.seconds
@@ -89,7 +89,7 @@ def test_sigterm(moment: float, run_s: float, folder: Path) -> None:
 def test_sigkill_of_the_command(moment: float | str, wait_for_moment: Callable, folder: Path) -> None:
     # It takes longer than a whole short run, however busy the machine was when that was timed.
     long = ("--set", "thinker.sampling.max_tokens=1500", "--set", "thinker.sampling.ignore_eos=true")
-    process = OmniProcess(folder, "generate", "hi", *long)
+    process = OmniProcess(folder, "generate", "hi", *long, warm=moment == LOADING)
     wait_for_moment(process, moment)
     process.popen.kill()
     ended = process.end()
@@ -111,7 +111,7 @@ def requests_run(folder: Path) -> OmniProcess:
     """Start a run of `REQUESTS` and return when the first has ended."""
     (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in REQUESTS))
     short_speech = ("--set", "talker.sampling.max_tokens=16")
-    process = OmniProcess(folder, "generate", "--requests", "requests.jsonl", "--json", *short_speech)
+    process = OmniProcess(folder, "generate", "--requests", "requests.jsonl", "--json", *short_speech, warm=True)
     process.wait_for((process.output / "short.wav").exists)
     return process
 
