@@ -213,7 +213,7 @@ async def iterations(pairs: int) -> Result:
         for number in range(WARMUP):
             await _check_same_image(bare, bench, number)
         seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-        # Each iteration has its own number: the stage would remember a prompt that it has just encoded.
+        # Each iteration has its own number, because the stage caches prompts that it has encoded.
         for number, (_, side) in enumerate(interleaved(SIDES, pairs), start=WARMUP):
             taken = (await bare.iterate(number))[0] if side == "bare" else (await bench.iterate(number)).e2e_s
             seconds[side].append(taken)

@@ -1,4 +1,4 @@
-"""Thousands of requests from many concurrent clients, some of which hang up and some of which send garbage.
+"""Thousands of requests from many concurrent clients, some of which disconnect and some of which send garbage.
 
 Every answer must equal that of the same request sent alone before. At the end nothing may have grown: memory is
 compared between the first 200 requests and the last, and so are processes, threads and open files. Exit code 1 if
@@ -30,8 +30,8 @@ HANG_UP_SHARE = 0.10
 GARBAGE_SHARE = 0.05
 FIRST = 200
 MAX_GROWTH = 0.05
-# Short answers: many requests reveal more than long ones. And small KV caches: a cache becomes resident memory as its
-# blocks are first used, and these have all been used after the first requests.
+# Short answers, because many requests reveal more than long ones. Small KV caches, because a cache becomes resident
+# memory as its blocks are first used, and these are all used after the first requests.
 OMNI = (
     *("--profile", "tiny-omni", "--max-requests", "128"),
     *("--set", "thinker.sampling.max_tokens=12", "--set", "talker.sampling.max_tokens=24"),

@@ -89,7 +89,7 @@ def measure_added(rounds: int, profile: str) -> str:
             loop.run_until_complete(engine.close())
         loop.close()
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    # Differences of neighbours cancel whatever slows both for a while.
+    # Differences of neighbours cancel what slows both for a while.
     added = statistics.median(a - b for a, b in zip(seconds["server"], seconds["direct"], strict=True))
     return (
         f"added        server {medians['server'] * 1e3:.2f} ms   direct {medians['direct'] * 1e3:.2f} ms   "

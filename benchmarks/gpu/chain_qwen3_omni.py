@@ -50,7 +50,7 @@ PROFILES = {False: "qwen3-omni-30b-a3b", True: "tiny-qwen3-omni"}
 # The chat template adds the rest of the 64 tokens.
 WORDS_IN = {False: 56, True: 8}
 SETTINGS = {
-    # Sizes given instead of shares: measuring what is left for a KV cache would run the encoders on the longest video.
+    # Sizes given instead of shares, because measuring the room for a KV cache would encode the longest video.
     False: (
         "thinker.max_model_len=4096",
         "talker.max_model_len=4096",
@@ -127,7 +127,7 @@ async def _measure(config: EngineConfig, prompts: Prompts, options: argparse.Nam
                 ran = {info.name: since(before[info.name], info.engagement) for info in llm.stages}
                 samples.append(_sample(number, seconds, served, ran))
             variants.append(_variant(clients, samples, llm))
-            # What is measured by now stays, whatever happens next.
+            # Keep what is measured, whatever happens next.
             record = _record(variants, options)
             save_record(record, options.output_dir / "qwen3-omni.json")
     finally:
@@ -175,7 +175,7 @@ def _sample(number: int, seconds: float, served: list[Served], ran: dict[str, di
         "talker_backbone_s": backbone,
         "talker_predictor_s": predictor,
         "talker_rest_s": step - backbone - predictor,
-        # Those of steps in which no other stage has the device.
+        # Only steps during which no other stage uses the device.
         "talker_backbone_p10_s": statistics.quantiles(backbones, n=10)[0],
         "talker_predictor_p10_s": statistics.quantiles(predictors, n=10)[0],
         "code2wav_device_s": median([one.traces["code2wav"].vocoder_s for one in served]),
@@ -193,7 +193,7 @@ def _gaps(trace: StageTrace) -> list[float]:
 
 
 def _rate(traces: list[StageTrace]) -> float:
-    """Tokens per second of a stage, from its first request's arrival to its last one's end: all arrive together."""
+    """Tokens per second of a stage, from its first request's arrival to its last one's end; all arrive together."""
     return sum(trace.num_output_tokens for trace in traces) / max(trace.latency_s for trace in traces)
 
 
@@ -221,7 +221,7 @@ def _record(variants: list[Variant], options: argparse.Namespace) -> Record:
 
 
 def lines_of(record: Record) -> list[str]:
-    """The summary: a line per number of clients, with medians over rounds."""
+    """Format the summary: one line per number of clients, with medians over rounds."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     lines = [f"{device}, torch {torch.__version__}, {record.workload['model']}"]
     for variant in record.variants:

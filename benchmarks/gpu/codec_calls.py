@@ -154,7 +154,7 @@ def _time(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _kernels(run: Callable[[], object]) -> list[tuple[str, int, float]]:
-    """(name, count, milliseconds in all) of the kernels of one call, the most expensive first."""
+    """(name, count, total milliseconds) of the kernels of one call, the most expensive first."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 

@@ -56,7 +56,7 @@ def main() -> int:
     options.output_dir.mkdir(parents=True, exist_ok=True)
     lines, found = [_machine_line(device)], []
     for number, model in enumerate(chosen):
-        # The rest, in equal parts: a model that was quick leaves more to the others.
+        # The rest in equal parts, so that a fast model leaves more to the others.
         left = options.time_budget - (time.perf_counter() - started)
         until = time.perf_counter() + left / (len(chosen) - number)
         text, reached = measure(model, device, options, until, with_copies=number == 0)
@@ -93,7 +93,7 @@ def measure(
         lines, reached = [], []
         if with_copies:
             lines, reached = _measure_copies(model, base, by_name, device, options)
-        # Last, so that no profiler has run before a timing.
+        # Last, because a profiler that has run would affect timings.
         for measured in sides:
             measured.busy = _busy(measured, device)
         record = _record(model.name, _workload(model), [_variant(measured) for measured in sides], device)

@@ -173,10 +173,10 @@ def make_qwen_image(device: torch.device, *, tiny: bool) -> Any:
 
     class RandomPromptQwenImage(QwenImagePipeline):
         def encode_prompt(self, prompt, **_: Any):
-            # No mask: the pipeline drops the one of a prompt without padding, too.
+            # No mask: the pipeline also drops that of a prompt without padding.
             return self.random_prompt, None
 
-    # It warns at every call about a default of its own that has no effect without a negative prompt.
+    # diffusers warns at every call about a default that has no effect without a negative prompt.
     logging.set_verbosity_error()
     sizes = _QWEN_IMAGE_TINY if tiny else _QWEN_IMAGE
     scheduler = FlowMatchEulerDiscreteScheduler(**_QWEN_SCHEDULER)

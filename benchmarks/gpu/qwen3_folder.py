@@ -1,4 +1,4 @@
-"""Write all of a Qwen3-Omni-30B-A3B but its weights: `random_weights` draws those where they are needed.
+"""Write a Qwen3-Omni-30B-A3B without its weights, which `random_weights` draws where they are needed.
 
     PYTHONPATH=. python benchmarks/gpu/qwen3_folder.py DIR [--tiny]
 
@@ -58,7 +58,7 @@ _CODEC_IDS = {
 
 
 def write_folder(folder: Path, *, tiny: bool) -> None:
-    """Write configuration, tokenizer and processors, and of the weights the one that the talker's process reads."""
+    """Write configuration, tokenizer and processors, and the one weight that the talker's process reads."""
     sizes = TINY if tiny else RELEASED
     length = sizes.max_position_embeddings
     tokenizer = train_tokenizer(sizes.vocab_size, length, TOKENS) if tiny else _released_tokenizer(length)

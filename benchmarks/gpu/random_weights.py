@@ -19,7 +19,7 @@ _NAME = "omni_random_weights"
 
 
 def install(folder: Path) -> None:
-    """Write the plugin's entry point into `folder`, and put that on the path of the processes that follow."""
+    """Write the plugin's entry point into `folder`, and put that on the path of processes that start later."""
     here = Path(__file__).resolve()
     distribution = folder / f"{_NAME}-0.dist-info"
     distribution.mkdir(parents=True)
@@ -32,7 +32,7 @@ def install(folder: Path) -> None:
 
 
 def register() -> None:
-    """Replace vLLM's way of loading a folder, and leave out the warm-up of kernels that a model may not use."""
+    """Replace vLLM's loading of a folder, and leave out the warm-up of kernels that a model may not use."""
     import torch
     from vllm.model_executor import model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader

@@ -51,7 +51,7 @@ class Side(Protocol):
 
 
 class PlainPipeline:
-    """The shortest way to an image on the host that diffusers allows: its call, `output_type="pt"`, uint8 there."""
+    """The fastest way of diffusers to an image on the host: `output_type="pt"`, then uint8 on the device."""
 
     def __init__(self, model: PipelineModel, pipeline: Any) -> None:
         self.name = PLAIN

@@ -1,4 +1,4 @@
-"""token2wav's requests alone and together: time, when each is finished, distance to float32, share of a roofline.
+"""token2wav's requests alone and together: time, each one's end, distance to float32, share of a roofline.
 
     PYTHONPATH=. python benchmarks/gpu/token2wav_batching.py -o DIR [--sizes small --device cpu]
 
@@ -43,7 +43,7 @@ TINY = {
     },
     "bigvgan_config": {"upsample_initial_channel": 64},
 }  # fmt: skip
-# Those of the built-in `small-omni`.
+# As in the built-in `small-omni`.
 SMALL = {
     "dit_config": {
         "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "emb_dim": 256, "num_embeds": 1087,
@@ -59,7 +59,7 @@ SAMPLE_RATE = 24_000
 
 @dataclass
 class Round:
-    """Seconds: all of the batch, and when each waveform was there."""
+    """Seconds of the whole batch, and until each waveform."""
 
     total_s: float
     finished_s: list[float]
@@ -111,7 +111,7 @@ class After:
 
 
 def make_model(sizes: str, device: torch.device) -> Qwen2_5OmniToken2WavModel:
-    """Random weights that keep the size of a signal: those that transformers draws are nearly silent."""
+    """Random weights that preserve a signal's scale; those that transformers draws are nearly silent."""
     torch.manual_seed(0)
     with torch.device(device):
         model = Qwen2_5OmniToken2WavModel(Qwen2_5OmniToken2WavConfig(**SIZES[sizes], attn_implementation="sdpa")).eval()
@@ -150,7 +150,7 @@ def run(side: Before | After, requests: Sequence[SynthesisRequest]) -> Round:
 
 @torch.inference_mode()
 def parts(side: After, requests: list[SynthesisRequest], device: torch.device) -> dict[str, float]:
-    """Seconds of the denoiser and of the vocoder for one group of `requests`, each waited for."""
+    """Seconds of the denoiser and of the vocoder for one group of `requests`, with a wait after each."""
     side.use()
     (group,) = side.synthesizer.groups(requests)
     with side.synthesizer.arithmetic():
@@ -177,7 +177,7 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def denoiser_flops(model: Qwen2_5OmniToken2WavModel, num_frames: int) -> float:
-    """Of a guided request: what its linear layers must do, and attention within blocks."""
+    """Operations of a guided request in linear layers, and in attention within blocks."""
     config = model.config.dit_config
     inner, hidden = config.head_dim * config.num_attention_heads, config.hidden_size
     layer = 4 * hidden * inner + 2 * hidden * hidden * config.ff_mult + 2 * config.block_size * inner
@@ -186,7 +186,7 @@ def denoiser_flops(model: Qwen2_5OmniToken2WavModel, num_frames: int) -> float:
 
 
 def vocoder_flops(model: Qwen2_5OmniToken2WavModel, num_frames: int) -> float:
-    """Of its convolutions with channels to mix."""
+    """Operations of the convolutions that mix channels."""
     total, samples = 0.0, float(num_frames)
     vocoder = model.code2wav_bigvgan_model
     total += 2 * samples * vocoder.conv_pre.weight.numel()
@@ -221,7 +221,7 @@ def log_mel(samples: torch.Tensor) -> torch.Tensor:
 
 
 def distances(made: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> dict[str, float]:
-    """The worst of all requests."""
+    """Return the worst values of all requests."""
     pairs = [(made[name], reference[name]) for name in reference]
     return {
         "log_mel": max((log_mel(one) - log_mel(other)).abs().mean().item() for one, other in pairs),
@@ -291,7 +291,7 @@ def main() -> int:
     for name, lengths in chosen.items():
         requests = requests_of(lengths, model.config.dit_config.num_embeds, device)
         record["workloads"][name] = measured(name, sides, requests, model, options, record)
-        # After each, so that a run that is cut off leaves those before.
+        # After each side, so that an interrupted run keeps the earlier ones.
         (options.output_dir / f"token2wav-batching-{options.sizes}.json").write_text(json.dumps(record, indent=1))
     return 0
 
@@ -299,13 +299,13 @@ def main() -> int:
 def measured(
     name: str, sides: dict[str, Any], requests: list[SynthesisRequest], model: Any, options: Any, record: dict[str, Any]
 ) -> dict[str, Any]:
-    """Each side's rounds, alternating; the first of each, in which graphs are captured, is kept apart."""
+    """Yield each side's rounds, alternating; the first of each, in which graphs are captured, is kept apart."""
     device = torch.device(options.device)
     first = {side: run(each, requests) for side, each in sides.items()}
     rounds: dict[str, list[Round]] = {side: [] for side in sides}
     for number in range(options.rounds):
         for side, each in sides.items():
-            # Half a minute each: one round is enough to tell.
+            # One round is enough, because it takes half a minute.
             if side.startswith("padded") or len(requests) < 32 or number < 1:
                 rounds[side].append(run(each, requests))
     reference = first["exact float32"].waveforms if "exact float32" in first else None
@@ -326,7 +326,7 @@ def measured(
                 torch.equal(each.waveforms[one], done[0].waveforms[one]) for each in done for one in each.waveforms
             ),
         }
-        # On a GPU, transformers draws other noise.
+        # On a GPU, transformers draws different noise.
         if reference is not None and (side != "before" or device.type == "cpu"):
             row["distance"] = distances(done[0].waveforms, reference)
         if isinstance(sides[side], After) and (side.startswith("padded") or len(requests) == 1):

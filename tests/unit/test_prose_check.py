@@ -23,6 +23,7 @@ _spec.loader.exec_module(prose_check)
         ("a.md", "Workers hang; 8 requests per client.\n", []),
         ("a.md", "A hang of paintings. <!-- prose: ok -->\n", []),
         ("a.md", "8 requests a second\n", [(1, "requests a second: use per")]),
+        ("a.md", "All but for the last; not A but B.\n", [(1, "but for the: use except")]),
         ("a.md", "one row a stage\n", [(1, "row a stage: use per")]),
         ("a.py", "picture = 1  # in turns\n", [(1, "in turns: use interleaved, alternate")]),
         ("a.py", "x = f'{y} is told {z}'\n", [(1, "is told: use is listed, reports")]),

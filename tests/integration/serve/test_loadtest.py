@@ -58,7 +58,7 @@ def test_chats_in_a_closed_loop(omni: OmniServer, bench: Any, tmp_path: Path) ->
         assert metrics["slo_attainment"] == 1
         assert metrics["goodput_per_second"] == metrics["requests_per_second"]
         assert 0 < metrics["ttft_s"] < sample["e2e_s"]
-        # First token and all others are the whole, but for the end of the stream.
+        # The first token and the others add up to the whole, except for the end of the stream.
         assert metrics["ttft_s"] + 11 * metrics["tpot_s"] == pytest.approx(sample["e2e_s"], rel=0.5)
 
 
