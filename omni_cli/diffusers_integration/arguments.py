@@ -158,7 +158,7 @@ def without_arguments(config: DiffusionStageConfig, names: Collection[str]) -> D
 def check_stage(config: DiffusionStageConfig, call: PipelineCall) -> None:
     """Reject stage settings that the pipeline's call does not accept; raises `InputError` with the stage's name."""
     settings = {name: getattr(config, name) for name in PIPELINE_ARGUMENTS}
-    request = DiffusionRequest("", "", call=config.call, **settings)
+    request = DiffusionRequest("", None, call=config.call, **settings)
     try:
         _check_names(request, call)
         _check_effect(request, call)

@@ -164,6 +164,8 @@ class PipelineRunner:
         """Build exactly the arguments of the plain call. The noise comes from the CPU, the same on every device."""
         import torch
 
+        # Some pipelines also draw from the global generator, such as for the latents of a control image.
+        torch.manual_seed(requests[0].seed)
         generators = [torch.Generator("cpu").manual_seed(request.seed) for request in requests]
         arguments = self._call.arguments(requests[0])
         if len(requests) == 1:

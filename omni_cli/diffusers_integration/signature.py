@@ -115,7 +115,7 @@ class PipelineSignature:
         """Media without which a call fails: required ones, and those that have a default only to keep a place."""
         needed: list[Medium] = []
         image, mask = self.argument_for("image"), self.argument_for("mask")
-        changes_an_image = "strength" in self.arguments or mask is not None
+        changes_an_image = "strength" in self.arguments or mask == "mask_image"
         if image is not None and (self.arguments[image].is_required or changes_an_image):
             needed.append("image")
         if mask is not None and (self.arguments[mask].is_required or mask == "mask_image"):

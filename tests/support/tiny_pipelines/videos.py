@@ -132,7 +132,11 @@ def _cosmos() -> Iterator[TinyPipeline]:
     yield TinyPipeline(
         "Cosmos2_5_TransferPipeline",
         {**_PROMPT, **_SIZE, "controls": video(5), "num_frames_per_chunk": 5},
-        {**predicted, "controlnet": part(**projected)},
+        {
+            **safe,
+            "transformer": part(in_channels=17, controlnet_block_every_n=1, **projected),
+            "controlnet": part(**projected),
+        },
     )
 
 
