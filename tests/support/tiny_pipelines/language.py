@@ -251,7 +251,11 @@ def _chatglm(**given: object) -> Any:
         "original_rope": True,
         "torch_dtype": "float32",
     }
-    return ChatGLMModel(ChatGLMConfig(**{**sizes, **given}), empty_init=False)
+    made = ChatGLMModel(ChatGLMConfig(**{**sizes, **given}), empty_init=False)
+    for name, parameter in made.named_parameters():
+        if "layernorm" in name:
+            parameter.data.fill_(1.0)  # its own norms begin with whatever the memory had
+    return made
 
 
 def _multilingual_clip(**given: object) -> Any:

@@ -548,7 +548,7 @@ SIZES: Mapping[str, Sizes] = {
         "num_embeds_ada_norm": 1000,
     },
     "Kandinsky3UNet": {
-        "time_embedding_dim": 16,
+        "time_embedding_dim": 32,
         "groups": 2,
         "attention_head_dim": 32,
         "layers_per_block": 1,

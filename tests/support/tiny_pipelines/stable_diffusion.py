@@ -149,7 +149,7 @@ def _pixels() -> Iterator[TinyPipeline]:
     yield TinyPipeline("IFInpaintingPipeline", {**_INPAINTED, "num_inference_steps": 4, "strength": 0.5}, first)
     larger = {
         **first,
-        "unet": part(**{**unet, "in_channels": 6}, class_embed_type="timestep"),
+        "unet": part(**{**unet, "in_channels": 6}, class_embed_type="timestep", sample_size=32),
         "image_noising_scheduler": part(),
         "watermarker": part(),
     }

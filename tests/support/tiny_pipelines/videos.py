@@ -80,7 +80,8 @@ def _hunyuan() -> Iterator[TinyPipeline]:
     sky = {"transformer": part(in_channels=8)}
     yield TinyPipeline("HunyuanSkyreelsImageToVideoPipeline", {**_TEXT, **template, **_IMAGE}, sky)
     concat = {"transformer": part(in_channels=9, image_condition_type="latent_concat")}
-    marked = {"template": "<image>{}", "crop_start": 1, "double_return_token_id": 5}
+    # The last token of the alphabet marks the answer's beginning.
+    marked = {"template": "<image>~{}~", "crop_start": 1, "double_return_token_id": 355}
     places = {"image_emb_start": 1, "image_emb_end": 17, "image_emb_len": 16}
     shown = {**_TEXT, **_IMAGE, "prompt_template": {**marked, **places}}
     yield TinyPipeline("HunyuanVideoImageToVideoPipeline", shown, concat)
@@ -106,7 +107,7 @@ def _ltx() -> Iterator[TinyPipeline]:
     yield TinyPipeline("LTX2InContextPipeline", sounding, flow)
     yield TinyPipeline("LTX2HDRPipeline", text, flow)
     stepless = {key: value for key, value in text.items() if key != "num_inference_steps"}
-    slots = {**flow, "transformer": part(use_keyframes_abs_pos_embedding=True)}
+    slots = {"vocoder": part("LTX2Vocoder"), "transformer": part(use_keyframes_abs_pos_embedding=True)}
     yield TinyPipeline("LTX2DFRPipeline", stepless, slots)
     decoded = {"latents": _latents(), "denormalize": False}
     scheduled = {"scheduler": part("FlowMatchEulerDiscreteScheduler")}
@@ -164,7 +165,7 @@ def _others() -> Iterator[TinyPipeline]:
     )
     yield TinyPipeline("Kandinsky5T2VPipeline", _TEXT)
     yield TinyPipeline(
-        "Kandinsky5I2VPipeline", {**_TEXT, **_IMAGE, "num_frames": 13}, {"transformer": part(visual_cond=True)}
+        "Kandinsky5I2VPipeline", {**_TEXT, **_IMAGE, "num_frames": 21}, {"transformer": part(visual_cond=True)}
     )
     sound = {"audio_vae": part(), "vocoder": part(), "scheduler": part("FlowMatchEulerDiscreteScheduler")}
     yield TinyPipeline("Kandinsky6TI2VAPipeline", _TEXT, sound)
