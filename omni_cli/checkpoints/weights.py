@@ -53,6 +53,7 @@ def random_state_dict(
             mean, std = _moments(name, module, parameter, _gain(name, gains or {}))
             state[name] = draw(prefix + name, tuple(parameter.shape), mean, std, seed)
     state |= _codebooks(model, seed, prefix, draw)
+    state |= _running_statistics(model, seed, prefix, draw)
     persistent = model.state_dict().keys() - state.keys()
     if persistent:
         raise TypeError(f"no rule for the buffers {sorted(persistent)} of {type(model).__name__}")
@@ -76,6 +77,18 @@ def _codebooks(model: nn.Module, seed: int, prefix: str, draw: Draw) -> dict[str
             vectors = f"{path}.embed_sum"
             state[vectors] = draw(prefix + vectors, tuple(module.embed_sum.shape), 0.0, 1.0, seed)
             state |= {f"{path}.{name}": torch.ones(module.get_buffer(name).shape) for name in _CODEBOOK_ONES}
+    return state
+
+
+def _running_statistics(model: nn.Module, seed: int, prefix: str, draw: Draw) -> dict[str, torch.Tensor]:
+    """Draw the means and variances of batch normalisation, near zero and one."""
+    state: dict[str, torch.Tensor] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None:
+            for name, mean in (("running_mean", 0.0), ("running_var", 1.0)):
+                shape = tuple(module.get_buffer(name).shape)
+                state[f"{path}.{name}"] = draw(f"{prefix}{path}.{name}", shape, mean, _NORM_STD, seed)
+            state[f"{path}.num_batches_tracked"] = torch.zeros((), dtype=torch.long)
     return state
 
 

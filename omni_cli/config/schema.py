@@ -42,6 +42,10 @@ StageName = Annotated[str, StringConstraints(pattern=STAGE_NAME_PATTERN)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 ArgumentName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,99}$")]
 Scalar = bool | int | float | Text
+# Recursive types would need `$defs` in the JSON Schema; arguments of pipelines have lists of lists at most.
+_CallItem = Scalar | None
+_CallList = list[_CallItem | list[_CallItem]]
+CallValue = _CallItem | _CallList | dict[str, _CallItem | _CallList]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Ranks = Annotated[int, Field(ge=1, le=_MAX_RANKS)]
 PayloadBytes = Annotated[int, Field(ge=1, le=_MAX_BYTES)]
@@ -273,7 +277,7 @@ class DiffusionStageConfig(MemoryKeys, ImageSize, _Stage):
             "(`padded`, token2wav). The latter two are faster and change outputs by rounding.",
         )
     )
-    call: Annotated[dict[ArgumentName, Scalar], DIFFUSERS_ONLY] = Field(
+    call: Annotated[dict[ArgumentName, CallValue], DIFFUSERS_ONLY] = Field(
         default_factory=dict,
         description="Further arguments of the pipeline call by diffusers' names, such as true_cfg_scale.",
     )

@@ -290,6 +290,8 @@ def _ask_pipeline(pipeline: object, call: PipelineCall, request: DiffusionReques
     arguments["callback_steps"] = 1 if "callback_steps" in call.defaults else None
     parameters = inspect.signature(check).parameters.values()
     values = {p.name: arguments.get(p.name) for p in parameters if p.default is p.empty or p.name in arguments}
+    if any(values[name] is None for name in call.signature.replaced & values.keys()):
+        return  # the call has not assigned its own value yet
     try:
         check(**values)
     except TypeError:

@@ -196,7 +196,8 @@ class DiffusersPipelineExecutor:
             return
         # Two steps: some schedules divide by zero with one.
         media = self.call.grey_media(self.config.width, self.config.height)
-        request = self.resolve(DiffusionRequest("warm-up", "warm-up", num_inference_steps=2, conditions=media))
+        prompt = "warm-up" if "prompt" in self.call.defaults else None
+        request = self.resolve(DiffusionRequest("warm-up", prompt, num_inference_steps=2, conditions=media))
         with mark("warm-up"):
             (output,) = self.execute_model(DiffusionSchedulerOutput((request,))).outputs
         if output.error is not None:

@@ -67,13 +67,15 @@ class Argument:
 class PipelineSignature:
     """`arguments` are in the order of the call; `output_fields` are what the returned object has, () if unknown.
 
-    Of each group in `alternatives` the call needs one: its own checks raise if all are None.
+    Of each group in `alternatives` the call needs one: its own checks raise if all are None. It assigns those in
+    `replaced` where they are None.
     """
 
     name: str
     arguments: Mapping[str, Argument]
     output_fields: tuple[str, ...]
     alternatives: tuple[tuple[str, ...], ...] = ()
+    replaced: frozenset[str] = frozenset()
 
     @functools.cached_property
     def needed(self) -> tuple[tuple[str, ...], ...]:
@@ -164,7 +166,9 @@ def _signature(name: str, call: ast.FunctionDef, check: ast.FunctionDef | None) 
     if {"prompt", "prompt_embeds"} <= unset and not any("prompt" in group for group in groups):
         # Without a check, the call fails where it counts the prompts.
         found += [("prompt", "prompt_embeds")] if any(size in ast.unparse(call) for size in sizes) else []
-    return PipelineSignature(name, arguments, _output_fields(call), tuple(found))
+    return PipelineSignature(
+        name, arguments, _output_fields(call), tuple(found), frozenset(replaced & arguments.keys())
+    )
 
 
 def _alternatives(function: ast.FunctionDef) -> Iterator[tuple[str, ...]]:

@@ -20,7 +20,10 @@ FAMILY = Family(
             takes=f"{_HERE}.inputs:inputs_of",
         ),
     ),
-    builtins={"tiny-image": f"{_HERE}.builder:tiny_image"},
+    builtins={
+        "tiny-edit": f"{_HERE}.edit_builder:tiny_edit",
+        "tiny-image": f"{_HERE}.builder:tiny_image",
+    },
     profile=f"{_HERE}.profile:image_stages",
     published={
         "Qwen/Qwen-Image": CheckpointNeeds(58 * 10**9, 80 * 10**9, "QwenImagePipeline"),

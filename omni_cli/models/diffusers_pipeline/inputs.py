@@ -14,7 +14,11 @@ from omni_cli.diffusers_integration.signature import FIELDS, PipelineSignature, 
 from omni_cli.errors import CheckpointError, InputError
 from omni_cli.families import BUILTIN_PREFIX, CallArgument, families
 
-_BUILT = {"tiny-audio": "StableAudioPipeline", "tiny-image": "QwenImagePipeline"}
+_BUILT = {
+    "tiny-audio": "StableAudioPipeline",
+    "tiny-edit": "Flux2KleinPipeline",
+    "tiny-image": "QwenImagePipeline",
+}
 
 
 @dataclass(frozen=True)

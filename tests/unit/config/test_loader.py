@@ -31,6 +31,7 @@ NAMES = [
     "stable-audio",
     "tiny-audio",
     "tiny-csm",
+    "tiny-edit",
     "tiny-glm-image",
     "tiny-image",
     "tiny-omni",

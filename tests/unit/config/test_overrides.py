@@ -84,7 +84,7 @@ WRONG = {
     " while parsing a flow sequence",
     "trust_remote_code=true": "`trust_remote_code` cannot be set in a profile\n"
     "hint: code of a checkpoint runs only with the command-line flag `--trust-remote-code`",
-    "model=builtin:x": "unknown builtin model `x`: expected one of small-omni, tiny-audio, tiny-csm, tiny-glm-image",
+    "model=builtin:x": "unknown builtin model `x`: expected one of small-omni, tiny-audio, tiny-csm, tiny-edit",
 }
 
 
