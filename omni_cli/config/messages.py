@@ -201,7 +201,10 @@ def _is_union(path: Path) -> bool:
 
 
 def _union_expected(path: Path) -> str:
-    return "a string or a list of strings" if path[-1] == "stop" else "a number, a string, true or false"
+    if path[-1] == "stop":
+        return "a string or a list of strings"
+    plain = "a number, a string, true or false"
+    return f"{plain}, null, or lists of them" if "call" in path else plain
 
 
 def _describe_type(value: object) -> str:

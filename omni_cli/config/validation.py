@@ -81,7 +81,8 @@ class _Checker:
         self.tree.diagnostics.append(Diagnostic(place, message, hint))
 
     def _refuse_nulls(self, path: Path, node: object) -> None:
-        if node is None:
+        is_argument = path[2:3] == ("call",) and len(path) > 3  # null is a value that a pipeline's call can take
+        if node is None and not is_argument:
             hint = "give it a value, or omit the key for the default"
             self._add(path, f"`{visible(str(path[-1]), 80)}` has no value", hint, at_key=True)
         children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()

@@ -116,12 +116,13 @@ def test_any_value_survives_showing(
     data = profile_data(load_profile("qwen-image"))
     data["description"] = text
     data["stages"]["image"]["negative_prompt"] = text
-    data["stages"]["image"]["call"] = {"a": text, "b": number, "c": whole, "d": True}
+    call = {"a": text, "b": number, "c": whole, "d": True, "e": [whole, [text, None]], "f": None, "g": {"h": [number]}}
+    data["stages"]["image"]["call"] = call
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_text(to_yaml(data), encoding="utf-8")
     image = load_profile(str(path)).stage("image")
     assert image.negative_prompt == text
-    assert dict(image.call) == {"a": text, "b": number, "c": whole, "d": True}
+    assert dict(image.call) == call
     assert type(image.call["b"]) is float
 
 
@@ -168,7 +169,7 @@ class TestJsonSchema:
             {"stages": {"A b": {"kind": "ar"}}},
             {"stages": {"a": {"kind": "ar", "max_num_seqs": None}}},
             {"stages": {"a": {"kind": "ar", "sampling": {"temprature": 0}}}},
-            {"stages": {"a": {"kind": "diffusion", "call": {"x": [1]}}}},
+            {"stages": {"a": {"kind": "diffusion", "call": {"x": [[[1]]]}}}},
         ],
     )
     def test_mistakes_are_not(self, validator, change: dict) -> None:

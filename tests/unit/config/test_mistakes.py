@@ -199,9 +199,10 @@ SINGLE = {
         ("backend: vllm\n", "backend: diffusers\n    call: {height: 1}\n"),
         "12:12 'height': `height` is a key of the stage itself, not of `call` (move it out of `call`)",
     ),
-    "call with a list": (
-        ("backend: vllm\n", "backend: diffusers\n    call: {x: [1]}\n"),
-        "12:15 '[': invalid type for `x`: expected a number, a string, true or false, got a list",
+    "call with lists too deep": (
+        ("backend: vllm\n", "backend: diffusers\n    call: {x: [[[1]]]}\n"),
+        "12:15 '[': invalid type for `x`: expected a number, a string, true or false, null, or lists of them,"
+        " got a list",
     ),
     "call with a bad name": (
         ("backend: vllm\n", "backend: diffusers\n    call: {X: 1}\n"),
