@@ -56,7 +56,7 @@ def _measure(profile: str, num_iters: int, record: Path) -> tuple[Variant, Varia
         sys.executable, "-m", "omni_cli", "bench", "--profile", profile, "--vary", "env.OMNI_AA=1,1", "--num-iters",
         str(num_iters), "--num-iters-warmup", "1", "--output-json", str(record), "--quiet",
     ]  # fmt: skip
-    # 3, because the verdict on memory needs few iterations.
+    # 3 (inconclusive), because a few iterations do not decide about times.
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode in (0, 3), done.stderr
     a, b = load_record(record).variants

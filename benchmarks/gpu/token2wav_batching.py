@@ -299,7 +299,7 @@ def main() -> int:
 def measured(
     name: str, sides: dict[str, Any], requests: list[SynthesisRequest], model: Any, options: Any, record: dict[str, Any]
 ) -> dict[str, Any]:
-    """Yield each side's rounds, alternating; the first of each, in which graphs are captured, is kept apart."""
+    """Run the rounds of all sides, alternating; the first of each, in which graphs are captured, is kept apart."""
     device = torch.device(options.device)
     first = {side: run(each, requests) for side, each in sides.items()}
     rounds: dict[str, list[Round]] = {side: [] for side in sides}

@@ -100,7 +100,7 @@ class PipelineSignature:
 
     @property
     def duration_argument(self) -> str | None:
-        """Return the argument for the length of the audio; None if there is none."""
+        """The argument for the length of the audio; None if there is none."""
         return next((name for name in DURATION_ARGUMENTS if name in self.arguments), None)
 
     def argument_of(self, field: str) -> str | None:
@@ -172,7 +172,7 @@ def _signature(name: str, call: ast.FunctionDef, check: ast.FunctionDef | None) 
 
 
 def _alternatives(function: ast.FunctionDef) -> Iterator[tuple[str, ...]]:
-    """Return the names for which the function begins with `if a is None and b is None: raise`."""
+    """Yield the names for which the function begins with `if a is None and b is None: raise`."""
     for statement in function.body:
         branch: ast.stmt | None = statement
         while isinstance(branch, ast.If):
@@ -244,7 +244,7 @@ def _output_fields(call: ast.FunctionDef) -> tuple[str, ...]:
 
 
 def _fields_of(output_class: str) -> Iterator[str]:
-    """Return the fields of an output class that a call fills by position."""
+    """Yield the fields of an output class that a call fills by position."""
     found = _class(output_class)
     for node in [] if found is None else found.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):

@@ -83,7 +83,7 @@ def _name(node: ast.expr) -> str:
 
 
 def _names(node: ast.expr) -> Iterator[str]:
-    """Return the names of all types inside, including those of list items."""
+    """Yield the names of all types inside, including those of list items."""
     for each in _alternatives(node):
         yield _name(each)
         if isinstance(each, ast.Subscript) and _name(each) != "Callable":

@@ -23,7 +23,7 @@ KEYS = tuple(name for name in CHECKERS if name not in ("max_tokens", "temperatur
 def read_requests(
     path: Path, capabilities: Capabilities, defaults: Mapping[str, Any]
 ) -> list[RequestSpec | BadRequest]:
-    """Yield the requests of a JSONL file in line order; blank lines are skipped.
+    """Return the requests of a JSONL file in line order; blank lines are skipped.
 
     `defaults` are checked fields for lines that do not set them; `sampling` is merged key by key. A request without
     `request_id` is named by its number, from 0. File names in a line are relative to the folder of the JSONL file.

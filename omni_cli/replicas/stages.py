@@ -25,7 +25,7 @@ class ReplicaStages:
 
     @property
     def merged(self) -> tuple[StageInfo, ...]:
-        """Return each stage once, with the longest load time and the memory of all replicas combined."""
+        """Each stage once, with the longest load time and the memory of all replicas combined."""
         merged: dict[str, StageInfo] = {}
         for stages in self._reported.values():
             for stage in stages:

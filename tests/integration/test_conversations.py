@@ -61,7 +61,7 @@ def test_media_of_several_messages_keep_their_places(tiny_omni: Any) -> None:
     assert token_ids(first) != token_ids(swapped)
 
 
-def test_no_message_at_all(tiny_omni: Any) -> None:
+def test_an_empty_message_is_rejected(tiny_omni: Any) -> None:
     with pytest.raises(InputError, match="the prompt is empty"):
         run(tiny_omni, messages=(said("user", ""),), modalities=TEXT)
 
@@ -79,7 +79,7 @@ def test_a_given_reply_is_spoken_like_the_models_own(tiny_omni: Any, prompt: str
     assert given.stages[0].num_input_tokens == own.stages[0].num_input_tokens
 
 
-def test_a_given_reply_is_spoken_word_for_word(tiny_omni: Any) -> None:
+def test_a_given_reply_determines_text_and_speech(tiny_omni: Any) -> None:
     one, other = (run(tiny_omni, prompt="hello", reply=reply) for reply in ("good morning", "good evening"))
     assert [result.outputs[0].text for result in (one, other)] == ["good morning", "good evening"]
     assert one.stages[1].output_token_ids != other.stages[1].output_token_ids

@@ -66,7 +66,7 @@ class Synthesizer:
 
     @property
     def _evaluated(self) -> list[nn.Module]:
-        """Return the modules of each evaluation; embeddings of times and speakers, which run once, stay in float32."""
+        """The modules of each evaluation; embeddings of times and speakers, which run once, stay in float32."""
         dit = self.velocity.dit
         blocks = [part for block in dit.transformer_blocks for part in (block.attn, block.ff)]
         return [dit.input_embed.proj, *blocks, dit.proj_out]

@@ -59,7 +59,7 @@ FAMILY = Family(
     preload=("vllm.model_executor.models.qwen3_omni_moe_thinker",),
     inner_architectures=INNER,
     profile=f"{_HERE}.profile:stages_of",
-    # The talker's prompt begins with the assistant's turn, and repeats the users' turns.
+    # The talker's prompt repeats the users' turns and ends with the head of the assistant's turn.
     prompt_frame=("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
     published={
         "Qwen/Qwen3-Omni-30B-A3B-Instruct": CheckpointNeeds(download_bytes=71 * 10**9, gpu_bytes=141 * 10**9),

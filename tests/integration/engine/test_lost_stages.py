@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def kill(llm: OmniLLM, name: str) -> None:
-    """Wait in the event loop until the stage's end is the next event."""
+    """Kill a stage, and block the event loop until the stage's end is its next event."""
     client = llm._clients[name]
     os.kill(client._process.pid, signal.SIGKILL)
     time.sleep(1.0)

@@ -177,7 +177,7 @@ def test_padded_requests_that_are_cancelled_leave_the_batch():
 
 
 @pytest.mark.slow
-def test_bfloat16_is_used_by_every_layer_and_changes_the_waveform():
+def test_bfloat16_is_used_by_every_layer_and_gives_a_finite_waveform():
     emitted: list = []
     stage = load_stage(spec(precision="bfloat16"), emitted.append)
     try:

@@ -143,7 +143,7 @@ def test_a_cluster_that_is_not_there(requests: Path, tmp_path: Path) -> None:
 def test_speech_of_two_replicas_is_that_of_one_process(
     profile: str, limits: tuple[str, ...], talker: str, tmp_path: Path
 ) -> None:
-    """Return every code of every request, including sampled ones."""
+    """Every code of every request is equal, including sampled ones."""
     sampling = {"temperature": 0.9, "top_k": 20}
     lines = [{"prompt": f"Say {number}.", "seed": number, "sampling": sampling if number % 2 else {}} for number in
              range(8)]  # fmt: skip

@@ -285,7 +285,7 @@ def test_a_conversation_continues(omni: OmniServer, omni_engine: Any) -> None:
     assert answer.choices[0].token_ids == list(text_of(expected).token_ids)
 
 
-def test_speech_contains_the_text(omni: OmniServer, omni_engine: Any) -> None:
+def test_speech_is_that_of_the_text_as_a_reply(omni: OmniServer, omni_engine: Any) -> None:
     """Compare with the engine, which gets the text as its answer."""
     data = omni.client().audio.speech.create(model=MODEL, input="Good morning.", voice="Ethan").content
     instruction = "Read the following text aloud, word for word, and say nothing else:\n\nGood morning."

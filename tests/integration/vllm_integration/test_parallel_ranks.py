@@ -103,6 +103,6 @@ def test_tokens_are_handed_round_the_pipeline_and_rows_come_from_the_last_rank(m
 
 
 def test_tensors_are_handed_round_the_pipeline(made):
-    """Each rank's engine waits for the tensors; previously they were sent in the wrong direction."""
+    """Each rank's engine waits for the tensors, which travel opposite to the intermediate tensors before them."""
     assert len(made("diffusion launched, pipeline")) == 2
     assert [difference(made, "diffusion launched, pipeline", rank) for rank in range(2)] == [0.0, 0.0]

@@ -74,7 +74,7 @@ MODEL_MOVES = {
 
 
 def model_methods() -> set[str]:
-    """Yield methods of our models that vLLM declares, in its interfaces or in the class that we derive from."""
+    """Return the methods of our models that vLLM declares, in its interfaces or in the class that we derive from."""
     declared = {name for module in (interfaces, interfaces_base) for cls in classes_of(module) for name in vars(cls)}
     found = set()
     for reference in {model for family in families().values() for model in family.vllm_models.values()}:

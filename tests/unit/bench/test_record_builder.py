@@ -118,7 +118,7 @@ def test_only_hashes_of_later_outputs_are_left_to_say_that_they_differ(session: 
     assert outputs(session) == {"identical": False, "max_abs_diff": None}
 
 
-def test_engagement_is_in_the_record(session: RecordBuilder) -> None:
+def test_effective_settings_are_in_the_record(session: RecordBuilder) -> None:
     session.measured[0].stages = (
         LoadedStage("thinker", "ar", 2.5, {"output_copy": "async"}, {"max_num_seqs": 8}, {"output_copy": "sync"}),
     )

@@ -79,7 +79,7 @@ def test_a_new_field_has_the_same_diagnostics(vocoder: None, tmp_path: Path, wri
 
 
 def declarations(key: str) -> Iterator[str]:
-    """Return the lines of the package, where configuration lives, that declare a field of that name."""
+    """Yield the lines of the package, where configuration lives, that declare a field of that name."""
     pattern = re.compile(rf"^    {key}: ")
     for file in [*(PACKAGE / "config").glob("*.py"), *PACKAGE.glob("models/*/settings.py")]:
         for number, line in enumerate(file.read_text().splitlines(), 1):

@@ -197,7 +197,7 @@ VALUES = st.one_of(
 
 
 def places(value: Any, path: tuple = ()) -> list[tuple]:
-    """Yield the paths to everything in a document."""
+    """Return the paths to everything in a document."""
     found = [path] if path else []
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
