@@ -20,7 +20,7 @@ from omni_cli.temporary_folder import temporary_folder
 
 # Appended by Ray to its folder: `/session_2026-11-20_19-08-08_333811_14299/sockets/plasma_store` and an index.
 _SOCKET_ROOM = 80
-# A worker's processes end by themselves, one of them after a cleanup.
+# A worker's child processes end by themselves after the worker, one of them after a cleanup.
 _SYSTEM_CONFIG = {"kill_child_processes_on_worker_exit": False, "process_group_cleanup_enabled": False}
 _TOKEN = "RAY_AUTH_TOKEN"
 _PREFIX = "omni-ray-"
