@@ -12,7 +12,7 @@ def _rows(  # type: ignore[no-untyped-def] # Triton's own types
     qkv, cos, sin, block, part, head, seen, SIZE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr
 ):  # fmt: skip
-    """Load a block's queries, keys or values (ROWS, WIDTH), zeros where not `seen`; head 0 is rotated but in values."""
+    """Load a block's queries, keys or values (ROWS, WIDTH), zeros where not `seen`; rotate head 0 except in values."""
     row = block.to(tl.int64) * SIZE + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, WIDTH)[None, :]
     first = qkv + (row * 3 + part) * HEADS * WIDTH + head * WIDTH
