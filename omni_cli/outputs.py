@@ -127,9 +127,9 @@ class StageTrace:
     `token_times_s` is the time of each output token since the request's arrival; tokens of one engine step share a
     time. `output_codes` are a talker's frames, with one code per codebook; `backbone_s` and `code_predictor_s` are, for
     each token, its step's time in the forward pass and for all codes after the first; the rest of a step is the host's.
-    For a diffusion stage, `text_encode_s`, `denoise_step_s` (one entry per step) and `vae_decode_s` or `vocoder_s` are
-    its parts. Those times are on the device's clock. `num_chunks` counts the chunks of streamed audio; None if it was
-    not streamed.
+    For a diffusion stage, `text_encode_s`, `vae_encode_s` (of its images), `denoise_step_s` (one entry per step) and
+    `vae_decode_s` or `vocoder_s` are its parts. Those times are on the device's clock. `num_chunks` counts the chunks
+    of streamed audio; None if it was not streamed.
     """
 
     name: str
@@ -146,6 +146,7 @@ class StageTrace:
     effective: Mapping[str, Any] = field(default_factory=dict)
     token_times_s: tuple[float, ...] | None = None
     text_encode_s: float | None = None
+    vae_encode_s: float | None = None
     denoise_step_s: tuple[float, ...] | None = None
     vae_decode_s: float | None = None
     vocoder_s: float | None = None

@@ -72,8 +72,26 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     stages: dict[str, Any] = {}
 
 
+class KeptOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """An output for readers: `data` is a PNG image, a sheet of a video's frames, or a WAV file.
+
+    `text` is its size in words. `difference` is an image of the difference from the first variant's output, times
+    `gain`; None for audio and for the first variant.
+    """
+
+    name: str
+    kind: Literal["image", "video", "audio"]
+    data: bytes
+    text: str = ""
+    difference: bytes | None = None
+    gain: float | None = None
+
+
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
-    """One treatment. `settings` are the requested settings, `effective` those that ran; `error` is set if it failed."""
+    """One treatment. `settings` are the requested settings, `effective` those that ran; `error` is set if it failed.
+
+    `outputs` are some of its first iteration, if they were asked for.
+    """
 
     name: str
     settings: dict[str, Any] = {}
@@ -82,6 +100,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     summary: dict[str, Summary] = {}
     memory: Memory = Memory()
     output_sha256: str | None = None
+    outputs: tuple[KeptOutput, ...] = ()
     error: str | None = None
 
 

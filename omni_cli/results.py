@@ -62,10 +62,32 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, rename={"minimum": "min
 
 
 class Outputs(msgspec.Struct, frozen=True):
-    """Agreement of the outputs of b with those of a; None if it was not recorded."""
+    """Agreement of the outputs of b with those of a; None if it was not recorded.
+
+    The others exist for outputs that differ, by kind, and are the worst of all outputs: decibels and similarity of
+    images and videos, decibels of audio, the share of equal token sequences and the first token that differs.
+    """
 
     identical: bool | None = None
     max_abs_diff: float | None = None
+    psnr_db: float | UnsetType = UNSET
+    ssim: float | UnsetType = UNSET
+    worst_frame_psnr_db: float | UnsetType = UNSET
+    worst_frame_ssim: float | UnsetType = UNSET
+    log_mel_distance_db: float | UnsetType = UNSET
+    snr_db: float | UnsetType = UNSET
+    exact_match: float | UnsetType = UNSET
+    first_difference: float | UnsetType = UNSET
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """The measures of outputs that differ, by name."""
+        values = {name: getattr(self, name) for name in MEASURES[1:]}
+        return {name: value for name, value in values.items() if value is not UNSET}
+
+
+MEASURES = Outputs.__struct_fields__[1:]
+"""Names of the measures of outputs that differ, `max_abs_diff` first."""
 
 
 class Payback(msgspec.Struct, frozen=True, kw_only=True):

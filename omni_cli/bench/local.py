@@ -32,6 +32,7 @@ def local_plan(
     against: str | None,
     command: tuple[str, ...],
     verbose: bool,
+    keeps_outputs: bool = False,
 ) -> Iterator[Plan]:
     """Plan these treatments, or the only one `against` another commit. Raises `OmniError`."""
     environment = read_environment()
@@ -47,6 +48,7 @@ def local_plan(
             environment=environment,
             workload=workload.describe(source.load()),
             folder=folder,
+            keeps_outputs=keeps_outputs,
         )
         variants = _LocalVariants(treatments, source, workload, folder, verbose)
         yield Plan(builder, variants.launch, variants.load)

@@ -104,7 +104,7 @@ def _diffusion_metrics(traces: Sequence[StageTrace]) -> dict[str, float]:
     steps = [step for trace in traces for step in trace.denoise_step_s or ()]
     if steps:
         found["denoise_step_s"] = statistics.median(steps)
-    for name in ("text_encode_s", "vae_decode_s", "vocoder_s"):
+    for name in ("text_encode_s", "vae_encode_s", "vae_decode_s", "vocoder_s"):
         values = [getattr(trace, name) for trace in traces if getattr(trace, name) is not None]
         if values:
             found[name] = statistics.median(values)
@@ -119,6 +119,7 @@ def _rates(iteration: Iteration) -> dict[str, float]:
         found["output_tokens_per_second"] = tokens / iteration.e2e_s
     if audio_s:
         found["rtf"] = iteration.e2e_s / audio_s
+        found["audio_seconds_per_second"] = audio_s / iteration.e2e_s
         first = [request.result.ttfp_s for request in iteration.requests if request.result.ttfp_s is not None]
         if first:
             found["ttfp_s"] = statistics.median(first)
@@ -158,9 +159,8 @@ def accounted_of(iteration: Iteration) -> Mapping[str, float]:
             if trace.token_times_s:
                 shares.setdefault("tokens", []).append(_share(trace.token_times_s[-1], trace.latency_s))
             if trace.denoise_step_s and is_alone:
-                parts = sum(trace.denoise_step_s) + sum(
-                    value or 0.0 for value in (trace.text_encode_s, trace.vae_decode_s, trace.vocoder_s)
-                )
+                others = (trace.text_encode_s, trace.vae_encode_s, trace.vae_decode_s, trace.vocoder_s)
+                parts = sum(trace.denoise_step_s) + sum(value or 0.0 for value in others)
                 shares.setdefault("steps", []).append(_share(parts, trace.latency_s))
     return {name: statistics.median(values) for name, values in shares.items()}
 

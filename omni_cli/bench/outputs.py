@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 _TOKENS = "tokens"
+RATE = ".rate"
+"""The end of the name of an audio output's sample rate."""
 
 
 def output_arrays(results: Sequence[RequestResult]) -> dict[str, np.ndarray]:
@@ -44,6 +46,18 @@ def hash_arrays(arrays: dict[str, np.ndarray]) -> str:
     return "sha256:" + digest.hexdigest()
 
 
+def sample_rates(results: Sequence[RequestResult]) -> dict[str, np.ndarray]:
+    """Return the rates of the audio among the outputs, which are saved but not part of their hash."""
+    import numpy as np
+
+    return {
+        f"{request}.audio.{position}{RATE}": np.array(output.sample_rate)
+        for request, result in enumerate(results)
+        for position, output in enumerate(result.outputs)
+        if isinstance(output, AudioOutput)
+    }
+
+
 def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     import numpy as np
 
@@ -51,27 +65,32 @@ def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
         np.savez(file, allow_pickle=False, **arrays)
 
 
-def max_abs_difference(first: Path, second: Path) -> float | None:
-    """Return the largest difference of any sample or pixel of two saved sets of outputs.
-
-    None for differences without a size (other tokens, other lengths), and for a file that was never written.
-    """
+def load_arrays(path: Path) -> dict[str, np.ndarray] | None:
+    """Return saved outputs; None for a file that was never written."""
     import numpy as np
 
-    if not first.is_file() or not second.is_file():
+    if not path.is_file():
+        return None
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+def max_abs_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float | None:
+    """Return the largest difference of any sample or pixel; None for one without a size (other tokens or lengths)."""
+    import numpy as np
+
+    a, b = ({name: array for name, array in arrays.items() if not name.endswith(RATE)} for arrays in (a, b))
+    if a.keys() != b.keys():
         return None
     largest = 0.0
-    with np.load(first) as a, np.load(second) as b:
-        if set(a.files) != set(b.files):
+    for name, left in a.items():
+        right = b[name]
+        if left.shape != right.shape:
             return None
-        for name in a.files:
-            left, right = a[name], b[name]
-            if left.shape != right.shape:
+        if f".{_TOKENS}." in name:
+            if not np.array_equal(left, right):
                 return None
-            if f".{_TOKENS}." in name:
-                if not np.array_equal(left, right):
-                    return None
-            elif left.size:
-                gap = np.abs(left.astype(np.float64) - right.astype(np.float64)).max()
-                largest = max(largest, float(gap))
+        elif left.size:
+            gap = np.abs(left.astype(np.float64) - right.astype(np.float64)).max()
+            largest = max(largest, float(gap))
     return largest

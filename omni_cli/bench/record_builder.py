@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,11 +11,13 @@ from typing import Any
 
 from omni_cli.bench.checks import failed_requests, ineffective, unaccounted
 from omni_cli.bench.engagement import since
+from omni_cli.bench.kept_outputs import kept_outputs
 from omni_cli.bench.memory import memory_of
-from omni_cli.bench.outputs import max_abs_difference
+from omni_cli.bench.output_quality import quality_of, worst_of
+from omni_cli.bench.outputs import load_arrays, max_abs_difference
 from omni_cli.bench.protocol import LoadedStage, Ran
 from omni_cli.bench.treatments import Treatment
-from omni_cli.record import E2E, Memory, Record, Sample, StoppingPlan, Utilisation, Variant
+from omni_cli.record import E2E, KeptOutput, Memory, Record, Sample, StoppingPlan, Utilisation, Variant
 from omni_cli.results import Comparison, Outputs
 
 MAX_OUTPUT_FILES = 4
@@ -75,6 +77,7 @@ class RecordBuilder:
         environment: dict[str, Any],
         workload: dict[str, Any],
         folder: Path,
+        keeps_outputs: bool = False,
     ) -> None:
         self.measured = [Measured(treatment) for treatment in treatments]
         self.sampling = StoppingPlan()
@@ -84,7 +87,9 @@ class RecordBuilder:
         self._environment = environment
         self._workload = workload
         self._folder = folder
-        self._differences: dict[tuple[int, int], float | None] = {}
+        self._keeps_outputs = keeps_outputs
+        self._kept: dict[int, tuple[KeptOutput, ...]] = {}
+        self._differences: dict[tuple[int, int], tuple[float | None, Mapping[str, float]]] = {}
 
     @property
     def has_samples(self) -> bool:
@@ -137,7 +142,9 @@ class RecordBuilder:
             command=self._command,
             environment=self._environment,
             workload=self._workload,
-            variants=tuple(_variant_record(measured) for measured in self.measured),
+            variants=tuple(
+                _variant_record(measured, self._kept_outputs(index)) for index, measured in enumerate(self.measured)
+            ),
             sampling=self.sampling,
             utilisation=self.utilisation,
             comparisons=tuple(self._outputs(b) for b in range(1, len(self.measured))),
@@ -148,24 +155,39 @@ class RecordBuilder:
         first, other = self.measured[0], self.measured[b]
         numbers = sorted(first.hashes.keys() & other.hashes.keys())
         identical = all(first.hashes[n] == other.hashes[n] for n in numbers) if numbers else None
-        difference = 0.0 if identical else None
+        difference, quality = 0.0 if identical else None, {}
         if identical is False:
             found = [self._difference(b, n) for n in numbers if n < MAX_OUTPUT_FILES]
-            known = [value for value in found if value is not None]
+            known = [value for value, _ in found if value is not None]
             # 0 would claim equality, although later outputs, of which only hashes are left, differ.
             difference = max(known) if len(known) == len(found) and any(known) else None
-        outputs = Outputs(identical, difference)
+            quality = worst_of(measures for _, measures in found)
+        outputs = Outputs(identical, difference, **quality)
         return Comparison(metric=E2E, a=first.treatment.name, b=other.treatment.name, outputs=outputs)
 
-    def _difference(self, variant: int, number: int) -> float | None:
+    def _difference(self, variant: int, number: int) -> tuple[float | None, Mapping[str, float]]:
+        """Return the largest difference and the measures of one iteration's outputs."""
         if (variant, number) not in self._differences:
-            mine, other = self.output_file(0, number), self.output_file(variant, number)
-            assert mine is not None and other is not None
-            self._differences[variant, number] = max_abs_difference(mine, other)
+            mine, other = self._saved(0, number), self._saved(variant, number)
+            if mine is None or other is None:
+                return None, {}
+            self._differences[variant, number] = max_abs_difference(mine, other), quality_of(mine, other)
         return self._differences[variant, number]
 
+    def _saved(self, variant: int, number: int) -> dict[str, Any] | None:
+        path = self.output_file(variant, number)
+        return None if path is None else load_arrays(path)
 
-def _variant_record(measured: Measured) -> Variant:
+    def _kept_outputs(self, variant: int) -> tuple[KeptOutput, ...]:
+        """Encode the outputs of the first iteration once."""
+        if self._keeps_outputs and variant not in self._kept:
+            mine, first = self._saved(variant, 0), self._saved(0, 0) if variant else None
+            if mine is not None:
+                self._kept[variant] = kept_outputs(mine, first)
+        return self._kept.get(variant, ())
+
+
+def _variant_record(measured: Measured, outputs: tuple[KeptOutput, ...]) -> Variant:
     return Variant(
         name=measured.treatment.name,
         settings=dict(measured.treatment.settings),
@@ -173,5 +195,6 @@ def _variant_record(measured: Measured) -> Variant:
         samples=tuple(measured.samples),
         memory=measured.memory,
         output_sha256=measured.hashes.get(0),
+        outputs=outputs,
         error=measured.error,
     )

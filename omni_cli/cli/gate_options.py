@@ -11,7 +11,7 @@ from omni_cli.errors import OmniError, OutputError, UsageError
 from omni_cli.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from omni_cli.config.gate_limits import GateLimits
+    from omni_cli.config.gate_limits import GateLimits, QualityLimit
 
 DEFAULT_MARGIN = "2%"
 
@@ -41,6 +41,15 @@ class GateOptions(DisplayOptions):
     require_identical_outputs: Annotated[
         bool, option("--require-identical-outputs", None, "Gate: all variants must produce the same outputs.")
     ] = False
+    quality: Annotated[
+        list[str] | None,
+        option(
+            "--quality",
+            "METRIC>=LIMIT",
+            "Gate: how far outputs may differ, such as psnr_db>=40, ssim>=0.98, snr_db>=30, exact_match>=1 or "
+            "log_mel_distance_db<=1. Repeatable.",
+        ),
+    ] = None
     markdown: Annotated[Path | None, option("--markdown", "FILE", "Also write the report as Markdown.")] = None
     junit: Annotated[Path | None, option("--junit", "FILE", "Also write the gate as JUnit XML.")] = None
 
@@ -66,7 +75,18 @@ class GateOptions(DisplayOptions):
             max_memory_regression=memory,
             metrics=tuple(self.metric or ()),
             identical_outputs=self.require_identical_outputs,
+            quality=tuple(_read_quality(text) for text in self.quality or ()),
         )
+
+
+def _read_quality(text: str) -> QualityLimit:
+    from omni_cli.config.gate_limits import parse_quality
+    from omni_cli.results import MEASURES
+
+    try:
+        return parse_quality(text, MEASURES)
+    except ValueError as error:
+        raise UsageError(f"invalid value for `--quality`: {error}") from error
 
 
 def read_fraction(option_name: str, text: str) -> float:

@@ -5,16 +5,32 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from omni_cli.text import visible
+from omni_cli.text import suggest, visible
 
 DEFAULT_METRIC = "e2e_s"
 MEMORY = "max_memory_regression"
 
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)\s*")
 _MAX_LIMIT = 10.0
+_QUALITY = re.compile(r"\s*([a-z][a-z_]{0,99})\s*(>=|<=)\s*(-?[0-9]{1,9}(?:\.[0-9]{0,9})?(?:e-?[0-9]{1,2})?)\s*")
+
+
+@dataclass(frozen=True)
+class QualityLimit:
+    """A limit on a measure of outputs that differ, such as `psnr_db>=40`."""
+
+    metric: str
+    relation: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.metric}{self.relation}{self.value:g}"
+
+    def allows(self, value: float) -> bool:
+        return value >= self.value if self.relation == ">=" else value <= self.value
 
 
 @dataclass(frozen=True)
@@ -22,13 +38,14 @@ class GateLimits:
     """The allowed worsening of each metric: 0.05 is 5 %. `places` are the positions of limits in a file.
 
     `max_abs_diff` is None if outputs need not agree, 0 if they must be identical. `memory` limits the memory that the
-    measurement has: allocated on a device, else resident on the host.
+    measurement has: allocated on a device, else resident on the host. `quality` limits how far outputs may differ.
     """
 
     metrics: Mapping[str, float]
     max_abs_diff: float | None = None
     places: Mapping[str, str] = field(default_factory=dict)
     memory: float | None = None
+    quality: tuple[QualityLimit, ...] = ()
 
     @property
     def max_regression(self) -> float | None:
@@ -56,6 +73,17 @@ def parse_fraction(text: str) -> float:
     return value
 
 
+def parse_quality(text: str, measures: Collection[str]) -> QualityLimit:
+    """Parse `psnr_db>=40`. Raises `ValueError` with a sentence."""
+    match = _QUALITY.fullmatch(text)
+    if match is None:
+        raise ValueError(f"expected a limit such as psnr_db>=40 or max_abs_diff<=0.01, not `{visible(text, 80)}`")
+    if match[1] not in measures:
+        near = suggest(match[1], measures)
+        raise ValueError(f"no measure `{match[1]}`; {near or 'there are ' + ', '.join(measures)}")
+    return QualityLimit(match[1], match[2], float(match[3]))
+
+
 def merge_limits(
     limits: GateLimits | None,
     *,
@@ -63,6 +91,7 @@ def merge_limits(
     max_memory_regression: float | None = None,
     metrics: tuple[str, ...] = (),
     identical_outputs: bool = False,
+    quality: tuple[QualityLimit, ...] = (),
 ) -> GateLimits | None:
     """Merge the limits of a file with those of the options, which override them; None if neither gates anything.
 
@@ -82,6 +111,6 @@ def merge_limits(
             merged.pop(name, None)
             places.pop(name, None)
     difference = 0.0 if identical_outputs else limits.max_abs_diff if limits else None
-    if not merged and difference is None and memory is None:
+    if not merged and difference is None and memory is None and not quality:
         return None
-    return GateLimits(merged, difference, places, memory)
+    return GateLimits(merged, difference, places, memory, quality)

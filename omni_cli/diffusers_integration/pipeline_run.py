@@ -45,6 +45,7 @@ class _Marks:
 
     start: object
     encoding: list[tuple[object, object]] = field(default_factory=list)
+    vae_encoding: list[tuple[object, object]] = field(default_factory=list)
     denoising: object = None
     steps: list[object] = field(default_factory=list)
     end: object = None
@@ -86,8 +87,8 @@ class PendingOutputs:
 class PipelineRunner:
     """Calls one pipeline, one call at a time.
 
-    It adds two things to the pipeline while it lives, a cache in front of `encode_prompt` and a hook that records the
-    denoiser's first call; `close` removes both.
+    It adds three things to the pipeline while it lives, a cache in front of `encode_prompt`, a clock around the VAE's
+    `encode` and a hook that records the denoiser's first call; `close` removes them.
     """
 
     def __init__(
@@ -106,6 +107,10 @@ class PipelineRunner:
         if hasattr(pipeline, "encode_prompt"):
             self.prompt_cache = PromptCache(pipeline.encode_prompt, max_entries=prompt_cache_entries)
             pipeline.encode_prompt = self._encode_prompt
+        self._vae: Any = getattr(pipeline, "vae", None)
+        if hasattr(self._vae, "encode"):
+            vae: Any = self._vae
+            vae.encode = functools.partial(self._encode_with_vae, vae.encode)
         denoiser = find_denoiser(pipeline)
         self._hook = denoiser.register_forward_pre_hook(self._note_denoiser) if denoiser is not None else None
 
@@ -116,9 +121,11 @@ class PipelineRunner:
             self.prompt_cache = None
             # Removes the attribute of the instance, which hid the method of the class.
             del self._pipeline.encode_prompt
+        if hasattr(self._vae, "encode"):
+            del self._vae.encode
         if self._hook is not None:
             self._hook.remove()
-        self._pipeline = None
+        self._pipeline = self._vae = None
 
     def run(self, requests: Sequence[DiffusionRequest], on_step: OnStep) -> PendingOutputs:
         """Run one call for all requests, which are resolved and have equal batch keys; return their outputs.
@@ -222,6 +229,14 @@ class PipelineRunner:
             self._marks.encoding.append((start, self._clock.mark()))
         return result
 
+    def _encode_with_vae(self, encode: Callable[..., object], *args: object, **kwargs: object) -> object:
+        start = self._clock.mark()
+        with mark("vae encode"):
+            result = encode(*args, **kwargs)
+        if self._marks is not None:
+            self._marks.vae_encoding.append((start, self._clock.mark()))
+        return result
+
     def _note_denoiser(self, _module: object, _args: object) -> None:
         if self._marks is not None and self._marks.denoising is None:
             self._marks.denoising = self._clock.mark()
@@ -231,12 +246,14 @@ class PipelineRunner:
         seconds = self._clock.seconds
         denoising = marks.start if marks.denoising is None else marks.denoising
         edges = [denoising, *marks.steps]
+        vae_encode_s = sum(seconds(start, stop) for start, stop in marks.vae_encoding)
         return DiffusionTimes(
             text_encode_s=(
                 sum(seconds(start, stop) for start, stop in marks.encoding)
                 if self.prompt_cache is not None
-                else seconds(marks.start, denoising)
+                else max(0.0, seconds(marks.start, denoising) - vae_encode_s)
             ),
+            vae_encode_s=vae_encode_s if marks.vae_encoding else None,
             denoise_step_s=tuple(seconds(a, b) for a, b in itertools.pairwise(edges)),
             vae_decode_s=seconds(marks.steps[-1], marks.end) if marks.steps else None,
             total_s=seconds(marks.start, marks.end),

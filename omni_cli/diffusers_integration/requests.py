@@ -86,7 +86,8 @@ def freeze(value: object) -> Hashable:
 class DiffusionTimes:
     """Seconds spent on one request; on a CUDA device measured there, between events of its stream.
 
-    `text_encode_s` is near 0 if the prompt cache had the embeddings. `denoise_step_s` has one entry per step; the first
+    `text_encode_s` is near 0 if the prompt cache had the embeddings; `vae_encode_s` is the time of a request's images
+    in the VAE, None without any. `denoise_step_s` has one entry per step; the first
     begins with the first call of the denoiser, so preparing noise and timesteps counts only in `total_s`.
     `vae_decode_s` includes the conversion to uint8; it and `total_s` end with the image on the device, whose copy to
     the host may overlap with the next request. Pipelines that report no steps leave `denoise_step_s` empty and
@@ -94,6 +95,7 @@ class DiffusionTimes:
     """
 
     text_encode_s: float
+    vae_encode_s: float | None
     denoise_step_s: tuple[float, ...]
     vae_decode_s: float | None
     total_s: float

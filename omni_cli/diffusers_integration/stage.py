@@ -152,6 +152,7 @@ class DiffusersStage:
             "latency_s": latency_s,
             "num_inference_steps": waiting.num_steps,
             "text_encode_s": output.times.text_encode_s,
+            "vae_encode_s": output.times.vae_encode_s,
             "denoise_step_s": output.times.denoise_step_s,
             "vae_decode_s": output.times.vae_decode_s,
         }

@@ -18,7 +18,7 @@ from omni_cli.report.bench_units import (
 )
 from omni_cli.report.tables import aligned
 from omni_cli.report.units import count
-from omni_cli.results import Comparison, Difference, GateMetric, GateResult, MemoryPeak, Payback, Summary
+from omni_cli.results import Comparison, Difference, GateMetric, GateResult, MemoryPeak, Outputs, Payback, Summary
 from omni_cli.stats.findings import Findings, Pair
 from omni_cli.stats.metrics import higher_is_better, samples_for
 from omni_cli.stats.payback import verdict_on_mode
@@ -75,10 +75,18 @@ def pair_table(pair: Pair, labels: Labels) -> list[str]:
     """Format one aligned line per metric: both medians, ratio with interval, verdict; then memory."""
     rows = comparison_rows(pair, labels)
     if pair.outputs.identical is not None:
-        apart = pair.outputs.max_abs_diff
         what = "identical" if pair.outputs.identical else "differ"
-        rows.append(("outputs", "", "", "" if apart in (None, 0) else f"by up to {apart:.3g}", what))
+        rows.append(("outputs", "", "", apart(pair.outputs), what))
     return aligned(rows, right=frozenset({1, 2}))
+
+
+def apart(outputs: Outputs) -> str:
+    """Format `by up to 0.25, psnr 41.2 dB, ssim 0.9981`; empty for outputs that are equal or have no distance."""
+    parts = [] if outputs.max_abs_diff in (None, 0) else [f"by up to {outputs.max_abs_diff:.3g}"]
+    for name, value in outputs.measures.items():
+        unit = " dB" if name.endswith("_db") else ""
+        parts.append(f"{name.removesuffix('_db').replace('_', ' ')} {value:.4g}{unit}")
+    return ", ".join(parts)
 
 
 def pair_sentence(pair: Pair, labels: Labels) -> str | None:

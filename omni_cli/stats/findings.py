@@ -234,12 +234,11 @@ def _outputs(a: Variant, b: Variant, records: Sequence[Record]) -> Outputs:
     identical = None
     if a.output_sha256 is not None and b.output_sha256 is not None:
         identical = a.output_sha256 == b.output_sha256
-    difference = 0.0 if identical else None
     if len(records) == 1 and not identical:
-        for entry in records[0].comparisons:
-            if (entry.a, entry.b) == (a.name, b.name):
-                identical, difference = entry.outputs.identical, entry.outputs.max_abs_diff
-    return Outputs(identical, difference)
+        measured = [entry.outputs for entry in records[0].comparisons if (entry.a, entry.b) == (a.name, b.name)]
+        if measured:
+            return measured[-1]
+    return Outputs(identical, 0.0 if identical else None)
 
 
 def _matched(a: Record, b: Record) -> tuple[list[tuple[Variant, Variant]], tuple[str, ...]]:

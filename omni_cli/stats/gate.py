@@ -9,7 +9,7 @@ block counts: nothing is measured again until it passes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -52,6 +52,7 @@ def judge(
     judged = (*_holm(timed, gated), *sizes)
     judged += tuple(_unmeasured(limits, {item.metric for item in judged}))
     findings = [found for names, item in outputs.items() if (found := _judge_outputs(*names, item, limits))]
+    findings += [found for names, item in outputs.items() for found in _judge_quality(*names, item, limits)]
     verdicts = {item.verdict for item in judged} | {verdict for verdict, _ in findings}
     verdict = next(name for name in _SEVERITY if name in verdicts or name == "pass")
     return _gate(verdict, limits, judged, reasons=[reason for _, reason in findings])
@@ -167,6 +168,20 @@ def _judge_outputs(a: str, b: str, item: Outputs, limits: GateLimits) -> tuple[G
     if allowed > 0 and item.max_abs_diff <= allowed:
         return None
     return "output mismatch", f"{pair} differ by up to {item.max_abs_diff:.3g}; allowed is {allowed:g}"
+
+
+def _judge_quality(a: str, b: str, item: Outputs, limits: GateLimits) -> Iterator[tuple[GateVerdict, str]]:
+    """Yield the verdict and its reason for each limit on the quality that the outputs of a pair miss."""
+    pair = f"outputs of `{b}` and `{a}`"
+    known = {"max_abs_diff": item.max_abs_diff, **item.measures}
+    for limit in limits.quality if not item.identical else ():
+        value = known.get(limit.metric)
+        if item.identical is None:
+            yield "inconclusive", f"{pair} must have {limit}, but were not recorded"
+        elif value is None:
+            yield "output mismatch", f"{pair} differ and have no {limit.metric}, which must be {limit}"
+        elif not limit.allows(value):
+            yield "output mismatch", f"{pair} have {limit.metric} {value:.4g}; it must be {limit}"
 
 
 def _unmeasured(limits: GateLimits, judged: set[str]) -> list[GateMetric]:

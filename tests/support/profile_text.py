@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.config.loader import check_profile
-from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig, StageConfig
+from omni_cli.config.schema import EngineConfig, StageConfig
 
 GOOD = """\
 version: 1
@@ -28,16 +28,6 @@ def make_config(name: str, model: str, *stages: StageConfig, dtype: str = "float
     """A configuration as a profile's, of stages made by `named`."""
     top_level = {"version": 1, "name": name, "model": model, "dtype": dtype, **values}
     return EngineConfig.model_validate({**top_level, "stages": {stage.name: stage for stage in stages}})
-
-
-OMNI = make_config(
-    "tiny-omni",
-    "builtin:tiny-omni",
-    ARStageConfig.named("thinker"),
-    ARStageConfig.named("talker", input="thinker"),
-    DiffusionStageConfig.named("token2wav", backend="vllm", input="talker"),
-)
-IMAGE = make_config("tiny-image", "builtin:tiny-image", DiffusionStageConfig.named("image"))
 
 
 def write(folder: Path, text: str | bytes) -> Path:

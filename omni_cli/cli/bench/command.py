@@ -42,6 +42,13 @@ def bench(options: BenchOptions) -> int:
     budget_s = options.budget_s(count)
     options.check_files()
     command = ("omni", *sys.argv[1:])
-    against, verbose = options.against, options.verbose
-    with local_plan(source, workload, treatments, against=against, command=command, verbose=verbose) as plan:
+    with local_plan(
+        source,
+        workload,
+        treatments,
+        against=options.against,
+        command=command,
+        verbose=options.verbose,
+        keeps_outputs=options.keep_outputs,
+    ) as plan:
         return measure(plan, question, options, budget_s)

@@ -178,6 +178,7 @@ def _within_stage(sample: Sample) -> list[_Part]:
     steps = sample.work.get("denoise_steps", 0.0) / requests
     parts = (
         _Part("text encode", metrics.get("text_encode_s", 0.0)),
+        _Part("vae encode", metrics.get("vae_encode_s", 0.0)),
         _Part(f"{steps:g} denoise steps", metrics.get("denoise_step_s", 0.0) * steps),
         _Part("vae decode", metrics.get("vae_decode_s", 0.0)),
         _Part("vocoder", metrics.get("vocoder_s", 0.0)),

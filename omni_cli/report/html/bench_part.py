@@ -13,6 +13,7 @@ from omni_cli.report.html.bench_figures import Summaries, latency_figures, memor
 from omni_cli.report.html.comparison import comparison_parts, gate_table, page_verdict, pairs_of
 from omni_cli.report.html.elements import Advice, Document, Table, Verdict, sections_of
 from omni_cli.report.html.machine import device_of, environment_parts, reproduce_parts, sentence, workload_title
+from omni_cli.report.html.outputs_part import output_parts
 from omni_cli.report.html.utilisation import utilisation_figure
 from omni_cli.report.units import count
 from omni_cli.stats.findings import Pair
@@ -41,6 +42,7 @@ def bench_document(name: str, answer: Answer, source: str) -> Document:
             [
                 ("Results", [_results_table(record, summaries)]),
                 ("Comparison", [gate_table(record.gate, pairs), *comparison_parts(name, pairs, LABELS)]),
+                ("Outputs", output_parts(record)),
                 ("Latency", latency_figures(name, record, summaries, answer.block_medians)),
                 ("Where a request waits", [waterfall_figure(name, record)]),
                 ("Memory", [memory_figure(name, record)]),

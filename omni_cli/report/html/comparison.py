@@ -8,6 +8,7 @@ from omni_cli.record import E2E, Variant
 from omni_cli.report.bench_notes import gate_failure
 from omni_cli.report.bench_text import (
     Labels,
+    apart,
     change,
     comparison_rows,
     gate_rows,
@@ -141,8 +142,7 @@ def _pair_notes(pair: Pair) -> list[str]:
         listed = ", ".join(f"{shown(item.field)} ({shown(item.a)} → {shown(item.b)})" for item in pair.differences)
         notes.append(f"Differs only in: {listed}.")
     if pair.outputs.identical is not None:
-        apart = pair.outputs.max_abs_diff
-        by = f" by up to {apart:.3g}" if apart else ""
-        notes.append("Outputs are identical." if pair.outputs.identical else f"Outputs differ{by}.")
+        by = apart(pair.outputs)
+        notes.append("Outputs are identical." if pair.outputs.identical else f"Outputs differ{by and ' '}{by}.")
     notes += [f"{title(item.metric)}: {item.reason}." for item in pair.comparisons if item.reason]
     return [" ".join(notes)] if notes else []

@@ -61,7 +61,25 @@ class Paragraph:
     text: str
 
 
-Part = Table | Figure | Facts | Code | Paragraph
+@dataclass(frozen=True)
+class Shown:
+    """An image or a player. `source` is a `data:` URL of checked bytes; None for bytes that are neither."""
+
+    kind: Literal["image", "audio"]
+    caption: str
+    source: str | None
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Images and players side by side."""
+
+    kind: ClassVar[str] = "gallery"
+    title: str
+    items: tuple[Shown, ...]
+
+
+Part = Table | Figure | Facts | Code | Paragraph | Gallery
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ def test_a_single_stage_gets_the_output_of_earlier_stages(tmp_path: Path) -> Non
         # Sixteen codec tokens are 0.32 s; the talker made them, not a profile's default.
         assert sample.work == {"requests": 1, "denoise_steps": 10, "audio_s": pytest.approx(0.32)}
         assert sample.metrics["rtf"] == pytest.approx(sample.e2e_s / 0.32)
+        assert sample.metrics["audio_seconds_per_second"] == pytest.approx(0.32 / sample.e2e_s)
         assert 0 < sample.metrics["denoise_step_s"] * 9 + sample.metrics["vocoder_s"] < 1.1 * sample.e2e_s
     assert set(variant.effective["stages"]) == {"token2wav"}, "the stages before are gone when measuring begins"
     stage = variant.memory.stages["token2wav"]

@@ -80,6 +80,8 @@ def make(executor, media: tuple[str, ...], arguments: dict, seed: int = 3) -> np
     (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
     if output.error is not None:
         raise output.error
+    encoded = set(media) & {"image", "mask"}
+    assert (output.times.vae_encode_s or 0) > 0 if encoded else output.times.vae_encode_s is None
     return output.pixels
 
 

@@ -24,16 +24,6 @@ THINKER_3 = "vllm.model_executor.models.qwen3_omni_moe_thinker:Qwen3OmniMoeThink
 THINKER = "vllm.model_executor.models.qwen3_omni_moe_thinker:Qwen3OmniMoeThinkerForConditionalGeneration"
 CSM = "transformers.models.csm.modeling_csm"
 CODE2WAV = "transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe:Qwen3OmniMoeCode2WavTransformerModel"
-# Parameters of `get_rope_index`.
-ROPE_INDEX = [
-    "input_ids",
-    "image_grid_thw",
-    "video_grid_thw",
-    "attention_mask",
-    "use_audio_in_video",
-    "audio_seqlens",
-    "second_per_grids",
-]
 
 # (where, parameters that must be there, what we do with it)
 CALLABLES = [
@@ -186,12 +176,28 @@ CALLABLES = [
     ),
     (
         "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni:Qwen2_5OmniTalkerForConditionalGeneration.get_rope_index",
-        ROPE_INDEX,
+        [
+            "input_ids",
+            "image_grid_thw",
+            "video_grid_thw",
+            "attention_mask",
+            "use_audio_in_video",
+            "audio_seqlens",
+            "second_per_grids",
+        ],
         "computes the talker's positions",
     ),
     (
         f"{QWEN3_OMNI}:Qwen3OmniMoePreTrainedModelForConditionalGeneration.get_rope_index",
-        ROPE_INDEX,
+        [
+            "input_ids",
+            "image_grid_thw",
+            "video_grid_thw",
+            "attention_mask",
+            "use_audio_in_video",
+            "audio_seqlens",
+            "second_per_grids",
+        ],
         "computes the talker's positions",
     ),
     (

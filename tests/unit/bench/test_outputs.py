@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omni_cli.bench.outputs import hash_arrays, max_abs_difference, output_arrays, save_arrays
+from omni_cli.bench.outputs import hash_arrays, load_arrays, max_abs_difference, output_arrays, save_arrays
 from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, StageTrace, TextOutput
 
 
@@ -43,7 +43,7 @@ def test_anything_that_differs_changes_the_hash(other: list[RequestResult]) -> N
 def difference(folder: Path, a: RequestResult, b: RequestResult) -> float | None:
     for name, item in (("a", a), ("b", b)):
         save_arrays(folder / name, output_arrays([item]))
-    return max_abs_difference(folder / "a", folder / "b")
+    return max_abs_difference(load_arrays(folder / "a"), load_arrays(folder / "b"))
 
 
 def test_largest_difference(tmp_path: Path) -> None:
@@ -57,4 +57,4 @@ def test_largest_difference(tmp_path: Path) -> None:
 def test_other_tokens_and_other_lengths_have_no_distance(tmp_path: Path) -> None:
     assert difference(tmp_path, result(audio(1.0)), result(audio(1.0), tokens=(1, 3))) is None
     assert difference(tmp_path, result(audio(1.0)), result(audio(1.0, 1.0))) is None
-    assert max_abs_difference(tmp_path / "a", tmp_path / "missing") is None
+    assert load_arrays(tmp_path / "missing") is None

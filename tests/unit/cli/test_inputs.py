@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import soundfile
 from PIL import Image
-from support.profile_text import IMAGE, OMNI, make_config
+from support.profile_text import make_config
 
 from omni_cli.cli.generate.inputs import read_specs
 from omni_cli.config.loader import load_profile
-from omni_cli.config.schema import DiffusionStageConfig, EngineConfig
+from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs import audio as audio_module
 from omni_cli.inputs.audio import load_audio
@@ -26,6 +26,15 @@ from omni_cli.inputs.images import load_image
 from omni_cli.inputs.jsonl import read_requests
 from omni_cli.inputs.request_spec import BadRequest, RequestSpec
 from omni_cli.inputs.video import decode_video, load_video
+
+OMNI = make_config(
+    "tiny-omni",
+    "builtin:tiny-omni",
+    ARStageConfig.named("thinker"),
+    ARStageConfig.named("talker", input="thinker"),
+    DiffusionStageConfig.named("token2wav", backend="vllm", input="talker"),
+)
+IMAGE = make_config("tiny-image", "builtin:tiny-image", DiffusionStageConfig.named("image"))
 
 
 def no_warning(message: str) -> None:

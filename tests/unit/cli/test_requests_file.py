@@ -9,13 +9,22 @@ import numpy as np
 import pytest
 import soundfile
 from PIL import Image
-from support.profile_text import IMAGE, OMNI
+from support.profile_text import make_config
 
-from omni_cli.config.schema import EngineConfig
+from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.jsonl import read_requests
 from omni_cli.inputs.request_spec import BadRequest, RequestSpec, build_request
+
+OMNI = make_config(
+    "tiny-omni",
+    "builtin:tiny-omni",
+    ARStageConfig.named("thinker"),
+    ARStageConfig.named("talker", input="thinker"),
+    DiffusionStageConfig.named("token2wav", backend="vllm", input="talker"),
+)
+IMAGE = make_config("tiny-image", "builtin:tiny-image", DiffusionStageConfig.named("image"))
 
 
 def read(path: Path, *lines: object, config: EngineConfig = OMNI, **defaults: object) -> list:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,11 +36,11 @@ TAGS = {
     "", "html", "head", "meta", "title", "style", "body", "a", "header", "h1", "h2", "h3", "h4", "nav", "ol", "li",
     "ul", "span", "main", "article", "p", "div", "strong", "section", "figure", "figcaption", "details", "summary",
     "table", "caption", "thead", "tbody", "tr", "th", "td", "dl", "dt", "dd", "pre", "code", "footer",
-    "svg", "g", "path", "use", "defs", "text", "tspan", "clippath", "rect",
+    "svg", "g", "path", "use", "defs", "text", "tspan", "clippath", "rect", "img", "audio",
 }  # fmt: skip
 ATTRIBUTES = {
     "lang", "charset", "http-equiv", "content", "name", "class", "id", "href", "role", "tabindex", "scope", "style",
-    "data-column", "viewbox", "width", "height", "d", "x", "y", "transform", "clip-path",
+    "data-column", "viewbox", "width", "height", "d", "x", "y", "transform", "clip-path", "src", "alt", "controls",
 }  # fmt: skip
 
 ATTACKS = (
@@ -52,6 +54,9 @@ ATTACKS = (
     "\u202eright to left \x00\x01\x1b[31m \ud7ff\uffff",
     "$\\frac{1}{2}$ `code` \\",
 )
+
+
+PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x10\x00\x00\x00\x10"
 
 
 def bench_json() -> dict[str, Any]:
@@ -81,6 +86,8 @@ def assert_harmless(page: str) -> None:
             assert name in ATTRIBUTES or name.startswith("aria-"), name
             if name == "href":
                 assert value is not None and value.startswith("#")
+            if name == "src":
+                assert re.fullmatch(r"data:(image/png|audio/wav);base64,[A-Za-z0-9+/=]+", value or "")
             if name == "style":
                 assert value is not None and "url(" not in value and "&" not in value
             if name == "content":
@@ -115,6 +122,12 @@ def poisoned_bench(attacks: Iterator[str]) -> dict[str, Any]:
         "workload": {**workload, "stages": [next(attacks)], "settings": {next(attacks): next(attacks)}},
     }
     for variant in document["variants"]:
+        data = base64.b64encode(next(attacks).encode("utf-8", "surrogatepass")).decode()
+        png = base64.b64encode(PNG + next(attacks).encode("utf-8", "surrogatepass")).decode()
+        variant["outputs"] = [
+            {"name": next(attacks), "kind": "image", "data": data, "text": next(attacks), "difference": png},
+            {"name": next(attacks), "kind": "audio", "data": data, "text": next(attacks)},
+        ]
         poison_variant(variant, names, attacks)
     document["comparisons"] = [
         {**entry, "a": names[entry["a"]], "b": next(attacks), "reason": next(attacks)}

@@ -1,0 +1,133 @@
+"""Distances between the outputs of two variants, by kind: tokens, images, videos, audio. NumPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from omni_cli.bench.outputs import RATE
+
+_PEAK = 255.0
+_WINDOW = 7
+_NUM_MELS, _FFT, _HOP = 80, 1024, 256
+_FLOOR = 1e-10
+# The worse of two values of a measure.
+_WORSE: dict[str, Callable[[float, float], float]] = {"log_mel_distance_db": max}
+
+
+def quality_of(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return the measures of outputs by their names; of several outputs the worst value, of tokens the share.
+
+    Equal images and audio have no decibels, so they are left out, as are outputs of different shapes.
+    """
+    found: dict[str, float] = {}
+    for name in sorted(first.keys() & second.keys()):
+        kind, a, b = name.split(".")[1], first[name], second[name]
+        if name.endswith(RATE) or kind == "tokens" or a.shape != b.shape or np.array_equal(a, b):
+            continue
+        if kind == "audio":
+            measures = _audio(a, b, first.get(name + RATE))
+        else:
+            measures = _frames(a[None] if kind == "image" else a, b[None] if kind == "image" else b)
+        found = worst_of([found, measures])
+    return found | _tokens(first, second)
+
+
+def worst_of(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the worst value of each measure."""
+    found: dict[str, float] = {}
+    for measures in several:
+        for name, value in measures.items():
+            found[name] = _WORSE.get(name, min)(found[name], value) if name in found else value
+    return found
+
+
+def _tokens(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """`exact_match` is the share of equal sequences, `first_difference` the earliest position that differs."""
+    names = [name for name in first.keys() & second.keys() if ".tokens." in name]
+    differing = [name for name in names if not np.array_equal(first[name], second[name])]
+    if not names:
+        return {}
+    found = {"exact_match": 1 - len(differing) / len(names)}
+    if differing:
+        found["first_difference"] = float(min(_first_difference(first[name], second[name]) for name in differing))
+    return found
+
+
+def _first_difference(a: np.ndarray, b: np.ndarray) -> int:
+    shorter = min(len(a), len(b))
+    unequal = np.flatnonzero(a[:shorter] != b[:shorter])
+    return int(unequal[0]) if len(unequal) else shorter
+
+
+def _frames(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
+    """Measure uint8 images (num_frames, height, width, channels); of several frames also the worst one."""
+    errors = [float(np.mean((x.astype(np.float64) - y) ** 2)) for x, y in zip(a, b, strict=True)]
+    similar = [structural_similarity(x, y) for x, y in zip(a, b, strict=True)]
+    found = {"psnr_db": _psnr(float(np.mean(errors))), "ssim": float(np.mean(similar))}
+    if len(errors) > 1:
+        found |= {"worst_frame_psnr_db": _psnr(max(errors)), "worst_frame_ssim": min(similar)}
+    return found
+
+
+def _psnr(error: float) -> float:
+    return float(10 * np.log10(_PEAK**2 / error))
+
+
+def structural_similarity(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the mean SSIM of uint8 images (height, width, channels): windows of 7x7, sample covariance."""
+    size = min(_WINDOW, *a.shape[:2])
+    count = size * size
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    mean_x, mean_y = _box(x, size), _box(y, size)
+    scale = count / max(count - 1, 1)
+    var_x, var_y = scale * (_box(x * x, size) - mean_x**2), scale * (_box(y * y, size) - mean_y**2)
+    covariance = scale * (_box(x * y, size) - mean_x * mean_y)
+    c1, c2 = (0.01 * _PEAK) ** 2, (0.03 * _PEAK) ** 2
+    similar = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
+    return float(np.mean(similar / ((mean_x**2 + mean_y**2 + c1) * (var_x + var_y + c2))))
+
+
+def _box(values: np.ndarray, size: int) -> np.ndarray:
+    """Average every window of `size` x `size` pixels."""
+    for axis in (0, 1):
+        total = np.cumsum(values, axis=axis)
+        total = np.concatenate([np.zeros_like(np.take(total, [0], axis)), total], axis=axis)
+        length = total.shape[axis]
+        upper, lower = np.arange(size, length), np.arange(length - size)
+        values = (np.take(total, upper, axis) - np.take(total, lower, axis)) / size
+    return values
+
+
+def _audio(a: np.ndarray, b: np.ndarray, rate: np.ndarray | None) -> dict[str, float]:
+    """Measure float samples (num_samples,) or (num_samples, channels)."""
+    signal = float(np.sum(a.astype(np.float64) ** 2))
+    noise = float(np.sum((a.astype(np.float64) - b) ** 2))
+    found = {"snr_db": float(10 * np.log10(signal / noise))} if signal > 0 else {}
+    if rate is None:
+        return found
+    channels = zip(np.atleast_2d(a.T), np.atleast_2d(b.T), strict=True)
+    gaps = [_log_mel(x, int(rate)) - _log_mel(y, int(rate)) for x, y in channels]
+    distances = [np.sqrt(np.mean(gap**2, axis=-1)) for gap in gaps]
+    return {**found, "log_mel_distance_db": float(np.mean(distances))}
+
+
+def _log_mel(samples: np.ndarray, rate: int) -> np.ndarray:
+    """Return the power in decibels, (num_windows, mels): windows of 1,024 samples, 256 apart."""
+    padded = np.pad(samples.astype(np.float64), (0, max(0, _FFT - len(samples))))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, _FFT)[::_HOP]
+    power = np.abs(np.fft.rfft(windows * np.hanning(_FFT), axis=-1)) ** 2 / _FFT
+    decibels: np.ndarray = 10 * np.log10(np.maximum(power @ _mel_filters(rate), _FLOOR))
+    return decibels
+
+
+def _mel_filters(rate: int) -> np.ndarray:
+    """Return triangles (frequencies, mels) with equal distances on the mel scale, from 0 to half the rate."""
+    top = 2595 * np.log10(1 + rate / 2 / 700)
+    edges = 700 * (10 ** (np.linspace(0, top, _NUM_MELS + 2) / 2595) - 1)
+    frequencies = np.linspace(0, rate / 2, _FFT // 2 + 1)[:, None]
+    low, middle, high = edges[:-2], edges[1:-1], edges[2:]
+    rising, falling = (frequencies - low) / (middle - low), (high - frequencies) / (high - middle)
+    triangles: np.ndarray = np.maximum(0, np.minimum(rising, falling))
+    return triangles

@@ -1,0 +1,72 @@
+"""Distances between outputs: values that follow from the definition, and scikit-image's for structural similarity."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from omni_cli.bench.output_quality import quality_of, structural_similarity, worst_of
+
+
+def test_a_constant_error_has_the_decibels_of_its_definition() -> None:
+    a = np.full((16, 16, 3), 100, np.uint8)
+    found = quality_of({"0.image.0": a}, {"0.image.0": a + np.uint8(10)})
+    assert found["psnr_db"] == pytest.approx(20 * np.log10(255 / 10))
+    means = 100, 110
+    c1 = (0.01 * 255) ** 2
+    assert found["ssim"] == pytest.approx((2 * means[0] * means[1] + c1) / (means[0] ** 2 + means[1] ** 2 + c1))
+
+
+def test_similarity_is_that_of_scikit_image() -> None:
+    """`structural_similarity(a, b, channel_axis=2, data_range=255)` of scikit-image 0.26 gave the number."""
+    rng = np.random.default_rng(0)
+    a = rng.integers(0, 256, (40, 56, 3), dtype=np.uint8)
+    b = np.clip(a.astype(int) + rng.integers(-20, 21, a.shape), 0, 255).astype(np.uint8)
+    assert structural_similarity(a, b) == pytest.approx(0.9875724195378006, abs=1e-12)
+    assert quality_of({"0.image.0": a}, {"0.image.0": b})["psnr_db"] == pytest.approx(26.827260079150562)
+
+
+def test_a_video_has_the_values_of_its_worst_frame() -> None:
+    a = np.full((3, 16, 16, 3), 100, np.uint8)
+    b = a.copy()
+    b[1] += 20
+    b[2] += 10
+    found = quality_of({"0.video.0": a}, {"0.video.0": b})
+    assert found["worst_frame_psnr_db"] == pytest.approx(20 * np.log10(255 / 20))
+    assert found["psnr_db"] == pytest.approx(10 * np.log10(255**2 / ((400 + 100) / 3)))
+    assert found["worst_frame_ssim"] < found["ssim"] < 1
+
+
+def test_audio_has_the_ratio_to_the_noise_and_the_distance_of_its_spectrum() -> None:
+    noise = np.random.default_rng(0).standard_normal((2, 24_000)).astype(np.float32) / 10
+    a = noise[0]
+    arrays = {"0.audio.0": a, "0.audio.0.rate": np.array(24_000)}
+    half = quality_of(arrays, {**arrays, "0.audio.0": a / 2})
+    assert half["snr_db"] == pytest.approx(20 * np.log10(2), abs=1e-3)
+    assert half["log_mel_distance_db"] == pytest.approx(20 * np.log10(2), rel=1e-3), "half is 6 dB less in every band"
+    other = quality_of(arrays, {**arrays, "0.audio.0": noise[1]})
+    assert other["snr_db"] == pytest.approx(-20 * np.log10(2) / 2, abs=0.1), "the noise is twice the signal"
+    assert 0 < other["log_mel_distance_db"] < half["log_mel_distance_db"], "another draw of the same noise"
+    two = np.stack([a, a], 1)
+    stereo = quality_of({"0.audio.0": two, "0.audio.0.rate": np.array(24_000)}, {"0.audio.0": two / 2})
+    assert stereo == pytest.approx(half)
+    assert quality_of({"0.audio.0": a}, {"0.audio.0": a / 2}) == {"snr_db": half["snr_db"]}, "no rate, no bands"
+
+
+def test_tokens_have_a_share_and_a_first_difference() -> None:
+    a = {"0.tokens.t": np.array([1, 2, 3]), "1.tokens.t": np.array([4, 5])}
+    b = {"0.tokens.t": np.array([1, 2, 9]), "1.tokens.t": np.array([4, 5])}
+    assert quality_of(a, b) == {"exact_match": 0.5, "first_difference": 2.0}
+    assert quality_of(a, a) == {"exact_match": 1.0}
+    longer = {**a, "1.tokens.t": np.array([4, 5, 6])}
+    assert quality_of(a, longer)["first_difference"] == 2.0, "the first token that only one of them has"
+
+
+def test_equal_outputs_and_other_shapes_have_no_decibels_and_the_worst_counts() -> None:
+    a = np.zeros((8, 8, 3), np.uint8)
+    assert quality_of({"0.image.0": a}, {"0.image.0": a}) == {}
+    assert quality_of({"0.image.0": a}, {"0.image.0": a[:4]}) == {}
+    assert worst_of([{"psnr_db": 30.0, "log_mel_distance_db": 1.0}, {"psnr_db": 40.0, "log_mel_distance_db": 2.0}]) == {
+        "psnr_db": 30.0,
+        "log_mel_distance_db": 2.0,
+    }
