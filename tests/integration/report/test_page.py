@@ -66,7 +66,7 @@ def rows(browser: Chromium, caption: str) -> list[list[str]]:
 def test_it_is_whole_at_any_width_in_light_and_dark(browser: Chromium, page: Path, width: int, dark: bool) -> None:
     browser.open(page.as_uri(), width=width, dark=dark)
     assert browser.problems == []
-    assert browser.requests == [page.as_uri()]
+    assert [url for url in browser.requests if not url.startswith("data:")] == [page.as_uri()]
     # With everything opened that a reader can open.
     browser.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
     assert browser.evaluate("document.documentElement.scrollWidth") == width
@@ -75,6 +75,16 @@ def test_it_is_whole_at_any_width_in_light_and_dark(browser: Chromium, page: Pat
     assert len(figures) >= 8
     for figure in figures:
         assert figure["drawings"] == 1 and figure["marks"] > 5 and figure["smallest"] > 10
+
+
+def test_the_images_of_both_variants_are_drawn_beside_their_difference(opened: Chromium) -> None:
+    drawn = opened.evaluate("[...document.images].map(image => [image.naturalWidth, image.naturalHeight, image.alt])")
+    assert [size[:2] for size in drawn] == [[64, 64]] * 3
+    assert [size[2].partition(":")[0] for size in drawn] == [
+        "image.num_inference_steps=2",
+        "image.num_inference_steps=2 (2)",
+        "difference of image.num_inference_steps=2 (2), times 255",
+    ]
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
