@@ -12,8 +12,9 @@ from omni_cli.record import KeptOutput
 if TYPE_CHECKING:
     import numpy as np
 
-MAX_OUTPUTS = 4
-MAX_OUTPUT_BYTES = 2 * 2**20
+MAX_OUTPUTS = 2
+MAX_IMAGE_BYTES = 2**19
+MAX_AUDIO_BYTES = 2**20
 _SHEET_FRAMES, _SHEET_COLUMNS, _SHEET_SIDE = 12, 4, 192
 
 
@@ -28,7 +29,7 @@ def _kept(arrays: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray] | No
         if kind == "audio" and name + RATE in arrays:
             rate = int(arrays[name + RATE])
             # 16-bit samples.
-            shown = array[: MAX_OUTPUT_BYTES // 2 // (1 if array.ndim == 1 else array.shape[1])]
+            shown = array[: MAX_AUDIO_BYTES // 2 // (1 if array.ndim == 1 else array.shape[1])]
             cut = "" if len(shown) == len(array) else f", the first {len(shown) / rate:.0f} s"
             text = f"{len(array) / rate:.2f} s{cut}, {rate} Hz"
             yield KeptOutput(name=name, kind="audio", data=encode_wav(shown, rate), text=text)
@@ -74,7 +75,7 @@ def _encode(pixels: np.ndarray) -> bytes:
     """Encode as PNG, at half the size until it is small enough."""
     from PIL import Image
 
-    while len(png := encode_png(pixels)) > MAX_OUTPUT_BYTES:
+    while len(png := encode_png(pixels)) > MAX_IMAGE_BYTES:
         import numpy as np
 
         pixels = np.asarray(Image.fromarray(pixels).reduce(2))

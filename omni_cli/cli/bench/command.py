@@ -49,6 +49,6 @@ def bench(options: BenchOptions) -> int:
         against=options.against,
         command=command,
         verbose=options.verbose,
-        keeps_outputs=options.keep_outputs,
+        keeps_outputs=options.output_json is not None,
     ) as plan:
         return measure(plan, question, options, budget_s)

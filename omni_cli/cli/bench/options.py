@@ -132,8 +132,4 @@ class BenchOptions(MeasureOptions, WorkloadOptions):
     against: Annotated[
         str | None, option("--against", "GIT_REF", "Compare this code with that of another commit, interleaved.")
     ] = None
-    keep_outputs: Annotated[
-        bool,
-        option("--keep-outputs", None, "Keep some outputs of each variant in the record: `omni report` shows them."),
-    ] = False
     max_memory_regression: MaxMemoryRegressionOption = None

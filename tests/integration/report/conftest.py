@@ -49,7 +49,7 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Made:
     try:
         result = omni(
             "bench", "-p", "tiny-image", "--vary", "num_inference_steps=2,2", "--num-iters", "48",
-            "--time-budget", "6", "--max-regression", "20%", "--keep-outputs", "--output-json", str(path),
+            "--time-budget", "6", "--max-regression", "20%", "--output-json", str(path),
         )  # fmt: skip
     finally:
         neighbour.kill()

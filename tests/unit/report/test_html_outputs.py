@@ -76,7 +76,8 @@ def test_a_video_is_a_sheet_of_frames_and_audio_a_player(tmp_path: Path) -> None
 
 
 def test_what_is_kept_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_module, "MAX_OUTPUT_BYTES", 4_000)
+    monkeypatch.setattr(kept_module, "MAX_IMAGE_BYTES", 4_000)
+    monkeypatch.setattr(kept_module, "MAX_AUDIO_BYTES", 4_000)
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     many = {f"{i}.image.0": noise for i in range(MAX_OUTPUTS + 3)}
     kept = kept_outputs(many, None)
@@ -101,8 +102,8 @@ def test_bytes_that_are_no_image_and_no_sound_are_not_shown(tmp_path: Path, kind
 
 
 def test_outputs_beyond_the_limit_of_a_page_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = kept_outputs({f"{i}.image.0": GREY for i in range(3)}, None)
+    kept = kept_outputs({f"{i}.image.0": GREY for i in range(2)}, None)
     monkeypatch.setattr(outputs_part, "MAX_BYTES", 3 * len(kept[0].data))
     page = page_with(tmp_path, kept, kept)
     assert len(page.all("img")) == 2
-    assert "4 more outputs would make the page larger than" in page.text
+    assert "2 more outputs would make the page larger than" in page.text
