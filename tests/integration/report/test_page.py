@@ -81,9 +81,9 @@ def test_the_images_of_both_variants_are_drawn_beside_their_difference(opened: C
     drawn = opened.evaluate("[...document.images].map(image => [image.naturalWidth, image.naturalHeight, image.alt])")
     assert [size[:2] for size in drawn] == [[64, 64]] * 3
     assert [size[2].partition(":")[0] for size in drawn] == [
-        "image.num_inference_steps=2",
-        "image.num_inference_steps=2 (2)",
-        "difference of image.num_inference_steps=2 (2), times 255",
+        "num_inference_steps=2",
+        "num_inference_steps=2 (2)",
+        "difference of num_inference_steps=2 (2), times 255",
     ]
 
 
