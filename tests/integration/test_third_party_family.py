@@ -92,7 +92,7 @@ def test_bench_varies_a_key_of_the_family(omni: Callable[..., Ended]) -> None:
 
 
 def test_serve_answers_with_both_of_its_outputs(python: str, cache: dict[str, str], tmp_path: Path) -> None:
-    server = OmniServer(tmp_path, "--profile", PROFILE, python=python, environment=cache)
+    server = OmniServer(tmp_path, "--profile", PROFILE, python=python, environment=cache, warm=True)
     try:
         chat = server.request("POST", CHAT, {"model": "toy", "messages": [{"role": "user", "content": "hello"}]})
         assert chat.status == 200 and chat.document["choices"][0]["message"]["content"]

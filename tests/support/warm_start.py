@@ -57,7 +57,8 @@ def start_warm(descriptor, pid):
     def fork_exec(arguments, programs, close, kept, cwd, environment, *others):
         words = [os.fsdecode(word) for word in arguments]
         if channel.fileno() != -1 and words[-1].startswith("from multiprocessing.forkserver import main"):
-            ask(list(kept), code=words[-1], environment=dict(os.environ), cwd=os.getcwd(), places=list(kept))
+            python = dict(path=sys.path, executable=sys.executable)
+            ask(list(kept), code=words[-1], environment=dict(os.environ), cwd=os.getcwd(), places=list(kept), **python)
             channel.close()
             note("python")
             return pid
@@ -198,8 +199,9 @@ def _become_fork_server(message: Mapping[str, Any], received: list[int]) -> None
     os.chdir(message["cwd"])
     tempfile.tempdir = None
     again = "omni_cli.engine.process.preload_"
-    if PLANTED in environment:
+    if PLANTED in environment or message["executable"] != sys.executable:
         again = "omni_cli."
+    sys.path[:], sys.executable = message["path"], message["executable"]
     for name in [name for name in sys.modules if name.startswith(again) and "compat" not in name]:
         del sys.modules[name]
     if PLANTED in environment:

@@ -86,16 +86,17 @@ def test_two_processes_build_once_and_the_same_bytes(
 ) -> None:
     """With other hash seeds and thread counts than here, concurrently, and beside leftovers of a killed builder."""
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
-    first = start(RESOLVE, "builtin:tiny-omni", PYTHONHASHSEED="1", OMP_NUM_THREADS="1", **environment)
-    second = start(RESOLVE, "builtin:tiny-omni", PYTHONHASHSEED="2", OMP_NUM_THREADS="2", **environment)
-    path = Path(finish(first))
-    assert finish(second) == str(path)
-    assert digests(path) == digests(omni_folder)
-    stale = path.with_name(f".{finish(start(_CACHE_PATH, 'tiny-image', **environment))}.partial-0")
-    stale.mkdir()
+    name = finish(start(_CACHE_PATH, "tiny-image", **environment))
+    stale = tmp_path / "omni-cli" / "checkpoints" / f".{name}.partial-0"
+    stale.mkdir(parents=True)
     (stale / "model_index.json").write_text("{")
-    names = ("builtin:tiny-image", "builtin:tiny-qwen3-omni")
-    image, qwen3 = map(Path, finish(start(RESOLVE, *names, PYTHONHASHSEED="3", **environment)).split())
+    names = ("builtin:tiny-omni", "builtin:tiny-image", "builtin:tiny-qwen3-omni")
+    first = start(RESOLVE, names[0], PYTHONHASHSEED="1", OMP_NUM_THREADS="1", **environment)
+    second = start(RESOLVE, *names, PYTHONHASHSEED="2", OMP_NUM_THREADS="2", **environment)
+    path = Path(finish(first))
+    same, image, qwen3 = map(Path, finish(second).split())
+    assert same == path
+    assert digests(path) == digests(omni_folder)
     assert digests(image) == digests(image_folder)
     assert digests(qwen3) == digests(qwen3_folder)
     assert {entry.name for entry in path.parent.iterdir() if not entry.name.endswith(".lock")} == {
