@@ -13,6 +13,7 @@ from typing import Any
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig
 from omni_cli.diffusers_integration.call_checks import settable
 from omni_cli.diffusers_integration.memory import check_parts
+from omni_cli.diffusers_integration.packages import check_packages
 from omni_cli.diffusers_integration.signature import (
     AUDIO_FIELDS,
     IMAGE_FIELDS,
@@ -150,9 +151,17 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> Mapping[str, tuple[s
         raise CheckpointError(f"{index} names no pipeline class (`_class_name`)")
     specs = {part: spec for part, spec in content.items() if not part.startswith("_") and isinstance(spec, list)}
     parts = {part: (spec[0], spec[1]) for part, spec in specs.items() if len(spec) == 2 and all(spec)}
-    missing = [part for part in parts if not (folder / part).is_dir()]
+    diffusers_classes = [class_name for library, class_name in parts.values() if library == "diffusers"]
+    check_packages([name, *diffusers_classes] if isinstance(name, str) else diffusers_classes)
+    missing = {part for part in parts if not (folder / part).is_dir()}
+    if missing and isinstance(name, str):
+        # A pipeline makes parts itself whose argument has a default, and diffusers saves none of those.
+        needed, _ = getattr(diffusers, name)._get_signature_keys(getattr(diffusers, name))
+        parts = {part: spec for part, spec in parts.items() if part in needed or part not in missing}
+        missing &= needed
     if missing:
-        raise CheckpointError(f"{folder} is not complete: no folder " + ", ".join(f"`{part}`" for part in missing))
+        named = ", ".join(f"`{part}`" for part in sorted(missing))
+        raise CheckpointError(f"{folder} is not complete: no folder {named}")
     return parts
 
 

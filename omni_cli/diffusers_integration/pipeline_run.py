@@ -152,6 +152,8 @@ class PipelineRunner:
 
         if self.makes_audio:
             output = torch.as_tensor(output)
+        elif isinstance(output, np.ndarray):
+            output = torch.from_numpy(output).permute(0, 3, 1, 2)  # of a pipeline that converts images itself
         elif self.predicts:
             output = visualized(self._pipeline, output)
         elif isinstance(output, list) and all(isinstance(each, torch.Tensor) for each in output):

@@ -203,6 +203,13 @@ def _replaced(call: ast.FunctionDef) -> set[str]:
 
 
 def _class(name: str) -> ast.ClassDef | None:
+    source = source_of_class(name)
+    body = [] if source is None else ast.parse(source).body
+    return next((node for node in body if isinstance(node, ast.ClassDef) and node.name == name), None)
+
+
+def source_of_class(name: str) -> str | None:
+    """The source of the file that defines one of diffusers' pipelines or outputs; None if there is no such class."""
     folder = _pipelines_folder()
     if folder is None or not name.isidentifier():
         return None
@@ -211,8 +218,7 @@ def _class(name: str) -> ast.ClassDef | None:
     for file in sorted(folder.rglob("*.py")):
         source = file.read_bytes()
         if opening in source:
-            body = ast.parse(source).body
-            return next((node for node in body if isinstance(node, ast.ClassDef) and node.name == name), None)
+            return source.decode()
     return None
 
 

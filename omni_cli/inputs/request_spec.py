@@ -124,7 +124,7 @@ def _is_file(value: object) -> bool:
 
 def build_request(spec: RequestSpec, *, seed: int, warn: Warn) -> GenerateRequest:
     """Read and decode the files of a request; `seed` is the default. Raises `InputError`."""
-    return GenerateRequest(
+    request = GenerateRequest(
         request_id=spec.request_id,
         prompt=spec.prompt,
         audio=tuple(load_audio(path) for path in spec.audio),
@@ -144,6 +144,18 @@ def build_request(spec: RequestSpec, *, seed: int, warn: Warn) -> GenerateReques
             else tuple(_call_file(file, warn) for file in files)
             for name, files in spec.call_files.items()
         },
+    )
+    _check_mask(request)
+    return request
+
+
+def _check_mask(request: GenerateRequest) -> None:
+    if request.mask is None or not request.images or request.mask.shape == request.images[0].shape:
+        return
+    (height, width, _), (image_height, image_width, _) = request.mask.shape, request.images[0].shape
+    raise InputError(
+        f"the mask has {width}x{height} pixels and the image {image_width}x{image_height}; they must be equal",
+        hint="scale the mask to the size of the image",
     )
 
 

@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_cli.checkpoints.files import read_model_kind
+from omni_cli.checkpoints.files import read_model_kind, read_object
 from omni_cli.checkpoints.hub import cached_settings
 from omni_cli.diffusers_integration.call_checks import check_media, checked_value, readings, settable
+from omni_cli.diffusers_integration.packages import check_packages
 from omni_cli.diffusers_integration.signature import FIELDS, PipelineSignature, signature_of
 from omni_cli.errors import CheckpointError, InputError
 from omni_cli.families import BUILTIN_PREFIX, CallArgument, families
@@ -23,9 +24,13 @@ _BUILT = {
 
 @dataclass(frozen=True)
 class PipelineInputs:
-    """The inputs of a pipeline's call; an unknown pipeline accepts any, and rejects them itself after loading."""
+    """The inputs of a pipeline's call; an unknown pipeline accepts any, and rejects them itself after loading.
+
+    `classes` are those of diffusers that it consists of.
+    """
 
     signature: PipelineSignature | None
+    classes: tuple[str, ...] = ()
 
     @property
     def pipeline(self) -> str | None:
@@ -71,6 +76,7 @@ class PipelineInputs:
         return tuple(argument for argument in self.arguments if argument.name in missing)
 
     def check(self, fields: Mapping[str, object]) -> None:
+        check_packages(self.classes)
         if self.signature is not None:
             check_media(fields, self.signature)
 
@@ -91,15 +97,28 @@ class PipelineInputs:
 def inputs_of(model: str) -> PipelineInputs:
     """Return the inputs of the pipeline of a profile's `model`."""
     class_name = _BUILT.get(model.removeprefix(BUILTIN_PREFIX)) or _class_of(model)
-    return PipelineInputs(None if class_name is None else signature_of(class_name))
+    if class_name is None:
+        return PipelineInputs(None)
+    return PipelineInputs(signature_of(class_name), (class_name, *_diffusers_classes(model)))
 
 
 def _class_of(model: str) -> str | None:
     """Return the class that a folder, a downloaded or a published repository names; None for anything else."""
     needs = (family.published.get(model) for family in families().values())
     published = next((each.pipeline for each in needs if each is not None), None)
-    folder = Path(model) if Path(model).is_dir() else cached_settings(model, "model_index.json")
+    folder = _folder_of(model)
     try:
         return published if folder is None else read_model_kind(folder)
     except CheckpointError:
         return published
+
+
+def _diffusers_classes(model: str) -> list[str]:
+    """Return the classes of diffusers that a checkpoint's index names; none without an index."""
+    index = (_folder_of(model) or Path(model)) / "model_index.json"
+    parts = read_object(index).values() if index.is_file() else ()
+    return [part[1] for part in parts if isinstance(part, list) and part[:1] == ["diffusers"] and len(part) == 2]
+
+
+def _folder_of(model: str) -> Path | None:
+    return Path(model) if Path(model).is_dir() else cached_settings(model, "model_index.json")

@@ -8,14 +8,17 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import soundfile
+from PIL import Image
 
 import omni_cli.cli.generate.command
 from omni_cli.cli.app import run
@@ -435,3 +438,97 @@ def test_a_pipeline_without_a_prompt_runs_without_one(omni: Omni, tmp_path: Path
     assert request.prompt is None and request.diffusion == {"batch_size": 2}
     Path("requests.jsonl").write_text('{"seed": 1}\n')
     assert omni("--profile", "tiny-image", "--model", model, "--requests", "requests.jsonl").code == ExitCode.OK
+
+
+def broken_files() -> dict[str, bytes]:
+    """Files that no image, mask or tensor can be read from, by name."""
+    image = io.BytesIO()
+    Image.new("RGB", (64, 64), "red").save(image, format="PNG")
+    tensor = io.BytesIO()
+    np.save(tensor, np.zeros((4, 4), np.float32))
+    generator = random.Random(0)
+    found = {"empty.png": b"", "noise.png": generator.randbytes(2000), "empty.npy": b"", "noise.npy": b"\x93NUMPY\x01"}
+    for number in range(6):
+        cut = generator.randrange(20, len(image.getvalue()) - 40)  # a PNG is whole without its last words
+        found[f"cut{number}.png"] = image.getvalue()[:cut]
+        found[f"cut{number}.npy"] = tensor.getvalue()[: generator.randrange(1, len(tensor.getvalue()))]
+    objects = io.BytesIO()
+    np.save(objects, np.array([{}]), allow_pickle=True)
+    return {**found, "objects.npy": objects.getvalue(), "good.png": image.getvalue()}
+
+
+STRANGE_VALUES = (
+    "[" * 50_000,
+    "{" * 50_000,
+    '"',
+    "1e999",
+    "-0x1",
+    "\x00",
+    "[1,",
+    "@",
+    '["@a.png", 1]',
+    "9" * 5000,
+    "\ud800",
+)
+NAMES = ("image", "eta", "sigmas", "ip_adapter_image", "prompt_embeds", "x" * 5000, "__class__", "callback", "", "1")
+
+
+def wrong_inputs() -> Iterator[list[str]]:
+    """Options of an inpainting pipeline with one thing wrong each."""
+    for name in broken_files():
+        if name.endswith(".npy"):
+            yield ["--image", "good.png", "--mask", "good.png", "--arg", f"prompt_embeds=@{name}"]
+        elif name != "good.png":
+            yield ["--image", name, "--mask", "good.png"]
+            yield ["--image", "good.png", "--mask", name]
+            yield ["--image", "good.png", "--mask", "good.png", "--arg", f"ip_adapter_image=@{name}"]
+    masked = ["--image", "good.png", "--mask", "good.png"]
+    yield ["--image", "good.png", "--mask", "small.png"]
+    yield ["--image", "good.png"]
+    yield [*masked, "--arg", "eta"]
+    yield [*masked, "--arg", "=1"]
+    yield [*masked, "--arg", "eta=[0.1, 0.2]"]
+    yield [*masked, "--arg", 'sigmas=[0.1, "a"]']
+    yield [*masked, "--arg", "num_images_per_prompt=[1]"]
+    for value in STRANGE_VALUES:
+        yield [*masked, "--arg", f"eta={value}"]
+    for name in NAMES:
+        yield [*masked, "--arg", f"{name}=high"]
+    yield [*masked, *(word for n in range(50_000) for word in ("--arg", f"a{n}=1"))]
+    yield [*masked, *(word for n in range(50_000) for word in ("--arg", "eta=0.5"))]
+
+
+@needs_diffusers
+def test_wrong_inputs_are_one_error_each_and_write_nothing(omni: Omni, tmp_path: Path) -> None:
+    model = pipeline_folder(tmp_path, "StableDiffusionInpaintPipeline")
+    for name, content in broken_files().items():
+        Path(name).write_bytes(content)
+    Image.new("RGB", (32, 64)).save("small.png")
+    before = sorted(Path.cwd().rglob("*"))
+    for arguments in wrong_inputs():
+        result = omni(
+            "a cat", "--profile", "tiny-image", "--model", model, "--set", "image.call.true_cfg_scale=null", *arguments
+        )
+        shown = " ".join(arguments)[:200]
+        assert result.code == ExitCode.USAGE and not result.engines, (shown, result.err[:500])
+        assert result.err.count("error:") == 1 and len(result.err) < 3000, shown
+    assert sorted(Path.cwd().rglob("*")) == before
+
+
+@needs_diffusers
+def test_wrong_lines_fail_alone_and_before_any_engine(omni: Omni, tmp_path: Path) -> None:
+    model = pipeline_folder(tmp_path, "StableDiffusionPipeline")
+    lines = [
+        '{"prompt": "a", "arg": {"eta": "high"}}',
+        '{"prompt": "a", "arg": {"eta": NaN}}',
+        '{"prompt": "a", "arg": {"sigmas": [[1]]}}',
+        '{"prompt": "a", "arg": [["eta", 1]]}',
+        '{"prompt": "a", "arg": {"ip_adapter_image": "none.png"}}',
+        '{"prompt": "a", "arg": {"ip_adapter_image": "@none.png"}}',
+        '{"prompt": ["a"]}',
+        '{"arg": {}}',
+    ]
+    Path("lines.jsonl").write_text("\n".join(lines))
+    result = omni("--profile", "tiny-image", "--model", model, "--requests", "lines.jsonl")
+    assert result.code == ExitCode.USAGE and not result.engines[0].stages, "no stage was loaded"
+    assert result.err.count("error:") == len(lines)

@@ -7,8 +7,9 @@ import importlib.util
 import pytest
 
 from omni_cli.diffusers_integration.call_checks import checked_value, settable
+from omni_cli.diffusers_integration.packages import check_packages
 from omni_cli.diffusers_integration.signature import signature_of
-from omni_cli.errors import InputError
+from omni_cli.errors import CheckpointError, InputError
 from omni_cli.outputs import ArgumentText
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("diffusers") is None, reason="diffusers is not installed")
@@ -91,3 +92,23 @@ def _is_taken(argument, value, signature) -> bool:
     except InputError:
         return False
     return True
+
+
+def test_a_package_that_a_class_cannot_do_without_is_named(monkeypatch):
+    check_packages(["StableDiffusionPipeline", "EulerDiscreteScheduler", "PixArtAlphaPipeline"])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in _ABSENT else find_spec(name))
+    for name, package in (
+        ("WanPipeline", "ftfy"),
+        ("CosineDPMSolverMultistepScheduler", "torchsde"),
+        ("LMSDiscreteScheduler", "scipy"),
+        ("ConsisIDPipeline", "opencv-python"),
+    ):
+        with pytest.raises(CheckpointError, match=f"{name} needs the package `{package}`") as caught:
+            check_packages([name])
+        assert caught.value.hint == f"pip install {package}"
+    # It asks whether ftfy is there, and does without.
+    check_packages(["PixArtAlphaPipeline"])
+
+
+find_spec = importlib.util.find_spec
+_ABSENT = {"ftfy", "torchsde", "scipy", "cv2", "bs4"}
