@@ -17,6 +17,7 @@ from omni_cli.cli.usage import is_missing_command, usage_error
 from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
 
 # The shell's code for a program ended by SIGPIPE; 0 or 1 could be mistaken for a verdict.
+_MAX_WORDS = 10_000  # more would take seconds to parse
 _BROKEN_PIPE = 141
 
 
@@ -111,6 +112,9 @@ def run(argv: Sequence[str]) -> int:
 
 def _run_command(argv: Sequence[str], *, as_json: bool, verbose: bool) -> int:
     try:
+        if len(argv) > _MAX_WORDS:
+            hint = "put requests into a file, as `--requests FILE.jsonl`"
+            raise UsageError(f"the command line has {len(argv)} words; the maximum is {_MAX_WORDS}", hint=hint)
         # Not Typer's own main: it turns a broken pipe into exit code 1, which means a regression here.
         group = get_group(app)
         with group.make_context("omni", list(argv)) as context:

@@ -495,7 +495,9 @@ def wrong_inputs() -> Iterator[list[str]]:
     for name in NAMES:
         yield [*masked, "--arg", f"{name}=high"]
     yield [*masked, *(word for n in range(50_000) for word in ("--arg", f"a{n}=1"))]
-    yield [*masked, *(word for n in range(50_000) for word in ("--arg", "eta=0.5"))]
+    yield [*masked, *(word for n in range(4_000) for word in ("--arg", f"a{n}=1"))]
+    yield [*masked, *(word for n in range(4_000) for word in ("--arg", "eta=0.5"))]
+    yield [*masked, "--arg", "timesteps=[" + "1," * 100_000 + '"a"]']
 
 
 @needs_diffusers
