@@ -147,7 +147,8 @@ class Family:
     the stages of a profile, as YAML would contain them. `preload` names modules that the stages import late, such as
     vLLM's own models; `inner_architectures` are those that vLLM looks up while it builds one of them. `published` maps
     repo ids of the Hugging Face hub to their needs, for `omni doctor`. `prompt_frame` is the text around the words of a
-    generated prompt, for models that need the tokens of a conversation's turns.
+    generated prompt, for models that need the tokens of a conversation's turns. `unsaved_parts` are those that a
+    pipeline's index names and its folder lacks, because the pipeline makes them itself.
     """
 
     name: str
@@ -162,6 +163,7 @@ class Family:
     inner_architectures: tuple[str, ...] = ()
     published: Mapping[str, CheckpointNeeds] = field(default_factory=dict)
     prompt_frame: tuple[str, str] = ("", "")
+    unsaved_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def role(self, name: str) -> StageRole | None:
         """Return the role of a stage of that name; None if the chain has none. An only stage may have any name."""

@@ -59,6 +59,11 @@ def check_checkpoint(folder: Path) -> None:
         elif (folder / "config.json").is_file():
             _check_weights(folder, read_family(folder).roles)
             _check_json(folder)
+        elif (folder / "modular_model_index.json").is_file():
+            raise CheckpointError(
+                f"`{folder}` is a modular pipeline of diffusers, which omni does not run",
+                hint="use a checkpoint of the model that has a model_index.json",
+            )
         else:
             raise CheckpointError(
                 f"`{folder}` is not a checkpoint: it has neither config.json nor model_index.json",
@@ -136,13 +141,13 @@ def _nearby(folder: Path) -> str | None:
 
 def _check_pipeline(folder: Path) -> None:
     """Check a diffusers folder: each component that model_index.json names, and weights if it has a config.json."""
-    read_model_kind(folder)
+    made = read_family(folder).unsaved_parts.get(read_model_kind(folder), ())
     for name, value in read_object(folder / "model_index.json").items():
         if name.startswith("_") or not isinstance(value, list) or len(value) != 2 or value[0] is None:
             continue
         component = folder / name
-        if not component.is_dir() and str(value[1]).endswith("Scheduler"):
-            continue  # some pipelines make their own, which diffusers does not save; loading finds those that lack one
+        if not component.is_dir() and name in made:
+            continue
         if not component.is_dir():
             raise CheckpointError(f"`{folder}` has no component `{name}`", hint=_COPY_AGAIN)
         _check_json(component)

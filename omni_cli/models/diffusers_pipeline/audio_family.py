@@ -32,6 +32,8 @@ FAMILY = Family(
         ),
     ),
     builtins={"tiny-audio": f"{_HERE}.audio_builder:tiny_audio"},
+    # It makes one by default, and diffusers saves no part whose argument has a default.
+    unsaved_parts={"LongCatAudioDiTPipeline": ("scheduler",)},
     profile=f"{_HERE}.profile:audio_stages",
     published={
         # In float32; the profile loads half of that.
