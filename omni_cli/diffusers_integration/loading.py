@@ -158,7 +158,7 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> Mapping[str, tuple[s
         # A pipeline makes parts itself whose argument has a default, and diffusers saves none of those.
         needed, _ = getattr(diffusers, name)._get_signature_keys(getattr(diffusers, name))
         parts = {part: spec for part, spec in parts.items() if part in needed or part not in missing}
-        missing &= needed
+        missing &= set(needed)
     if missing:
         named = ", ".join(f"`{part}`" for part in sorted(missing))
         raise CheckpointError(f"{folder} is not complete: no folder {named}")

@@ -112,3 +112,8 @@ def test_a_package_that_a_class_cannot_do_without_is_named(monkeypatch):
 
 find_spec = importlib.util.find_spec
 _ABSENT = {"ftfy", "torchsde", "scipy", "cv2", "bs4"}
+
+
+def test_tensors_that_are_not_yet_images_are_known():
+    assert signature_of("PRXPixelPipeline").tensors_are_latents
+    assert not signature_of("PRXPipeline").tensors_are_latents and not signature_of("DiTPipeline").tensors_are_latents
