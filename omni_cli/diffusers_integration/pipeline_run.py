@@ -101,7 +101,9 @@ class PipelineRunner:
         self._marks: _Marks | None = None
         self.makes_audio = bool(set(call.signature.output_fields) & set(AUDIO_FIELDS))
         self.predicts = "prediction" in call.signature.output_fields
-        self.output_type: OutputType = "pt" if self.makes_audio or self.predicts else output_type_for(pipeline)
+        self.output_type: OutputType = "pt"
+        if not (self.makes_audio or self.predicts):
+            self.output_type = "pil" if call.signature.tensors_are_latents else output_type_for(pipeline)
         self.step_callback: StepCallback = _step_callback(call)
         self.prompt_cache: PromptCache | None = None
         if hasattr(pipeline, "encode_prompt"):

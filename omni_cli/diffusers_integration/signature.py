@@ -68,7 +68,7 @@ class PipelineSignature:
     """`arguments` are in the order of the call; `output_fields` are what the returned object has, () if unknown.
 
     Of each group in `alternatives` the call needs one: its own checks raise if all are None. It assigns those in
-    `replaced` where they are None.
+    `replaced` where they are None. With `tensors_are_latents`, `output_type="pt"` returns what is not yet an image.
     """
 
     name: str
@@ -76,6 +76,7 @@ class PipelineSignature:
     output_fields: tuple[str, ...]
     alternatives: tuple[tuple[str, ...], ...] = ()
     replaced: frozenset[str] = frozenset()
+    tensors_are_latents: bool = False
 
     @functools.cached_property
     def needed(self) -> tuple[tuple[str, ...], ...]:
@@ -167,7 +168,7 @@ def _signature(name: str, call: ast.FunctionDef, check: ast.FunctionDef | None) 
         # Without a check, the call fails where it counts the prompts.
         found += [("prompt", "prompt_embeds")] if any(size in ast.unparse(call) for size in sizes) else []
     return PipelineSignature(
-        name, arguments, _output_fields(call), tuple(found), frozenset(replaced & arguments.keys())
+        name, arguments, _output_fields(call), tuple(found), frozenset(replaced & arguments.keys()), _is_raw(call)
     )
 
 
@@ -200,6 +201,12 @@ def _replaced(call: ast.FunctionDef) -> set[str]:
                 lines = (line for line in node.body if isinstance(line, ast.Assign))
                 found |= {ast.unparse(line.targets[0]) for line in lines} & {ast.unparse(first.left)}
     return found
+
+
+def _is_raw(call: ast.FunctionDef) -> bool:
+    """Tell whether the call returns tensors as it returns latents, without postprocessing."""
+    comparisons = (ast.unparse(node) for node in ast.walk(call) if isinstance(node, ast.Compare))
+    return any(text.startswith("output_type in ") and "'pt'" in text and "'latent'" in text for text in comparisons)
 
 
 def _class(name: str) -> ast.ClassDef | None:
