@@ -10,6 +10,7 @@ from pathlib import Path
 from omni_cli.checkpoints.files import read_model_kind, read_object
 from omni_cli.checkpoints.hub import cached_settings
 from omni_cli.diffusers_integration.call_checks import check_media, checked_value, readings, settable
+from omni_cli.diffusers_integration.loading import check_runnable
 from omni_cli.diffusers_integration.packages import check_packages
 from omni_cli.diffusers_integration.signature import FIELDS, PipelineSignature, signature_of
 from omni_cli.errors import CheckpointError, InputError
@@ -78,6 +79,7 @@ class PipelineInputs:
     def check(self, fields: Mapping[str, object]) -> None:
         check_packages(self.classes)
         if self.signature is not None:
+            check_runnable(self.signature)
             check_media(fields, self.signature)
 
     def checked(self, arguments: Mapping[str, object]) -> dict[str, object]:

@@ -420,6 +420,7 @@ def test_help_inputs_lists_the_fields_of_a_chain(omni: Omni) -> None:
         ("StableDiffusionAttendAndExcitePipeline", ["a cat"], "the argument `token_indices` is missing"),
         ("DreamLitePipeline", ["a cat", "--image", "a.png", "--image", "b.png"], "takes one image, not 2"),
         ("MarigoldDepthPipeline", [], "`--image` is missing"),
+        ("KandinskyPriorPipeline", ["a cat"], "KandinskyPriorPipeline cannot run: it makes `image_embeds`"),
     ],
 )
 def test_what_a_pipeline_cannot_take_is_refused_before_any_engine(
