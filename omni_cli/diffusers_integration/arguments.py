@@ -294,7 +294,7 @@ def _ask_pipeline(pipeline: object, call: PipelineCall, request: DiffusionReques
         return  # the call has not assigned its own value yet
     try:
         check(**values)
-    except TypeError:
+    except (TypeError, AttributeError):
         # The call converts some values before it checks them, such as a number to a list of one.
         return
     except ValueError as error:

@@ -160,6 +160,8 @@ class PipelineRunner:
             output = visualized(self._pipeline, output)
         elif isinstance(output, list) and all(isinstance(each, torch.Tensor) for each in output):
             output = torch.cat(output)
+        elif isinstance(output, np.ndarray):
+            output = torch.from_numpy(output).permute(0, 3, 1, 2)
         if not isinstance(output, torch.Tensor):
             with mark("output copy"):
                 here = PixelsHere(pil_to_uint8(output))

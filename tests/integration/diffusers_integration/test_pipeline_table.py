@@ -11,13 +11,14 @@ from support.tiny_pipelines.page import classes, page, rows_of
 from support.tiny_pipelines.table import check_all
 
 PAGE = Path(__file__).parents[3] / "docs" / "pipelines.md"
+# Inpainting; no prompt; noise from the global generator; pixels without an autoencoder; arrays; a video with sound.
 SAMPLE = (
     "FluxFillPipeline",
-    "StableDiffusionXLControlNetUnionImg2ImgPipeline",
-    "StableDiffusionInstructPix2PixPipeline",
-    "Flux2KleinInpaintPipeline",
-    "IFPipeline",
-    "AuraFlowPipeline",
+    "DDPMPipeline",
+    "CogView4ControlPipeline",
+    "PRXPixelPipeline",
+    "StableDiffusionAdapterPipeline",
+    "LTX2Pipeline",
 )
 
 

@@ -16,8 +16,8 @@ from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.requests import DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.signature import PipelineSignature, signature_of
 from omni_cli.diffusers_integration.stage import DiffusersStage
-from omni_cli.errors import OmniError
-from omni_cli.stage.messages import Array, CallFileInput, StageRequest
+from omni_cli.errors import InputError, OmniError
+from omni_cli.stage.messages import Array, CallFileInput, StageRequest, VideoInput
 from support.stage_specs import spec_of
 from support.tiny_pipelines.build import TinyPipeline, build
 from support.tiny_pipelines.media import is_medium
@@ -65,7 +65,18 @@ def plain_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
     torch.manual_seed(SEED)
     if "generator" in inspect.signature(pipeline.__call__).parameters:
         arguments["generator"] = torch.Generator("cpu").manual_seed(SEED)
-    return arrays_of(pipeline(**arguments))
+    made = pipeline(**arguments)
+    return arrays_of({"images": _shown(pipeline, made.prediction)} if "prediction" in made else made)
+
+
+def _shown(pipeline: Any, prediction: np.ndarray) -> list[Image.Image]:
+    """A prediction (N, height, width, 1 or 3) in the colours of the pipeline's own processor."""
+    processor, targets = pipeline.image_processor, getattr(pipeline, "target_properties", None)
+    if targets:
+        return [image for each in processor.visualize_intrinsics(prediction, targets) for image in each.values()]
+    show = processor.visualize_depth if prediction.shape[-1] == 1 else processor.visualize_normals
+    images: list[Image.Image] = show(prediction)
+    return images
 
 
 def omni_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
@@ -78,7 +89,8 @@ def omni_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
         (output,) = stage.executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
         if output.error is not None:
             raise output.error
-        return [*output.images, *output.sounds]
+        videos = [frames.numpy() for frames in getattr(output, "videos", ())]
+        return [*output.images, *videos, *output.sounds]
     finally:
         stage.close()
 
@@ -90,9 +102,12 @@ def _request(call: Mapping[str, object], signature: PipelineSignature) -> StageR
         medium = signature.medium_of(name) if is_medium(value) else None
         if name == "prompt":
             fields["prompt"] = value
-        elif medium == "mask":
+        elif medium == "mask" and isinstance(value, Image.Image):
             (fields["mask"],) = _arrays(value)
-        elif medium is not None:
+        elif medium == "video" and isinstance(value, list):
+            frames = np.stack([np.asarray(frame) for frame in value])
+            fields["videos"] = (VideoInput(Array.of(frames), 10.0, len(frames), tuple(range(len(frames)))),)
+        elif medium in ("image", "control_image"):
             fields[f"{medium}s"] = _arrays(value)
         elif is_medium(value):
             fields["call_files"][name] = _files(value)
@@ -103,6 +118,8 @@ def _request(call: Mapping[str, object], signature: PipelineSignature) -> StageR
 
 def _arrays(value: Any) -> tuple[Array, ...]:
     images = value if isinstance(value, list) else [value]
+    if any(isinstance(image, list) for image in images):
+        raise InputError("it needs lists of lists of images, which no option holds")
     return tuple(Array.of(np.asarray(image.convert("RGB"))) for image in images)
 
 
@@ -117,28 +134,28 @@ def _files(value: Any) -> CallFileInput | tuple[CallFileInput, ...]:
 def arrays_of(output: Any) -> list[np.ndarray]:
     """Flatten a pipeline's output.
 
-    Images are uint8 (height, width, 3), videos uint8 (num_frames, height, width, 3), sounds float32 (num_samples,) or
-    (num_samples, channels); other arrays are as they are.
+    Images are uint8 (height, width, 3 or 4), videos uint8 (num_frames, height, width, 3), sounds float32 (num_samples,)
+    or (num_samples, channels); other arrays are as they are.
     """
     found: list[np.ndarray] = []
     for name, value in output.items():
-        if name in ("images", "image", "frames", "video", "videos"):
+        if name in ("images", "image"):
             found += _images(value)
+        elif name in ("frames", "video", "videos"):
+            found += [np.stack(_images(video)) for video in value]
         elif name in ("audios", "audio", "sound"):
-            found += _sounds(value)
+            found += [] if value is None else _sounds(value)
         elif value is not None:
             found += _others(value)
     return found
 
 
 def _images(value: Any) -> list[np.ndarray]:
+    """The images of a list, which may have lists of its own, or of an array."""
     if isinstance(value, Image.Image):
-        return [np.asarray(value.convert("RGB"))]
+        return [np.asarray(value if value.mode == "RGBA" else value.convert("RGB"))]
     if isinstance(value, list | tuple):
-        parts = [_images(item) for item in value]
-        # A list of lists of images is a list of videos.
-        is_video = bool(value) and isinstance(value[0], list | tuple)
-        return [np.stack(part) if is_video else part[0] for part in parts]
+        return [image for item in value for image in _images(item)]
     array = np.asarray(value)
     if not np.isfinite(array).all():
         raise ValueError("the output has values that are not numbers")
@@ -146,7 +163,7 @@ def _images(value: Any) -> list[np.ndarray]:
         array = (array.astype(np.float32) * 255).round().astype(np.uint8)
     if array.shape[-1] > 4 and array.shape[-3] in (1, 3):
         array = np.moveaxis(array, -3, -1)
-    return list(array)
+    return [array] if array.ndim == 3 else list(array)
 
 
 def _sounds(value: Any) -> list[np.ndarray]:

@@ -72,7 +72,8 @@ def _sd3() -> Iterator[TinyPipeline]:
     pag = {**wide, "pag_applied_layers": "blocks.1"}
     yield TinyPipeline("StableDiffusion3Pipeline", _TEXT, wide)
     yield TinyPipeline("StableDiffusion3Img2ImgPipeline", _CHANGED, wide)
-    yield TinyPipeline("StableDiffusion3InpaintPipeline", _INPAINTED, wide)
+    channels = {"vae": part(shift_factor=0.1, latent_channels=16), "transformer": part(in_channels=16, out_channels=16)}
+    yield TinyPipeline("StableDiffusion3InpaintPipeline", _INPAINTED, {**wide, **channels})
     yield TinyPipeline("StableDiffusion3ControlNetPipeline", {**_TEXT, **_CONTROL}, net)
     yield TinyPipeline(
         "StableDiffusion3ControlNetInpaintingPipeline", {**_TEXT, **_CONTROL, "control_mask": mask()}, masked
@@ -91,8 +92,9 @@ def _qwen() -> Iterator[TinyPipeline]:
     yield TinyPipeline("QwenImageControlNetPipeline", {**_TEXT, **_CONTROL}, net)
     masked = {**shifted, "controlnet": part(extra_condition_channels=4)}
     yield TinyPipeline("QwenImageControlNetInpaintPipeline", {**_TEXT, **_CONTROL, "control_mask": mask()}, masked)
+    edited = {**_PROMPT, **_IMAGE, **_MASK, "strength": 0.5}
     yield TinyPipeline("QwenImageEditPipeline", {**_TEXT, **_IMAGE}, shifted)
-    yield TinyPipeline("QwenImageEditInpaintPipeline", _INPAINTED, shifted)
+    yield TinyPipeline("QwenImageEditInpaintPipeline", edited, shifted)
     yield TinyPipeline("QwenImageEditPlusPipeline", {**_TEXT, "image": [image(1), image(2)]}, shifted)
     layered = {**shifted, "transformer": part(use_additional_t_cond=True, use_layer3d_rope=True)}
     yield TinyPipeline("QwenImageLayeredPipeline", {**_PROMPT, **_IMAGE, "layers": 2}, layered)
@@ -119,7 +121,7 @@ def _z_image() -> Iterator[TinyPipeline]:
 
 
 def _sana() -> Iterator[TinyPipeline]:
-    size = {**_TEXT, "use_resolution_binning": False, "complex_human_instruction": None}
+    size = {**_TEXT, "use_resolution_binning": False}
     flow = {"scheduler": part("FlowMatchEulerDiscreteScheduler")}
     yield TinyPipeline("SanaPipeline", size, flow)
     yield TinyPipeline("SanaPAGPipeline", {**size, "pag_scale": 2.0}, {**flow, "pag_applied_layers": "blocks.1"})

@@ -50,13 +50,9 @@ def _sd() -> Iterator[TinyPipeline]:
         {**_PROMPT, "prior_num_inference_steps": 2},
         {**normalizer, "prior_scheduler": part("UnCLIPScheduler")},
     )
-    for name in (
-        "StableDiffusionPAGPipeline",
-        "StableDiffusionPAGImg2ImgPipeline",
-        "StableDiffusionPAGInpaintPipeline",
-    ):
-        call = _CHANGED if "Img2Img" in name else _INPAINTED if "Inpaint" in name else _PROMPT
-        yield TinyPipeline(name, {**call, **_PAG})
+    yield TinyPipeline("StableDiffusionPAGPipeline", {**_PROMPT, **_PAG})
+    yield TinyPipeline("StableDiffusionPAGImg2ImgPipeline", {**_CHANGED, **_PAG})
+    yield TinyPipeline("StableDiffusionPAGInpaintPipeline", {**_INPAINTED, **_PAG})
     yield TinyPipeline("StableDiffusionControlNetPAGPipeline", {**_CONTROLLED, **_PAG}, net)
     yield TinyPipeline("StableDiffusionControlNetPAGInpaintPipeline", {**_INPAINTED, **_CONTROL, **_PAG}, net)
     conditioned = {"unet": part(time_cond_proj_dim=8)}
@@ -76,6 +72,9 @@ def _xl() -> Iterator[TinyPipeline]:
     yield TinyPipeline("StableDiffusionXLInstructPix2PixPipeline", {**_PROMPT, **_IMAGE}, instructed)
     adapted = {key: value for key, value in xl.items() if key != "add_watermarker"}
     full_xl = part(adapter_type="full_adapter_xl")
+    halved = {"down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D")}
+    halved["up_block_types"] = ("CrossAttnUpBlock2D", "UpBlock2D")
+    adapted["unet"] = part(**_XL, **halved)
     yield TinyPipeline("StableDiffusionXLAdapterPipeline", {**_PROMPT, **_IMAGE}, {**adapted, "adapter": full_xl})
     yield TinyPipeline("StableDiffusionXLControlNetPipeline", _CONTROLLED, net)
     yield TinyPipeline("StableDiffusionXLControlNetImg2ImgPipeline", {**_CHANGED, **_CONTROL}, net)

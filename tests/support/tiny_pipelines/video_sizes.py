@@ -309,6 +309,8 @@ VIDEO_SIZES: Mapping[str, Mapping[str, Any]] = {
         "decoder_head_dim": 8,
         "decoder_stage_channels": (64, 32, 16, 16, 8),
         "decoder_stage_depths": (1,) * 5,
+        "decoder_stage_kernels": ((1, 3, 3),) * 4,
+        "decoder_stage5_kernel": (3, 3, 3),
         "decoder_t_emb_dim": 16,
     },
     "Kandinsky6Transformer3DModel": {

@@ -119,8 +119,9 @@ def _cosmos() -> Iterator[TinyPipeline]:
     safe = {"safety_checker": AcceptingChecker}
     karras = {"scheduler": part(use_karras_sigmas=True)}
     seen = {**safe, "transformer": part(in_channels=17)}
-    yield TinyPipeline("CosmosTextToWorldPipeline", _TEXT, safe)
-    yield TinyPipeline("CosmosVideoToWorldPipeline", {**_TEXT, **_IMAGE}, seen)
+    longer = {**_TEXT, "num_frames": 9}
+    yield TinyPipeline("CosmosTextToWorldPipeline", longer, safe)
+    yield TinyPipeline("CosmosVideoToWorldPipeline", {**longer, **_IMAGE}, seen)
     yield TinyPipeline("Cosmos2TextToImagePipeline", {**_PROMPT, **_SIZE}, {**safe, **karras})
     yield TinyPipeline("Cosmos2VideoToWorldPipeline", {**_TEXT, **_IMAGE}, {**seen, **karras})
     projected = {
@@ -135,7 +136,7 @@ def _cosmos() -> Iterator[TinyPipeline]:
         {**_PROMPT, **_SIZE, "controls": video(5), "num_frames_per_chunk": 5},
         {
             **safe,
-            "transformer": part(in_channels=17, controlnet_block_every_n=1, **projected),
+            "transformer": part(in_channels=17, controlnet_block_every_n=2, **projected),
             "controlnet": part(**projected),
         },
     )
@@ -155,8 +156,8 @@ def _others() -> Iterator[TinyPipeline]:
     control = {**qwen, "transformer": part(in_channels=8)}
     yield TinyPipeline("EasyAnimateControlPipeline", {**guided, "control_video": video(5)}, control)
     inpainted = {**qwen, "transformer": part(in_channels=9)}
-    yield TinyPipeline("EasyAnimateInpaintPipeline", {**guided, **_VIDEO, "mask_video": masks(5)}, inpainted)
-    sana = {**_PROMPT, **_SIZE, "frames": 5, "use_resolution_binning": False, "complex_human_instruction": None}
+    yield TinyPipeline("EasyAnimateInpaintPipeline", {**guided, **_inpainted()}, inpainted)
+    sana = {**_PROMPT, **_SIZE, "frames": 5, "use_resolution_binning": False}
     wan_vae = {"vae": part("AutoencoderKLWan"), "scheduler": part("FlowMatchEulerDiscreteScheduler")}
     yield TinyPipeline("SanaVideoPipeline", sana, wan_vae)
     yield TinyPipeline("SanaImageToVideoPipeline", {**sana, **_IMAGE}, wan_vae)
@@ -178,10 +179,20 @@ def _others() -> Iterator[TinyPipeline]:
     )
 
 
+def _inpainted() -> dict[str, Any]:
+    """A video and its mask as the tensors that one pipeline asks for."""
+    import torch
+
+    frames = torch.rand(1, 3, 5, 32, 32, generator=torch.Generator().manual_seed(7))
+    mask = torch.zeros(1, 1, 5, 32, 32)
+    mask[..., 8:24, 4:20] = 255
+    return {"video": frames, "mask_video": mask}
+
+
 def _latents() -> Any:
     import torch
 
-    return torch.randn(1, 8, 2, 2, 2, generator=torch.Generator().manual_seed(7))
+    return torch.randn(1, 8, 2, 4, 4, generator=torch.Generator().manual_seed(7))
 
 
 def declared() -> Iterator[TinyPipeline]:
