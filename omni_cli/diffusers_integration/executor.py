@@ -369,6 +369,8 @@ class DiffusersPipelineExecutor:
             self._runner.close()
         if self._denoiser is not None:
             self._denoiser.close()
+        if self._memory is not None:
+            self._memory.close()
         self._runner = self._denoiser = self._memory = self._pipeline = None
         # A pipeline has reference cycles; collect now, so that its weights are freed.
         gc.collect()

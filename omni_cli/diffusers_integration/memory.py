@@ -88,9 +88,9 @@ class PipelineMemory:
             is_on = getattr(self._config, key)
             if is_on is not None:
                 getattr(vae, f"{'enable' if is_on else 'disable'}_{switch}")()
-        for name in _TILED:
-            if hasattr(vae, name):
-                setattr(vae, name, self._counting(getattr(vae, name)))
+        self._counted = [(vae, name) for name in _TILED if hasattr(vae, name)]
+        for _, name in self._counted:
+            setattr(vae, name, self._counting(getattr(vae, name)))
 
     def _counting(self, decode: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(decode)
@@ -128,6 +128,12 @@ class PipelineMemory:
                 stage=config.name,
                 hint="name the component in `exclude_modules`, or use another `offload`",
             ) from error
+
+    def close(self) -> None:
+        """Restore the VAE's methods and release the pipeline."""
+        for vae, name in self._counted:
+            vars(vae).pop(name, None)
+        self._counted, self._pipeline = [], None
 
     def to_host(self) -> None:
         """Free the device's memory; an offloaded pipeline has its weights on the host already."""

@@ -123,8 +123,8 @@ class PipelineRunner:
             self.prompt_cache = None
             # Removes the attribute of the instance, which hid the method of the class.
             del self._pipeline.encode_prompt
-        if hasattr(self._vae, "encode"):
-            del self._vae.encode
+        if self._vae is not None:
+            vars(self._vae).pop("encode", None)
         if self._hook is not None:
             self._hook.remove()
         self._pipeline = self._vae = None
