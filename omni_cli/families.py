@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from omni_cli.errors import OmniError
 
@@ -21,6 +21,8 @@ BUILTIN_PREFIX = "builtin:"
 
 Reference = str
 """`package.module:name`."""
+
+Made = Literal["text", "audio", "image", "video"]
 
 EntryFile = Literal["config.json", "model_index.json"]
 """The file of a checkpoint that names its architecture: transformers' or diffusers'."""
@@ -88,14 +90,14 @@ class StageRole:
     """One stage of a family's chain.
 
     `stage` is the class that runs it: called with a `StageSpec` and `emit`, it returns a loaded `Stage`. `input` names
-    the role whose output it takes, None for the first. `makes` is its output for the user; None if only the next stage
-    gets one. `takes` names request fields that affect it, beside those that follow from `makes`; for a pipeline whose
-    call decides, it is a function that returns the `CallInputs` of a checkpoint's name. `settings` declares the
-    stage's own profile keys: a class derived from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if it
-    has no others. A checkpoint must have at least one file of each group in `needed_files`, weights whose names begin
-    with each of `needed_weights` (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its
-    configuration describes a vision or audio encoder. A checkpoint whose config.json has `switch` false lacks the
-    stage.
+    the role whose output it takes, None for the first. `makes` is its output for the user, or a function that returns
+    it for the names of a checkpoint and a stage; None if only the next stage gets one. `takes` names request fields
+    that affect it, beside those that follow from `makes`; for a pipeline whose call decides, it is a function that
+    returns the `CallInputs` of a checkpoint's name. `settings` declares the stage's own profile keys: a class derived
+    from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if it has no others. A checkpoint must have at
+    least one file of each group in `needed_files`, weights whose names begin with each of `needed_weights`
+    (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its configuration describes a vision or
+    audio encoder. A checkpoint whose config.json has `switch` false lacks the stage.
     """
 
     name: str
@@ -103,13 +105,19 @@ class StageRole:
     backend: Literal["vllm", "diffusers"]
     stage: Reference
     input: str | None = None
-    makes: Literal["text", "audio", "image"] | None = None
+    makes: Made | Reference | None = None
     takes: tuple[str, ...] | Reference = ()
     settings: Reference | None = None
     needed_files: tuple[tuple[str, ...], ...] = ()
     processor_files: tuple[str, ...] = ()
     needed_weights: tuple[str, ...] = ()
     switch: str | None = None
+
+    def made_by(self, model: str, stage: str) -> Made | None:
+        """The output for the user of this role's stage in a profile of `model`."""
+        if self.makes is None or ":" not in self.makes:
+            return cast(Made | None, self.makes)
+        return cast(Made, load(self.makes)(model, stage))
 
     def fits(self, stage: StageShape) -> bool:
         """True if a profile's stage can have this role, under any name."""
@@ -211,8 +219,10 @@ def _claims(family: Family) -> list[str]:
 
 def _is_of_another_commit(point: EntryPoint) -> bool:
     """True if one of our families is not in the running code, as in an older commit of `omni bench --against`."""
+    if not point.module.startswith("omni_cli.models."):
+        return False
     package = point.module.rpartition(".")[0]
-    return package.startswith("omni_cli.models.") and importlib.util.find_spec(package) is None
+    return importlib.util.find_spec(package) is None or importlib.util.find_spec(point.module) is None
 
 
 def _loaded(point: EntryPoint) -> Family:

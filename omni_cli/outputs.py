@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
 from omni_cli.errors import OmniError, StageError
@@ -11,7 +12,7 @@ from omni_cli.errors import OmniError, StageError
 if TYPE_CHECKING:
     import numpy as np
 
-Modality = Literal["text", "audio", "image"]
+Modality = Literal["text", "audio", "image", "video"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class GenerateRequest:
     is generated; None leaves the choice to the profile.
 
     For measuring single stages: `handoff` is the output of the stage before the first one, instead of a prompt;
-    `wants_handoff` asks the last stage for its output to the next.
+    `wants_handoff` asks the last stage for its output to the next. With `wants_frames`, a video arrives with its frames
+    as they were before encoding.
     """
 
     request_id: str
@@ -92,6 +94,7 @@ class GenerateRequest:
     cache_salt: str | None = None
     handoff: bytes | None = None
     wants_handoff: bool = False
+    wants_frames: bool = False
     stream_audio: bool | None = None
 
 
@@ -117,7 +120,32 @@ class ImageOutput:
     pixels: np.ndarray
 
 
-Output = TextOutput | AudioOutput | ImageOutput
+@dataclass(frozen=True)
+class VideoSound:
+    """The sound of a video, as its model made it."""
+
+    sample_rate: int
+    num_samples: int
+
+
+@dataclass(frozen=True)
+class VideoOutput:
+    """`content` is an MP4 file, with the sound if there is one; `preview` a WebP image with some of the frames.
+
+    `frames` is uint8 RGB (num_frames, height, width, 3), and None unless the request wants them.
+    """
+
+    content: bytes
+    preview: bytes
+    width: int
+    height: int
+    num_frames: int
+    fps: Fraction
+    sound: VideoSound | None = None
+    frames: np.ndarray | None = None
+
+
+Output = TextOutput | AudioOutput | ImageOutput | VideoOutput
 
 
 @dataclass(frozen=True)
@@ -127,9 +155,9 @@ class StageTrace:
     `token_times_s` is the time of each output token since the request's arrival; tokens of one engine step share a
     time. `output_codes` are a talker's frames, with one code per codebook; `backbone_s` and `code_predictor_s` are, for
     each token, its step's time in the forward pass and for all codes after the first; the rest of a step is the host's.
-    For a diffusion stage, `text_encode_s`, `vae_encode_s` (of its images), `denoise_step_s` (one entry per step) and
-    `vae_decode_s` or `vocoder_s` are its parts. Those times are on the device's clock. `num_chunks` counts the chunks
-    of streamed audio; None if it was not streamed.
+    For a diffusion stage, `text_encode_s`, `vae_encode_s` (of its images), `denoise_step_s` (one entry per step),
+    `vae_decode_s` or `vocoder_s`, and `encode_s` (of its videos, the host's) are its parts. Those times are on the
+    device's clock. `num_chunks` counts the chunks of streamed audio; None if it was not streamed.
     """
 
     name: str
@@ -150,6 +178,7 @@ class StageTrace:
     denoise_step_s: tuple[float, ...] | None = None
     vae_decode_s: float | None = None
     vocoder_s: float | None = None
+    encode_s: float | None = None
     num_chunks: int | None = None
 
 

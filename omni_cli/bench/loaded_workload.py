@@ -115,6 +115,7 @@ class LoadedWorkload:
                     request_id=f"{number}-{index}",
                     handoff=self._handoffs[index] if self._handoffs else None,
                     wants_handoff=wants_handoff,
+                    wants_frames=True,
                 )
             )
         return requests

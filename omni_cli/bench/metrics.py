@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, StageTrace
+from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, StageTrace, VideoOutput
 from omni_cli.stats.metrics import samples_for
 
 _ITL_PERCENTILE = 90
@@ -65,11 +65,13 @@ def work_of(iteration: Iteration) -> dict[str, float]:
             work["output_tokens"] = work.get("output_tokens", 0.0) + _total(t.num_output_tokens for t in traces)
         elif any(trace.num_inference_steps is not None for trace in traces):
             work["denoise_steps"] = work.get("denoise_steps", 0.0) + _total(t.num_inference_steps for t in traces)
-    audio_s, images, pixels = _made(iteration)
-    if audio_s:
-        work["audio_s"] = audio_s
-    if images:
-        work["pixels"] = pixels
+    made = _made(iteration)
+    if made.audio_s:
+        work["audio_s"] = made.audio_s
+    if made.pixels:
+        work["pixels"] = made.pixels
+    if made.frames:
+        work["frames"] = float(made.frames)
     return work
 
 
@@ -104,7 +106,7 @@ def _diffusion_metrics(traces: Sequence[StageTrace]) -> dict[str, float]:
     steps = [step for trace in traces for step in trace.denoise_step_s or ()]
     if steps:
         found["denoise_step_s"] = statistics.median(steps)
-    for name in ("text_encode_s", "vae_encode_s", "vae_decode_s", "vocoder_s"):
+    for name in ("text_encode_s", "vae_encode_s", "vae_decode_s", "vocoder_s", "encode_s"):
         values = [getattr(trace, name) for trace in traces if getattr(trace, name) is not None]
         if values:
             found[name] = statistics.median(values)
@@ -113,27 +115,46 @@ def _diffusion_metrics(traces: Sequence[StageTrace]) -> dict[str, float]:
 
 def _rates(iteration: Iteration) -> dict[str, float]:
     found: dict[str, float] = {}
-    audio_s, images, _ = _made(iteration)
+    made = _made(iteration)
     if [kind for _, kind in iteration.stages] == ["ar"]:
         tokens = _total(trace.num_output_tokens for trace in iteration.traces(iteration.stages[0][0]))
         found["output_tokens_per_second"] = tokens / iteration.e2e_s
-    if audio_s:
-        found["rtf"] = iteration.e2e_s / audio_s
-        found["audio_seconds_per_second"] = audio_s / iteration.e2e_s
+    if made.audio_s:
+        found["rtf"] = iteration.e2e_s / made.audio_s
+        found["audio_seconds_per_second"] = made.audio_s / iteration.e2e_s
         first = [request.result.ttfp_s for request in iteration.requests if request.result.ttfp_s is not None]
         if first:
             found["ttfp_s"] = statistics.median(first)
-    if images:
-        found["images_per_second"] = images / iteration.e2e_s
+    if made.images:
+        found["images_per_second"] = made.images / iteration.e2e_s
+    if made.frames:
+        found["frames_per_second"] = made.frames / iteration.e2e_s
     return found
 
 
-def _made(iteration: Iteration) -> tuple[float, int, float]:
-    """Return the seconds of audio, the number of images, and their pixels."""
+@dataclass(frozen=True)
+class _Made:
+    """Amounts of all outputs; `pixels` are those of the images and of the frames of videos."""
+
+    audio_s: float
+    images: int
+    frames: int
+    pixels: float
+
+
+def _made(iteration: Iteration) -> _Made:
     outputs = [output for request in iteration.requests for output in request.result.outputs]
-    audio_s = sum(len(o.samples) / o.sample_rate for o in outputs if isinstance(o, AudioOutput))
     shapes = [output.pixels.shape for output in outputs if isinstance(output, ImageOutput)]
-    return float(audio_s), len(shapes), float(sum(height * width for height, width, _ in shapes))
+    videos = [output for output in outputs if isinstance(output, VideoOutput)]
+    return _Made(
+        audio_s=float(sum(len(o.samples) / o.sample_rate for o in outputs if isinstance(o, AudioOutput))),
+        images=len(shapes),
+        frames=sum(video.num_frames for video in videos),
+        pixels=float(
+            sum(height * width for height, width, _ in shapes)
+            + sum(video.num_frames * video.height * video.width for video in videos)
+        ),
+    )
 
 
 def _total(values: Iterable[float | None]) -> float:
@@ -159,7 +180,7 @@ def accounted_of(iteration: Iteration) -> Mapping[str, float]:
             if trace.token_times_s:
                 shares.setdefault("tokens", []).append(_share(trace.token_times_s[-1], trace.latency_s))
             if trace.denoise_step_s and is_alone:
-                others = (trace.text_encode_s, trace.vae_encode_s, trace.vae_decode_s, trace.vocoder_s)
+                others = (trace.text_encode_s, trace.vae_encode_s, trace.vae_decode_s, trace.vocoder_s, trace.encode_s)
                 parts = sum(trace.denoise_step_s) + sum(value or 0.0 for value in others)
                 shares.setdefault("steps", []).append(_share(parts, trace.latency_s))
     return {name: statistics.median(values) for name, values in shares.items()}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult
+from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, VideoOutput
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +31,8 @@ def output_arrays(results: Sequence[RequestResult]) -> dict[str, np.ndarray]:
                 arrays[f"{request}.audio.{position}"] = output.samples
             elif isinstance(output, ImageOutput):
                 arrays[f"{request}.image.{position}"] = output.pixels
+            elif isinstance(output, VideoOutput) and output.frames is not None:
+                arrays[f"{request}.video.{position}"] = output.frames
     return arrays
 
 

@@ -72,7 +72,7 @@ def _read_specs(path: Path, config: EngineConfig) -> list[RequestSpec]:
 
 def _build(spec: RequestSpec, config: EngineConfig, warn: Callable[[str], None]) -> GenerateRequest:
     try:
-        return build_request(spec, seed=config.seed, warn=warn)
+        return build_request(spec, config, warn)
     except InputError as error:
         raise _at(spec.place, error) from error
 

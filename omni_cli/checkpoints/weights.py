@@ -122,7 +122,7 @@ def _moments(name: str, module: nn.Module, parameter: nn.Parameter, gain: float)
     if leaf == "weight_g":
         # The length of a row whose direction is in another parameter.
         return gain, 0.1 * gain
-    if kind.endswith(("TopKRouter", "Experts")):
+    if kind.endswith(("TopKRouter", "Experts")) or leaf == "scale_shift_table":
         # Rows, or one matrix per expert, that are not modules.
         return 0.0, gain / math.sqrt(parameter.shape[-1])
     if kind.endswith(("LayerScale", "ConvNeXtBlock")):

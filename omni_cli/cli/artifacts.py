@@ -11,7 +11,8 @@ from pathlib import Path
 
 from omni_cli.encoding import encode_png, encode_wav
 from omni_cli.errors import OutputError
-from omni_cli.outputs import AudioOutput, ImageOutput
+from omni_cli.outputs import AudioOutput, ImageOutput, VideoOutput
+from omni_cli.report.records import preview_path
 from omni_cli.whole_file import write_whole
 
 _MAX_STEM_LENGTH = 80
@@ -52,7 +53,10 @@ def folder_if_used(folder: Path) -> Iterator[None]:
 
 
 class ArtifactWriter:
-    """Writes outputs as `FOLDER/STEM.wav` and `FOLDER/STEM.png`; the second of a kind as `STEM.1.wav`."""
+    """Writes outputs as `FOLDER/STEM.wav`, `.png` and `.mp4`; the second of a kind as `STEM.1.wav`.
+
+    Beside `STEM.mp4` there is its preview, `STEM.preview.webp`.
+    """
 
     def __init__(self, folder: Path, request_ids: Iterable[str]) -> None:
         self.folder = folder
@@ -71,10 +75,12 @@ class ArtifactWriter:
         except (OSError, ValueError) as error:
             raise _output_error(self.folder, error) from error
 
-    def write(self, request_id: str, output: AudioOutput | ImageOutput) -> Path:
+    def write(self, request_id: str, output: AudioOutput | ImageOutput | VideoOutput) -> Path:
         """Encode and write one output; return its path. Raises `OutputError` if it cannot be written."""
         if isinstance(output, AudioOutput):
             suffix, content = "wav", encode_wav(output.samples, output.sample_rate)
+        elif isinstance(output, VideoOutput):
+            suffix, content = "mp4", output.content
         else:
             suffix, content = "png", encode_png(output.pixels)
         number = self._counts.get((request_id, suffix), 0)
@@ -82,6 +88,8 @@ class ArtifactWriter:
         path = self.folder / f"{self._stems[request_id]}{f'.{number}' if number else ''}.{suffix}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            if isinstance(output, VideoOutput):
+                write_whole(preview_path(path), output.preview)
             write_whole(path, content)
         except OSError as error:
             raise _output_error(path, error) from error

@@ -267,7 +267,13 @@ class DiffusionStageConfig(MemoryKeys, ImageSize, _Stage):
     backend: Backend = Field("diffusers", description="The engine that runs the stage.")
     num_inference_steps: int | None = Field(None, ge=1, le=1000, description="Denoising steps.")
     guidance_scale: float | None = Field(None, ge=0, le=1000, description="Strength of guidance.")
-    negative_prompt: Text | None = Field(None, description="Content to avoid in the image.")
+    negative_prompt: Text | None = Field(None, description="Content to avoid in the image or the video.")
+    fps: Annotated[float | None, DIFFUSERS_ONLY] = Field(
+        None,
+        gt=0,
+        le=1000,
+        description="Frames per second of a video; passed to pipelines whose call takes it. Default: the pipeline's.",
+    )
     execution: Execution = Field("eager", description="Execution mode of a denoising step.")
     batching: Annotated[Batching, KeyNotes(values={"vllm": ("exact", "padded"), "diffusers": ("exact", "stacked")})] = (
         Field(

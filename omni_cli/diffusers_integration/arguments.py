@@ -20,6 +20,7 @@ from omni_cli.diffusers_integration.call_checks import (
     holds_files,
     option,
 )
+from omni_cli.diffusers_integration.frame_rates import check_num_frames, frame_rate
 from omni_cli.diffusers_integration.prompt_length import check_prompt_lengths
 from omni_cli.diffusers_integration.requests import DiffusionRequest
 from omni_cli.diffusers_integration.signature import Medium, PipelineSignature, signature_of_class
@@ -32,6 +33,7 @@ MAX_INFERENCE_STEPS = 1000
 MAX_SEED = 2**64 - 1
 # The side of the images that a pipeline is warmed up with where its stage sets no size.
 _WARM_UP_PIXELS = 512
+_WARM_UP_FRAMES = 17
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class PipelineCall:
                     f"{self.signature.name} takes no {MEDIA[medium].partition(' ')[2]}",
                     hint=f"remove {option(medium)}, or use a checkpoint of another pipeline",
                 )
-            arguments[name] = self.file_value(name, files)
+            # A video is a list of its frames.
+            arguments[name] = files[0] if medium == "video" else self.file_value(name, files)
         return arguments
 
     def file_value(self, name: str, files: Sequence[object]) -> object:
@@ -94,7 +97,10 @@ class PipelineCall:
 
         size = (width or _WARM_UP_PIXELS, height or _WARM_UP_PIXELS)
         modes = {medium: "L" if medium == "mask" else "RGB" for medium in self.signature.needed_media}
-        return self.media_arguments({medium: [Image.new(mode, size, "grey")] for medium, mode in modes.items()})
+        images = {medium: Image.new(mode, size, "grey") for medium, mode in modes.items()}
+        return self.media_arguments(
+            {medium: [[image] * _WARM_UP_FRAMES] if medium == "video" else [image] for medium, image in images.items()}
+        )
 
     def named(self, arguments: Mapping[str, object]) -> dict[str, object]:
         """Return a request's arguments by the call's names for them; raises `InputError` for unknown ones."""
@@ -104,6 +110,11 @@ class PipelineCall:
             if name is None:
                 raise InputError(f"{self.signature.name} takes no duration", hint="remove `--duration`")
             named[name] = named.pop("duration")
+        if "num_frames" in named and "num_frames" not in self.signature.arguments:
+            name = self.signature.num_frames_argument
+            if name is None:
+                raise InputError(f"{self.signature.name} takes no number of frames", hint="remove `--num-frames`")
+            named[name] = named.pop("num_frames")
         return named
 
     def takes_tensor(self, name: str) -> bool:
@@ -134,6 +145,7 @@ def resolve_request(
     _check_effect(request, call)
     resolved = _fill(request, config, call)
     _check_numbers(resolved, call)
+    check_num_frames(pipeline, call.signature, call.defaults, resolved.call)
     _check_size(resolved, call, max_pixels)
     _check_negative_prompt(resolved, call)
     _check_needs(resolved, call)
@@ -163,6 +175,7 @@ def check_stage(config: DiffusionStageConfig, call: PipelineCall) -> None:
         _check_names(request, call)
         _check_effect(request, call)
         _check_numbers(request, call)
+        frame_rate(call.signature, call.defaults, config.call, config.fps)
     except InputError as error:
         raise InputError(f"stage `{config.name}`: {error.message}", hint=error.hint) from None
 
@@ -174,14 +187,19 @@ def _fill(request: DiffusionRequest, config: DiffusionStageConfig, call: Pipelin
                 return value
         return default
 
+    settings = {name: _plain(name, value, call) for name, value in {**config.call, **request.call}.items()}
+    fps = frame_rate(call.signature, call.defaults, settings, first("fps"))
+    if fps is not None:
+        settings |= fps.arguments
     return replace(
         request,
+        fps=None if fps is None else fps.rate,
         negative_prompt=first("negative_prompt"),
         height=first("height"),
         width=first("width"),
         num_inference_steps=first("num_inference_steps", call.defaults.get("num_inference_steps")),
         guidance_scale=first("guidance_scale"),
-        call={name: _plain(name, value, call) for name, value in {**config.call, **request.call}.items()},
+        call=settings,
     )
 
 
@@ -232,7 +250,7 @@ def _check_needs(request: DiffusionRequest, call: PipelineCall) -> None:
         medium = signature.medium_of(group[0])
         if medium is not None:
             raise InputError(f"{signature.name} needs {MEDIA[medium]}", hint=f"add {option(medium)}")
-        hint = "describe the image" if group[0] == "prompt" else f"add `--arg {group[0]}=VALUE`"
+        hint = "describe the output" if group[0] == "prompt" else f"add `--arg {group[0]}=VALUE`"
         raise InputError(f"{signature.name} needs {' or '.join(f'`{name}`' for name in group)}", hint=hint)
 
 

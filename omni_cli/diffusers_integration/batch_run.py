@@ -113,8 +113,5 @@ class BatchRun:
                 self._finish(DiffusionOutput(request.request_id, "error", error=error))
             else:
                 assert made is not None
-                # Several outputs of a request are consecutive.
-                count = len(made) // len(called.group)
-                own = tuple(made[index * count : (index + 1) * count])
-                images, sounds = ((), own) if self._runner.makes_audio else (own, ())
-                self._finish(DiffusionOutput(request.request_id, "stop", images, sounds, times))
+                images, sounds, videos = made.of(index, len(called.group))
+                self._finish(DiffusionOutput(request.request_id, "stop", images, sounds, videos, times))

@@ -14,7 +14,12 @@ from omni_cli.errors import InputError
 from omni_cli.outputs import ArgumentText
 
 # A request's media, as messages name them.
-MEDIA: Mapping[Medium, str] = {"image": "an image", "mask": "a mask", "control_image": "a control image"}
+MEDIA: Mapping[Medium, str] = {
+    "image": "an image",
+    "mask": "a mask",
+    "control_image": "a control image",
+    "video": "a video",
+}
 
 # Arguments of a pipeline call that the executor sets itself, with the replacement.
 OWNED_ARGUMENTS: Mapping[str, str] = {
@@ -57,7 +62,7 @@ def check_media(fields: Mapping[str, object], signature: PipelineSignature) -> N
                 hint=f"remove {option(medium)}",
             )
         taken[name] = medium
-        if len(files) > 1 and not takes_list(signature.arguments[name].type):
+        if len(files) > 1 and (medium == "video" or not takes_list(signature.arguments[name].type)):
             raise InputError(
                 f"{signature.name} takes one {MEDIA[medium].partition(' ')[2]}, not {len(files)}",
                 hint=f"give one {option(medium)}",

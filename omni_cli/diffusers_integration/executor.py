@@ -29,6 +29,7 @@ from omni_cli.diffusers_integration.requests import (
     DiffusionSchedulerOutput,
 )
 from omni_cli.diffusers_integration.samples import sample_rate_of
+from omni_cli.diffusers_integration.signature import AUDIO_FIELDS, SOUND_FIELDS, Kind
 from omni_cli.errors import CheckpointError, OmniError, StageError, UsageError
 from omni_cli.execution.copies import make_output_copy
 from omni_cli.execution.ranges import mark
@@ -41,7 +42,7 @@ _TAGS = frozenset({"weights", "kv_cache"})
 
 
 class DiffusersPipelineExecutor:
-    """One pipeline in this process, which makes images or audio.
+    """One pipeline in this process, which makes images, audio or videos.
 
     The stage's `batching` decides how the requests of a batch share the device:
 
@@ -135,8 +136,9 @@ class DiffusersPipelineExecutor:
         self._runner = PipelineRunner(
             pipeline, self.call, clock_for(self.device), self._output_copy, self.prompt_cache_entries
         )
-        self.sample_rate = sample_rate_of(pipeline) if self._runner.makes_audio else None
-        if self._runner.makes_audio and self.sample_rate is None:
+        makes_sound = bool({*AUDIO_FIELDS, *SOUND_FIELDS} & set(self.call.signature.output_fields))
+        self.sample_rate = sample_rate_of(pipeline) if makes_sound else None
+        if makes_sound and self.sample_rate is None:
             raise CheckpointError(f"{self.model} does not say the sample rate of its audio")
         # Last: hooks that offload weights wrap what runs.
         self._memory = PipelineMemory(pipeline, self.config, self.device)
@@ -164,6 +166,11 @@ class DiffusersPipelineExecutor:
         if cache is not None:
             values |= {"prompt_cache_hits": cache.hits, "prompt_cache_misses": cache.misses}
         return values
+
+    @property
+    def makes(self) -> Kind:
+        """The kind of the pipeline's output."""
+        return self.call.signature.makes or "image"
 
     @property
     def pipeline(self) -> Any:

@@ -15,8 +15,6 @@ from omni_cli.diffusers_integration.call_checks import settable
 from omni_cli.diffusers_integration.memory import check_parts
 from omni_cli.diffusers_integration.packages import check_packages
 from omni_cli.diffusers_integration.signature import (
-    AUDIO_FIELDS,
-    IMAGE_FIELDS,
     MEDIA_ARGUMENTS,
     PipelineSignature,
     signature_of,
@@ -25,7 +23,7 @@ from omni_cli.diffusers_integration.signature import (
 from omni_cli.errors import CheckpointError, OmniError
 
 # Outputs of other pipelines, by the first field of their output.
-_OTHER_OUTPUTS = {"frames": "video", "video": "video", "texts": "text", "sequences": "text"}
+_OTHER_OUTPUTS = {"texts": "text", "sequences": "text"}
 
 
 def load_pipeline(
@@ -108,11 +106,11 @@ def _load_models(folder: Path, classes: Mapping[str, type[Any]], dtypes: Mapping
 
 
 def check_runnable(signature: PipelineSignature) -> None:
-    """Raise `CheckpointError` unless the pipeline makes images or audio from what files and settings can hold."""
+    """Raise `CheckpointError` unless files and settings can hold what the pipeline takes and makes."""
     made = signature.output_fields
     why = None
-    if made and not set(made) & {*IMAGE_FIELDS, *AUDIO_FIELDS}:
-        why = f"it makes {_OTHER_OUTPUTS.get(made[0], f'`{made[0]}`')}, and only images and audio can be written"
+    if made and signature.makes is None:
+        why = f"it makes {_OTHER_OUTPUTS.get(made[0], f'`{made[0]}`')}; only images, audio and videos can be written"
     else:
         held = {"prompt", *PIPELINE_ARGUMENTS, *settable(signature), *map(signature.argument_for, MEDIA_ARGUMENTS)}
         needed = next((group[0] for group in signature.needed if not held & set(group)), None)

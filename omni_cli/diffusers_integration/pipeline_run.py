@@ -6,11 +6,12 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
 from omni_cli.diffusers_integration.arguments import PipelineCall
+from omni_cli.diffusers_integration.frames import Frames
 from omni_cli.diffusers_integration.pixels import (
     BadOutputError,
     OutputType,
@@ -26,13 +27,14 @@ from omni_cli.diffusers_integration.pixels import (
 from omni_cli.diffusers_integration.prompt_cache import PromptCache
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionTimes
 from omni_cli.diffusers_integration.samples import PendingSamples
-from omni_cli.diffusers_integration.signature import AUDIO_FIELDS, IMAGE_FIELDS
+from omni_cli.diffusers_integration.signature import AUDIO_FIELDS, IMAGE_FIELDS, SOUND_FIELDS, VIDEO_FIELDS
 from omni_cli.execution.ranges import Consecutive, mark
 from omni_cli.execution.timeline import Clock
 
 if TYPE_CHECKING:
     from omni_cli.execution.copies import OutputCopy
 
+T = TypeVar("T")
 StepCallback = Literal["callback_on_step_end", "callback", "none"]
 
 # Called after each step with (steps done, total steps); may raise to end the call early.
@@ -53,35 +55,60 @@ class _Marks:
     ranges: Consecutive = field(default_factory=Consecutive)
 
 
-class PendingOutputs:
-    """The result of one pipeline call, which the device may not have finished yet."""
+@dataclass(frozen=True)
+class Made:
+    """Outputs of one call: equally many for each request, one after another."""
 
-    def __init__(
-        self,
-        made: Pixels | PendingSamples,
-        requests: Sequence[DiffusionRequest],
-        times: Callable[[], DiffusionTimes],
-    ) -> None:
-        self._made = made
-        self._requests = requests
-        self._times = times
+    images: tuple[np.ndarray, ...] = ()
+    sounds: tuple[np.ndarray, ...] = ()
+    videos: tuple[Frames, ...] = ()
+
+    def of(
+        self, index: int, num_requests: int
+    ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], tuple[Frames, ...]]:
+        """The images, sounds and videos of one request."""
+
+        def own(made: tuple[T, ...]) -> tuple[T, ...]:
+            count = len(made) // num_requests
+            return made[index * count : (index + 1) * count]
+
+        return own(self.images), own(self.sounds), own(self.videos)
+
+
+@dataclass(frozen=True)
+class PendingOutputs:
+    """The result of one pipeline call, which the device may not have finished yet.
+
+    There are `pixels`, `samples` or `videos`; of videos with sound both of the latter.
+    """
+
+    requests: Sequence[DiffusionRequest]
+    times: Callable[[], DiffusionTimes]
+    pixels: Pixels | None = None
+    samples: PendingSamples | None = None
+    videos: tuple[Frames, ...] = ()
 
     def ready(self) -> bool:
-        """True if `get` would return immediately."""
-        return self._made.ready()
+        """True if `get` would return immediately, and for videos.
 
-    def get(self) -> tuple[Sequence[np.ndarray], DiffusionTimes]:
-        """Return images or sounds, equally many for each request, and the call's times.
+        Their frames are copied when somebody takes them, which should happen before the next call needs the memory.
+        """
+        return bool(self.videos) or all(part.ready() for part in (self.pixels, self.samples) if part is not None)
+
+    def get(self) -> tuple[Made, DiffusionTimes]:
+        """Return all outputs, and the call's times.
 
         Waits for both. Raises `BadOutputError` for values that are not numbers or an image of another size.
         """
         with mark("wait for output copy"):
-            made: Sequence[np.ndarray] = list(self._made.get())
-        if not len(made) or len(made) % len(self._requests):
-            raise BadOutputError(f"the pipeline made {len(made)} outputs for {len(self._requests)} requests")
-        if not isinstance(self._made, PendingSamples):
-            _check_shapes(made, self._requests[0])
-        return made, self._times()
+            images = () if self.pixels is None else tuple(self.pixels.get())
+            sounds = () if self.samples is None else tuple(self.samples.get())
+        count = len(self.videos or sounds or images)
+        if not count or count % len(self.requests) or (self.videos and sounds and len(sounds) != count):
+            raise BadOutputError(f"the pipeline made {count} outputs for {len(self.requests)} requests")
+        if images:
+            _check_shapes(images, self.requests[0])
+        return Made(images, sounds, self.videos), self.times()
 
 
 class PipelineRunner:
@@ -99,11 +126,12 @@ class PipelineRunner:
         self._clock = clock
         self._output_copy = output_copy
         self._marks: _Marks | None = None
-        self.makes_audio = bool(set(call.signature.output_fields) & set(AUDIO_FIELDS))
+        self.makes = call.signature.makes or "image"
         self.predicts = "prediction" in call.signature.output_fields
         self.output_type: OutputType = "pt"
-        if not (self.makes_audio or self.predicts):
-            self.output_type = "pil" if call.signature.tensors_are_latents else output_type_for(pipeline)
+        if self.makes != "audio" and not self.predicts:
+            is_raw = call.signature.tensors_are_latents
+            self.output_type = "pil" if is_raw else output_type_for(pipeline, self.makes)
         self.step_callback: StepCallback = _step_callback(call)
         self.prompt_cache: PromptCache | None = None
         if hasattr(pipeline, "encode_prompt"):
@@ -143,18 +171,32 @@ class PipelineRunner:
             marks.ranges.close()
             if hasattr(self._pipeline, "_current_timestep"):
                 self._pipeline._current_timestep = None
-        fields = AUDIO_FIELDS if self.makes_audio else IMAGE_FIELDS
-        output = next(getattr(made, field) for field in fields if hasattr(made, field))
-        pending = self._copy_out(output, marks)
-        return PendingOutputs(pending, requests, functools.partial(self._times, marks))
+        pending = functools.partial(PendingOutputs, requests, functools.partial(self._times, marks))
+        if self.makes == "image":
+            return pending(pixels=self._pixels(_first_of(made, IMAGE_FIELDS), marks))
+        if self.makes == "audio":
+            return pending(samples=self._samples(_first_of(made, AUDIO_FIELDS), marks))
+        sound = _first_of(made, SOUND_FIELDS)
+        samples = None if sound is None else self._samples(sound, marks)
+        marks.end = self._clock.mark()
+        videos = tuple(Frames(frames, self._output_copy) for frames in _first_of(made, VIDEO_FIELDS))
+        return pending(samples=samples, videos=videos)
 
-    def _copy_out(self, output: Any, marks: _Marks) -> Pixels | PendingSamples:
-        """Start the copy of a call's output to the host."""
+    def _samples(self, audio: Any, marks: _Marks) -> PendingSamples:
+        """Start the copy of audio to the host."""
         import torch
 
-        if self.makes_audio:
-            output = torch.as_tensor(output)
-        elif isinstance(output, np.ndarray):
+        audio = torch.as_tensor(audio)
+        flat = audio.float().reshape(-1)
+        marks.end = self._clock.mark()
+        with mark("output copy"):
+            return PendingSamples(self._output_copy.start(flat), tuple(audio.shape))
+
+    def _pixels(self, output: Any, marks: _Marks) -> Pixels:
+        """Start the copy of images to the host."""
+        import torch
+
+        if isinstance(output, np.ndarray):
             output = torch.from_numpy(output).permute(0, 3, 1, 2)  # of a pipeline that converts images itself
         elif self.predicts:
             output = visualized(self._pipeline, output)
@@ -167,11 +209,10 @@ class PipelineRunner:
                 here = PixelsHere(pil_to_uint8(output))
             marks.end = self._clock.mark()
             return here
-        flat = output.float().reshape(-1) if self.makes_audio else to_bytes(output)
+        flat = to_bytes(output)
         marks.end = self._clock.mark()
         with mark("output copy"):
-            copy, shape = self._output_copy.start(flat), tuple(output.shape)
-        return PendingSamples(copy, shape) if self.makes_audio else PendingPixels(copy, shape)
+            return PendingPixels(self._output_copy.start(flat), tuple(output.shape))
 
     def _arguments(self, requests: Sequence[DiffusionRequest]) -> dict[str, object]:
         """Build exactly the arguments of the plain call. The noise comes from the CPU, the same on every device."""
@@ -275,6 +316,11 @@ def find_denoiser(pipeline: Any) -> Any | None:
         if isinstance(module, torch.nn.Module):
             return module
     return None
+
+
+def _first_of(made: object, fields: Sequence[str]) -> Any:
+    """The first of these fields that a pipeline's output has; None if it has none."""
+    return next((getattr(made, field) for field in fields if hasattr(made, field)), None)
 
 
 def _step_callback(call: PipelineCall) -> StepCallback:

@@ -24,18 +24,22 @@ class WrongSizeError(BadOutputError):
     """An image of another size than the request's."""
 
 
-def output_type_for(pipeline: object) -> OutputType:
-    """ "pt" if images come from diffusers' `VaeImageProcessor`, for which the bytes are known to be equal.
+def output_type_for(pipeline: object, makes: Literal["image", "video"]) -> OutputType:
+    """ "pt" if the output comes from diffusers' image or video processor, for which the bytes are known to be equal.
 
-    Pipelines with an image processor that converts in its own way, or without one, keep their own conversion to PIL.
+    Pipelines with a processor that converts in its own way, or without one, keep their own conversion to PIL.
     """
     from diffusers.image_processor import VaeImageProcessor
+    from diffusers.video_processor import VideoProcessor
 
-    processor = getattr(pipeline, "image_processor", None)
-    if not isinstance(processor, VaeImageProcessor):
+    base: type = VideoProcessor if makes == "video" else VaeImageProcessor
+    processor = getattr(pipeline, f"{makes}_processor", None)
+    if not isinstance(processor, base):
         return "pil"
-    steps = ("postprocess", "pt_to_numpy", "numpy_to_pil", "denormalize", "_denormalize_conditionally")
-    inherited = all(getattr(type(processor), step) is getattr(VaeImageProcessor, step) for step in steps)
+    steps = ["postprocess", "pt_to_numpy", "numpy_to_pil", "denormalize", "_denormalize_conditionally"]
+    if makes == "video":
+        steps.append("postprocess_video")
+    inherited = all(getattr(type(processor), step) is getattr(base, step) for step in steps)
     return "pt" if inherited else "pil"
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from omni_cli.config.schema import PIPELINE_ARGUMENTS
 from omni_cli.errors import OmniError
+
+if TYPE_CHECKING:
+    from omni_cli.diffusers_integration.frames import Frames
 
 FinishReason = Literal["stop", "abort", "error"]
 
@@ -22,7 +26,8 @@ class DiffusionRequest:
     further arguments of the pipeline call by diffusers' names. `num_prompt_tokens` holds the token counts of prompt and
     negative prompt for each of the pipeline's tokenizers, set by `DiffusersPipelineExecutor.resolve`; None means "not
     checked yet". `conditions` are arguments of the call from the previous stage, such as tensors; only requests without
-    them can be stacked.
+    them can be stacked. `fps` is the rate of the video's file, and of calls that take it; a Fraction once it is
+    resolved.
     """
 
     request_id: str
@@ -36,6 +41,7 @@ class DiffusionRequest:
     call: Mapping[str, Any] = field(default_factory=dict)
     num_prompt_tokens: tuple[int, ...] | None = None
     conditions: Mapping[str, object] = field(default_factory=dict)
+    fps: Fraction | float | str | None = None
 
     @classmethod
     def from_arguments(
@@ -48,8 +54,9 @@ class DiffusionRequest:
     ) -> DiffusionRequest:
         """Build a request from flat call arguments by diffusers' names, such as `GenerateRequest.diffusion`."""
         standard = {name: arguments[name] for name in PIPELINE_ARGUMENTS if name in arguments}
-        call = {name: value for name, value in arguments.items() if name not in standard}
-        return cls(request_id, prompt, seed=seed, call=call, conditions=conditions or {}, **standard)
+        call = {name: value for name, value in arguments.items() if name not in standard and name != "fps"}
+        given = {"seed": seed, "fps": arguments.get("fps"), **standard}
+        return cls(request_id, prompt, call=call, conditions=conditions or {}, **given)
 
 
 def batch_key(request: DiffusionRequest) -> Hashable:
@@ -106,7 +113,8 @@ class DiffusionOutput:
     """The end of one request.
 
     `images` are uint8 RGB or RGBA (height, width, 3 or 4), `sounds` float32 (num_samples,), with several channels
-    (num_samples, channels); one of the two has entries exactly when it stopped normally.
+    (num_samples, channels), `videos` frames, with the sound of each in `sounds` if there is one; one of them has
+    entries exactly when it stopped normally.
 
     `error` is set exactly when `finish_reason` is "error".
     """
@@ -115,6 +123,7 @@ class DiffusionOutput:
     finish_reason: FinishReason
     images: tuple[np.ndarray, ...] = ()
     sounds: tuple[np.ndarray, ...] = ()
+    videos: tuple[Frames, ...] = ()
     times: DiffusionTimes | None = None
     error: OmniError | None = None
 

@@ -7,33 +7,44 @@ import functools
 import importlib.util
 import inspect
 import itertools
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal, TypeGuard
 
 from omni_cli.diffusers_integration.value_types import FileKind, file_kind
 
-Medium = Literal["image", "mask", "control_image"]
+Medium = Literal["image", "mask", "control_image", "video"]
+Kind = Literal["image", "audio", "video"]
 
 # The names that pipelines have for a request's media, the usual one first.
 MEDIA_ARGUMENTS: Mapping[Medium, tuple[str, ...]] = {
     "image": ("image", "images", "input_images"),
     "mask": ("mask_image", "mask"),
     "control_image": ("control_image",),
+    "video": ("video",),
 }
 # Arguments of pipelines with a network for a control image; where no other takes that, `image` does.
 _OF_CONTROL = {"controlnet_conditioning_scale", "adapter_conditioning_scale"}
 # The names that pipelines have for the length of the audio they make, in seconds.
 DURATION_ARGUMENTS = ("audio_length_in_s", "audio_end_in_s", "audio_duration", "audio_duration_s", "duration")
+# The names that pipelines have for the number of frames they make, and for frames per second.
+NUM_FRAMES_ARGUMENTS = ("num_frames", "video_length", "frames")
+FRAME_RATE_ARGUMENTS = ("frame_rate", "fps", "conditioning_frame_rate")
 # Fields of a request that are arguments of the same name.
 _NAMED = ("negative_prompt", "num_inference_steps", "guidance_scale", "strength", "height", "width")
 # All fields of a request that a call can take, in the order of the command's options.
-FIELDS = ("prompt", *MEDIA_ARGUMENTS, *_NAMED, "duration")
-# Fields of a pipeline's output that hold images or audio.
+FIELDS = ("prompt", *MEDIA_ARGUMENTS, *_NAMED, "duration", "num_frames", "fps")
+# Fields of a pipeline's output, by their kind; those of a video may have sound beside them.
 IMAGE_FIELDS = ("images", "image", "prediction")
 AUDIO_FIELDS = ("audios",)
+VIDEO_FIELDS = ("frames", "video", "videos")
+SOUND_FIELDS = ("audio", "sound")
+# The call of diffusers' function that writes a file, in the example of a pipeline's documentation.
+_EXAMPLE_FPS = re.compile(r"(?:export_to_video|encode_video)\((?:[^()]|\([^()]*\))*?fps=(\d+(?:\.\d+)?)")
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,15 @@ class Argument:
             value = default.value if isinstance(default, ast.Constant) else None
             return "Any" if value is None else type(value).__name__
         return f"{annotation} | None" if self.default == "None" and "None" not in annotation else annotation
+
+    @property
+    def takes_frames(self) -> bool:
+        """Tell whether its values can be lists of images, and not tensors only."""
+        return self.annotation is None or any(word in self.annotation for word in ("Image", "ndarray"))
+
+    @property
+    def may_be_none(self) -> bool:
+        return any(word in (self.annotation or "") for word in ("None", "Optional"))
 
     @property
     def file_kind(self) -> FileKind | None:
@@ -90,6 +110,8 @@ class PipelineSignature:
     def argument_for(self, medium: Medium) -> str | None:
         """Return the argument that takes this medium; None if there is none."""
         found = next((name for name in MEDIA_ARGUMENTS[medium] if name in self.arguments), None)
+        if found is not None and medium == "video" and not self.arguments[found].takes_frames:
+            return None
         if found is None and medium == "control_image" and _OF_CONTROL & self.arguments.keys():
             return self.argument_for("image")
         return found
@@ -100,14 +122,42 @@ class PipelineSignature:
         return next((medium for medium in media if self.argument_for(medium) == name), None)
 
     @property
+    def makes(self) -> Kind | None:
+        """The kind of its output; None for another one, or where its source does not tell."""
+        fields = set(self.output_fields)
+        if fields & set(VIDEO_FIELDS):
+            return "video"
+        if fields & set(AUDIO_FIELDS):
+            return "audio"
+        return "image" if fields & set(IMAGE_FIELDS) else None
+
+    @property
     def duration_argument(self) -> str | None:
-        """The argument for the length of the audio; None if there is none."""
-        return next((name for name in DURATION_ARGUMENTS if name in self.arguments), None)
+        """The argument that takes the length of the audio; None if there is none."""
+        return self._first_of(DURATION_ARGUMENTS)
+
+    @property
+    def num_frames_argument(self) -> str | None:
+        """The argument that takes the number of frames of a video; None if there is none."""
+        return self._first_of(NUM_FRAMES_ARGUMENTS) if self.makes == "video" else None
+
+    @property
+    def frame_rate_argument(self) -> str | None:
+        """The argument that takes the frames per second of a video; None if there is none."""
+        return self._first_of(FRAME_RATE_ARGUMENTS) if self.makes == "video" else None
+
+    def _first_of(self, names: tuple[str, ...]) -> str | None:
+        return next((name for name in names if name in self.arguments), None)
 
     def argument_of(self, field: str) -> str | None:
-        """Return the argument that takes a field of a request; None if there is none."""
-        if field == "duration":
-            return self.duration_argument
+        """The argument that takes a field of a request; None if there is none."""
+        match field:
+            case "duration":
+                return self.duration_argument
+            case "num_frames":
+                return self.num_frames_argument
+            case "fps":
+                return self.frame_rate_argument
         medium = next((medium for medium in MEDIA_ARGUMENTS if medium == field), None)
         if medium is not None:
             return self.argument_for(medium)
@@ -116,6 +166,8 @@ class PipelineSignature:
     @property
     def needed_media(self) -> tuple[Medium, ...]:
         """Media without which a call fails: required ones, and those that have a default only to keep a place."""
+        if self.makes == "video":
+            return self._media_of_video
         needed: list[Medium] = []
         image, mask = self.argument_for("image"), self.argument_for("mask")
         changes_an_image = "strength" in self.arguments or mask == "mask_image"
@@ -127,6 +179,17 @@ class PipelineSignature:
         if control is not None and (control != image or "image" not in needed):
             needed.append("control_image")
         return tuple(needed)
+
+    @property
+    def _media_of_video(self) -> tuple[Medium, ...]:
+        """Image or video, unless the type allows none; of a pipeline that takes both, only the required ones."""
+        media: tuple[Medium, ...] = ("image", "video")
+        arguments = {medium: self.arguments[name] for medium in media if (name := self.argument_for(medium))}
+        return tuple(
+            medium
+            for medium, argument in arguments.items()
+            if argument.is_required or (len(arguments) == 1 and not argument.may_be_none)
+        )
 
 
 @functools.cache
@@ -207,6 +270,13 @@ def _is_raw(call: ast.FunctionDef) -> bool:
     """Tell whether the call returns tensors as it returns latents, without postprocessing."""
     comparisons = (ast.unparse(node) for node in ast.walk(call) if isinstance(node, ast.Compare))
     return any(text.startswith("output_type in ") and "'pt'" in text and "'latent'" in text for text in comparisons)
+
+
+@functools.cache
+def example_fps(class_name: str) -> Fraction | None:
+    """Frames per second of the file that a class's example in diffusers' documentation writes; None if unknown."""
+    found = _EXAMPLE_FPS.search(source_of_class(class_name) or "")
+    return None if found is None else Fraction(found[1])
 
 
 def _class(name: str) -> ast.ClassDef | None:

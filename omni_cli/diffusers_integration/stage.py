@@ -1,42 +1,54 @@
-"""A stage over a diffusers pipeline, from a prompt and images to an image or audio. Never imports vLLM."""
+"""A stage over a diffusers pipeline, from a prompt and media to images, audio or videos. Never imports vLLM."""
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar
+
+import numpy as np
 
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.call_checks import check_name
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
+from omni_cli.diffusers_integration.failures import describe_failure
+from omni_cli.diffusers_integration.frames import Frames
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
 from omni_cli.diffusers_integration.signature import Medium
+from omni_cli.errors import OmniError
 from omni_cli.stage.messages import (
+    Alive,
     AppendInput,
     Array,
     Audio,
     CallFileInput,
     Failure,
+    FileSound,
     Progress,
     Report,
     RequestDone,
     StageRequest,
+    VideoFile,
     WaveformChunk,
 )
 from omni_cli.stage.protocol import StageSpec
+from omni_cli.video_encoding import Sound, encode_video, prepare_encoding
 
 DEFAULT_MAX_NUM_SEQS = 4
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A request that has no output yet: its arrival in seconds, and what its reports need."""
+    """A request without output yet: its arrival in seconds, the resolved request, and the content of its reports."""
 
     added_s: float
-    num_steps: int | None
+    request: DiffusionRequest
     streams: bool
+    wants_frames: bool
 
 
 class DiffusersStage:
@@ -55,6 +67,8 @@ class DiffusersStage:
             trust_remote_code=spec.trust_remote_code,
             unused_parts=self.unused_parts,
         )
+        if self.executor.makes == "video":
+            prepare_encoding()
         self.executor.compile_or_warm_up_model()
         self.scheduler = DiffusionScheduler(spec.stage.max_num_seqs or DEFAULT_MAX_NUM_SEQS)
         self.waiting: dict[str, _Waiting] = {}
@@ -81,7 +95,9 @@ class DiffusersStage:
 
     def add(self, request: StageRequest) -> None:
         resolved = self.executor.resolve(self.diffusion_request(request))
-        self.waiting[request.request_id] = _Waiting(time.perf_counter(), resolved.num_inference_steps, request.streams)
+        self.waiting[request.request_id] = _Waiting(
+            time.perf_counter(), resolved, request.streams, request.wants_frames
+        )
         self.scheduler.add_request(resolved)
 
     def diffusion_request(self, request: StageRequest) -> DiffusionRequest:
@@ -142,20 +158,30 @@ class DiffusersStage:
 
     def _report(self, output: DiffusionOutput) -> list[Report]:
         waiting = self.waiting.pop(output.request_id)
-        latency_s = time.perf_counter() - waiting.added_s
         if output.finish_reason == "abort":
             return []
         if output.error is not None:
             return [Failure.of(output.error, request_id=output.request_id)]
         assert output.times is not None
+        began_s = time.perf_counter()
+        try:
+            videos = self._encoded(output, waiting)
+        except Exception as raised:  # noqa: BLE001 - as a pipeline's: it becomes the request's error
+            if not isinstance(raised, OmniError):
+                raised = describe_failure(raised, self.executor.config, [waiting.request])
+            return [Failure.of(raised, request_id=output.request_id)]
+        ended_s = time.perf_counter()
         trace = {
-            "latency_s": latency_s,
-            "num_inference_steps": waiting.num_steps,
+            "latency_s": ended_s - waiting.added_s,
+            "num_inference_steps": waiting.request.num_inference_steps,
             "text_encode_s": output.times.text_encode_s,
             "vae_encode_s": output.times.vae_encode_s,
             "denoise_step_s": output.times.denoise_step_s,
             "vae_decode_s": output.times.vae_decode_s,
+            "encode_s": ended_s - began_s if videos else None,
         }
+        if videos:
+            return [RequestDone(output.request_id, trace, videos=videos)]
         if output.sounds:
             assert self.executor.sample_rate is not None
             sounds = tuple(Audio(Array.of(samples), self.executor.sample_rate) for samples in output.sounds)
@@ -163,6 +189,39 @@ class DiffusersStage:
                 return [WaveformChunk(output.request_id, sounds[0]), RequestDone(output.request_id, trace)]
             return [RequestDone(output.request_id, trace, audio=sounds[0], more_audio=sounds[1:])]
         return [RequestDone(output.request_id, trace, images=tuple(map(Array.of, output.images)))]
+
+    def _encoded(self, output: DiffusionOutput, waiting: _Waiting) -> tuple[VideoFile, ...]:
+        """The videos of a request as files."""
+        rate = self.executor.sample_rate or 0
+        return tuple(
+            self._video_file(frames, None if samples is None else Sound(samples, rate), waiting)
+            for frames, samples in itertools.zip_longest(output.videos, output.sounds if output.videos else ())
+        )
+
+    def _video_file(self, frames: Frames, sound: Sound | None, waiting: _Waiting) -> VideoFile:
+        """Encode a video, from frames that come from the device piece by piece."""
+        fps = waiting.request.fps
+        assert isinstance(fps, Fraction)
+        kept: list[np.ndarray] = []
+
+        def pieces() -> Iterator[Sequence[np.ndarray]]:
+            for piece in frames.pieces():
+                self.emit(Alive())
+                if waiting.wants_frames:
+                    kept.extend(piece)
+                yield piece
+
+        encoded = encode_video(pieces(), len(frames), fps, sound)
+        return VideoFile(
+            content=encoded.content,
+            preview=encoded.preview,
+            width=encoded.width,
+            height=encoded.height,
+            num_frames=len(frames),
+            fps=(fps.numerator, fps.denominator),
+            sound=None if sound is None else FileSound(sound.sample_rate, len(sound.samples)),
+            frames=Array.of(np.stack(kept)) if kept else None,
+        )
 
     def close(self, *, process_ends: bool = False) -> None:
         if not process_ends:
@@ -177,6 +236,8 @@ def media_of(request: StageRequest) -> dict[Medium, list[object]]:
     media: dict[Medium, list[object]] = {
         medium: [Image.fromarray(array.numpy()) for array in arrays] for medium, arrays in given.items() if arrays
     }
+    if request.videos:
+        media["video"] = [[Image.fromarray(frame) for frame in video.frames.numpy()] for video in request.videos]
     if request.mask is not None:
         media["mask"] = [Image.fromarray(request.mask.numpy()).convert("L")]
     return media

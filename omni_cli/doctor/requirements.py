@@ -19,6 +19,7 @@ VERIFIED = {
     "safetensors": "0.8.0",
     "soundfile": "0.14.0",
     "soxr": "1.1.0",
+    "ftfy": "6.3.1",
     "fastapi": "0.136.3",
     "uvicorn": "0.54.0",
     "python-multipart": "0.0.34",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from omni_cli.outputs import (
     StageTrace,
     TextDelta,
     TextOutput,
+    VideoOutput,
+    VideoSound,
 )
 from omni_cli.stage.messages import (
     AbortRequest,
@@ -39,6 +42,7 @@ from omni_cli.stage.messages import (
     RequestDone,
     StageRequest,
     TextChunk,
+    VideoFile,
     VideoInput,
     WaveformChunk,
 )
@@ -158,6 +162,7 @@ class RequestRun:
             "seed": request.seed,
             "speaker": request.speaker,
             "diffusion": dict(request.diffusion),
+            "wants_frames": request.wants_frames,
             "wants_handoff": has_next or request.wants_handoff,
             # The last stage's handoff goes to the caller, in one piece.
             "streams": self._streams and (has_next or not request.wants_handoff),
@@ -193,6 +198,7 @@ class RequestRun:
             samples = np.concatenate([chunk.samples for chunk in chunks])
             outputs.append(AudioOutput(samples, chunks[0].sample_rate))
         outputs += [ImageOutput(image.numpy()) for image in report.images]
+        outputs += [_video_output(video) for video in report.videos]
         return outputs
 
     def _wants(self, modality: Modality) -> bool:
@@ -210,3 +216,16 @@ def _encoded(files: CallFile | tuple[CallFile, ...]) -> CallFileInput | tuple[Ca
     if isinstance(files, CallFile):
         return CallFileInput(files.kind, Array.of(files.array))
     return tuple(CallFileInput(file.kind, Array.of(file.array)) for file in files)
+
+
+def _video_output(video: VideoFile) -> VideoOutput:
+    return VideoOutput(
+        content=video.content,
+        preview=video.preview,
+        width=video.width,
+        height=video.height,
+        num_frames=video.num_frames,
+        fps=Fraction(*video.fps),
+        sound=None if video.sound is None else VideoSound(video.sound.sample_rate, video.sound.num_samples),
+        frames=None if video.frames is None else video.frames.numpy(),
+    )

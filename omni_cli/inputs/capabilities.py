@@ -18,6 +18,7 @@ _FIELDS: Mapping[Modality, frozenset[str]] = {
     "text": frozenset({"audio", "image", "video", "sampling", "max_tokens", "temperature", "raw"}),
     "audio": frozenset({"speaker"}),
     "image": frozenset({"negative_prompt", "height", "width"}),
+    "video": frozenset({"height", "width", "fps"}),
 }
 
 
@@ -46,17 +47,21 @@ class Capabilities:
                 hint="`omni profiles list` shows profiles; docs/adding-a-model.md adds a family",
             )
         roles = [family.role(stage.name) for stage in config.stages]
-        made = tuple(role.makes for role in roles if role is not None and role.makes is not None)
+        kinds = [
+            None if role is None else role.made_by(config.model, stage.name)
+            for stage, role in zip(config.stages, roles, strict=True)
+        ]
+        made = tuple(kind for kind in kinds if kind is not None)
         first, role = config.stages[0], roles[0]
         if role is not None and isinstance(role.takes, str) and isinstance(first, DiffusionStageConfig):
             call: CallInputs = load(role.takes)(config.model)
             given = [name for name in PIPELINE_ARGUMENTS if getattr(first, name) is not None]
             return cls(config.name, made, _ALWAYS | call.fields, call, frozenset({*given, *first.call}))
         fields = _ALWAYS | _OF_CHAINS
-        for stage, role in zip(config.stages, roles, strict=True):
+        for stage, role, kind in zip(config.stages, roles, kinds, strict=True):
             assert role is not None  # or the family would not fit
             fields |= _OF_DIFFUSION if stage.kind == "diffusion" else frozenset()
-            fields |= set(role.takes) | (_FIELDS[role.makes] if role.makes is not None else frozenset())
+            fields |= set(role.takes) | (_FIELDS[kind] if kind is not None else frozenset())
         return cls(config.name, made, fields)
 
     def makes_files(self, modalities: frozenset[Modality] | None) -> bool:

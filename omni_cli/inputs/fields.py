@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ MAX_IMAGE_SIDE = 16_384
 MAX_TEMPERATURE = 100.0
 MAX_GUIDANCE_SCALE = 1000.0
 MAX_DURATION_S = 24 * 60 * 60
+MAX_NUM_FRAMES = 100_000
+MAX_FPS = 1000
 MAX_TOKENS = 2**24  # far beyond any model's context; catches typos
 MAX_REQUEST_ID_LENGTH = 200
 _SHOWN_CHARACTERS = 40  # of a wrong value
-MODALITIES = ("text", "audio", "image")
+MODALITIES = ("text", "audio", "image", "video")
 
 
 def _text(value: object) -> str:
@@ -68,6 +71,21 @@ def _number(high: float) -> Callable[[object], float]:
         return float(value)
 
     return check
+
+
+def _frame_rate(value: object) -> str:
+    """A number, or a ratio of two such as 24000/1001, as text, which keeps it exact."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"must be a number, not {_kind(value)}")
+    try:
+        rate = Fraction(str(value)) if len(str(value)) < 30 else Fraction(0)
+    except (ValueError, ZeroDivisionError):
+        raise ValueError("must be a number or a ratio such as 24000/1001") from None
+    if not 0 < rate <= MAX_FPS:
+        raise ValueError(f"must be above 0 and at most {MAX_FPS}")
+    if rate.denominator > MAX_FPS * MAX_FPS:
+        raise ValueError("has too many decimals")
+    return str(rate)
 
 
 def _paths(value: object) -> tuple[Path, ...]:
@@ -152,6 +170,8 @@ CHECKERS: Mapping[str, Callable[[object], Any]] = {
     "guidance_scale": _number(MAX_GUIDANCE_SCALE),
     "strength": _number(1),
     "duration": _number(MAX_DURATION_S),
+    "num_frames": _whole_number(1, MAX_NUM_FRAMES),
+    "fps": _frame_rate,
     "arg": _call_arguments,
     "height": _whole_number(1, MAX_IMAGE_SIDE),
     "width": _whole_number(1, MAX_IMAGE_SIDE),

@@ -7,20 +7,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from omni_cli.config.schema import PIPELINE_ARGUMENTS
+from omni_cli.config.schema import PIPELINE_ARGUMENTS, EngineConfig
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.audio import load_audio
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.images import Warn, load_image
 from omni_cli.inputs.tensors import load_tensor
-from omni_cli.inputs.video import load_video
+from omni_cli.inputs.video import MAX_NUM_FRAMES, load_video
 from omni_cli.outputs import CallFile, GenerateRequest, Modality
 
 MAX_IMAGE_PIXELS = 4096 * 4096
 
 FILE_FIELDS = ("audio", "image", "mask", "control_image", "video")
 _SAMPLING_FIELDS = ("max_tokens", "temperature")
+_CALL_FIELDS = ("strength", "duration", "num_frames", "fps")
 
 Label = Callable[[str], str]
 
@@ -111,7 +112,7 @@ def spec_of(checked: Mapping[str, Any], *, request_id: str, folder: Path, place:
         sampling=sampling,
         diffusion={
             **{name: value for name, value in arguments.items() if name not in files},
-            **{name: checked[name] for name in (*PIPELINE_ARGUMENTS, "strength", "duration") if name in checked},
+            **{name: checked[name] for name in (*PIPELINE_ARGUMENTS, *_CALL_FIELDS) if name in checked},
         },
         call_files=files,
         place=place,
@@ -122,8 +123,10 @@ def _is_file(value: object) -> bool:
     return isinstance(value, Path) or (isinstance(value, tuple) and bool(value) and isinstance(value[0], Path))
 
 
-def build_request(spec: RequestSpec, *, seed: int, warn: Warn) -> GenerateRequest:
-    """Read and decode the files of a request; `seed` is the default. Raises `InputError`."""
+def build_request(spec: RequestSpec, config: EngineConfig, warn: Warn) -> GenerateRequest:
+    """Read and decode the files of a request for a profile, whose seed is the default. Raises `InputError`."""
+    # A language model looks at some frames of a video, a pipeline changes each of them.
+    max_num_frames = None if config.stages[0].backend == "diffusers" else MAX_NUM_FRAMES
     request = GenerateRequest(
         request_id=spec.request_id,
         prompt=spec.prompt,
@@ -131,8 +134,8 @@ def build_request(spec: RequestSpec, *, seed: int, warn: Warn) -> GenerateReques
         images=tuple(load_image(path, warn) for path in spec.image),
         mask=next((load_image(path, warn) for path in spec.mask), None),
         control_images=tuple(load_image(path, warn) for path in spec.control_image),
-        videos=tuple(load_video(path, warn) for path in spec.video),
-        seed=seed if spec.seed is None else spec.seed,
+        videos=tuple(load_video(path, warn, max_num_frames) for path in spec.video),
+        seed=config.seed if spec.seed is None else spec.seed,
         modalities=spec.modalities,
         raw=spec.raw,
         speaker=spec.speaker,

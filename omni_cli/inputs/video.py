@@ -1,4 +1,4 @@
-"""Decode video files to evenly spaced RGB frames."""
+"""Decode video files to RGB frames: evenly spaced ones, or all."""
 
 from __future__ import annotations
 
@@ -23,18 +23,23 @@ MAX_VIDEO_PIXELS = 256 * 1024 * 1024
 _MAX_FPS = 1000.0
 
 
-def load_video(path: Path, warn: Warn) -> Video:
-    """Decode a video file; `MAX_NUM_FRAMES` frames of a longer one.
+def load_video(path: Path, warn: Warn, max_num_frames: int | None = MAX_NUM_FRAMES) -> Video:
+    """Decode a video file; `max_num_frames` evenly spaced frames of a longer one, None means every frame.
 
     At most `MAX_VIDEO_S` seconds, and `MAX_VIDEO_PIXELS` pixels in all frames that are kept. Sound is not read; `warn`
     is called where there is some. Raises `InputError` for a file that cannot be used.
     """
     with open_input(path, "video file") as file:
-        return decode_video(file, f"video file `{path}`", warn)
+        return decode_video(file, f"video file `{path}`", warn, max_num_frames=max_num_frames)
 
 
 def decode_video(
-    file: BinaryIO, name: str, warn: Warn, max_pixels: int = MAX_VIDEO_PIXELS, max_s: float = MAX_VIDEO_S
+    file: BinaryIO,
+    name: str,
+    warn: Warn,
+    max_pixels: int = MAX_VIDEO_PIXELS,
+    max_s: float = MAX_VIDEO_S,
+    max_num_frames: int | None = MAX_NUM_FRAMES,
 ) -> Video:
     """Decode a video from an open file; `name` identifies it in messages."""
     try:
@@ -46,7 +51,7 @@ def decode_video(
     try:
         total, fps = _count_frames(file, name, warn, max_s)
         # As vLLM's loaders do.
-        wanted = np.linspace(0, total - 1, min(total, MAX_NUM_FRAMES), dtype=int)
+        wanted = np.linspace(0, total - 1, min(total, max_num_frames or total), dtype=int)
         file.seek(0)
         frames = np.stack(list(_frames(file, name, {int(index) for index in wanted}, max_pixels)))
     except (av.error.FFmpegError, ValueError) as error:

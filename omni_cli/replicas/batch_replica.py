@@ -63,7 +63,7 @@ class BatchReplica:
         warnings: list[str] = []
         began_s = time.monotonic()
         try:
-            request = await asyncio.to_thread(build_request, spec, seed=self._config.seed, warn=warnings.append)
+            request = await asyncio.to_thread(build_request, spec, self._config, warnings.append)
             await self._load()
             result = await self._run(request)
             if is_stages_fault(result):

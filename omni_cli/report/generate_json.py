@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import OmniError
-from omni_cli.outputs import AudioOutput, StageInfo, StageTrace, TextOutput
-from omni_cli.report.records import RequestRecord, WrittenOutput
+from omni_cli.outputs import AudioOutput, StageInfo, StageTrace, TextOutput, VideoOutput
+from omni_cli.report.records import RequestRecord, WrittenOutput, preview_path
 
 SCHEMA = "omni.generate/1"
 
@@ -19,6 +20,7 @@ _OPTIONAL_OF_TRACE = (
     "output_token_ids",
     "output_codes",
     "num_inference_steps",
+    "encode_s",
 )
 
 
@@ -75,6 +77,7 @@ def _output(written: WrittenOutput) -> dict[str, object]:
             "token_ids": [int(token) for token in output.token_ids],
             "finish_reason": output.finish_reason,
         }
+    assert written.path is not None
     path = str(written.path)
     if isinstance(output, AudioOutput):
         return {
@@ -83,8 +86,25 @@ def _output(written: WrittenOutput) -> dict[str, object]:
             "sample_rate": int(output.sample_rate),
             "num_samples": len(output.samples),
         }
+    if isinstance(output, VideoOutput):
+        return _video(output, written.path)
     height, width = output.pixels.shape[:2]
     return {"type": "image", "path": path, "width": int(width), "height": int(height)}
+
+
+def _video(output: VideoOutput, path: Path) -> dict[str, object]:
+    described: dict[str, object] = {
+        "type": "video",
+        "path": str(path),
+        "preview": str(preview_path(path)),
+        "width": output.width,
+        "height": output.height,
+        "num_frames": output.num_frames,
+        "fps": float(output.fps),
+    }
+    if output.sound is not None:
+        described["audio"] = {"sample_rate": output.sound.sample_rate, "num_samples": output.sound.num_samples}
+    return described
 
 
 def _trace(trace: StageTrace) -> dict[str, object]:

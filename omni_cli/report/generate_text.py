@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from omni_cli.outputs import AudioOutput, ImageOutput, StageInfo
+from omni_cli.outputs import AudioOutput, ImageOutput, StageInfo, VideoOutput
 from omni_cli.report.records import RequestRecord, WrittenOutput
 from omni_cli.report.units import count, memory, milliseconds, sample_rate, seconds
 
 
 def file_line(written: WrittenOutput) -> str:
-    """Format `out/0.wav   0.48 s audio, 24 kHz` or `out/0.png   64x64 image`."""
+    """Format `out/0.wav   0.48 s audio, 24 kHz`, or the size of an image or a video."""
     output = written.output
     if isinstance(output, AudioOutput):
         duration = seconds(len(output.samples) / output.sample_rate)
@@ -18,6 +18,10 @@ def file_line(written: WrittenOutput) -> str:
     if isinstance(output, ImageOutput):
         height, width = output.pixels.shape[:2]
         return f"{written.path}   {width}x{height} image"
+    if isinstance(output, VideoOutput):
+        sound = "" if output.sound is None else f", with sound, {sample_rate(output.sound.sample_rate)}"
+        size = f"{output.width}x{output.height} video"
+        return f"{written.path}   {size}, {count(output.num_frames, 'frame')} at {float(output.fps):.6g} fps{sound}"
     raise TypeError("text has no file")
 
 

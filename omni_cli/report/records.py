@@ -10,6 +10,11 @@ from omni_cli.errors import OmniError
 from omni_cli.outputs import Output, StageTrace
 
 
+def preview_path(video: Path) -> Path:
+    """The preview of a video, beside it."""
+    return video.with_suffix(".preview.webp")
+
+
 @dataclass(frozen=True)
 class WrittenOutput:
     """An output and its file; `path` is None for text."""

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.process_collector import ProcessCollector
 
-from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, StageInfo
+from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, StageInfo, VideoOutput
 from omni_cli.serve.exchange import Exchange
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
@@ -58,6 +58,7 @@ class Metrics:
         self._steps = self._counter("omni_denoising_steps", "Denoising steps of requests.", "stage")
         self._audio_s = self._counter("omni_audio_seconds", "Seconds of speech generated.")
         self._images = self._counter("omni_images", "Images generated.")
+        self._frames = self._counter("omni_video_frames", "Frames of videos generated.")
 
     def watch_stages(self, stages: Callable[[], Iterable[StageInfo]]) -> None:
         """Export the memory of `stages()`, queried for each scrape."""
@@ -98,6 +99,8 @@ class Metrics:
                 self._audio_s.inc(len(output.samples) / output.sample_rate)
             elif isinstance(output, ImageOutput):
                 self._images.inc()
+            elif isinstance(output, VideoOutput):
+                self._frames.inc(output.num_frames)
 
     @staticmethod
     def _path(exchange: Exchange) -> str:

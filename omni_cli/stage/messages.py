@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -88,6 +88,7 @@ class StageRequest(msgspec.Struct, frozen=True, tag=True):
     handoff: bytes | None = None
     more_follows: bool = False
     wants_handoff: bool = False
+    wants_frames: bool = False
     streams: bool = False
 
 
@@ -198,6 +199,26 @@ class Audio(msgspec.Struct, frozen=True):
     sample_rate: int
 
 
+class FileSound(msgspec.Struct, frozen=True):
+    """As `omni_cli.outputs.VideoSound`."""
+
+    sample_rate: int
+    num_samples: int
+
+
+class VideoFile(msgspec.Struct, frozen=True):
+    """As `omni_cli.outputs.VideoOutput`; `fps` is a numerator and a denominator."""
+
+    content: bytes
+    preview: bytes
+    width: int
+    height: int
+    num_frames: int
+    fps: tuple[int, Annotated[int, msgspec.Meta(ge=1)]]
+    sound: FileSound | None = None
+    frames: Array | None = None
+
+
 class HandoffChunk(msgspec.Struct, frozen=True, tag=True):
     """A part of the next stage's input, sent while this stage continues; the last part precedes `RequestDone`."""
 
@@ -222,6 +243,7 @@ class RequestDone(msgspec.Struct, frozen=True, tag=True):
     audio: Audio | None = None
     more_audio: tuple[Audio, ...] = ()
     images: tuple[Array, ...] = ()
+    videos: tuple[VideoFile, ...] = ()
     handoff: bytes | None = None
 
 

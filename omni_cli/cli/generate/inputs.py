@@ -60,7 +60,7 @@ def decode_specs(specs: Sequence[RequestSpec | BadRequest], config: EngineConfig
             pending.append(spec)
             continue
         try:
-            request = build_request(spec, seed=config.seed, warn=partial(_warn, spec.place))
+            request = build_request(spec, config, partial(_warn, spec.place))
         except InputError as error:
             if spec.place is None:
                 raise
@@ -71,7 +71,7 @@ def decode_specs(specs: Sequence[RequestSpec | BadRequest], config: EngineConfig
             held_bytes += size
             build = partial(_held, request)
         else:
-            build = partial(build_request, spec, seed=config.seed, warn=_no_second_warning)
+            build = partial(build_request, spec, config, _no_second_warning)
         writes_files = capabilities.makes_files(spec.modalities)
         pending.append(PendingRequest(spec.request_id, build, writes_files, spec.place))
     return pending

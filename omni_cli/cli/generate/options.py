@@ -42,7 +42,9 @@ class RequestOptions:
     ] = None
     raw: Annotated[bool, option("--raw", None, "Tokenize the prompt as it is, without the chat template.")] = False
     speaker: Annotated[str | None, option("--speaker", "NAME", "Voice of the speech.")] = None
-    negative_prompt: Annotated[str | None, option("--negative-prompt", "TEXT", "Content to avoid in the image.")] = None
+    negative_prompt: Annotated[
+        str | None, option("--negative-prompt", "TEXT", "Content to avoid in the image or video.")
+    ] = None
     num_inference_steps: Annotated[
         int | None, option("--num-inference-steps", "N", "Denoising steps of the diffusion stage.")
     ] = None
@@ -53,12 +55,17 @@ class RequestOptions:
     duration: Annotated[
         float | None, option("--duration", "SECONDS", "Length of the audio that a diffusers pipeline makes.")
     ] = None
+    num_frames: Annotated[int | None, option("--num-frames", "N", "Number of frames of the video.")] = None
+    fps: Annotated[
+        str | None,
+        option("--fps", "RATE", "Frames per second of the video, such as 24 or 24000/1001. Default: the pipeline's."),
+    ] = None
     arg: Annotated[
         list[str] | None,
         option("--arg", "NAME=VALUE", "Any other argument of the diffusers pipeline's call. Repeatable."),
     ] = None
-    height: Annotated[int | None, option("--height", "PIXELS", "Height of the image.")] = None
-    width: Annotated[int | None, option("--width", "PIXELS", "Width of the image.")] = None
+    height: Annotated[int | None, option("--height", "PIXELS", "Height of the image or video.")] = None
+    width: Annotated[int | None, option("--width", "PIXELS", "Width of the image or video.")] = None
 
     def given(self) -> dict[str, Any]:
         """Return the fields that are set."""

@@ -6,13 +6,14 @@ import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from omni_cli.checkpoints.files import read_model_kind, read_object
 from omni_cli.checkpoints.hub import cached_settings
 from omni_cli.diffusers_integration.call_checks import check_media, checked_value, readings, settable
 from omni_cli.diffusers_integration.loading import check_runnable
 from omni_cli.diffusers_integration.packages import check_packages
-from omni_cli.diffusers_integration.signature import FIELDS, PipelineSignature, signature_of
+from omni_cli.diffusers_integration.signature import FIELDS, Kind, PipelineSignature, signature_of
 from omni_cli.errors import CheckpointError, InputError
 from omni_cli.families import BUILTIN_PREFIX, CallArgument, families
 
@@ -20,6 +21,7 @@ _BUILT = {
     "tiny-audio": "StableAudioPipeline",
     "tiny-edit": "Flux2KleinPipeline",
     "tiny-image": "QwenImagePipeline",
+    "tiny-video": "WanPipeline",
 }
 
 
@@ -45,7 +47,8 @@ class PipelineInputs:
     def fields(self) -> frozenset[str]:
         signature = self.signature
         found = FIELDS if signature is None else [f for f in FIELDS if signature.argument_of(f) is not None]
-        return frozenset({*found, "arg"})
+        rate = ("fps",) if signature is not None and signature.makes == "video" else ()
+        return frozenset({*found, *rate, "arg"})
 
     @functools.cached_property
     def arguments(self) -> tuple[CallArgument, ...]:
@@ -94,6 +97,14 @@ class PipelineInputs:
                 hint="download the checkpoint first, and name its folder with `--model`",
             )
         return readings(value)[0]
+
+
+def made_by(model: str, stage: str = "image") -> Kind:
+    """The kind of a checkpoint's output; where only a download tells it, that which its stage is named after."""
+    signature = inputs_of(model).signature
+    if signature is not None:
+        return signature.makes or "image"
+    return next((kind for kind in get_args(Kind) if kind == stage), "image")
 
 
 def inputs_of(model: str) -> PipelineInputs:

@@ -5,21 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from omni_cli.families import Machine
+from omni_cli.models.diffusers_pipeline.inputs import made_by
 
 
-def image_stages(folder: Path, machine: Machine) -> dict[str, object]:
-    """One stage; steps, sizes and guidance are the pipeline's own defaults."""
-    return _stages("image", machine)
-
-
-def audio_stages(folder: Path, machine: Machine) -> dict[str, object]:
-    """One stage; steps, length and guidance are the pipeline's own defaults."""
-    return _stages("audio", machine)
-
-
-def _stages(name: str, machine: Machine) -> dict[str, object]:
+def stages(folder: Path, machine: Machine) -> dict[str, object]:
+    """One stage, named after what it makes; steps, sizes, length and guidance are the pipeline's own defaults."""
     return {
-        name: {
+        made_by(str(folder)): {
             "kind": "diffusion",
             "backend": "diffusers",
             "max_num_seqs": 1 if machine.device == "cpu" else 4,

@@ -136,7 +136,6 @@ def test_media_that_a_pipeline_lacks_are_refused(folders):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("CogVideoXPipeline", "it makes video"),
         ("KandinskyPriorPipeline", "it makes `image_embeds`"),
     ],
 )

@@ -177,6 +177,6 @@ def test_a_request_with_its_files_decoded(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", np.zeros(4000), 8000)
     Image.new("RGB", (3, 2), "red").save(tmp_path / "b.png")
     (spec,) = read(tmp_path / "r.jsonl", {"prompt": "x", "audio": ["a.wav"], "image": "b.png"})
-    request = build_request(spec, seed=11, warn=pytest.fail)
+    request = build_request(spec, OMNI.model_copy(update={"seed": 11}), pytest.fail)
     ((samples, rate),) = request.audio
     assert (len(samples), rate, request.images[0].shape, request.seed) == (4000, 8000, (2, 3, 3), 11)

@@ -22,6 +22,7 @@ from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 NAMES = [
     "flux.2-klein",
     "glm-image",
+    "ltx-2",
     "qwen-image",
     "qwen-image-edit",
     "qwen2.5-omni-3b",
@@ -36,6 +37,9 @@ NAMES = [
     "tiny-image",
     "tiny-omni",
     "tiny-qwen3-omni",
+    "tiny-video",
+    "wan2.2-i2v",
+    "wan2.2-t2v",
     "z-image-turbo",
 ]
 

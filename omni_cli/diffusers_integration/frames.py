@@ -1,0 +1,69 @@
+"""The frames of one video: converted to uint8 RGB and copied to the host piece by piece, never as a whole."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from omni_cli.diffusers_integration.pixels import BadOutputError, PendingPixels, pil_to_uint8, to_bytes
+
+if TYPE_CHECKING:
+    from omni_cli.execution.copies import OutputCopy
+
+_PIECE_BYTES = 16 * 2**20
+
+
+class Frames:
+    """A video as its pipeline made it.
+
+    `made` is a tensor (num_frames, 3 or 1, height, width) or an array (num_frames, height, width, 3 or 1) with values
+    in [0, 1] (uint8 arrays: [0, 255]), or a list of PIL images.
+    """
+
+    def __init__(self, made: Any, output_copy: OutputCopy) -> None:
+        self._made = made
+        self._output_copy = output_copy
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def pieces(self) -> Iterator[Sequence[np.ndarray]]:
+        """Yield some frames at a time, uint8 RGB (height, width, 3) each, the next ones being copied meanwhile.
+
+        Raises `BadOutputError` for values that are not numbers.
+        """
+        import torch
+
+        made = self._made
+        if isinstance(made, np.ndarray) and made.dtype != np.uint8:
+            made = torch.from_numpy(made).permute(0, 3, 1, 2)
+        if isinstance(made, torch.Tensor):
+            yield from self._copied(made)
+            return
+        step = _frames_per_piece(np.asarray(made[0]).size)
+        for start in range(0, len(made), step):
+            piece = made[start : start + step]
+            yield list(piece) if isinstance(piece, np.ndarray) else pil_to_uint8(piece)
+
+    def numpy(self) -> np.ndarray:
+        """All frames, uint8 RGB (num_frames, height, width, 3)."""
+        return np.stack(list(itertools.chain.from_iterable(self.pieces())))
+
+    def _copied(self, made: Any) -> Iterator[Sequence[np.ndarray]]:
+        if made.ndim != 4 or made.shape[1] not in (1, 3):
+            raise BadOutputError(f"the pipeline made a tensor of shape {tuple(made.shape)} instead of RGB frames")
+        under_way: PendingPixels | None = None
+        for piece in made.split(_frames_per_piece(3 * made[0, 0].numel())):
+            following = PendingPixels(self._output_copy.start(to_bytes(piece)), tuple(piece.shape))
+            if under_way is not None:
+                yield under_way.get()
+            under_way = following
+        if under_way is not None:
+            yield under_way.get()
+
+
+def _frames_per_piece(frame_bytes: int) -> int:
+    return max(1, _PIECE_BYTES // frame_bytes)
