@@ -52,6 +52,15 @@ def encode_png(pixels: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
+def encode_webp(pixels: np.ndarray) -> bytes:
+    """Encode uint8 RGB pixels (height, width, 3) as a WebP file."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="WEBP")
+    return buffer.getvalue()
+
+
 def _pcm16(samples: np.ndarray) -> np.ndarray:
     import numpy as np
 

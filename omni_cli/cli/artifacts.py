@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from omni_cli.encoding import encode_png, encode_wav
-from omni_cli.errors import OutputError
 from omni_cli.outputs import AudioOutput, ImageOutput, VideoOutput
 from omni_cli.report.records import preview_path
-from omni_cli.whole_file import write_whole
+from omni_cli.whole_file import cannot_write, check_writable, write_whole
 
 _MAX_STEM_LENGTH = 80
-_PROBE_BYTES = 4096
 # Windows opens a device for these names, in any folder and with any suffix.
 _DEVICE_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
@@ -67,13 +64,9 @@ class ArtifactWriter:
         """Write a block to the folder and remove it, to fail before minutes of work. Raises `OutputError`."""
         try:
             with folder_if_used(self.folder):
-                probe = self.folder / f".omni-{secrets.token_hex(8)}.probe"
-                try:
-                    write_whole(probe, bytes(_PROBE_BYTES))
-                finally:
-                    probe.unlink(missing_ok=True)
+                check_writable(self.folder)
         except (OSError, ValueError) as error:
-            raise _output_error(self.folder, error) from error
+            raise cannot_write(self.folder, error) from error
 
     def write(self, request_id: str, output: AudioOutput | ImageOutput | VideoOutput) -> Path:
         """Encode and write one output; return its path. Raises `OutputError` if it cannot be written."""
@@ -92,10 +85,5 @@ class ArtifactWriter:
                 write_whole(preview_path(path), output.preview)
             write_whole(path, content)
         except OSError as error:
-            raise _output_error(path, error) from error
+            raise cannot_write(path, error) from error
         return path
-
-
-def _output_error(path: Path, error: OSError | ValueError) -> OutputError:
-    reason = getattr(error, "strerror", None) or str(error)
-    return OutputError(f"cannot write `{path}`: {reason}", hint="choose another folder with `--output-dir`")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.signature import PipelineSignature, example_fps
 from omni_cli.errors import InputError
 from omni_cli.video_encoding import MAX_FPS
@@ -44,6 +45,30 @@ def frame_rate(
     return FrameRate(example_fps(signature.name) or DEFAULT_FPS)
 
 
+def with_num_frames(
+    arguments: Mapping[str, object],
+    pipeline: object,
+    signature: PipelineSignature,
+    defaults: Mapping[str, object],
+    config: DiffusionStageConfig,
+) -> Mapping[str, object]:
+    """A request's arguments with the number of frames that comes closest to its `duration` in seconds.
+
+    Raises `InputError` for one that has both.
+    """
+    name = signature.num_frames_argument
+    if "duration" not in arguments or signature.duration_argument is not None or name is None:
+        return arguments
+    others = {key: value for key, value in arguments.items() if key != "duration"}
+    if {"num_frames", name} & others.keys():
+        raise InputError("`duration` and `num_frames` exclude each other", hint="remove one of them")
+    rate = frame_rate(signature, defaults, {**config.call, **others}, others.get("fps", config.fps))
+    assert rate is not None  # it makes a video
+    wanted = Fraction(str(arguments["duration"])) * rate.rate
+    group = _group(pipeline, defaults.get(name)) or 1
+    return {**others, "num_frames": 1 + group * max(0, round((wanted - 1) / group))}
+
+
 def check_num_frames(
     pipeline: object, signature: PipelineSignature, defaults: Mapping[str, object], settings: Mapping[str, object]
 ) -> None:
@@ -58,18 +83,23 @@ def check_num_frames(
         return
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise InputError(f"`{name}` must be a whole number from 1, not {count!r}")
-    group = getattr(pipeline, "vae_temporal_compression_ratio", None)
-    default = defaults.get(name or "")
-    if isinstance(default, int):
-        group = group or getattr(pipeline, "vae_scale_factor_temporal", None)
-        # Others, such as Mochi's and Allegro's, group frames in another way.
-        group = group if isinstance(group, int) and (default - 1) % group == 0 else None
-    if isinstance(group, int) and (count - 1) % group:
+    group = _group(pipeline, defaults.get(name or ""))
+    if group is not None and (count - 1) % group:
         below = (count - 1) // group * group + 1
         raise InputError(
             f"{signature.name} makes 1 frame and groups of {group} more, not {count}",
             hint=f"use {below} or {below + group} frames",
         )
+
+
+def _group(pipeline: object, default: object) -> int | None:
+    """The number of frames per latent frame after the first one; None where that is not the rule."""
+    group = getattr(pipeline, "vae_temporal_compression_ratio", None)
+    if isinstance(default, int):
+        group = group or getattr(pipeline, "vae_scale_factor_temporal", None)
+        # Others, such as Mochi's and Allegro's, group frames in another way.
+        group = group if isinstance(group, int) and (default - 1) % group == 0 else None
+    return group if isinstance(group, int) else None
 
 
 def _checked(name: str, value: object) -> Fraction:

@@ -15,6 +15,7 @@ from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.call_checks import check_name
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.failures import describe_failure
+from omni_cli.diffusers_integration.frame_rates import with_num_frames
 from omni_cli.diffusers_integration.frames import Frames
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
@@ -102,12 +103,16 @@ class DiffusersStage:
 
     def diffusion_request(self, request: StageRequest) -> DiffusionRequest:
         """The arguments of the pipeline's call."""
+        executor, call = self.executor, self.executor.call
+        arguments = with_num_frames(
+            request.diffusion, executor.pipeline, call.signature, call.defaults, executor.config
+        )
         return DiffusionRequest.from_arguments(
             request.request_id,
             request.prompt,
             request.seed,
-            self.executor.call.named(request.diffusion),
-            {**self.executor.call.media_arguments(media_of(request)), **self._call_files(request)},
+            call.named(arguments),
+            {**call.media_arguments(media_of(request)), **self._call_files(request)},
         )
 
     def _call_files(self, request: StageRequest) -> dict[str, object]:

@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from omni_cli import __version__
 from omni_cli.errors import OmniError
@@ -19,15 +20,20 @@ from omni_cli.serve.routes.chat import chat_routes
 from omni_cli.serve.routes.images import image_routes
 from omni_cli.serve.routes.operations import operation_routes
 from omni_cli.serve.routes.speech import speech_routes
+from omni_cli.serve.routes.videos import kept_video_routes, video_routes
 from omni_cli.serve.schemas.chat import ChatCompletionRequest
 from omni_cli.serve.schemas.images import ImageEditRequest, ImageRequest
 from omni_cli.serve.schemas.speech import SpeechRequest
+from omni_cli.serve.schemas.videos import VideoRequest
 from omni_cli.serve.service import Service
+from omni_cli.serve.video_jobs import VIDEOS, VideoJobs
 
 _KNOWN_FIELDS = {
     "/v1/chat/completions": tuple(ChatCompletionRequest.model_fields),
     "/v1/audio/speech": tuple(SpeechRequest.model_fields),
     "/v1/images/generations": tuple(ImageRequest.model_fields),
+    VIDEOS: tuple(VideoRequest.model_fields),
+    f"{VIDEOS}/sync": tuple(VideoRequest.model_fields),
     "/v1/images/edits": tuple(ImageEditRequest.model_fields),
 }
 
@@ -45,7 +51,9 @@ class _API(FastAPI):
         return super().openapi()
 
 
-def create_app(service: Service, *, api_key: str | None = None, local_only: bool = False) -> RequestMiddleware:
+def create_app(
+    service: Service, videos: VideoJobs | None = None, *, api_key: str | None = None, local_only: bool = False
+) -> RequestMiddleware:
     """Create the ASGI application of a server; with `api_key` it serves only requests that send the key.
 
     `local_only` is for a loopback address: see `RequestMiddleware`.
@@ -53,6 +61,8 @@ def create_app(service: Service, *, api_key: str | None = None, local_only: bool
     api = _API(title="omni serve", version=__version__, docs_url=None, redoc_url=None)
     for routes in (chat_routes, speech_routes, image_routes, operation_routes):
         api.include_router(routes(service))
+    for video_router in (video_routes, kept_video_routes):
+        api.include_router(video_router(service, videos))
     api.add_exception_handler(RequestValidationError, _on_invalid)
     api.add_exception_handler(HTTPException, _on_http_error)
     api.add_exception_handler(APIError, _on_api_error)
@@ -76,13 +86,19 @@ async def _on_http_error(request: Request, error: Any) -> Response:
         case 404:
             return _answer(request, APIError(404, f"no such path: {request.url.path}", code="unknown_url"))
         case 405:
-            allowed = (error.headers or {}).get("Allow", "another method")
+            allowed = ", ".join(_methods(request))
             answer = _answer(request, APIError(405, f"use {allowed} for this path", code="method_not_allowed"))
             answer.headers["Allow"] = allowed
             return answer
     if is_form(request):
         return _answer(request, APIError(400, f"the body is not a valid form: {error.detail}", code="invalid_form"))
     return _answer(request, APIError(error.status_code, "the body cannot be read as JSON", code="invalid_json"))
+
+
+def _methods(request: Request) -> list[str]:
+    """All methods of a path; Starlette names those of its first route."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in routes for method in route.methods})
 
 
 async def _on_api_error(request: Request, error: Any) -> Response:

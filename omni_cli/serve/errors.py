@@ -83,6 +83,11 @@ def unavailable(message: str) -> APIError:
     return APIError(503, message, code="engine_unavailable", retry_after_s=RETRY_AFTER_S)
 
 
+def queue_full(message: str) -> APIError:
+    """The server has no place for a request now."""
+    return APIError(429, f"{message}; try again", code="queue_full", retry_after_s=RETRY_AFTER_S)
+
+
 def api_error(error: OmniError) -> APIError:
     """Convert a failure of the engine or of a check to a response.
 
@@ -142,10 +147,10 @@ def _param(loc: Sequence[int | str]) -> str | None:
     """
     text = ""
     after_index = False
-    for part in loc[1:] if loc[:1] == ("body",) else loc:
+    for part in loc[1:] if loc[0] in ("body", "query") else loc:
         if isinstance(part, int):
             text += f"[{part}]"
-        elif not after_index and part.removesuffix("[]").isidentifier() and part not in ("str", "VoiceId"):
+        elif not after_index and part.partition("[")[0].isidentifier() and part not in ("str", "VoiceId"):
             text += f".{part}" if text else part
         after_index = isinstance(part, int)
     return text or None

@@ -8,14 +8,15 @@ from fastapi import Depends, Form, Request
 
 from omni_cli.serve.errors import APIError
 
-_LISTS = ("image", "image[]")
+# Lists, and fields that are ignored anyway.
+_REPEATABLE = ("image", "image[]", "user", "safety_identifier")
 
 
 async def _check(request: Request) -> None:
     if not is_form(request):
         message = "the body must be a form, sent with `Content-Type: multipart/form-data`"
         raise APIError(400, message, code="invalid_form")
-    names = Counter(name for name, _ in (await request.form()).multi_items() if name not in _LISTS)
+    names = Counter(name for name, _ in (await request.form()).multi_items() if name not in _REPEATABLE)
     repeated = next((name for name, count in names.items() if count > 1), None)
     if repeated is not None:
         raise APIError(400, f"field `{repeated}` is given more than once", code="invalid_form", param=repeated)

@@ -13,6 +13,7 @@ class Limits:
 
     `max_requests` bounds the requests in flight, running or waiting in the engine's own queues; `max_image_pixels`,
     `max_video_pixels` (of the frames that the model sees) and `max_audio_s` hold for all media of one request together.
+    `max_videos`, `max_videos_bytes` and `max_videos_age_s` bound the videos that the server keeps.
     """
 
     max_requests: int = 64
@@ -22,5 +23,8 @@ class Limits:
     max_video_pixels: int = 64 * MIB
     max_audio_s: float = 300.0
     max_n: int = 10
+    max_videos: int = 100
+    max_videos_bytes: int = 10 * 1024 * MIB
+    max_videos_age_s: float = 24 * 3600.0
     timeout_s: float = 600.0
     body_timeout_s: float = 30.0

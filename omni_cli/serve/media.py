@@ -14,7 +14,7 @@ import numpy as np
 from omni_cli.errors import InputError
 from omni_cli.inputs.audio import decode_audio
 from omni_cli.inputs.images import decode_alpha, decode_image
-from omni_cli.inputs.video import decode_video
+from omni_cli.inputs.video import MAX_NUM_FRAMES, decode_video
 from omni_cli.outputs import Video
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.limits import Limits
@@ -59,9 +59,13 @@ class MediaDecoder:
 
     def video(self, url: str, param: str) -> Video:
         """Decode a base64 data URL to a video's frames; raises `APIError` (400)."""
-        content = _from_data_url(url, param, "video", "video/mp4")
+        return self.video_file(io.BytesIO(_from_data_url(url, param, "video", "video/mp4")), param, MAX_NUM_FRAMES)
+
+    def video_file(self, file: BinaryIO, param: str, max_num_frames: int | None = None) -> Video:
+        """Decode a video file, by default all of its frames; raises `APIError` (400)."""
+        name, limit = f"video in `{param}`", self._video_pixels_left
         try:
-            video = decode_video(io.BytesIO(content), f"video in `{param}`", _no_warning, self._video_pixels_left)
+            video = decode_video(file, name, _no_warning, limit, max_num_frames=max_num_frames)
         except InputError as error:
             raise APIError(400, error.message, code="invalid_video", param=param) from error
         self._video_pixels_left -= video.frames.size // 3

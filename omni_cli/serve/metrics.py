@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -19,6 +20,8 @@ _PATHS = frozenset(
         "/v1/audio/speech",
         "/v1/images/generations",
         "/v1/images/edits",
+        "/v1/videos",
+        "/v1/videos/sync",
         "/v1/models",
         "/health",
         "/ready",
@@ -58,11 +61,23 @@ class Metrics:
         self._steps = self._counter("omni_denoising_steps", "Denoising steps of requests.", "stage")
         self._audio_s = self._counter("omni_audio_seconds", "Seconds of speech generated.")
         self._images = self._counter("omni_images", "Images generated.")
+        self._videos = self._counter("omni_videos", "Videos generated.")
         self._frames = self._counter("omni_video_frames", "Frames of videos generated.")
 
     def watch_stages(self, stages: Callable[[], Iterable[StageInfo]]) -> None:
         """Export the memory of `stages()`, queried for each scrape."""
         self.registry.register(_StageMemory(stages))
+
+    def watch_videos(self, statuses: Callable[[], Mapping[str, int]], num_bytes: Callable[[], int]) -> None:
+        """Export the number of jobs by status and the size of their files, queried for each scrape."""
+        jobs = self._gauge("omni_video_jobs", "Video jobs that the server keeps.", "status")
+        for status in ("queued", "in_progress", "completed", "failed"):
+            jobs.labels(status).set_function(functools.partial(_count, statuses, status))
+        self._gauge("omni_video_store_bytes", "Size of the videos that the server keeps.").set_function(num_bytes)
+
+    def video_failed(self, kind: str) -> None:
+        """Record a video job that failed."""
+        self._errors.labels(kind).inc()
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
@@ -100,21 +115,28 @@ class Metrics:
             elif isinstance(output, ImageOutput):
                 self._images.inc()
             elif isinstance(output, VideoOutput):
+                self._videos.inc()
                 self._frames.inc(output.num_frames)
 
     @staticmethod
     def _path(exchange: Exchange) -> str:
         # Every label is a time series that is kept forever: clients must not create new ones.
+        if exchange.path.startswith("/v1/videos/video_"):
+            return "/v1/videos/{video_id}" + ("/content" if exchange.path.endswith("/content") else "")
         return exchange.path if exchange.path in _PATHS else "other"
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, registry=self.registry)
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)
 
     def _seconds(self, name: str, text: str, label: str) -> Histogram:
         return Histogram(name, text, [label], buckets=_SECONDS, registry=self.registry)
+
+
+def _count(statuses: Callable[[], Mapping[str, int]], status: str) -> int:
+    return statuses().get(status, 0)
 
 
 class _StageMemory:

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_cli.serve.body import Disconnected, discard_body, read_body
-from omni_cli.serve.errors import RETRY_AFTER_S, APIError, StreamAborted
+from omni_cli.serve.errors import RETRY_AFTER_S, APIError, StreamAborted, queue_full
 from omni_cli.serve.exchange import REQUEST_ID, REQUEST_TIMEOUT, Exchange
 from omni_cli.serve.service import Service
 
@@ -115,12 +115,7 @@ class RequestMiddleware:
         if self._service.is_draining:
             return _shutting_down()
         if self._in_flight >= self._limits.max_requests:
-            return APIError(
-                429,
-                f"{self._in_flight} requests are running or waiting, the maximum of this server; try again",
-                code="queue_full",
-                retry_after_s=RETRY_AFTER_S,
-            )
+            return queue_full(f"{self._in_flight} requests are running or waiting, the maximum of this server")
         return None
 
     async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send, exchange: Exchange) -> None:

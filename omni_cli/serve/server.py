@@ -10,6 +10,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import uvicorn
 
@@ -22,6 +23,8 @@ from omni_cli.serve.limits import Limits
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.service import Service
 from omni_cli.serve.supervisor import Engine, EngineState, Supervisor
+from omni_cli.serve.video_jobs import VideoJobs
+from omni_cli.serve.video_store import VideoStore
 
 _BACKLOG = 512
 # Longer than clients keep an idle connection, because closing one under an arriving request is an error to the client.
@@ -33,13 +36,15 @@ _LOGGERS = ("uvicorn.error", "asyncio")
 class ServerSettings:
     """Server settings.
 
-    `local_only` is as in `RequestMiddleware`. `drain_timeout_s` is the time for requests to end after a stop signal.
+    `local_only` is as in `RequestMiddleware`. `drain_timeout_s` is the time for requests to end after a stop signal,
+    `output_dir` the folder for videos.
     """
 
     api_key: str | None
     local_only: bool
     drain_timeout_s: float
     limits: Limits
+    output_dir: Path
 
 
 class _Uvicorn(uvicorn.Server):
@@ -85,16 +90,17 @@ class Server:
     """Serves one profile; single use."""
 
     def __init__(self, engine: Engine, config: EngineConfig, settings: ServerSettings, log: AccessLog) -> None:
-        """`engine`, which runs `config`, is not yet started."""
+        """`engine`, which runs `config`, is not yet started. Raises `UsageError` if videos cannot be stored."""
         self._settings = settings
         self._log = log
         metrics = Metrics(settings.limits.max_requests)
         self.supervisor = Supervisor(engine, on_log_event=log.event, metrics=metrics)
         self.service = Service(config, self.supervisor, settings.limits, metrics, log)
         metrics.watch_stages(lambda: self.supervisor.stages)
+        self._videos = self._open_videos() if "video" in self.service.modalities else None
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
-                create_app(self.service, api_key=settings.api_key, local_only=settings.local_only),
+                create_app(self.service, self._videos, api_key=settings.api_key, local_only=settings.local_only),
                 http="h11",
                 ws="none",
                 loop="asyncio",
@@ -106,6 +112,12 @@ class Server:
                 timeout_graceful_shutdown=settings.drain_timeout_s,  # type: ignore[arg-type] # waits for fractions too
             )
         )
+
+    def _open_videos(self) -> VideoJobs:
+        store = VideoStore(self._settings.output_dir, self._settings.limits)
+        for name in store.open():
+            self._log.event("video_unreadable", file=name)
+        return VideoJobs(self.service, store)
 
     async def run(
         self,
@@ -143,7 +155,8 @@ class Server:
         self.service.is_draining = True
         self._uvicorn.should_exit = True
         loading.cancel()
-        await asyncio.gather(serving, loading, return_exceptions=True)
+        jobs = () if self._videos is None else (self._videos.drain(self._settings.drain_timeout_s),)
+        await asyncio.gather(serving, loading, *jobs, return_exceptions=True)
         await self.supervisor.close()
         if was_serving:
             self._log.event("stopped")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Set
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Set
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from omni_cli.errors import DeadlineError, OmniError, StageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.outputs import AudioOutput, Event, GenerateRequest, Modality, RequestResult
 from omni_cli.serve.access_log import AccessLog
-from omni_cli.serve.errors import APIError
+from omni_cli.serve.errors import APIError, unavailable
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.limits import Limits
 from omni_cli.serve.metrics import Metrics
@@ -64,24 +64,35 @@ class Service:
             code="unsupported_endpoint",
         )
 
-    def check_takes_images(self) -> None:
-        """Raise `APIError` (404) for a profile that makes images from prompts alone."""
-        if "image" not in self.capabilities.fields:
-            message = f"profile `{self.config.name}` makes images from a prompt alone: use /v1/images/generations"
+    def check_edits(self, *, edits: bool) -> None:
+        """Raise `APIError` (404) where the other endpoint is the model's: it needs images, or takes none."""
+        name = f"profile `{self.config.name}`"
+        if edits and "image" not in self.capabilities.fields:
+            message = f"{name} makes images from a prompt alone: use /v1/images/generations"
+            raise APIError(404, message, code="unsupported_endpoint")
+        if not edits and self.capabilities.needed_files:
+            message = f"{name} makes images from images: use /v1/images/edits"
             raise APIError(404, message, code="unsupported_endpoint")
 
-    def check_given(self, media: Set[str]) -> None:
-        """Raise `APIError` if a request has media that the model does not take, or lacks those that it needs."""
+    def check_given(self, media: Set[str], fields: Mapping[str, str] | None = None) -> None:
+        """Raise `APIError` (400) if a request has media that the model does not take, or lacks those that it needs.
+
+        `fields` maps media to the names of the request's fields, where these differ.
+        """
+        names = fields or {}
         for name in sorted(media - self.capabilities.fields):
-            raise APIError(400, f"this model takes no `{name}`", code="unsupported_parameter", param=name)
+            field = names.get(name, name)
+            raise APIError(400, f"this model takes no `{field}`", code="unsupported_input", param=field)
         for name in self.capabilities.needed_files:
-            if name in media:
-                continue
-            if not media:
-                message = f"profile `{self.config.name}` makes images from images: use /v1/images/edits"
-                raise APIError(404, message, code="unsupported_endpoint")
-            message = f"field `{name}` is missing, which this model needs"
-            raise APIError(400, message, code="missing_required_parameter", param=name)
+            if name not in media:
+                field = names.get(name, name)
+                message = f"field `{field}` is missing, which this model needs"
+                raise APIError(400, message, code="missing_input", param=field)
+
+    def check_ready(self) -> None:
+        """Raise `APIError` (503) for work that nobody waits for, while it could not be run."""
+        if not self.is_ready:
+            raise unavailable(f"the engine is {self.supervisor.state.value}")
 
     def check_prompt_length(self, num_chars: int) -> None:
         """Check cheaply before the tokenizer's exact check."""

@@ -23,6 +23,7 @@ from support.omni_process import TIMEOUT_S, Ended, OmniProcess, may_be_warm
 CHAT = "/v1/chat/completions"
 SPEECH = "/v1/audio/speech"
 IMAGES = "/v1/images/generations"
+VIDEOS = "/v1/videos"
 EDITS = "/v1/images/edits"
 KEY = "a-key-that-nobody-must-see"
 

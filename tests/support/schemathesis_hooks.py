@@ -17,6 +17,9 @@ OF_THE_MODEL = (
     "invalid_video_url",
     "invalid_video",
     "invalid_audio",
+    "invalid_mask",
+    "unsupported_input",
+    "missing_input",
     "invalid_base64",
 )
 # Fields that contradict each other, and limits that are options of the command.
@@ -39,7 +42,15 @@ def _is_beyond_a_schema(error: dict[str, Any]) -> bool:
 
 
 # Work that a request may ask for without end: the answer's shape does not depend on it.
-MOST = {"num_inference_steps": 3, "max_tokens": 4, "max_completion_tokens": 4, "min_tokens": 4, "n": 2}
+MOST = {
+    "num_inference_steps": 3,
+    "max_tokens": 4,
+    "max_completion_tokens": 4,
+    "min_tokens": 4,
+    "n": 2,
+    "num_frames": 5,
+    "seconds": 1,
+}
 SIZE = re.compile(r"\d+x\d+", re.ASCII)
 
 

@@ -8,9 +8,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from omni_cli.cli.profile_choice import profile_source
-from omni_cli.cli.serve.options import ServeOptions
+from omni_cli.cli.serve.options import DEFAULT_VIDEOS, ServeOptions
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, UsageError
+from omni_cli.inputs.capabilities import Capabilities
 
 # Imported when the server starts, so that `--help` and usage errors are fast.
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ SCHEMA = "omni.serve/1"
 def serve(options: ServeOptions) -> int:
     """Serve a model over OpenAI-compatible HTTP until a signal comes.
 
-    Chat, speech and images, depending on the profile; `/health`, `/ready` and `/metrics` report the server's state. The
-    log on stderr has one JSON line per request. After SIGTERM or Ctrl-C, running requests finish; a second signal stops
-    at once.
+    Chat, speech, images and videos, depending on the profile; `/health`, `/ready` and `/metrics` report the server's
+    state. The log on stderr has one JSON line per request. After SIGTERM or Ctrl-C, running requests finish; a second
+    signal stops at once.
     """
     host, api_key, verbose, quiet = options.host, options.api_key, options.verbose, options.quiet
     if api_key is not None and not api_key.strip():
@@ -49,7 +50,11 @@ def serve(options: ServeOptions) -> int:
     is_local = is_loopback(listener)
     if not is_local and api_key is None:
         console.print_warning(f"anyone who can reach {host} can use this server", hint="set a key: `--api-key`")
-    settings = ServerSettings(api_key, is_local and api_key is None, options.drain_timeout, limits)
+    capabilities = Capabilities.of(config)
+    if options.output_dir is not None and "video" not in capabilities.modalities:
+        capabilities.check_field("output_dir", "`--output-dir`")
+    folder = options.output_dir or DEFAULT_VIDEOS
+    settings = ServerSettings(api_key, is_local and api_key is None, options.drain_timeout, limits, folder)
     log = AccessLog(only_failures=quiet)
     engine = _make_engine(config, options.replicas, limits, log, verbose=verbose)
     server = Server(engine, config, settings, log)

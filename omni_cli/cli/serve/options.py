@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from omni_cli.cli.options import ProfileOptions, option, positive_seconds
 from omni_cli.serve.limits import Limits
 
 _DEFAULT = Limits()
+DEFAULT_VIDEOS = Path("out/videos")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,20 @@ class ServeOptions(ProfileOptions):
             "--max-audio-seconds", "SECONDS", "Length limit of all audio in one request.", callback=positive_seconds
         ),
     ] = _DEFAULT.max_audio_s
+    output_dir: Annotated[
+        Path | None,
+        option("--output-dir", "DIR", f"Folder for videos; a restart finds them again. Default: {DEFAULT_VIDEOS}."),
+    ] = None
+    max_videos: Annotated[
+        int, option("--max-videos", "N", "Limit of videos kept; the oldest ones make room for new ones.", min=1)
+    ] = _DEFAULT.max_videos
+    max_videos_bytes: Annotated[int, option("--max-videos-bytes", "N", "Size limit of all videos kept.", min=1)] = (
+        _DEFAULT.max_videos_bytes
+    )
+    max_videos_age: Annotated[
+        float,
+        option("--max-videos-age", "SECONDS", "Time after which a video is removed.", callback=positive_seconds),
+    ] = _DEFAULT.max_videos_age_s
     max_n: Annotated[int, option("--max-n", "N", "Limit of images per request.", min=1)] = _DEFAULT.max_n
 
     def limits(self) -> Limits:
@@ -88,5 +104,8 @@ class ServeOptions(ProfileOptions):
             max_video_pixels=self.max_video_pixels,
             max_audio_s=self.max_audio_seconds,
             max_n=self.max_n,
+            max_videos=self.max_videos,
+            max_videos_bytes=self.max_videos_bytes,
+            max_videos_age_s=self.max_videos_age,
             timeout_s=self.timeout,
         )

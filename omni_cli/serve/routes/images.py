@@ -29,7 +29,7 @@ def image_routes(service: Service) -> APIRouter:
     async def images_generations(body: ImageRequest, request: Request) -> Response:
         """Make images; of several, the first has the request's seed, each following one the next seed."""
         _check(service, body)
-        service.check_given(set())
+        service.check_edits(edits=False)
         return await _reply(service, body, request)
 
     @router.post(
@@ -38,7 +38,7 @@ def image_routes(service: Service) -> APIRouter:
     async def images_edits(body: Annotated[ImageEditRequest, MULTIPART], request: Request) -> Response:
         """Change images: all of them, or the first one where the mask is transparent."""
         _check(service, body)
-        service.check_takes_images()
+        service.check_edits(edits=True)
         if not body.images:
             raise APIError(400, "field `image` is missing", code="missing_required_parameter", param="image")
         service.check_given({"image", "mask"} if body.mask is not None else {"image"})
@@ -50,7 +50,7 @@ def image_routes(service: Service) -> APIRouter:
 async def _reply(service: Service, body: ImageRequest, request: Request, **media: Any) -> Response:
     requests = _generate_requests(service, body, **media)
     results = await _run_all(service, requests, Exchange.of(request.scope))
-    data = await asyncio.to_thread(lambda: [_item(result) for result in results])
+    data = await asyncio.to_thread(lambda: [item for result in results for item in _items(result)])
     reply: ImagesReply = {"created": unix_now(), "output_format": "png", "data": data}
     return JSONResponse(reply)
 
@@ -100,6 +100,7 @@ def _generate_requests(service: Service, body: ImageRequest, **media: Any) -> li
     ]
 
 
-def _item(result: RequestResult) -> ImageItem:
-    image = next(output for output in result.outputs if isinstance(output, ImageOutput))
-    return {"b64_json": base64.b64encode(encode_png(image.pixels)).decode()}
+def _items(result: RequestResult) -> list[ImageItem]:
+    """The images of one request, several with `num_images_per_prompt` in the profile."""
+    images = [output for output in result.outputs if isinstance(output, ImageOutput)]
+    return [{"b64_json": base64.b64encode(encode_png(image.pixels)).decode()} for image in images]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 from fastapi import UploadFile
 from pydantic import (
@@ -56,6 +56,17 @@ class Form(Strict):
             return fields
         texts = {field.alias or name for name, field in cls.model_fields.items() if _is_text(field.annotation)}
         return {name: value if name in texts else _read(value) for name, value in fields.items()}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Document no null, which a form does not have: optional fields are left out."""
+        document = handler(schema)
+        fields = handler.resolve_ref_schema(document)["properties"]
+        for name, field in fields.items():
+            options = [option for option in field.get("anyOf", ()) if option != {"type": "null"}]
+            if len(options) == 1:
+                fields[name] = {key: value for key, value in field.items() if key != "anyOf"} | options[0]
+        return document
 
 
 def _is_text(annotation: object) -> bool:

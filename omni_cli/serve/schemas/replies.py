@@ -120,6 +120,43 @@ class ImagesReply(TypedDict):
     data: list[ImageItem]
 
 
+class VideoError(TypedDict):
+    code: str
+    message: str
+
+
+class VideoReply(TypedDict):
+    """The state of a video; times are seconds since the epoch, `progress` is a percentage."""
+
+    id: str
+    object: Literal["video"]
+    model: str
+    prompt: str
+    status: Literal["queued", "in_progress", "completed", "failed"]
+    progress: int
+    seconds: str
+    size: str
+    created_at: int
+    completed_at: int | None
+    expires_at: int | None
+    error: VideoError | None
+    remixed_from_video_id: None
+
+
+class VideoList(TypedDict):
+    object: Literal["list"]
+    data: list[VideoReply]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedVideo(TypedDict):
+    id: str
+    object: Literal["video.deleted"]
+    deleted: Literal[True]
+
+
 class Model(TypedDict):
     """`root` is the checkpoint."""
 

@@ -124,3 +124,11 @@ def inpainting(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 @pytest.fixture(scope="session")
 def edit_server(start_session_server: Any, inpainting: tuple[str, ...]) -> OmniServer:
     return start_session_server(*inpainting)
+
+
+@pytest.fixture(scope="session")
+def video_server(start_session_server: Any, tmp_path_factory: pytest.TempPathFactory) -> OmniServer:
+    """Keeps six videos, and makes three at once."""
+    limits = ("--max-videos", "6", "--max-requests", "3")
+    folder = tmp_path_factory.mktemp("videos") / "kept"
+    return start_session_server("--profile", "tiny-video", "--output-dir", str(folder), *limits)

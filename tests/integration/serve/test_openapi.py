@@ -24,7 +24,7 @@ def check(server: OmniServer, folder: Path) -> None:
         env={**os.environ, "SCHEMATHESIS_HOOKS": "support.schemathesis_hooks", "PYTHONPATH": str(TESTS)},
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "9 selected / 9 total" in ended.stdout
+    assert "15 selected / 15 total" in ended.stdout
 
 
 def test_schemathesis_finds_nothing_in_text_and_speech(omni: OmniServer, tmp_path: Path) -> None:
@@ -32,6 +32,6 @@ def test_schemathesis_finds_nothing_in_text_and_speech(omni: OmniServer, tmp_pat
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["image_server", "edit_server"])
-def test_schemathesis_finds_nothing_in_images(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["image_server", "edit_server", "video_server"])
+def test_schemathesis_finds_nothing_elsewhere(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     check(request.getfixturevalue(name), tmp_path)
