@@ -89,7 +89,7 @@ def omni_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
         (output,) = stage.executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
         if output.error is not None:
             raise output.error
-        videos = [frames.numpy() for frames in getattr(output, "videos", ())]
+        videos = [frames.numpy() for frames in output.videos]
         return [*output.images, *videos, *output.sounds]
     finally:
         stage.close()
