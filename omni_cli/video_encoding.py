@@ -41,7 +41,7 @@ _QUALITIES: dict[Codec, tuple[tuple[str, int], ...]] = {
 # Rates of AAC; sound of another rate is resampled to the next one.
 _AAC_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000, 64000, 88200, 96000)
 # For each channel. At the encoder's default a pure tone at 48 kHz comes back with 24 dB of signal to noise, and with
-# peaks of twice its height where it ends; here with 66 dB.
+# peaks of twice its height where it ends; here with 66 dB in one channel and 53 dB in two.
 _AAC_BITS_PER_S = 160_000
 # ITU-T H.273: the code point of BT.709 for primaries, transfer and matrix; limited range.
 _BT709, _LIMITED_RANGE = 1, 1

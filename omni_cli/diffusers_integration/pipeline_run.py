@@ -234,7 +234,7 @@ class PipelineRunner:
         arguments["output_type"] = "pil" if is_pasted else self.output_type
         arguments |= {
             name: torch.tensor(value, device=self._pipeline.device)
-            for name, value in arguments.items()
+            for name, value in requests[0].call.items()
             if self._call.takes_tensor(name) and isinstance(value, int | float | list | tuple)
         }
         return {name: value for name, value in arguments.items() if name in self._call.defaults}

@@ -9,6 +9,7 @@ from typing import Any
 
 from omni_cli.outputs import ArgumentText
 from omni_cli.text import suggest
+from omni_cli.video_encoding import MAX_FPS
 
 MAX_SEED = 2**32 - 1  # the maximum of NumPy's generator, which vLLM seeds too
 MAX_NUM_INFERENCE_STEPS = 1000
@@ -16,8 +17,7 @@ MAX_IMAGE_SIDE = 16_384
 MAX_TEMPERATURE = 100.0
 MAX_GUIDANCE_SCALE = 1000.0
 MAX_DURATION_S = 24 * 60 * 60
-MAX_NUM_FRAMES = 100_000
-MAX_FPS = 1000
+MAX_FRAMES_MADE = 100_000
 MAX_TOKENS = 2**24  # far beyond any model's context; catches typos
 MAX_REQUEST_ID_LENGTH = 200
 _SHOWN_CHARACTERS = 40  # of a wrong value
@@ -170,7 +170,7 @@ CHECKERS: Mapping[str, Callable[[object], Any]] = {
     "guidance_scale": _number(MAX_GUIDANCE_SCALE),
     "strength": _number(1),
     "duration": _number(MAX_DURATION_S),
-    "num_frames": _whole_number(1, MAX_NUM_FRAMES),
+    "num_frames": _whole_number(1, MAX_FRAMES_MADE),
     "fps": _frame_rate,
     "arg": _call_arguments,
     "height": _whole_number(1, MAX_IMAGE_SIDE),

@@ -10,6 +10,7 @@ from omni_cli.errors import InputError
 from omni_cli.inputs.files import open_input
 from omni_cli.inputs.images import Warn
 from omni_cli.outputs import Video
+from omni_cli.video_encoding import MAX_FPS
 
 if TYPE_CHECKING:
     import av
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 MAX_NUM_FRAMES = 32
 MAX_VIDEO_S = 600.0
 MAX_VIDEO_PIXELS = 256 * 1024 * 1024
-# Beyond this a header is more likely broken than intended.
-_MAX_FPS = 1000.0
 
 
 def load_video(path: Path, warn: Warn, max_num_frames: int | None = MAX_NUM_FRAMES) -> Video:
@@ -69,7 +68,7 @@ def _count_frames(file: BinaryIO, name: str, warn: Warn, max_s: float) -> tuple[
     with av.open(file, mode="r", metadata_errors="replace") as container:
         stream = _stream(container, name)
         fps = float(stream.average_rate or stream.guessed_rate or 0)
-        if not 0 < fps <= _MAX_FPS:
+        if not 0 < fps <= MAX_FPS:  # beyond it a header is more likely broken than intended
             raise InputError(f"the {name} has no usable frame rate")
         total = 0
         for packet in container.demux(stream):

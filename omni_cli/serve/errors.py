@@ -147,10 +147,12 @@ def _param(loc: Sequence[int | str]) -> str | None:
     """
     text = ""
     after_index = False
-    for part in loc[1:] if loc[0] in ("body", "query") else loc:
+    for part in loc[1:] if loc[:1] in (("body",), ("query",)) else loc:
         if isinstance(part, int):
             text += f"[{part}]"
-        elif not after_index and part.partition("[")[0].isidentifier() and part not in ("str", "VoiceId"):
-            text += f".{part}" if text else part
+        elif not text:
+            text = part  # a form has fields such as `image[]`
+        elif not after_index and part.isidentifier() and part not in ("str", "VoiceId"):
+            text += f".{part}"
         after_index = isinstance(part, int)
     return text or None

@@ -6,7 +6,13 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from omni_cli.inputs.fields import CHECKERS, MAX_DURATION_S, MAX_GUIDANCE_SCALE, MAX_NUM_FRAMES, MAX_NUM_INFERENCE_STEPS
+from omni_cli.inputs.fields import (
+    CHECKERS,
+    MAX_DURATION_S,
+    MAX_FRAMES_MADE,
+    MAX_GUIDANCE_SCALE,
+    MAX_NUM_INFERENCE_STEPS,
+)
 from omni_cli.serve.schemas.fields import Form, Ignored, Seed, Upload
 from omni_cli.serve.schemas.images import Size, parse_size
 
@@ -33,7 +39,7 @@ class VideoRequest(Form):
     negative_prompt: str | None = None
     num_inference_steps: Annotated[int, Field(ge=1, le=MAX_NUM_INFERENCE_STEPS)] | None = None
     guidance_scale: Annotated[float, Field(ge=0, le=MAX_GUIDANCE_SCALE)] | None = None
-    num_frames: Annotated[int, Field(ge=1, le=MAX_NUM_FRAMES)] | None = None
+    num_frames: Annotated[int, Field(ge=1, le=MAX_FRAMES_MADE)] | None = None
     fps: Fps | None = Field(None, description="Frames per second, a number or a ratio such as 24000/1001.")
     strength: Annotated[float, Field(ge=0, le=1)] | None = None
 

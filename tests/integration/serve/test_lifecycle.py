@@ -64,7 +64,7 @@ def test_one_ready_line_with_the_address_and_a_stop_signal_that_drains_requests(
     server.process.popen.send_signal(signal.SIGTERM)
     server.wait_until(lambda: server.log("draining"))
     server.wait_until(lambda: health(server) is None, timeout_s=10)
-    ended = server.stop()
+    ended = server.process.end()  # without another signal, which would end it at once
     caller.join()
     assert caller.result.status == 200
     assert caller.result.body.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"length"' in caller.result.body
