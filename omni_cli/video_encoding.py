@@ -17,6 +17,7 @@ from omni_cli.errors import OmniError, UsageError
 if TYPE_CHECKING:
     import av
     import numpy as np
+    import PIL.Image
 
 MAX_FPS = 1000
 Codec = Literal["libx264", "libsvtav1"]
@@ -172,7 +173,7 @@ def _video_stream(
     return stream
 
 
-def _video_frame(pixels: np.ndarray, pixel_format: str) -> Any:
+def _video_frame(pixels: np.ndarray, pixel_format: str) -> av.VideoFrame:
     import av
     import numpy as np
 
@@ -212,7 +213,7 @@ class _Preview:
         count = min(num_frames, _PREVIEW_FRAMES)
         self._wanted = {round(index * (num_frames - 1) / max(1, count - 1)) for index in range(count)}
         self._index = 0
-        self._images: list[Any] = []
+        self._images: list[PIL.Image.Image] = []
 
     def add(self, frame: np.ndarray) -> None:
         if self._index in self._wanted:
