@@ -124,7 +124,7 @@ def test_end_to_end_has_the_metrics_of_all_stages_and_they_add_up(tmp_path: Path
 
 def test_a_varied_number_of_steps_is_compared_and_so_are_its_outputs(tmp_path: Path) -> None:
     path, markdown = tmp_path / "record.json", tmp_path / "report.md"
-    limits = ("--time-budget", "6", "--output-json", str(path), "--markdown", str(markdown))
+    limits = ("--time-budget", "30", "--output-json", str(path), "--markdown", str(markdown))
     ended = run_omni(tmp_path, *IMAGE, "--vary", "num_inference_steps=4,40", "--max-regression", "5%", *limits)
     assert ended.code == 1, ended.err
     ended.check_clean()
