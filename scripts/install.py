@@ -70,7 +70,8 @@ def install(venv: Path, extra: str, *, dev: bool, torch_index: str) -> None:
         say(f"Installing omni-cli[{extra}] into {venv} ({SIZES[extra]}), once ...")
         if extra == "cpu" and sys.platform == "linux":
             install_cpu_torch(pip, torch_index)
-        pip.install("-e", f"{ROOT}[{extra}]", hint=f"after a fix, run `make install EXTRA={extra}`")
+        # With PyAV, which is an extra for its licence: the demo makes a video.
+        pip.install("-e", f"{ROOT}[{extra},video]", hint=f"after a fix, run `make install EXTRA={extra}`")
         if extra == "cpu":
             remove_cuda_linked(pip)
     if "dev" in missing:
