@@ -74,9 +74,10 @@ class Served:
 
     async def ended(self, prompt: str) -> Job:
         job_id = await self.begin(prompt)
-        while not (job := self.job(job_id)).has_ended:
+        # The log's line comes last; the store has the result a moment before.
+        while not any(line["request_id"] == job_id for line in self.lines("video")):
             await asyncio.sleep(0.01)
-        return job
+        return self.job(job_id)
 
     def job(self, job_id: str) -> Job:
         job = self.jobs.store.get(job_id)
@@ -151,8 +152,8 @@ def test_the_time_limit_begins_with_the_first_step(tmp_path: Path) -> None:
 def test_the_server_s_end_waits_for_jobs_and_then_fails_them(tmp_path: Path) -> None:
     async def check() -> None:
         async with served(tmp_path) as server:
-            soon, late = await server.begin("step wait"), await server.begin("step wait wait wait wait")
-            await server.jobs.drain(0.6)
+            soon, late = await server.begin("step wait"), await server.begin("step" + " wait" * 20)
+            await server.jobs.drain(2)
             assert server.job(soon).status == "completed"
             failed = server.job(late)
             assert failed.error is not None and failed.error.code == "server_stopped"
