@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -135,10 +134,10 @@ def announce(word: str) -> None:
 def main() -> None:
     """The `omni` command on this engine, for tests that need a process of its own."""
     import omni_cli.cli.generate.command
-    from omni_cli.cli.app import run
+    from omni_cli.cli.app import main as run_command_line
 
     omni_cli.cli.generate.command.make_engine = FakeEngine
-    sys.exit(run(sys.argv[1:]))
+    run_command_line()
 
 
 if __name__ == "__main__":
