@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from omni_cli.errors import OmniError, StageError
 
@@ -56,6 +57,32 @@ class CallFile:
     array: np.ndarray
 
 
+T = TypeVar("T")
+U = TypeVar("U")
+Nested: TypeAlias = "T | tuple[Nested[T], ...] | None"
+"""One item, a list of items, or a list of such lists, which may have gaps."""
+
+
+def items_of(nested: Nested[T]) -> Iterator[T]:
+    """Yield the items in order."""
+    if isinstance(nested, tuple):
+        yield from (item for each in nested for item in items_of(each))
+    elif nested is not None:
+        yield nested
+
+
+def changed_items(nested: Nested[T], change: Callable[[T], U]) -> Nested[U]:
+    """Return the same lists with other items."""
+    if isinstance(nested, tuple):
+        return tuple(changed_items(each, change) for each in nested)
+    return None if nested is None else change(nested)
+
+
+def holds_files(value: object) -> bool:
+    """Tell whether a checked value of `--arg` names files."""
+    return any(isinstance(item, Path) for item in items_of(value))
+
+
 @dataclass(frozen=True)
 class GenerateRequest:
     """One request for the whole chain: a prompt, or `messages` instead of one; None where a pipeline needs neither.
@@ -90,7 +117,7 @@ class GenerateRequest:
     speaker: str | None = None
     sampling: Mapping[str, object] = field(default_factory=dict)
     diffusion: Mapping[str, object] = field(default_factory=dict)
-    call_files: Mapping[str, CallFile | tuple[CallFile, ...]] = field(default_factory=dict)
+    call_files: Mapping[str, Nested[CallFile]] = field(default_factory=dict)
     cache_salt: str | None = None
     handoff: bytes | None = None
     wants_handoff: bool = False

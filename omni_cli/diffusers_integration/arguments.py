@@ -17,7 +17,6 @@ from omni_cli.diffusers_integration.call_checks import (
     check_media,
     check_name,
     checked_value,
-    holds_files,
     option,
 )
 from omni_cli.diffusers_integration.frame_rates import check_num_frames, frame_rate
@@ -26,6 +25,7 @@ from omni_cli.diffusers_integration.requests import DiffusionRequest
 from omni_cli.diffusers_integration.signature import Medium, PipelineSignature, signature_of_class
 from omni_cli.diffusers_integration.value_types import is_plain, takes_only_lists
 from omni_cli.errors import InputError
+from omni_cli.outputs import holds_files
 
 # The largest size that published text-to-image models are trained for; more would need tens of GiB for the VAE alone.
 MAX_PIXELS = 4096 * 4096

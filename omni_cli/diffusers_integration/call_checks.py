@@ -11,7 +11,7 @@ from omni_cli.config.schema import PIPELINE_ARGUMENTS
 from omni_cli.diffusers_integration.signature import MEDIA_ARGUMENTS, Argument, Medium, PipelineSignature
 from omni_cli.diffusers_integration.value_types import converted, is_plain, takes_list, takes_only_lists
 from omni_cli.errors import InputError
-from omni_cli.outputs import ArgumentText
+from omni_cli.outputs import ArgumentText, Nested
 
 # A request's media, as messages name them.
 MEDIA: Mapping[Medium, str] = {
@@ -45,7 +45,7 @@ def option(medium: Medium) -> str:
 
 def is_owned(name: str, signature: PipelineSignature) -> bool:
     """Tell whether the executor sets an argument itself: also `latents`, unless a call needs them."""
-    return name in OWNED_ARGUMENTS and not (name in signature.arguments and signature.arguments[name].is_required)
+    return name in OWNED_ARGUMENTS and (name != "latents" or (name,) not in signature.needed)
 
 
 def check_media(fields: Mapping[str, object], signature: PipelineSignature) -> None:
@@ -103,11 +103,13 @@ def checked_value(name: str, value: object, signature: PipelineSignature) -> obj
     Raises `InputError` for a name or a value that the call does not take.
     """
     argument = check_name(name, signature)
-    files = _files(value) if argument.file_kind is not None else ()
-    if files:
-        if not isinstance(value, str) and not takes_list(argument.type):
+    files = _files(value) if argument.file_kind is not None else None
+    if files is not None:
+        is_list = isinstance(files, tuple)
+        # Whether a call takes rows of images, its annotation does not tell.
+        if is_list and not takes_list(argument.type) and not any(isinstance(each, tuple) for each in files):
             raise InputError(f"`{name}` takes one file, not {len(files)}")
-        return files[0] if isinstance(value, str) and not takes_only_lists(argument.type) else files
+        return files if is_list or not takes_only_lists(argument.type) else (files,)
     candidates = readings(value)
     for candidate in candidates:
         try:
@@ -120,11 +122,6 @@ def checked_value(name: str, value: object, signature: PipelineSignature) -> obj
     )
 
 
-def holds_files(value: object) -> bool:
-    """Tell whether a checked value names files."""
-    return isinstance(value, Path) or (isinstance(value, tuple) and bool(value) and isinstance(value[0], Path))
-
-
 def readings(value: object) -> list[object]:
     """Return the possible meanings of a word of the command line: JSON, else text; other values are unchanged."""
     if not isinstance(value, ArgumentText):
@@ -135,13 +132,18 @@ def readings(value: object) -> list[object]:
         return [str(value)]
 
 
-def _files(value: object) -> tuple[Path, ...]:
-    """Return the files of `@FILE` or a list of them; () for anything else."""
+def _files(value: object, depth: int = 2) -> Nested[Path]:
+    """Return the file of `@FILE`, a list of such, or rows of them with null for gaps; None for anything else."""
     if isinstance(value, ArgumentText) and value.startswith("["):
         (value, *_) = readings(value)
-    words = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-    is_all_files = bool(words) and all(isinstance(word, str) and len(word) > 1 and word[0] == "@" for word in words)
-    return tuple(Path(word[1:]) for word in words) if is_all_files else ()
+    if isinstance(value, str):
+        return Path(value[1:]) if len(value) > 1 and value[0] == "@" else None
+    if not isinstance(value, list) or not value or not depth:
+        return None
+    files = tuple(_files(each, depth - 1) for each in value)
+    is_gap = [each is None and depth == 1 for each in value]
+    is_whole = all(file is not None or gap for file, gap in zip(files, is_gap, strict=True))
+    return files if is_whole and not all(is_gap) else None
 
 
 def _is_possible(argument: Argument) -> bool:

@@ -28,8 +28,8 @@ from omni_cli.diffusers_integration.requests import (
     DiffusionRequest,
     DiffusionSchedulerOutput,
 )
-from omni_cli.diffusers_integration.samples import sample_rate_of
-from omni_cli.diffusers_integration.signature import AUDIO_FIELDS, SOUND_FIELDS, Kind
+from omni_cli.diffusers_integration.samples import makes_sound, sample_rate_of
+from omni_cli.diffusers_integration.signature import Kind
 from omni_cli.errors import CheckpointError, OmniError, StageError, UsageError
 from omni_cli.execution.copies import make_output_copy
 from omni_cli.execution.ranges import mark
@@ -136,9 +136,8 @@ class DiffusersPipelineExecutor:
         self._runner = PipelineRunner(
             pipeline, self.call, clock_for(self.device), self._output_copy, self.prompt_cache_entries
         )
-        makes_sound = bool({*AUDIO_FIELDS, *SOUND_FIELDS} & set(self.call.signature.output_fields))
-        self.sample_rate = sample_rate_of(pipeline) if makes_sound else None
-        if makes_sound and self.sample_rate is None:
+        self.sample_rate = sample_rate_of(pipeline)
+        if self.sample_rate is None and makes_sound(pipeline, self.call.signature):
             raise CheckpointError(f"{self.model} does not say the sample rate of its audio")
         # Last: hooks that offload weights wrap what runs.
         self._memory = PipelineMemory(pipeline, self.config, self.device)

@@ -176,11 +176,10 @@ class PipelineRunner:
             return pending(pixels=self._pixels(_first_of(made, IMAGE_FIELDS), marks))
         if self.makes == "audio":
             return pending(samples=self._samples(_first_of(made, AUDIO_FIELDS), marks))
-        sound = _first_of(made, SOUND_FIELDS)
+        videos, sound = _batched(_first_of(made, VIDEO_FIELDS), _first_of(made, SOUND_FIELDS))
         samples = None if sound is None else self._samples(sound, marks)
         marks.end = self._clock.mark()
-        videos = tuple(Frames(frames, self._output_copy) for frames in _first_of(made, VIDEO_FIELDS))
-        return pending(samples=samples, videos=videos)
+        return pending(samples=samples, videos=tuple(Frames(frames, self._output_copy) for frames in videos))
 
     def _samples(self, audio: Any, marks: _Marks) -> PendingSamples:
         """Start the copy of audio to the host."""
@@ -321,6 +320,13 @@ def find_denoiser(pipeline: Any) -> Any | None:
 def _first_of(made: object, fields: Sequence[str]) -> Any:
     """The first of these fields that a pipeline's output has; None if it has none."""
     return next((getattr(made, field) for field in fields if hasattr(made, field)), None)
+
+
+def _batched(videos: Any, sound: Any) -> tuple[Any, Any]:
+    """Videos and their sound with an axis for the batch, which some pipelines leave out: they make one at a time."""
+    if videos[0].ndim == 4 if hasattr(videos[0], "ndim") else isinstance(videos[0], list | tuple):
+        return videos, sound
+    return [videos], None if sound is None else sound[None]
 
 
 def _step_callback(call: PipelineCall) -> StepCallback:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from omni_cli.diffusers_integration.pixels import BadOutputError
+from omni_cli.diffusers_integration.signature import SOUND_FIELDS, PipelineSignature
 
 if TYPE_CHECKING:
     from omni_cli.execution.copies import PendingCopy
@@ -33,6 +34,13 @@ def sample_rate_of(pipeline: object) -> int | None:
         if isinstance(found, int | float) and found > 0:
             return int(found)
     return None
+
+
+def makes_sound(pipeline: object, signature: PipelineSignature) -> bool:
+    """Tell whether the pipeline can make sound; one for videos may have been published without the part for it."""
+    parts = {place.partition(".")[0] for place in _PLACES if "." in place}
+    lacks_part = any(getattr(pipeline, name, pipeline) is None for name in parts)
+    return signature.makes == "audio" or (not lacks_part and bool({*SOUND_FIELDS} & {*signature.output_fields}))
 
 
 @dataclass(frozen=True)

@@ -223,28 +223,30 @@ def _parsed(function: object) -> ast.FunctionDef:
 def _signature(name: str, call: ast.FunctionDef, check: ast.FunctionDef | None) -> PipelineSignature:
     arguments = dict(_arguments(call.args))
     groups = [group for function in (call, check) if function is not None for group in _alternatives(function)]
-    replaced = _replaced(call)
+    replaced, output_type = _replaced(call), arguments.get("output_type")
     unset = {name for name, argument in arguments.items() if argument.default == "None" and name not in replaced}
     found = [group for group in dict.fromkeys(groups) if set(group) <= unset]
     sizes = ("len(prompt_embeds)", "prompt_embeds.shape[0]")
     if {"prompt", "prompt_embeds"} <= unset and not any("prompt" in group for group in groups):
         # Without a check, the call fails where it counts the prompts.
         found += [("prompt", "prompt_embeds")] if any(size in ast.unparse(call) for size in sizes) else []
+    # A call that returns latents by default decodes and converts them in its own way.
+    is_raw = _is_raw(call) or (output_type is not None and output_type.default == "'latent'")
     return PipelineSignature(
-        name, arguments, _output_fields(call), tuple(found), frozenset(replaced & arguments.keys()), _is_raw(call)
+        name, arguments, _output_fields(call), tuple(found), frozenset(replaced & arguments.keys()), is_raw
     )
 
 
 def _alternatives(function: ast.FunctionDef) -> Iterator[tuple[str, ...]]:
-    """Yield the names for which the function begins with `if a is None and b is None: raise`."""
+    """Yield the names for which the function begins with `if a is None and b is None: raise`; with `or`, one each."""
     for statement in function.body:
         branch: ast.stmt | None = statement
         while isinstance(branch, ast.If):
             terms = branch.test.values if isinstance(branch.test, ast.BoolOp) else [branch.test]
             names = [term.left.id for term in terms if _is_none(term) and isinstance(term.left, ast.Name)]
-            is_conjunction = len(terms) == 1 or isinstance(branch.test.op, ast.And)  # type: ignore[attr-defined]
-            if is_conjunction and len(names) == len(terms) and isinstance(branch.body[0], ast.Raise):
-                yield tuple(names)
+            if len(names) == len(terms) and isinstance(branch.body[0], ast.Raise):
+                is_disjunction = isinstance(branch.test, ast.BoolOp) and isinstance(branch.test.op, ast.Or)
+                yield from ((name,) for name in names) if is_disjunction else (tuple(names),)
             branch = branch.orelse[0] if len(branch.orelse) == 1 else None
 
 

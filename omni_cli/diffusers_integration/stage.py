@@ -21,6 +21,7 @@ from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRe
 from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
 from omni_cli.diffusers_integration.signature import Medium
 from omni_cli.errors import OmniError
+from omni_cli.outputs import Nested
 from omni_cli.stage.messages import (
     Alive,
     AppendInput,
@@ -120,10 +121,8 @@ class DiffusersStage:
         found = {}
         for name, files in request.call_files.items():
             check_name(name, self.executor.call.signature)
-            values = [
-                _file_value(file, self.executor.device) for file in (files if isinstance(files, tuple) else [files])
-            ]
-            found[name] = values if isinstance(files, tuple) else self.executor.call.file_value(name, values)
+            value = _file_value(files, self.executor.device)
+            found[name] = value if isinstance(value, list) else self.executor.call.file_value(name, [value])
         return found
 
     def append(self, command: AppendInput) -> None:
@@ -248,7 +247,9 @@ def media_of(request: StageRequest) -> dict[Medium, list[object]]:
     return media
 
 
-def _file_value(file: CallFileInput, device: str) -> object:
+def _file_value(file: Nested[CallFileInput], device: str) -> object:
+    if file is None or isinstance(file, tuple):
+        return file and [_file_value(each, device) for each in file]
     if file.kind == "image":
         from PIL import Image
 

@@ -28,6 +28,7 @@ from omni_cli.outputs import (
     TextOutput,
     VideoOutput,
     VideoSound,
+    changed_items,
 )
 from omni_cli.stage.messages import (
     AbortRequest,
@@ -184,7 +185,7 @@ class RequestRun:
             ),
             raw=request.raw,
             sampling=dict(request.sampling),
-            call_files={name: _encoded(files) for name, files in request.call_files.items()},
+            call_files={name: changed_items(files, _encoded) for name, files in request.call_files.items()},
             cache_salt=request.cache_salt,
         )
 
@@ -212,10 +213,8 @@ class RequestRun:
         return asyncio.get_running_loop().time() - self._began_s
 
 
-def _encoded(files: CallFile | tuple[CallFile, ...]) -> CallFileInput | tuple[CallFileInput, ...]:
-    if isinstance(files, CallFile):
-        return CallFileInput(files.kind, Array.of(files.array))
-    return tuple(CallFileInput(file.kind, Array.of(file.array)) for file in files)
+def _encoded(file: CallFile) -> CallFileInput:
+    return CallFileInput(file.kind, Array.of(file.array))
 
 
 def _video_output(video: VideoFile) -> VideoOutput:

@@ -15,7 +15,7 @@ from omni_cli.inputs.fields import CHECKERS
 from omni_cli.inputs.images import Warn, load_image
 from omni_cli.inputs.tensors import load_tensor
 from omni_cli.inputs.video import MAX_NUM_FRAMES, load_video
-from omni_cli.outputs import CallFile, GenerateRequest, Modality
+from omni_cli.outputs import CallFile, GenerateRequest, Modality, Nested, changed_items, holds_files, items_of
 
 MAX_IMAGE_PIXELS = 4096 * 4096
 
@@ -43,23 +43,20 @@ class RequestSpec:
     speaker: str | None = None
     sampling: Mapping[str, object] = field(default_factory=dict)
     diffusion: Mapping[str, object] = field(default_factory=dict)
-    call_files: Mapping[str, Path | tuple[Path, ...]] = field(default_factory=dict)
+    call_files: Mapping[str, Nested[Path]] = field(default_factory=dict)
     place: str | None = None
 
     @property
     def files(self) -> tuple[Path, ...]:
         """All of its files."""
         named = (getattr(self, name) for name in FILE_FIELDS)
-        in_call = ((files,) if isinstance(files, Path) else files for files in self.call_files.values())
+        in_call = (items_of(files) for files in self.call_files.values())
         return tuple(path for paths in (*named, *in_call) for path in paths)
 
     def with_files(self, change: Callable[[Path], Path]) -> RequestSpec:
         """Return the same request with other names for its files."""
         files: dict[str, Any] = {name: tuple(map(change, getattr(self, name))) for name in FILE_FIELDS}
-        call_files = {
-            name: change(files) if isinstance(files, Path) else tuple(map(change, files))
-            for name, files in self.call_files.items()
-        }
+        call_files = {name: changed_items(files, change) for name, files in self.call_files.items()}
         return replace(self, **files, call_files=call_files)
 
 
@@ -98,7 +95,7 @@ def spec_of(checked: Mapping[str, Any], *, request_id: str, folder: Path, place:
     `max_tokens` and `temperature` override the same keys of `sampling`.
     """
     arguments = checked.get("arg", {})
-    files = {name: value for name, value in arguments.items() if _is_file(value)}
+    files = {name: value for name, value in arguments.items() if holds_files(value)}
     sampling = dict(checked.get("sampling", {}))
     sampling.update({name: checked[name] for name in _SAMPLING_FIELDS if name in checked})
     return RequestSpec(
@@ -117,10 +114,6 @@ def spec_of(checked: Mapping[str, Any], *, request_id: str, folder: Path, place:
         call_files=files,
         place=place,
     ).with_files(lambda path: folder / path)
-
-
-def _is_file(value: object) -> bool:
-    return isinstance(value, Path) or (isinstance(value, tuple) and bool(value) and isinstance(value[0], Path))
 
 
 def build_request(spec: RequestSpec, config: EngineConfig, warn: Warn) -> GenerateRequest:
@@ -142,10 +135,7 @@ def build_request(spec: RequestSpec, config: EngineConfig, warn: Warn) -> Genera
         sampling=spec.sampling,
         diffusion=spec.diffusion,
         call_files={
-            name: _call_file(files, warn)
-            if isinstance(files, Path)
-            else tuple(_call_file(file, warn) for file in files)
-            for name, files in spec.call_files.items()
+            name: changed_items(files, lambda path: _call_file(path, warn)) for name, files in spec.call_files.items()
         },
     )
     _check_mask(request)

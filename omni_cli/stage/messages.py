@@ -83,7 +83,7 @@ class StageRequest(msgspec.Struct, frozen=True, tag=True):
     speaker: str | None = None
     sampling: dict[str, Any] = {}
     diffusion: dict[str, Any] = {}
-    call_files: dict[str, CallFileInput | tuple[CallFileInput, ...]] = {}
+    call_files: dict[str, CallFileInput | tuple[CallFileInput | tuple[CallFileInput | None, ...] | None, ...]] = {}
     cache_salt: str | None = None
     handoff: bytes | None = None
     more_follows: bool = False

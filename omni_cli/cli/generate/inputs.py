@@ -15,7 +15,7 @@ from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.jsonl import read_requests
 from omni_cli.inputs.request_spec import FILE_FIELDS, BadRequest, RequestSpec, build_request, check_fields, spec_of
-from omni_cli.outputs import CallFile, GenerateRequest
+from omni_cli.outputs import GenerateRequest, items_of
 
 MAX_STDIN_BYTES = 16 * 1024 * 1024
 # Decoded inputs beyond this size are dropped, and decoded again when their request begins.
@@ -104,8 +104,7 @@ def _decoded_bytes(request: GenerateRequest) -> int:
     masks = () if request.mask is None else (request.mask,)
     images = (*request.images, *masks, *request.control_images)
     sounds, videos = (samples for samples, _ in request.audio), (video.frames for video in request.videos)
-    call_files = ((files,) if isinstance(files, CallFile) else files for files in request.call_files.values())
-    in_call = (file.array for files in call_files for file in files)
+    in_call = (file.array for files in request.call_files.values() for file in items_of(files))
     return sum(array.nbytes for array in (*sounds, *images, *videos, *in_call))
 
 

@@ -16,7 +16,8 @@ from support.stage_specs import spec_of
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.diffusers_integration.samples import sample_rate_of
+from omni_cli.diffusers_integration.samples import makes_sound, sample_rate_of
+from omni_cli.diffusers_integration.signature import signature_of
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.encoding import encode_wav
 from omni_cli.errors import CheckpointError, InputError
@@ -92,6 +93,9 @@ def test_the_rate_is_read_where_a_pipeline_keeps_it_and_never_guessed(folder, tm
     plain.vae.register_to_config(sampling_rate=None)
     with pytest.raises(CheckpointError, match="does not say the sample rate"):
         DiffusersPipelineExecutor(STAGE, str(folder), "float32", "cpu", make_pipeline=lambda: plain)
+    silent, sounding = SimpleNamespace(sound_tokenizer=None), SimpleNamespace(sound_tokenizer=SimpleNamespace())
+    for pipeline, expected in ((silent, False), (sounding, True)):
+        assert makes_sound(pipeline, signature_of("Cosmos3OmniPipeline")) is expected
 
 
 def test_a_stereo_wav_has_both_channels():

@@ -11,7 +11,8 @@ from support.tiny_pipelines.page import classes, page, rows_of
 from support.tiny_pipelines.table import check_all
 
 PAGE = Path(__file__).parents[3] / "docs" / "pipelines.md"
-# Inpainting; no prompt; noise from the global generator; pixels without an autoencoder; arrays; a video with sound.
+# Inpainting; no prompt; noise from the global generator; pixels without an autoencoder; arrays; a video with sound, and
+# one without an axis for the batch.
 SAMPLE = (
     "FluxFillPipeline",
     "DDPMPipeline",
@@ -19,6 +20,7 @@ SAMPLE = (
     "PRXPixelPipeline",
     "StableDiffusionAdapterPipeline",
     "LTX2Pipeline",
+    "Cosmos3OmniPipeline",
 )
 
 

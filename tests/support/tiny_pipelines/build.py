@@ -34,7 +34,8 @@ def part(kind: str | None = None, **given: object) -> Part:
 class TinyPipeline:
     """A pipeline class, the parts that differ from the usual ones, and the arguments of its call.
 
-    `prepare` may change the built pipeline before it is saved; `write` replaces the building of parts.
+    `prepare` may change the built pipeline before it is saved; `write` replaces the building of parts. Both calls
+    run in `dtype`, and decode in tiles if `is_tiled`.
     """
 
     name: str
@@ -42,6 +43,8 @@ class TinyPipeline:
     parts: Mapping[str, object] = field(default_factory=dict)
     prepare: Callable[[Any], None] | None = None
     write: Callable[[Path], None] | None = None
+    dtype: str = "float32"
+    is_tiled: bool = False
 
 
 def build(declared: TinyPipeline, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.requests import DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.signature import PipelineSignature, signature_of
 from omni_cli.diffusers_integration.stage import DiffusersStage
-from omni_cli.errors import InputError, OmniError
-from omni_cli.stage.messages import Array, CallFileInput, StageRequest, VideoInput
+from omni_cli.errors import OmniError
+from omni_cli.outputs import Nested
+from omni_cli.stage.messages import Array, CallFileInput, StageRequest, VideoInput, decode_command, encode
 from support.stage_specs import spec_of
 from support.tiny_pipelines.build import TinyPipeline, build
 from support.tiny_pipelines.media import is_medium
@@ -58,13 +60,17 @@ def plain_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
     import torch
     from diffusers import DiffusionPipeline
 
-    pipeline = DiffusionPipeline.from_pretrained(folder)
+    pipeline = DiffusionPipeline.from_pretrained(folder, dtype=getattr(torch, declared.dtype))
     pipeline.set_progress_bar_config(disable=True)
+    if declared.is_tiled:
+        pipeline.vae.enable_tiling()
     arguments = dict(declared.call)
     # Some pipelines draw from the global generator, with or without another.
     torch.manual_seed(SEED)
     if "generator" in inspect.signature(pipeline.__call__).parameters:
         arguments["generator"] = torch.Generator("cpu").manual_seed(SEED)
+    if signature_of(declared.name).arguments["output_type"].default == "'latent'":
+        arguments["output_type"] = "pil"
     made = pipeline(**arguments)
     return arrays_of({"images": _shown(pipeline, made.prediction)} if "prediction" in made else made)
 
@@ -83,9 +89,12 @@ def omni_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
     """The output of a stage over the same checkpoint, as `arrays_of`; the frames of a video are not encoded yet."""
     signature = signature_of(declared.name)
     assert signature is not None
-    stage = DiffusersStage(spec_of(DiffusionStageConfig.named("image"), str(folder)), lambda report: None)
+    config = DiffusionStageConfig.named("image", enable_vae_tiling=declared.is_tiled or None)
+    spec = replace(spec_of(config, str(folder)), dtype=declared.dtype)
+    stage = DiffusersStage(spec, lambda report: None)
     try:
-        request = stage.executor.resolve(stage.diffusion_request(_request(declared.call, signature)))
+        request = decode_command(encode(_request(declared.call, signature)))
+        request = stage.executor.resolve(stage.diffusion_request(request))
         (output,) = stage.executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
         if output.error is not None:
             raise output.error
@@ -107,7 +116,7 @@ def _request(call: Mapping[str, object], signature: PipelineSignature) -> StageR
         elif medium == "video" and isinstance(value, list):
             frames = np.stack([np.asarray(frame) for frame in value])
             fields["videos"] = (VideoInput(Array.of(frames), 10.0, len(frames), tuple(range(len(frames)))),)
-        elif medium in ("image", "control_image"):
+        elif medium in ("image", "control_image") and not _has_rows(value):
             fields[f"{medium}s"] = _arrays(value)
         elif is_medium(value):
             fields["call_files"][name] = _files(value)
@@ -118,14 +127,16 @@ def _request(call: Mapping[str, object], signature: PipelineSignature) -> StageR
 
 def _arrays(value: Any) -> tuple[Array, ...]:
     images = value if isinstance(value, list) else [value]
-    if any(isinstance(image, list) for image in images):
-        raise InputError("it needs lists of lists of images, which no option holds")
     return tuple(Array.of(np.asarray(image.convert("RGB"))) for image in images)
 
 
-def _files(value: Any) -> CallFileInput | tuple[CallFileInput, ...]:
-    if isinstance(value, list):
-        return tuple(CallFileInput("image", array) for array in _arrays(value))
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, list) and isinstance(value[0], list)
+
+
+def _files(value: Any) -> Nested[CallFileInput]:
+    if value is None or isinstance(value, list):
+        return value and tuple(_files(each) for each in value)
     if isinstance(value, Image.Image):
         return CallFileInput("image", _arrays(value)[0])
     return CallFileInput("tensor", Array.of(np.asarray(value)))
@@ -135,19 +146,21 @@ def arrays_of(output: Any) -> list[np.ndarray]:
     """Flatten a pipeline's output.
 
     Images are uint8 (height, width, 3 or 4), videos uint8 (num_frames, height, width, 3), sounds float32 (num_samples,)
-    or (num_samples, channels); other arrays are as they are.
+    or (num_samples, channels). Other arrays, as they are, if it has none of these.
     """
     found: list[np.ndarray] = []
+    others: list[np.ndarray] = []
     for name, value in output.items():
         if name in ("images", "image"):
             found += _images(value)
         elif name in ("frames", "video", "videos"):
-            found += [np.stack(_images(video)) for video in value]
+            # Some pipelines make one video without an axis for a batch.
+            found += [np.stack(_images(video)) for video in (value if np.asarray(value[0]).ndim == 4 else [value])]
         elif name in ("audios", "audio", "sound"):
-            found += [] if value is None else _sounds(value)
+            found += [] if value is None else _sounds(value[None] if name == "sound" else value)
         elif value is not None:
-            found += _others(value)
-    return found
+            others += _others(value)
+    return found or others
 
 
 def _images(value: Any) -> list[np.ndarray]:

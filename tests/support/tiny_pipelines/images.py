@@ -117,7 +117,8 @@ def _z_image() -> Iterator[TinyPipeline]:
     yield TinyPipeline("ZImageControlNetPipeline", {**_TEXT, **_CONTROL}, net)
     yield TinyPipeline("ZImageControlNetInpaintPipeline", {**_TEXT, **_IMAGE, **_MASK, **_CONTROL}, masked)
     omni = {**_SHIFTED, "transformer": part(siglip_feat_dim=32)}
-    yield TinyPipeline("ZImageOmniPipeline", {**_TEXT, "image": image(1, 64, 64)}, omni)
+    # It converts its images to bfloat16.
+    yield TinyPipeline("ZImageOmniPipeline", {**_TEXT, "image": image(1, 64, 64)}, omni, dtype="bfloat16")
 
 
 def _sana() -> Iterator[TinyPipeline]:

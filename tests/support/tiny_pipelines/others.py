@@ -103,6 +103,13 @@ _MOVQ = {
     "down_block_types": ("DownEncoderBlock2D", "AttnDownEncoderBlock2D"),
     "up_block_types": ("AttnUpDecoderBlock2D", "UpDecoderBlock2D"),
 }
+# The same for a pipeline that counts on eight pixels per latent.
+_MOVQ_8 = {
+    **_MOVQ,
+    "block_out_channels": (32,) * 4,
+    "down_block_types": ("DownEncoderBlock2D",) * 3 + ("AttnDownEncoderBlock2D",),
+    "up_block_types": ("AttnUpDecoderBlock2D",) + ("UpDecoderBlock2D",) * 3,
+}
 
 
 def _embeds(seed: int) -> Any:
@@ -147,9 +154,10 @@ def _kandinsky() -> Iterator[TinyPipeline]:
     yield TinyPipeline(
         "KandinskyV22PriorEmb2EmbPipeline", {**_PROMPT, "num_inference_steps": 4, **_IMAGE, "strength": 0.5}
     )
-    yield TinyPipeline("Kandinsky3Pipeline", call, {"movq": part(**_MOVQ)})
-    third = {key: value for key, value in changed.items() if key not in _SIZE}
-    yield TinyPipeline("Kandinsky3Img2ImgPipeline", third, {"movq": part(**_MOVQ)})
+    third = {"movq": part(**_MOVQ_8)}
+    yield TinyPipeline("Kandinsky3Pipeline", {**call, "height": 64, "width": 64}, third)
+    resized = {key: value for key, value in changed.items() if key not in _SIZE}
+    yield TinyPipeline("Kandinsky3Img2ImgPipeline", resized, third)
 
 
 def _hint() -> Any:

@@ -550,8 +550,8 @@ SIZES: Mapping[str, Sizes] = {
     "Kandinsky3UNet": {
         "time_embedding_dim": 32,
         "groups": 2,
-        "attention_head_dim": 32,
-        "layers_per_block": 1,
+        "attention_head_dim": 16,
+        "layers_per_block": 2,
         "block_out_channels": (32, 64),
         "cross_attention_dim": 32,
         "encoder_hid_dim": 32,

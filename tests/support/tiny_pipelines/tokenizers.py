@@ -80,8 +80,11 @@ def _byte_fallback(*special: str) -> dict[str, int]:
 def llama() -> Any:
     from transformers import LlamaTokenizer
 
-    vocab = _byte_fallback("<unk>", "<s>", "</s>", "<image>", "<pad>")
-    tokenizer = LlamaTokenizer(vocab=vocab, merges=[], pad_token="<pad>", model_max_length=512)
+    marks = ["<image>", "<|end_header_id|>"]
+    vocab = _byte_fallback("<unk>", "<s>", "</s>", "<image>", "<pad>", "<|end_header_id|>")
+    tokenizer = LlamaTokenizer(
+        vocab=vocab, merges=[], pad_token="<pad>", extra_special_tokens=marks, model_max_length=512
+    )
     tokenizer.chat_template = _CHAT_TEMPLATE
     return tokenizer
 

@@ -172,7 +172,7 @@ VIDEO_SIZES: Mapping[str, Mapping[str, Any]] = {
         "resnet_dilations": [[1, 3, 5]],
         "output_sampling_rate": 16000,
     },
-    "AutoencoderKLAllegro": {**_BLOCKS, "sample_size": 32},
+    "AutoencoderKLAllegro": {**_BLOCKS, "sample_size": 128},
     "AllegroTransformer3DModel": {
         "num_attention_heads": 2,
         "attention_head_dim": 24,
@@ -267,7 +267,10 @@ VIDEO_SIZES: Mapping[str, Mapping[str, Any]] = {
         "patch_latent_dim": 64,
         "rope_scaling": {"mrope_section": [2, 3, 3]},
         "vocab_size": 1024,
+        "sound_gen": True,
+        "sound_dim": 8,
     },
+    "Cosmos3AVAEAudioTokenizer": {"vocoder_input_dim": 8, "dec_dim": 8, "encoder_enabled": False},
     "AutoencoderKLTemporalDecoder": {
         "block_out_channels": (32, 32),
         "down_block_types": ("DownEncoderBlock2D",) * 2,

@@ -80,10 +80,9 @@ def _hunyuan() -> Iterator[TinyPipeline]:
     sky = {"transformer": part(in_channels=8)}
     yield TinyPipeline("HunyuanSkyreelsImageToVideoPipeline", {**_TEXT, **template, **_IMAGE}, sky)
     concat = {"transformer": part(in_channels=9, image_condition_type="latent_concat")}
-    # The last token of the alphabet marks the answer's beginning.
-    marked = {"template": "<image>~{}~", "crop_start": 1, "double_return_token_id": 355}
+    marked = {"template": "<image><|end_header_id|>{}<|end_header_id|>~~~~<|end_header_id|>", "crop_start": 3}
     places = {"image_emb_start": 1, "image_emb_end": 17, "image_emb_len": 16}
-    shown = {**_TEXT, **_IMAGE, "prompt_template": {**marked, **places}}
+    shown = {**_TEXT, **_IMAGE, "num_frames": 9, "prompt_template": {**marked, **places}}
     yield TinyPipeline("HunyuanVideoImageToVideoPipeline", shown, concat)
     yield TinyPipeline("HunyuanVideoFramepackPipeline", {**_TEXT, **template, **_IMAGE, "latent_window_size": 2})
     yield TinyPipeline("HunyuanVideo15Pipeline", _TEXT)
@@ -96,7 +95,9 @@ def _ltx() -> Iterator[TinyPipeline]:
     yield TinyPipeline("LTXPipeline", text, _SHIFTED)
     yield TinyPipeline("LTXImageToVideoPipeline", {**text, **_IMAGE}, _SHIFTED)
     yield TinyPipeline("LTXConditionPipeline", {**text, **_IMAGE})
-    yield TinyPipeline("LTXI2VLongMultiPromptPipeline", {**text, "cond_image": image()})
+    tiles = {"decode_horizontal_tiles": 2, "decode_vertical_tiles": 2, "decode_overlap": 1}
+    shown = {**text, "height": 128, "width": 128, "cond_image": image(), **tiles}
+    yield TinyPipeline("LTXI2VLongMultiPromptPipeline", shown, {"scheduler": part("LTXEulerAncestralRFScheduler")})
     yield TinyPipeline("LTXLatentUpsamplePipeline", {**size, "video": video(9, 64, 64)})
     flow = {**_SHIFTED, "vocoder": part("LTX2Vocoder")}
     blocks = {"spatio_temporal_guidance_blocks": [0]}
@@ -109,7 +110,11 @@ def _ltx() -> Iterator[TinyPipeline]:
     stepless = {key: value for key, value in text.items() if key != "num_inference_steps"}
     slots = {"vocoder": part("LTX2Vocoder"), "transformer": part(use_keyframes_abs_pos_embedding=True)}
     yield TinyPipeline("LTX2DFRPipeline", stepless, slots)
-    decoded = {"latents": _latents(), "denormalize": False}
+    earlier = {"latents": _noise(1, 8, 2, 2, 2), "keyframes_latents": _noise(1, 8, 1, 2, 2), "keyframe_positions": [8]}
+    refined = {**stepless, **earlier, "audio_latents": _noise(1, 2, 10, 4)}
+    upsampler = {"temporal_latent_upsampler": part(spatial_upsample=False, temporal_upsample=True)}
+    yield TinyPipeline("LTX2DFRTemporalRefinePipeline", refined, {**slots, **upsampler})
+    decoded = {"latents": _noise(1, 8, 2, 4, 4), "denormalize": False}
     scheduled = {"scheduler": part("FlowMatchEulerDiscreteScheduler")}
     yield TinyPipeline("LTX2VideoDiffusionDecodePipeline", decoded, scheduled)
     yield TinyPipeline("LTX2LatentUpsamplePipeline", {**size, "video": video(9, 64, 64), "num_frames": 9})
@@ -143,7 +148,9 @@ def _cosmos() -> Iterator[TinyPipeline]:
 
 
 def _others() -> Iterator[TinyPipeline]:
-    yield TinyPipeline("AllegroPipeline", {**_TEXT, "clean_caption": False})
+    # Its autoencoder decodes in whole tiles, and not at all without.
+    one_tile = {**_PROMPT, "num_frames": 24, "height": 128, "width": 128, "clean_caption": False}
+    yield TinyPipeline("AllegroPipeline", one_tile, is_tiled=True)
     yield TinyPipeline("MochiPipeline", {**_TEXT, "num_frames": 7})
     yield TinyPipeline(
         "LattePipeline",
@@ -155,15 +162,15 @@ def _others() -> Iterator[TinyPipeline]:
     yield TinyPipeline("EasyAnimatePipeline", guided, qwen)
     control = {**qwen, "transformer": part(in_channels=8)}
     yield TinyPipeline("EasyAnimateControlPipeline", {**guided, "control_video": video(5)}, control)
-    inpainted = {**qwen, "transformer": part(in_channels=9)}
+    inpainted = {**qwen, "transformer": part(in_channels=12, resize_inpaint_mask_directly=False)}
     yield TinyPipeline("EasyAnimateInpaintPipeline", {**guided, **_inpainted()}, inpainted)
     sana = {**_PROMPT, **_SIZE, "frames": 5, "use_resolution_binning": False}
     wan_vae = {"vae": part("AutoencoderKLWan"), "scheduler": part("FlowMatchEulerDiscreteScheduler")}
     yield TinyPipeline("SanaVideoPipeline", sana, wan_vae)
     yield TinyPipeline("SanaImageToVideoPipeline", {**sana, **_IMAGE}, wan_vae)
-    yield TinyPipeline(
-        "SanaWMPipeline", {**_TEXT, "num_frames": 9, **_IMAGE, "action": "w-8", "intrinsics": [30.0, 30.0, 16.0, 16.0]}
-    )
+    moved = {"action": "w-8", "intrinsics": [30.0, 30.0, 16.0, 16.0]}
+    world = {**_TEXT, "num_frames": 9, "height": 64, "width": 64, **_IMAGE, **moved}
+    yield TinyPipeline("SanaWMPipeline", world)
     yield TinyPipeline("Kandinsky5T2VPipeline", _TEXT)
     yield TinyPipeline(
         "Kandinsky5I2VPipeline", {**_TEXT, **_IMAGE, "num_frames": 21}, {"transformer": part(visual_cond=True)}
@@ -171,7 +178,8 @@ def _others() -> Iterator[TinyPipeline]:
     sound = {"audio_vae": part(), "vocoder": part(), "scheduler": part("FlowMatchEulerDiscreteScheduler")}
     yield TinyPipeline("Kandinsky6TI2VAPipeline", _TEXT, sound)
     yield TinyPipeline("Kandinsky6SRPipeline", _VIDEO, {"scheduler": part("FlowMatchEulerDiscreteScheduler")})
-    yield TinyPipeline("Cosmos3OmniPipeline", _TEXT, {"enable_safety_checker": False})
+    unchecked = {"enable_safety_checker": False, "sound_tokenizer": part()}
+    yield TinyPipeline("Cosmos3OmniPipeline", {**_TEXT, "enable_sound": True}, unchecked)
     # The image is resized to 224 pixels in any case.
     seen = {"image_encoder": part(image_size=224, patch_size=32), "feature_extractor": part(side=224)}
     yield TinyPipeline(
@@ -189,10 +197,10 @@ def _inpainted() -> dict[str, Any]:
     return {"video": frames, "mask_video": mask}
 
 
-def _latents() -> Any:
+def _noise(*shape: int) -> Any:
     import torch
 
-    return torch.randn(1, 8, 2, 4, 4, generator=torch.Generator().manual_seed(7))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(7))
 
 
 def declared() -> Iterator[TinyPipeline]:

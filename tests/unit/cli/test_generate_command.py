@@ -406,6 +406,9 @@ def test_help_inputs_lists_the_fields_of_a_chain(omni: Omni) -> None:
     assert "--audio FILE" in result.out and "--mask" not in result.out
 
 
+_WORDS = ("--arg", "task_prompt=a drawing", "--arg", "content_prompt=a cat")
+
+
 @needs_diffusers
 @pytest.mark.parametrize(
     ("pipeline", "arguments", "message"),
@@ -420,6 +423,7 @@ def test_help_inputs_lists_the_fields_of_a_chain(omni: Omni) -> None:
         ("StableDiffusionAttendAndExcitePipeline", ["a cat"], "the argument `token_indices` is missing"),
         ("DreamLitePipeline", ["a cat", "--image", "a.png", "--image", "b.png"], "takes one image, not 2"),
         ("MarigoldDepthPipeline", [], "`--image` is missing"),
+        ("VisualClozePipeline", [*_WORDS, "--arg", 'image=[["@no.png", null]]'], "cannot open the image file `no.png`"),
         ("KandinskyPriorPipeline", ["a cat"], "KandinskyPriorPipeline cannot run: it makes `image_embeds`"),
     ],
 )

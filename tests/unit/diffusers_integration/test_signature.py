@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,10 @@ _PROMPT = ("prompt", "prompt_embeds")
         ("StableDiffusionUpscalePipeline", (("image",), _PROMPT)),
         ("StableDiffusionAttendAndExcitePipeline", (("prompt",), ("token_indices",))),
         ("KandinskyPipeline", (("prompt",), ("image_embeds",), ("negative_image_embeds",))),
+        (
+            "LTX2DFRTemporalRefinePipeline",
+            (("latents",), ("keyframes_latents",), ("keyframe_positions",), ("audio_latents",), _PROMPT),
+        ),
     ],
 )
 def test_a_call_needs_what_its_signature_and_its_own_checks_say(name, needed):
@@ -53,6 +58,19 @@ def test_a_call_needs_what_its_signature_and_its_own_checks_say(name, needed):
 )
 def test_words_of_the_command_line_have_the_argument_s_type(pipeline, argument, text, value):
     assert checked_value(argument, ArgumentText(text), signature_of(pipeline)) == value
+
+
+def test_files_of_an_argument_are_one_a_list_or_rows_with_gaps():
+    a, b, c = Path("a.png"), Path("b.png"), Path("c.png")
+    for pipeline, argument, text, value in (
+        ("StableDiffusionPipeline", "ip_adapter_image", "@a.png", a),
+        ("StableDiffusionPipeline", "ip_adapter_image", '["@a.png", "@b.png"]', (a, b)),
+        ("VisualClozePipeline", "image", '[["@a.png", "@b.png"], ["@c.png", null]]', ((a, b), (c, None))),
+    ):
+        assert checked_value(argument, ArgumentText(text), signature_of(pipeline)) == value
+    for text in ('["@a.npy", "@b.npy"]', '["@a.npy", null]', '["@a.npy", "b.npy"]', '[[["@a.npy"]]]', "[[null]]"):
+        with pytest.raises(InputError):
+            checked_value("prompt_embeds", ArgumentText(text), signature_of("QwenImagePipeline"))
 
 
 @pytest.mark.parametrize(
