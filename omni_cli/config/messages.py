@@ -7,7 +7,8 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from omni_cli.config.key_notes import notes_on
+from omni_cli.config.key_notes import StrictKeys, notes_on
+from omni_cli.config.pipeline_keys import ContextParallel
 from omni_cli.config.roles import family_roles, settings_of
 from omni_cli.config.schema import (
     PROFILE_KEYS,
@@ -37,6 +38,7 @@ _LIMIT = {
     "less_than_equal": "at most {le}",
     "string_too_long": "at most {max_length} characters long",
 }
+_NESTED: Mapping[str, type[StrictKeys]] = {"sampling": Sampling, "context_parallel": ContextParallel}
 Models = Mapping[str, type[StageConfig]]
 """The class that declares the keys of each stage, by the stage's name."""
 
@@ -136,8 +138,8 @@ def known_keys(path: Path, models: Models) -> Iterable[str]:
         return PROFILE_KEYS
     if len(path) == 2 and path[0] == "stages":
         return models[str(path[1])].model_fields
-    if len(path) == 3 and path[2] == "sampling":
-        return Sampling.model_fields
+    if len(path) == 3 and path[2] in _NESTED:
+        return _NESTED[str(path[2])].model_fields
     return ()
 
 

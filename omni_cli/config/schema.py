@@ -16,6 +16,7 @@ from pydantic import Field, PrivateAttr, StringConstraints
 from pydantic.fields import FieldInfo
 
 from omni_cli.config.key_notes import DIFFUSERS_ONLY, VLLM_ONLY, Backend, KeyNotes, StrictKeys, has_effect
+from omni_cli.config.pipeline_keys import ArgumentName, Dtype, MemoryKeys, ParallelKeys, Ranks
 from omni_cli.families import BUILTIN_PREFIX, builtins
 
 CudagraphMode = Literal["none", "piecewise", "full", "full_decode_only", "full_and_piecewise"]
@@ -23,8 +24,6 @@ Execution = Literal["eager", "compile", "cudagraph"]
 OutputCopy = Literal["async", "sync"]
 Batching = Literal["exact", "stacked", "padded"]
 Precision = Literal["float32", "tf32", "bfloat16"]
-Dtype = Literal["float32", "bfloat16", "float16"]
-Offload = Literal["none", "model", "sequential", "group"]
 
 # `--stage` uses these words for groups of stages, and `--vary env.NAME` is an environment variable.
 RESERVED_STAGE_NAMES = frozenset({"all", "ar", "diffusion", "env"})
@@ -32,7 +31,6 @@ STAGE_NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
 
 MAX_TOKENS = 2**24  # far beyond any model's context; catches typos
 _MAX_BYTES = 2**50
-_MAX_RANKS = 1024
 _MAX_ENTRIES = 65_536
 MAX_STAGES = 64
 
@@ -40,14 +38,12 @@ Text = Annotated[str, StringConstraints(max_length=10_000)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 StageName = Annotated[str, StringConstraints(pattern=STAGE_NAME_PATTERN)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-ArgumentName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,99}$")]
 Scalar = bool | int | float | Text
 # Recursive types would need `$defs` in the JSON Schema; arguments of pipelines have lists of lists at most.
 _CallItem = Scalar | None
 _CallList = list[_CallItem | list[_CallItem]]
 CallValue = _CallItem | _CallList | dict[str, _CallItem | _CallList]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-Ranks = Annotated[int, Field(ge=1, le=_MAX_RANKS)]
 PayloadBytes = Annotated[int, Field(ge=1, le=_MAX_BYTES)]
 Pixels = Annotated[int, Field(ge=1, le=16_384)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
@@ -56,8 +52,9 @@ Devices = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/:._-]+(,[A-Za-z
 
 
 SEVERAL_DEVICES = "for several devices start the whole model several times: `--replicas N`"
+_CONTEXT_PARALLEL = f"write `context_parallel: {{ulysses_degree: 2}}`; {SEVERAL_DEVICES}"
 _KIND = KeyNotes(missing="add `kind: ar` (makes tokens) or `kind: diffusion` (denoises)")
-_RANKS = KeyNotes(backend="vllm", reason="a pipeline runs on one device", hint=SEVERAL_DEVICES)
+_RANKS = KeyNotes(backend="vllm", reason="a pipeline's layers stay whole", hint=_CONTEXT_PARALLEL)
 
 
 class Sampling(StrictKeys):
@@ -228,39 +225,7 @@ class ImageSize(StrictKeys):
     width: Pixels | None = Field(None, description="Width of the image in pixels.")
 
 
-class MemoryKeys(StrictKeys):
-    """Keys of a diffusers pipeline that save memory on its device, mostly for time."""
-
-    offload: Annotated[Offload, DIFFUSERS_ONLY] = Field(
-        "none",
-        description="Weights that stay on the host until they run: whole models (`model`), single layers "
-        "(`sequential`) or groups of layers (`group`).",
-    )
-    offload_type: Annotated[Literal["block_level", "leaf_level"] | None, DIFFUSERS_ONLY] = Field(
-        None, description="The groups of `offload: group`: blocks of a model or its layers. Default: block_level."
-    )
-    num_blocks_per_group: Annotated[int | None, DIFFUSERS_ONLY] = Field(
-        None, ge=1, le=1024, description="Blocks per group of `offload: group`. Default: 1."
-    )
-    use_stream: Annotated[bool | None, DIFFUSERS_ONLY] = Field(
-        None, description="Copy the next group of `offload: group` while one runs. Default: false."
-    )
-    exclude_modules: Annotated[list[ArgumentName] | None, DIFFUSERS_ONLY] = Field(
-        None, description="Components that `offload: group` leaves on the device, such as `vae`."
-    )
-    enable_vae_tiling: Annotated[bool | None, DIFFUSERS_ONLY] = Field(
-        None, description="Decode large outputs in overlapping tiles. Changes pixels. Default: the VAE's own."
-    )
-    enable_vae_slicing: Annotated[bool | None, DIFFUSERS_ONLY] = Field(
-        None, description="Decode the outputs of a batch one by one. Default: the VAE's own."
-    )
-    torch_dtype: Annotated[dict[ArgumentName, Dtype], DIFFUSERS_ONLY] = Field(
-        default_factory=dict,
-        description="Types of single components, such as `{vae: float32}`. Default: the profile's `dtype`.",
-    )
-
-
-class DiffusionStageConfig(MemoryKeys, ImageSize, _Stage):
+class DiffusionStageConfig(ParallelKeys, MemoryKeys, ImageSize, _Stage):
     """A diffusion stage: a fixed number of denoising steps, on vLLM or on a diffusers pipeline."""
 
     kind: Annotated[Literal["diffusion"], _KIND] = Field(description="Denoises in a fixed number of steps.")
@@ -288,6 +253,10 @@ class DiffusionStageConfig(MemoryKeys, ImageSize, _Stage):
         description="Further arguments of the pipeline call by diffusers' names, such as true_cfg_scale.",
     )
     _droppable_arguments: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def num_ranks(self) -> int:
+        return self.context_parallel.num_ranks
 
     @property
     def droppable_arguments(self) -> tuple[str, ...]:

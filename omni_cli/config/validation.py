@@ -178,13 +178,16 @@ class _Checker:
             self._check_ar(path, stage)
         else:
             self._check_diffusion(path, stage)
-        ranks = _integer(stage, "tensor_parallel_size", 1) * _integer(stage, "pipeline_parallel_size", 1)
+        sizes = (stage, "tensor_parallel_size", "pipeline_parallel_size")
+        if stage["kind"] == "diffusion":
+            sizes = (_mapping(stage, "context_parallel"), "ulysses_degree", "ring_degree")
+        ranks = _integer(sizes[0], sizes[1], 1) * _integer(sizes[0], sizes[2], 1)
         devices = stage.get("devices")
         if isinstance(devices, str) and devices and 1 < ranks != devices.count(",") + 1:
             self._add(
                 (*path, "devices"),
                 f"`devices` names {devices.count(',') + 1}, but the stage has {ranks} ranks",
-                "ranks are tensor_parallel_size times pipeline_parallel_size",
+                f"ranks are {sizes[1]} times {sizes[2]}",
             )
 
     def _check_ar(self, path: Path, stage: Mapping[str, object]) -> None:
@@ -228,6 +231,7 @@ class _Checker:
 
     def _check_diffusion(self, path: Path, stage: Mapping[str, object]) -> None:
         self._check_offload(path, stage)
+        self._check_context_parallel(path, stage)
         for key in ("tensor_parallel_size", "pipeline_parallel_size"):
             if stage.get("backend") == "vllm" and _integer(stage, key, 1) > 1:
                 message = f"`{key}` cannot be {stage[key]}: a diffusion stage on vLLM runs on one device"
@@ -240,6 +244,25 @@ class _Checker:
             if name in self.models[str(path[1])].model_fields:
                 message = f"`{name}` is a key of the stage itself, not of `call`"
                 self._add((*path, "call", name), message, "move it out of `call`", at_key=True)
+
+    def _check_context_parallel(self, path: Path, stage: Mapping[str, object]) -> None:
+        keys, path = _mapping(stage, "context_parallel"), (*path, "context_parallel")
+        degrees = {name: _integer(keys, f"{name}_degree", 1) for name in ("ulysses", "ring")}
+        if keys and max(degrees.values()) < 2:
+            message = "`context_parallel` has no effect without a degree above 1"
+            self._add(path, message, "write `ulysses_degree: 2` or `ring_degree: 2` in it", at_key=True)
+            return
+        for name, other in (("ulysses", "ring"), ("ring", "ulysses")):
+            if keys.get(f"{name}_anything") is True and (degrees[name] < 2 or degrees[other] > 1):
+                message = f"`{name}_anything` needs `{name}_degree` above 1 and `{other}_degree` 1"
+                self._add((*path, f"{name}_anything"), message)
+        if keys and degrees["ring"] < 2 and "convert_to_fp32" in keys:
+            message = "`convert_to_fp32` has no effect without `ring_degree` above 1"
+            self._add((*path, "convert_to_fp32"), message, at_key=True)
+        for key, value in (("offload", "none"), ("execution", "eager")) if keys else ():
+            if stage.get(key, value) != value:
+                message = f"`{key}: {visible(str(stage[key]), 80)}` cannot be used with `context_parallel`"
+                self._add((*path[:-1], key), message, f"write `{key}: {value}`, or remove `context_parallel`")
 
     def _check_offload(self, path: Path, stage: Mapping[str, object]) -> None:
         offload = stage.get("offload", "none")
@@ -259,6 +282,11 @@ def _likely_kind(stage: Mapping[str, object]) -> str:
     if isinstance(kind, str) and (near := suggest(kind, STAGE_MODELS)):
         return "ar" if "`ar`" in near else "diffusion"
     return max(STAGE_MODELS, key=lambda name: len(STAGE_MODELS[name].model_fields.keys() & stage.keys()))
+
+
+def _mapping(mapping: Mapping[str, object], key: str) -> Mapping[str, object]:
+    value = mapping.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _integer(mapping: Mapping[str, object], key: str, default: Default) -> int | Default:

@@ -35,7 +35,8 @@ class _Called:
 class BatchRun:
     """Runs groups of requests, each in one pipeline call, and finishes every request with one output.
 
-    `is_aborted` is called at every step, `on_failure` after a pipeline raised something other than an `OmniError`.
+    `is_aborted` is called at every step; with several ranks, `agree` makes rank 0's answer that of all. `on_failure` is
+    called after a pipeline raised something other than an `OmniError`.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class BatchRun:
         config: DiffusionStageConfig,
         *,
         is_aborted: Callable[[DiffusionRequest], bool],
+        agree: Callable[[bool], bool] = bool,
         on_failure: Callable[[], None],
         on_step: OnStep | None,
         finish: OnOutput,
@@ -51,6 +53,7 @@ class BatchRun:
         self._runner = runner
         self._config = config
         self._is_aborted = is_aborted
+        self._agree = agree
         self._on_failure = on_failure
         self._on_step = on_step
         self._finish = finish
@@ -67,22 +70,26 @@ class BatchRun:
     def _call(self, group: Group) -> _Called:
         def step(done: int, total: int) -> None:
             self._finish_if_ready()
-            if all(self._is_aborted(request) for request in group):
+            if self._is_unwanted(group):
                 raise _AllAborted
             if self._on_step is not None:
                 for request in group:
                     self._on_step(request.request_id, done, total)
 
-        outputs, error = None, None
+        outputs, error, is_unwanted = None, None, False
         try:
             # Also before the first step: a request may have been aborted while it waited for its batch.
-            if not all(self._is_aborted(request) for request in group):
+            is_unwanted = self._is_unwanted(group)
+            if not is_unwanted:
                 outputs = self._runner.run(group, step)
         except _AllAborted:
-            pass
+            is_unwanted = True
         except Exception as raised:  # noqa: BLE001 - pipelines raise anything; it becomes the requests' error
             error = self._error(raised, group)
-        return _Called(group, [self._is_aborted(request) for request in group], outputs, error)
+        return _Called(group, [is_unwanted or self._is_aborted(request) for request in group], outputs, error)
+
+    def _is_unwanted(self, group: Group) -> bool:
+        return self._agree(all(self._is_aborted(request) for request in group))
 
     def _error(self, raised: Exception, group: Group) -> OmniError:
         if isinstance(raised, OmniError):

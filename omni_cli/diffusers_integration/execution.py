@@ -52,3 +52,30 @@ def prepare_execution(pipeline: object, config: DiffusionStageConfig, device: st
         stage=config.name,
         hint=f"--set {config.name}.execution=eager",
     )
+
+
+def device_of(config: DiffusionStageConfig, rank: int) -> str:
+    """Return torch's name for the device of a stage's rank. Raises `StageError` if there is none."""
+    import torch
+
+    if config.num_ranks > 1:
+        if not torch.cuda.is_available() or set((config.devices or "").split(",")) == {"cpu"}:
+            return "cpu"
+        if torch.cuda.device_count() < config.num_ranks:
+            raise StageError(
+                f"stage `{config.name}`: `context_parallel` needs {config.num_ranks} devices, and "
+                f"{torch.cuda.device_count()} are visible",
+                stage=config.name,
+            )
+        return f"cuda:{rank}"
+    if config.devices is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if config.devices.isdigit():
+        return f"cuda:{config.devices}"
+    if config.devices == "cpu" or config.devices.removeprefix("cuda:").isdigit():
+        return config.devices
+    raise StageError(
+        f"stage `{config.name}`: a diffusers pipeline runs on one device, not `devices: {config.devices}`",
+        stage=config.name,
+        hint="name one device, for example `0` or `cpu`",
+    )

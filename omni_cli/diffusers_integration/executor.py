@@ -18,9 +18,10 @@ from omni_cli.diffusers_integration.arguments import (
     without_arguments,
 )
 from omni_cli.diffusers_integration.batch_run import BatchRun, OnOutput, OnStep
-from omni_cli.diffusers_integration.execution import check_device, check_supported, prepare_execution
+from omni_cli.diffusers_integration.execution import check_device, check_supported, device_of, prepare_execution
 from omni_cli.diffusers_integration.loading import load_pipeline
 from omni_cli.diffusers_integration.memory import PipelineMemory, check_accelerator, empty_cache, memory_errors
+from omni_cli.diffusers_integration.parallel import Rank, sharing_of, start_sharing, stop_sharing
 from omni_cli.diffusers_integration.pipeline_run import PipelineRunner
 from omni_cli.diffusers_integration.requests import (
     DiffusionModelOutput,
@@ -72,13 +73,15 @@ class DiffusersPipelineExecutor:
         prompt_cache_entries: int = 64,
         max_pixels: int = MAX_PIXELS,
         make_pipeline: Callable[[], Any] | None = None,
+        rank: Rank | None = None,
     ) -> None:
         """Load the pipeline of `model` (a diffusers folder or a Hugging Face repo id).
 
         `device` is torch's name for it; None means the stage's `devices`, else the first CUDA device, else
         the CPU. `unused_parts` of the pipeline are not loaded. `prompt_cache_entries` bounds the prompt cache, 0 turns
         it off. `make_pipeline` gives a pipeline, on `device` and in `dtype`, instead of the one at `model`, which is
-        then only a name; it is called again when the executor wakes up from level 2. Raises `CheckpointError` for a
+        then only a name; it is called again when the executor wakes up from level 2. `rank` is this process's part of
+        a stage that several run together. Raises `CheckpointError` for a
         model that cannot be used, `UsageError` for stage settings that the pipeline does not take, `StageError`
         otherwise.
         """
@@ -91,7 +94,8 @@ class DiffusersPipelineExecutor:
         self.trust_remote_code = trust_remote_code
         self.unused_parts = unused_parts
         self.prompt_cache_entries = prompt_cache_entries
-        self.device = device or _device_of(config)
+        self._rank = rank or Rank.alone()
+        self.device = device or device_of(config, self._rank.number)
         check_device(config, self.device)
         check_accelerator(config, self.device)
         self._make_pipeline = make_pipeline
@@ -141,6 +145,7 @@ class DiffusersPipelineExecutor:
             raise CheckpointError(f"{self.model} does not say the sample rate of its audio")
         # Last: hooks that offload weights wrap what runs.
         self._memory = PipelineMemory(pipeline, self.config, self.device)
+        start_sharing(pipeline, self.config, self._rank, self.device)
         self._pipeline = pipeline
 
     @property
@@ -158,6 +163,7 @@ class DiffusersPipelineExecutor:
             "output_type": runner.output_type,
             "step_callback": runner.step_callback,
             **self._memory.effective,
+            **sharing_of(self._pipeline, self.config),
         }
         if self.dropped_arguments:
             values["dropped_arguments"] = list(self.dropped_arguments)
@@ -237,6 +243,7 @@ class DiffusersPipelineExecutor:
                 self._runner,
                 self.config,
                 is_aborted=self._is_aborted,
+                agree=self._rank.agree,
                 on_failure=self._recover,
                 on_step=on_step,
                 finish=finish,
@@ -378,22 +385,7 @@ class DiffusersPipelineExecutor:
         if self._memory is not None:
             self._memory.close()
         self._runner = self._denoiser = self._memory = self._pipeline = None
+        stop_sharing()
         # A pipeline has reference cycles; collect now, so that its weights are freed.
         gc.collect()
         empty_cache(self.device)
-
-
-def _device_of(config: DiffusionStageConfig) -> str:
-    import torch
-
-    if config.devices is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if config.devices.isdigit():
-        return f"cuda:{config.devices}"
-    if config.devices == "cpu" or config.devices.removeprefix("cuda:").isdigit():
-        return config.devices
-    raise StageError(
-        f"stage `{config.name}`: a diffusers pipeline runs on one device, not `devices: {config.devices}`",
-        stage=config.name,
-        hint="name one device, for example `0` or `cpu`",
-    )

@@ -14,6 +14,7 @@ from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig
 from omni_cli.diffusers_integration.call_checks import settable
 from omni_cli.diffusers_integration.memory import check_parts
 from omni_cli.diffusers_integration.packages import check_packages
+from omni_cli.diffusers_integration.parallel import check_denoiser
 from omni_cli.diffusers_integration.signature import (
     MEDIA_ARGUMENTS,
     PipelineSignature,
@@ -53,6 +54,7 @@ def load_pipeline(
             classes = _model_classes(used)
             if parts:
                 check_parts(config, Path(model), classes)
+                check_denoiser(config, Path(model), classes)
             dtypes = {name: getattr(torch, value) for name, value in (("default", dtype), *config.torch_dtype.items())}
             models = _load_models(Path(model), classes, dtypes)
             pipeline = DiffusionPipeline.from_pretrained(

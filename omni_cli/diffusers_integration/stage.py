@@ -17,12 +17,15 @@ from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.failures import describe_failure
 from omni_cli.diffusers_integration.frame_rates import with_num_frames
 from omni_cli.diffusers_integration.frames import Frames
+from omni_cli.diffusers_integration.parallel import Rank
+from omni_cli.diffusers_integration.ranks import Ranks
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
 from omni_cli.diffusers_integration.signature import Medium
 from omni_cli.errors import OmniError
 from omni_cli.outputs import Nested
 from omni_cli.stage.messages import (
+    AbortRequest,
     Alive,
     AppendInput,
     Array,
@@ -59,15 +62,22 @@ class DiffusersStage:
     unused_parts: ClassVar[tuple[str, ...]] = ()
     """Parts of the pipeline whose work another stage does; they are not loaded."""
 
-    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
+    def __init__(self, spec: StageSpec, emit: Callable[[Report], None], rank: Rank | None = None) -> None:
+        """Load the stage. `rank` is that of this process, if another one started it as part of its own stage."""
         assert isinstance(spec.stage, DiffusionStageConfig)
         self.emit = emit
+        self.leads = rank is None
+        self.ranks: Ranks | None = None
+        if self.leads and spec.stage.num_ranks > 1:
+            self.ranks = Ranks(spec, lambda spec, rank: type(self)(spec, lambda report: None, rank), emit)
+            rank = self.ranks.rank
         self.executor = DiffusersPipelineExecutor(
             spec.stage,
             spec.model,
             spec.dtype,
             trust_remote_code=spec.trust_remote_code,
             unused_parts=self.unused_parts,
+            rank=rank,
         )
         if self.executor.makes == "video":
             prepare_encoding()
@@ -101,6 +111,8 @@ class DiffusersStage:
             time.perf_counter(), resolved, request.streams, request.wants_frames
         )
         self.scheduler.add_request(resolved)
+        if self.ranks is not None:
+            self.ranks.send(request)
 
     def diffusion_request(self, request: StageRequest) -> DiffusionRequest:
         """The arguments of the pipeline's call."""
@@ -132,6 +144,8 @@ class DiffusersStage:
         self.unwanted.discard(request_id)
         self.scheduler.finish_requests([request_id])
         self.waiting.pop(request_id, None)
+        if self.ranks is not None:
+            self.ranks.send(AbortRequest(request_id))
 
     def interrupt(self, request_id: str) -> None:
         self.unwanted.add(request_id)
@@ -144,6 +158,8 @@ class DiffusersStage:
         batch = self.scheduler.schedule()
         if batch is None:
             return []
+        if self.ranks is not None:
+            self.ranks.start_step()
         reports: list[Report] = []
         result = self.executor.execute_model(
             batch,
@@ -151,6 +167,8 @@ class DiffusersStage:
             on_output=lambda output: reports.extend(self._report(output)),
         )
         self.scheduler.update_from_output(result)
+        if self.ranks is not None:
+            self.ranks.finish_step(failed=any(output.error is not None for output in result.outputs))
         return reports
 
     def _on_step(self, request_id: str, done: int, total: int) -> None:
@@ -166,6 +184,8 @@ class DiffusersStage:
             return []
         if output.error is not None:
             return [Failure.of(output.error, request_id=output.request_id)]
+        if not self.leads:
+            return []
         assert output.times is not None
         began_s = time.perf_counter()
         try:
@@ -228,6 +248,8 @@ class DiffusersStage:
         )
 
     def close(self, *, process_ends: bool = False) -> None:
+        if self.ranks is not None:
+            self.ranks.close()
         if not process_ends:
             self.executor.shutdown()
 

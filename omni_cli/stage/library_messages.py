@@ -179,6 +179,13 @@ def _table_of_requests() -> Iterable[Translation]:
         "stage `{stage}` takes at most {limit} {modality} per request",
         _limit_if_ours,
     )
+    # diffusers' context parallelism.
+    yield Translation(
+        re.compile(r"Tensor size along dimension to be sharded must be divisible by mesh size"),
+        "the number of tokens is not a multiple of the stage's degrees in `context_parallel`",
+        lambda values: [("context_parallel.ulysses_anything", "true"), ("context_parallel.ring_anything", "true")],
+        advice="use another size or prompt",
+    )
 
 
 def _limit_if_ours(values: Values) -> Settings:
@@ -213,8 +220,8 @@ def _setting(stage: StageConfig, key: str, value: object) -> str | None:
     """Return the option that sets a key; None if the stage has no such key."""
     if key == DTYPE:
         return f"`--set {key}={value}`"
-    keys = type(stage).model_fields
-    return f"`--set {stage.name}.{key}={value}`" if key in keys and has_effect(keys[key], stage.backend) else None
+    keys, top = type(stage).model_fields, key.partition(".")[0]
+    return f"`--set {stage.name}.{key}={value}`" if top in keys and has_effect(keys[top], stage.backend) else None
 
 
 def _ours(option: str, stage: StageConfig) -> str:

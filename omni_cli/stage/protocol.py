@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from omni_cli.config.schema import ARStageConfig, Dtype, StageConfig
+from omni_cli.config.pipeline_keys import Dtype
+from omni_cli.config.schema import ARStageConfig, StageConfig
 from omni_cli.families import Family
 from omni_cli.stage.messages import AppendInput, Report, StageRequest
 

@@ -294,8 +294,8 @@ def _set_environment(spec: StageSpec, scratch: Path) -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{user}"))
     # vLLM's workers are separate processes, and would put their sockets into the system's temporary folder.
     os.environ.setdefault("VLLM_RPC_BASE_PATH", str(scratch))
-    # A diffusers pipeline is placed by device name, whose number counts all visible devices.
-    if spec.stage.devices is not None and spec.stage.backend == "vllm":
+    # A diffusers pipeline on one device is placed by its name, whose number counts all visible devices.
+    if spec.stage.devices is not None and (spec.stage.backend == "vllm" or spec.stage.num_ranks > 1):
         os.environ["CUDA_VISIBLE_DEVICES"] = spec.stage.devices
 
 

@@ -38,7 +38,8 @@ def test_keys_of_an_ar_stage_are_engine_arguments() -> None:
     # The stage passes on whatever both have.
     assert not OURS & arguments
     assert DiffusionStageConfig.model_fields.keys() & arguments == {
-        "gpu_memory_utilization", "max_model_len", "max_num_seqs", "pipeline_parallel_size", "tensor_parallel_size"
+        "attention_backend", "gpu_memory_utilization", "max_model_len", "max_num_seqs", "pipeline_parallel_size",
+        "tensor_parallel_size",
     }  # fmt: skip
 
 

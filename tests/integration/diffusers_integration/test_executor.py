@@ -508,7 +508,7 @@ def test_a_missing_folder_is_not_looked_for_on_the_hub(tmp_path):
         (
             {"tensor_parallel_size": 2},
             StageError,
-            "`tensor_parallel_size` has no effect.*: a pipeline runs on one device",
+            "`tensor_parallel_size` has no effect.*: a pipeline's layers stay whole",
         ),
         ({"pipeline_parallel_size": 2}, StageError, "`pipeline_parallel_size` has no effect"),
         ({"max_payload_items": 8}, StageError, "`max_payload_items` has no effect"),

@@ -257,18 +257,52 @@ SINGLE = {
     ),
     "ranks of a pipeline": (
         ("    backend: vllm\n", "    tensor_parallel_size: 2\n"),
-        "11:5 'tensor_parallel_size': `tensor_parallel_size` has no effect with `backend: diffusers`: a pipeline runs"
-        " on one device (for several devices start the whole model several times: `--replicas N`)",
+        "11:5 'tensor_parallel_size': `tensor_parallel_size` has no effect with `backend: diffusers`: a"
+        " pipeline's layers stay whole (write `context_parallel: {ulysses_degree: 2}`; for several devices start the"
+        " whole model several times: `--replicas N`)",
     ),
     "pipeline ranks of a pipeline": (
         ("    backend: vllm\n", "    pipeline_parallel_size: 2\n"),
-        "11:5 'pipeline_parallel_size': `pipeline_parallel_size` has no effect with `backend: diffusers`: a pipeline"
-        " runs on one device (for several devices start the whole model several times: `--replicas N`)",
+        "11:5 'pipeline_parallel_size': `pipeline_parallel_size` has no effect with `backend: diffusers`: a"
+        " pipeline's layers stay whole (write `context_parallel: {ulysses_degree: 2}`; for several devices start the"
+        " whole model several times: `--replicas N`)",
     ),
     "ranks of a diffusion": (
         ("    backend: vllm\n", "    backend: vllm\n    tensor_parallel_size: 2\n"),
         "12:27 '2': `tensor_parallel_size` cannot be 2: a diffusion stage on vLLM runs on one device"
         " (for several devices start the whole model several times: `--replicas N`)",
+    ),
+    "a degree of one": (
+        ("    backend: vllm\n", "    context_parallel: {ulysses_degree: 1}\n"),
+        "11:5 'context_parallel': `context_parallel` has no effect without a degree above 1"
+        " (write `ulysses_degree: 2` or `ring_degree: 2` in it)",
+    ),
+    "a typo in context_parallel": (
+        ("    backend: vllm\n", "    context_parallel: {ulyses_degree: 2, ring_degree: 2}\n"),
+        "11:24 'ulyses_degree': unknown key `ulyses_degree` in `context_parallel` of stage `vocoder`"
+        " (did you mean `ulysses_degree`?)",
+    ),
+    "anything for one of both degrees": (
+        ("    backend: vllm\n", "    context_parallel: {ulysses_degree: 2, ring_degree: 2, ring_anything: true}\n"),
+        "11:74 'true': `ring_anything` needs `ring_degree` above 1 and `ulysses_degree` 1",
+    ),
+    "sums of no ring": (
+        ("    backend: vllm\n", "    context_parallel: {ulysses_degree: 2, convert_to_fp32: true}\n"),
+        "11:43 'convert_to_fp32': `convert_to_fp32` has no effect without `ring_degree` above 1",
+    ),
+    "a device too many": (
+        ("    backend: vllm\n", "    devices: '0,1,2'\n    context_parallel: {ulysses_degree: 2}\n"),
+        "11:14 ''0,1,2'': `devices` names 3, but the stage has 2 ranks (ranks are ulysses_degree times ring_degree)",
+    ),
+    "ranks and offload": (
+        ("    backend: vllm\n", "    offload: model\n    context_parallel: {ulysses_degree: 2}\n"),
+        "11:14 'model': `offload: model` cannot be used with `context_parallel`"
+        " (write `offload: none`, or remove `context_parallel`)",
+    ),
+    "ranks and compilation": (
+        ("    backend: vllm\n", "    execution: compile\n    context_parallel: {ulysses_degree: 2}\n"),
+        "11:16 'compile': `execution: compile` cannot be used with `context_parallel`"
+        " (write `execution: eager`, or remove `context_parallel`)",
     ),
     "duplicate key": (
         ("dtype: float32\n", "dtype: float32\ndtype: float16\n"),

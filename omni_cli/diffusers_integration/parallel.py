@@ -1,0 +1,157 @@
+"""A pipeline whose denoiser shares each request with those of other ranks: diffusers' context parallelism."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omni_cli.compat.parallel_on_cpu import one_device_at_least
+from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.memory import Parts
+from omni_cli.errors import StageError
+from omni_cli.text import suggest
+
+# The models that run in each step, by diffusers' names; Wan 2.2 has two.
+_DENOISERS = ("transformer", "transformer_2", "unet", "prior")
+# Attention backends without the sums that ring attention combines.
+_WITHOUT_SUMS = frozenset({"native"})
+
+
+def check_denoiser(config: DiffusionStageConfig, folder: Path, parts: Parts) -> None:
+    """Raise `StageError` for parallel keys that the models in `folder` cannot follow, before weights are read."""
+    from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+    from diffusers.models.modeling_utils import ModelMixin
+
+    backend, ranks = config.attention_backend, config.num_ranks
+    if backend is None and ranks == 1:
+        return
+    names = [each.value for each in AttentionBackendName]
+    if backend is not None and backend not in names:
+        raise _refusal(config, f"diffusers has no attention backend `{backend}`", suggest(backend, names))
+    denoisers = {name: parts[name] for name in _DENOISERS if issubclass(parts.get(name, object), ModelMixin)}
+    if not denoisers:
+        raise _refusal(config, "`attention_backend` and `context_parallel` need a pipeline with a transformer")
+    if ranks == 1:
+        return
+    shared = config.context_parallel
+    for name, model in denoisers.items():
+        if not getattr(model, "_cp_plan", None):
+            raise _refusal(
+                config,
+                f"`context_parallel` cannot be followed: diffusers has no plan to split {model.__name__}",
+                "remove `context_parallel`; for several devices start the whole model several times: `--replicas N`",
+            )
+        heads, degree = model.load_config(folder / name).get("num_attention_heads"), shared.ulysses_degree or 1
+        if isinstance(heads, int) and heads % degree and not shared.ulysses_anything:
+            raise _refusal(
+                config,
+                f"`ulysses_degree: {degree}` does not divide the {heads} attention heads of {model.__name__}",
+                f"--set {config.name}.context_parallel.ulysses_anything=true",
+            )
+    used = backend or _AttentionBackendRegistry.get_active_backend()[0].value
+    able = sorted(_AttentionBackendRegistry._supports_context_parallel)
+    if (shared.ring_degree or 1) > 1:
+        able = [name for name in able if name not in _WITHOUT_SUMS]
+    if used not in able:
+        raise _refusal(
+            config,
+            f"`context_parallel` cannot be followed with the attention backend `{used}`",
+            f"--set {config.name}.attention_backend=NAME, one of {', '.join(able)}",
+        )
+
+
+def _refusal(config: DiffusionStageConfig, why: str, hint: str | None = None) -> StageError:
+    return StageError(f"stage `{config.name}`: {why}", stage=config.name, hint=hint)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One of the processes that run a stage together.
+
+    `join` returns once all have loaded. `agree` turns the decision of rank 0 into that of all; others pass anything.
+    """
+
+    number: int
+    join: Callable[[], None]
+    agree: Callable[[bool], bool]
+    meeting_place: Path
+
+    @classmethod
+    def alone(cls) -> Rank:
+        return cls(0, lambda: None, lambda decision: decision, Path())
+
+
+def new_meeting_place() -> Path:
+    """The file by which ranks find each other."""
+    return Path(tempfile.mkdtemp(prefix="ranks-")) / "store"
+
+
+def start_sharing(pipeline: Any, config: DiffusionStageConfig, rank: Rank, device: str) -> None:
+    """Set the denoiser's attention backend, and share its work with the other ranks. Raises `StageError`."""
+    import torch
+    from diffusers import ContextParallelConfig
+
+    denoisers = list(_denoisers(pipeline))
+    try:
+        if config.attention_backend is not None:
+            for model in denoisers:
+                model.set_attention_backend(config.attention_backend)
+        if config.num_ranks == 1:
+            return
+        rank.join()
+        if device == "cpu":
+            torch.set_num_threads(max(1, torch.get_num_threads() // config.num_ranks))
+        else:
+            torch.cuda.set_device(device)
+        torch.distributed.init_process_group(
+            "gloo" if device == "cpu" else "nccl",
+            init_method=f"file://{rank.meeting_place}",
+            rank=rank.number,
+            world_size=config.num_ranks,
+        )
+        for model in denoisers:
+            with one_device_at_least():
+                model.enable_parallelism(
+                    config=ContextParallelConfig(**config.context_parallel.model_dump(exclude_none=True))
+                )
+    except (ValueError, RuntimeError, ImportError) as error:
+        # Backends say themselves which package, device or type they need.
+        raise _refusal(config, f"its parallel settings cannot be followed: {error}") from error
+
+
+def stop_sharing() -> None:
+    """Leave the group of ranks, if this process is in one."""
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def sharing_of(pipeline: Any, config: DiffusionStageConfig) -> dict[str, object]:
+    """Attention backend and degrees in effect, read from the denoiser; empty for a stage without such keys."""
+    from diffusers.models.attention_dispatch import _AttentionBackendRegistry
+
+    values: dict[str, object] = {}
+    if config.attention_backend is None and config.num_ranks == 1:
+        return values
+    for model in _denoisers(pipeline):
+        processors = [getattr(module, "processor", None) for module in model.modules()]
+        backends = {each._attention_backend for each in processors if hasattr(each, "_attention_backend")}
+        if backends:
+            (backend,) = backends
+            values["attention_backend"] = (backend or _AttentionBackendRegistry.get_active_backend()[0]).value
+        shared = getattr(model._parallel_config, "context_parallel_config", None)
+        if shared is not None:
+            names = ("ulysses_degree", "ring_degree", "ulysses_anything", "ring_anything")
+            values["context_parallel"] = {name: getattr(shared, name) for name in names}
+    return values
+
+
+def _denoisers(pipeline: Any) -> Iterator[Any]:
+    from diffusers.models.modeling_utils import ModelMixin
+
+    models = (getattr(pipeline, name, None) for name in _DENOISERS)
+    return (model for model in models if isinstance(model, ModelMixin))

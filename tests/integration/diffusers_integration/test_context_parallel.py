@@ -1,0 +1,139 @@
+"""A stage whose ranks share each image: two processes on the CPU, with the output of one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline, UNet2DConditionModel
+from diffusers.models import QwenImageTransformer2DModel
+from support.omni_process import GONE_WITHIN_S
+
+from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.parallel import check_denoiser
+from omni_cli.errors import StageError
+from omni_cli.outputs import Event, GenerateRequest, ImageOutput, StageProgress
+
+ULYSSES = ("image.context_parallel.ulysses_degree=2", "image.context_parallel.ulysses_anything=true")
+
+
+@pytest.fixture(scope="module")
+def tiny_image_path() -> str:
+    return resolve_model("builtin:tiny-image")
+
+
+@pytest.fixture(scope="module")
+def engine(start_engine: Any) -> Any:
+    return start_engine("tiny-image", *ULYSSES)
+
+
+def image_of(events: list[Event]) -> np.ndarray:
+    (image,) = [output for output in events[-1].outputs if isinstance(output, ImageOutput)]
+    return image.pixels
+
+
+def ranks_of(engine: Any) -> list[int]:
+    """Process ids: the stage's process, then those of its other ranks."""
+    stage = engine.llm._clients["image"]._process.pid
+    others = Path(f"/proc/{stage}/task/{stage}/children").read_text().split()
+    return [stage, *map(int, others)]
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def test_two_ranks_make_the_image_of_plain_diffusers(engine, tiny_image_path):
+    pipeline = DiffusionPipeline.from_pretrained(tiny_image_path)
+    pipeline.set_progress_bar_config(disable=True)
+    stage = engine.config.stage("image")
+    call = {"num_inference_steps": stage.num_inference_steps, "height": 64, "width": 64, **stage.call}
+    requests = [GenerateRequest(str(seed), "a red cat" * seed, seed=seed) for seed in (1, 2)]
+    for request, events in zip(requests, engine.events(requests), strict=True):
+        generator = torch.Generator("cpu").manual_seed(request.seed)
+        plain = np.asarray(pipeline(request.prompt, generator=generator, **call).images[0]).astype(int)
+        # Each rank adds up its own tokens: 6.6e-7 of [0, 1] were measured, which may round to the next of 256 values.
+        assert np.abs(image_of(events) - plain).max() <= 1
+        (trace,) = events[-1].stages
+        assert trace.effective["context_parallel"]["ulysses_degree"] == 2
+        assert trace.effective["attention_backend"] == "native"
+    assert len(ranks_of(engine)) == 2
+
+
+def test_an_aborted_request_ends_on_both_ranks(engine):
+    (before,) = engine.events([GenerateRequest("before", "a blue dog", seed=7)])
+
+    async def abort() -> None:
+        steps = engine.llm.generate(GenerateRequest("long", "a cat", diffusion={"num_inference_steps": 500}))
+        async for event in steps:
+            if isinstance(event, StageProgress):
+                break
+        await steps.aclose()
+
+    engine._call(abort())
+    (after,) = engine.events([GenerateRequest("after", "a blue dog", seed=7)])
+    np.testing.assert_array_equal(image_of(after), image_of(before))
+
+
+def test_a_rank_that_dies_ends_the_stage_with_one_error_and_none_is_left(engine):
+    stage, other = ranks_of(engine)
+    os.kill(other, signal.SIGKILL)
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while "image" not in engine.llm.failed_stages:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    failed = engine.run(GenerateRequest("0", "a cat"))
+    assert failed.error.message == "stage `image`: rank 1 was killed (SIGKILL)"
+    engine._call(engine.llm.restart("image"))
+    wait_until_gone([stage, other])
+    assert engine.run(GenerateRequest("1", "a cat")).error is None
+    stage, other = ranks_of(engine)
+    os.kill(stage, signal.SIGKILL)
+    wait_until_gone([other])
+
+
+def test_tokens_that_cannot_be_divided_fail_alone(start_engine):
+    engine = start_engine("tiny-image", "image.context_parallel.ulysses_degree=2")
+    # 9 and 16 tokens of an image.
+    sizes = [{"height": side, "width": side} for side in (48, 64)]
+    results = [engine.run(GenerateRequest("0", "a red cat", diffusion=size)) for size in sizes]
+    assert [result.error is None for result in results] == [False, True]
+    assert "the number of tokens is not a multiple" in results[0].error.message
+    assert "`--set image.context_parallel.ulysses_anything=true`" in results[0].error.hint
+
+
+def refusal(folder: Path, parts: dict[str, type], **keys: Any) -> StageError:
+    with pytest.raises(StageError) as raised:
+        check_denoiser(DiffusionStageConfig.named("image", **keys), folder, parts)
+    return raised.value
+
+
+def test_what_cannot_be_shared_is_refused_before_weights_are_read(tiny_image_path):
+    folder, qwen = Path(tiny_image_path), {"transformer": QwenImageTransformer2DModel}
+    two, ring = {"ulysses_degree": 2}, {"ring_degree": 2}
+    error = refusal(folder, {"unet": UNet2DConditionModel}, context_parallel=two)
+    assert "diffusers has no plan to split UNet2DConditionModel" in error.message
+    error = refusal(folder, qwen, context_parallel={"ulysses_degree": 3})
+    assert "`ulysses_degree: 3` does not divide the 2 attention heads" in error.message
+    error = refusal(folder, qwen, context_parallel=ring)
+    assert "cannot be followed with the attention backend `native`" in error.message
+    assert "_native_cudnn" in error.hint and " native" not in error.hint
+    assert (
+        "`_native_efficient`"
+        in refusal(folder, qwen, context_parallel=two, attention_backend="_native_efficient").message
+    )
+    error = refusal(folder, qwen, attention_backend="nativ")
+    assert (error.message, error.hint) == (
+        "stage `image`: diffusers has no attention backend `nativ`", "did you mean `native`?"
+    )  # fmt: skip
+    assert "need a pipeline with a transformer" in refusal(folder, {}, context_parallel=two).message
