@@ -178,16 +178,16 @@ class _Checker:
             self._check_ar(path, stage)
         else:
             self._check_diffusion(path, stage)
-        sizes = (stage, "tensor_parallel_size", "pipeline_parallel_size")
+        keys, sizes = stage, ("tensor_parallel_size", "pipeline_parallel_size")
         if stage["kind"] == "diffusion":
-            sizes = (_mapping(stage, "context_parallel"), "ulysses_degree", "ring_degree")
-        ranks = _integer(sizes[0], sizes[1], 1) * _integer(sizes[0], sizes[2], 1)
+            keys, sizes = _mapping(stage, "context_parallel"), ("ulysses_degree", "ring_degree")
+        ranks = _integer(keys, sizes[0], 1) * _integer(keys, sizes[1], 1)
         devices = stage.get("devices")
         if isinstance(devices, str) and devices and 1 < ranks != devices.count(",") + 1:
             self._add(
                 (*path, "devices"),
                 f"`devices` names {devices.count(',') + 1}, but the stage has {ranks} ranks",
-                f"ranks are {sizes[1]} times {sizes[2]}",
+                f"ranks are {sizes[0]} times {sizes[1]}",
             )
 
     def _check_ar(self, path: Path, stage: Mapping[str, object]) -> None:
@@ -284,7 +284,7 @@ def _likely_kind(stage: Mapping[str, object]) -> str:
     return max(STAGE_MODELS, key=lambda name: len(STAGE_MODELS[name].model_fields.keys() & stage.keys()))
 
 
-def _mapping(mapping: Mapping[str, object], key: str) -> Mapping[str, object]:
+def _mapping(mapping: Mapping[str, object], key: str) -> dict[str, object]:
     value = mapping.get(key)
     return value if isinstance(value, dict) else {}
 

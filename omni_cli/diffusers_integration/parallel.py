@@ -139,7 +139,7 @@ def sharing_of(pipeline: Any, config: DiffusionStageConfig) -> dict[str, object]
         return values
     for model in _denoisers(pipeline):
         processors = [getattr(module, "processor", None) for module in model.modules()]
-        backends = {each._attention_backend for each in processors if hasattr(each, "_attention_backend")}
+        backends = {each._attention_backend for each in processors if each and hasattr(each, "_attention_backend")}
         if backends:
             (backend,) = backends
             values["attention_backend"] = (backend or _AttentionBackendRegistry.get_active_backend()[0]).value
