@@ -45,7 +45,7 @@ class FollowingStage(Protocol):
 
 @dataclass(frozen=True)
 class _Answer:
-    """The end of a step on a rank, or of the rank with `ended`; `failure` is the message of a failed request, "" for none."""
+    """The end of a step on a rank, or of the rank with `ended`; `failure` is what failed, "" for nothing."""
 
     rank: int
     failure: str
