@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import omni_cli
+from omni_cli.bench.commits import last_line, resolve_commit, run_git
 from omni_cli.errors import OmniError, UsageError
 from omni_cli.text import visible
 
@@ -40,14 +40,10 @@ def find_commit(ref: str, repository: Path | None = None) -> Commit:
             "`--against` works only if omni runs from a clone of its repository; this one is installed",
             hint="run it from a clone, or save a record with `--output-json` and use `--baseline`",
         )
-    shown = visible(ref, 80)
-    asked = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
-    if asked.returncode:
-        raise UsageError(f"`{shown}` is not a commit of {root}", hint="fetch it first: `git fetch origin main`")
-    commit = asked.stdout.decode().strip()
-    if _git(root, "cat-file", "-e", f"{commit}:{_WORKER}").returncode:
+    commit = resolve_commit(root, ref)
+    if run_git(root, "cat-file", "-e", f"{commit}:{_WORKER}").returncode:
         raise UsageError(
-            f"commit `{shown}` cannot be measured: its omni has no `{_WORKER}`", hint="name a newer commit"
+            f"commit `{visible(ref, 80)}` cannot be measured: its omni has no `{_WORKER}`", hint="name a newer commit"
         )
     return Commit(ref, commit, root)
 
@@ -60,19 +56,13 @@ def checked_out(commit: Commit) -> Iterator[Path]:
     """
     folder = Path(tempfile.mkdtemp(prefix="omni-against-"))
     try:
-        archived = _git(commit.repository, "archive", "--format=tar", f"--output={folder / 'code.tar'}", commit.commit)
+        archived = run_git(
+            commit.repository, "archive", "--format=tar", f"--output={folder / 'code.tar'}", commit.commit
+        )
         if archived.returncode:
-            reason = archived.stderr.decode(errors="replace").strip().splitlines()
-            raise OmniError(f"cannot get the files of {commit.commit[:12]}: {reason[-1] if reason else 'git failed'}")
+            raise OmniError(f"cannot get the files of {commit.commit[:12]}: {last_line(archived.stderr)}")
         with tarfile.open(folder / "code.tar") as archive:
             archive.extractall(folder / "code", filter="data")
         yield folder / "code"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    try:
-        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True)
-    except OSError as error:
-        raise OmniError(f"`--against` needs git: {error.strerror}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import time
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ from omni_cli.bench.schedule import BlockSchedule, schedule_for_count, schedule_
 from omni_cli.bench.utilisation import UtilisationSampler
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.record import Record, Sample, StoppingPlan
-from omni_cli.stats.sequential import plan_looks
+from omni_cli.stats.sequential import ALPHA, plan_looks
 
 HANG_FACTOR = 20
 MIN_HANG_S = 60.0
@@ -34,11 +35,14 @@ _Block = Callable[[int, BlockSchedule], Awaitable[None]]
 @dataclass(frozen=True)
 class RunLimits:
     """Limits of a measurement: `num_iters` iterations of each variant, as far as time allows; without that number,
-    until the verdict is reached."""
+    until the verdict is reached. `alpha` is the error of all its looks together. Long iterations exceed the budget, up
+    to `min_rounds` of each variant."""
 
     num_iters: int | None
     num_iters_warmup: int
     time_budget_s: float | None
+    alpha: float = ALPHA
+    min_rounds: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ class Harness:
             run_block, schedule = self._one_at_a_time()
         self._builder.note(interleaving=self.interleaving, rounds_per_block=schedule.rounds)
         if self._limits.num_iters is None:
-            self._builder.sampling = StoppingPlan(looks=plan_looks(schedule.blocks))
+            self._builder.sampling = StoppingPlan(looks=plan_looks(schedule.blocks), alpha=self._limits.alpha)
         try:
             with self._sampler:
                 await self._sample(run_block, schedule)
@@ -158,7 +162,6 @@ class Harness:
     async def _sample(self, run_block: _Block, schedule: BlockSchedule) -> None:
         """Run block after block."""
         started_s = time.monotonic()
-        budget_s = self._limits.time_budget_s
         for block in range(schedule.blocks):
             await run_block(block, schedule)
             elapsed_s = time.monotonic() - started_s
@@ -172,7 +175,7 @@ class Harness:
             looks = self._builder.sampling.looks
             if done in looks and await asyncio.to_thread(self._decided, state.record):
                 return
-            if budget_s is not None and elapsed_s + elapsed_s / done / 2 > budget_s:
+            if elapsed_s + elapsed_s / done / 2 > self._budget_s(elapsed_s / done / schedule.rounds):
                 return
 
     async def _memory_shortage(self, before: Free) -> str | None:
@@ -191,8 +194,12 @@ class Harness:
         limits = self._limits
         if limits.num_iters is not None:
             return self._interleaved_block, schedule_for_count(limits.num_iters, round_s)
-        assert limits.time_budget_s is not None
-        return self._interleaved_block, schedule_for_time(round_s, limits.time_budget_s)
+        return self._interleaved_block, schedule_for_time(round_s, self._budget_s(round_s))
+
+    def _budget_s(self, round_s: float) -> float:
+        """Return the time for measuring, if a round takes `round_s`; infinite without a limit."""
+        limits = self._limits
+        return math.inf if limits.time_budget_s is None else max(limits.time_budget_s, limits.min_rounds * round_s)
 
     async def _interleaved_block(self, block: int, schedule: BlockSchedule) -> None:
         for position, variant in enumerate(schedule.block(block, self._count)):
@@ -205,9 +212,8 @@ class Harness:
         per_load = min(max(round(load_s / self._typical_s[0]), MIN_PER_LOAD), MAX_PER_LOAD)
         if limits.num_iters is not None:
             return self._load_block, BlockSchedule(-(-limits.num_iters // per_load), per_load, limits.num_iters)
-        assert limits.time_budget_s is not None
         block_s = self._count * per_load * self._typical_s[0] + (self._count - 1) * 2 * load_s
-        blocks = max(1, int(limits.time_budget_s / block_s))
+        blocks = max(1, int(self._budget_s(block_s / per_load) / block_s))
         return self._load_block, BlockSchedule(blocks, per_load, blocks * per_load)
 
     async def _load_block(self, block: int, schedule: BlockSchedule) -> None:

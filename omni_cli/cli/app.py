@@ -35,6 +35,7 @@ class _Commands(LazyGroup):
             "omni_cli.cli.profile.command:profile", "Record where time and memory go, in one stage or all."
         ),
         "compare": LazyCommand("omni_cli.cli.compare:compare", "Compare two saved bench records and judge a gate."),
+        "bisect": LazyCommand("omni_cli.cli.bisect.command:bisect", "Find the commit that made a benchmark slower."),
         "report": LazyCommand("omni_cli.cli.report:report", "Show saved records as one HTML page."),
         "profiles": LazyCommand("omni_cli.cli.profiles:profiles", "List, show and check the YAML profiles."),
         "models": LazyCommand("omni_cli.cli.models:models", "Build small random-weight checkpoints."),

@@ -23,6 +23,10 @@ MAX_TOKENS = 2**20
 
 DEFAULT_BATCH_SIZE, DEFAULT_INPUT_LEN = 1, 32
 
+StageOption = Annotated[
+    str, option("--stage", "NAME|ar|diffusion|all", "The stages to measure: one, all of a kind, or end to end.")
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions(ProfileOptions):
@@ -117,9 +121,7 @@ class MeasureOptions(GateOptions):
 class BenchOptions(MeasureOptions, WorkloadOptions):
     """The options of `omni bench`."""
 
-    stage: Annotated[
-        str, option("--stage", "NAME|ar|diffusion|all", "The stages to measure: one, all of a kind, or end to end.")
-    ] = "all"
+    stage: StageOption = "all"
     vary: Annotated[
         list[str] | None,
         option(

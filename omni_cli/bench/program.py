@@ -1,0 +1,152 @@
+"""Any program as a variant of the harness: a command that runs in the folder of a commit and reports a duration."""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omni_cli.bench.benchmark import Plan
+from omni_cli.bench.commits import last_line, run_program
+from omni_cli.bench.environment import read_environment
+from omni_cli.bench.protocol import Load, Loaded, Loading, Ran
+from omni_cli.bench.record_builder import RecordBuilder
+from omni_cli.bench.treatments import Treatment
+from omni_cli.bench.variant_process import VariantError
+from omni_cli.errors import UsageError
+from omni_cli.record import workload_fingerprint
+from omni_cli.text import visible
+
+LAST_LINE, WALL_TIME, _JSON = "last-line", "wall-time", "json:"
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_SHORTEST_S, _LONGEST_S = 1e-9, 1e9
+
+
+@dataclass(frozen=True)
+class Program:
+    """A shell command. `duration` names the place of its seconds: `last-line` of its output, `json:KEY` of it, or
+    `wall-time`."""
+
+    command: str
+    duration: str = LAST_LINE
+
+    def __post_init__(self) -> None:
+        is_known = self.duration in (LAST_LINE, WALL_TIME) or (
+            self.duration.startswith(_JSON) and len(self.duration) > len(_JSON)
+        )
+        if not is_known:
+            message = f"invalid value for `--duration`: `{visible(self.duration, 80)}`"
+            raise UsageError(message, hint=f"write `{LAST_LINE}`, `{_JSON}KEY` or `{WALL_TIME}`")
+        if not self.command.strip():
+            raise UsageError("`--command` is empty", hint="for example `--command 'python bench.py'`")
+
+    def describe(self) -> dict[str, object]:
+        """Return the record's `workload`."""
+        described: dict[str, object] = {"kind": "command", "command": self.command, "duration": self.duration}
+        return {**described, "fingerprint": workload_fingerprint(described)}
+
+    def seconds(self, output: bytes, wall_s: float) -> float:
+        """Return the duration of a run. Raises `ValueError` with a sentence."""
+        if self.duration == WALL_TIME:
+            return wall_s
+        line = last_line(output)
+        value = _number(line) if self.duration == LAST_LINE else _at(_document(output), self.duration[len(_JSON) :])
+        if value is None or not _SHORTEST_S <= value <= _LONGEST_S:
+            where = "the last line of its output" if self.duration == LAST_LINE else f"`{self.duration}` of its output"
+            raise ValueError(f"{where} is not a number of seconds; its last line is `{line}`")
+        return value
+
+
+@contextmanager
+def program_plan(program: Program, treatments: tuple[Treatment, ...], command: tuple[str, ...]) -> Iterator[Plan]:
+    """Plan the runs of a program in the folders of these treatments."""
+
+    def launch(index: int) -> ProgramVariant:
+        treatment = treatments[index]
+        assert treatment.code is not None  # the folder of a commit
+        return ProgramVariant(treatment.name, program, treatment.code)
+
+    with tempfile.TemporaryDirectory(prefix="omni-bench-") as folder:
+        yield Plan(
+            RecordBuilder(
+                treatments,
+                command=command,
+                environment=read_environment(),
+                workload=program.describe(),
+                folder=Path(folder),
+            ),
+            launch,
+        )
+
+
+class ProgramVariant:
+    """Runs the program once per iteration."""
+
+    pid = None
+
+    def __init__(self, name: str, program: Program, folder: Path) -> None:
+        self.name = name
+        self._program = program
+        self._folder = folder
+
+    async def start(self) -> None:
+        """Start nothing: each iteration is a process of its own."""
+
+    async def load(self, _request: Load | None, _on_loading: Callable[[Loading], None]) -> Loaded:
+        return Loaded(())
+
+    async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
+        """Run the program. Raises `VariantError` if it fails, hangs, or reports no duration."""
+        began_s = time.perf_counter()
+        try:
+            code, out, err = await run_program(self._program.command, self._folder, timeout_s)
+        except TimeoutError as error:
+            raise VariantError(
+                f"{self.name}: the program is considered hung ({when}): no end within {timeout_s:.0f} s"
+            ) from error
+        wall_s = time.perf_counter() - began_s
+        if code:
+            raise VariantError(f"{self.name}: the program ended with {code} ({when}): {last_line(err, out)}")
+        try:
+            seconds = self._program.seconds(out, wall_s)
+        except ValueError as error:
+            raise VariantError(f"{self.name}: {error}", hint="see `--duration` for other places") from error
+        return Ran(e2e_s=seconds, metrics={}, work={}, output_sha256=None, accounted={}, memory={}, lasted_s=wall_s)
+
+    async def close(self) -> None:
+        """Close nothing: a process that was cancelled has been killed."""
+
+
+def _number(text: str) -> float | None:
+    return float(text) if _NUMBER.fullmatch(text) else None
+
+
+def _document(output: bytes) -> Any:
+    """Return the output as JSON, else its last line; None if neither is."""
+    for text in (output, output.strip().rpartition(b"\n")[2]):
+        try:
+            return msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+    return None
+
+
+def _at(document: Any, path: str) -> float | None:
+    """Return the number at a path such as `stats.mean` or `runs.0`; None if there is none."""
+    for part in path.split("."):
+        if isinstance(document, dict):
+            document = document.get(part)
+        elif isinstance(document, list) and part.isdecimal() and int(part) < len(document):
+            document = document[int(part)]
+        else:
+            return None
+    is_number = isinstance(document, int | float) and not isinstance(document, bool) and math.isfinite(document)
+    return float(document) if is_number else None

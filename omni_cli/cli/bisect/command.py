@@ -1,0 +1,115 @@
+"""`omni bisect`: finds the commit that made a benchmark slower."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omni_cli.cli.bisect.options import BisectOptions
+from omni_cli.cli.gate_options import need_numpy
+from omni_cli.cli.terminal import console
+from omni_cli.errors import ExitCode, OmniError
+from omni_cli.report.units import count
+
+if TYPE_CHECKING:
+    from omni_cli.bench.bisect import Bisection, Criterion, PlanMaker
+
+
+def bisect(options: BisectOptions) -> int:
+    """Find the commit between GOOD and BAD that made a benchmark slower, larger, or its outputs different.
+
+    Commits are compared with GOOD, interleaved, until the gate decides; those that do not run are skipped. Run it
+    again to go on after an interrupt. Exits with 0 (BAD is not worse), 1 (it is, and the commit is named), 3 (too
+    noisy, or several commits are left), 4 (not comparable), 5 (a commit that changed the outputs is named) or 6 (GOOD
+    or BAD does not run).
+    """
+    options.check()
+    limit = options.limit()
+    need_numpy("measuring")
+    from omni_cli.bench.bisect import Criterion
+
+    is_timed = limit is not None and options.max_memory_regression is None
+    criterion = Criterion((options.metric or "e2e_s") if is_timed else None, limit)
+    bisection = _bisection(options, criterion)
+    with bisection.folder.locked():
+        bisection.load()
+        return _run(bisection, options)
+
+
+def _bisection(options: BisectOptions, criterion: Criterion) -> Bisection:
+    """Build the search. Raises `OmniError` for a wrong commit, profile or program."""
+    from omni_cli.bench.bisect import Bisection, SearchFolder
+    from omni_cli.bench.commits import Worktrees, commits_between, repository_of
+    from omni_cli.bench.program import Program, program_plan
+    from omni_cli.checkpoints.resolve import cache_folder
+    from omni_cli.cli.bisect.progress import BisectProgress
+    from omni_cli.record_file import digest_of
+
+    command = ("omni", *sys.argv[1:])
+    if options.command is None:
+        from omni_cli.bench.against import find_commit
+
+        repository, _ = (find_commit(ref).repository for ref in (options.good, options.bad))
+        plan, workload = _profile_plan(options, command)
+    else:
+        program = Program(options.command, options.duration)
+        repository, plan = repository_of(Path.cwd()), partial(program_plan, program, command=command)
+        workload = {**program.describe(), "build": options.build}
+    commits = commits_between(repository, options.good, options.bad)
+    root = (options.cache_dir or cache_folder().with_name("bisect")).resolve()
+    own = root / f"{repository.name}-{digest_of(str(repository)).removeprefix('sha256:')[:8]}"
+    built = digest_of(options.build).removeprefix("sha256:")[:8] if options.build else "sources"
+    question = {"workload": workload, **criterion.describe()}
+    return Bisection(
+        SearchFolder(own, question, commits),
+        Worktrees(repository, own / "worktrees" / built, options.build),
+        criterion,
+        plan,
+        BisectProgress(sys.stderr, commits, quiet=options.quiet, verbose=options.verbose),
+        budget_s=options.time_budget,
+        num_iters_warmup=options.num_iters_warmup,
+    )
+
+
+def _profile_plan(options: BisectOptions, command: tuple[str, ...]) -> tuple[PlanMaker, dict[str, Any]]:
+    """Return the planner of a profile's comparisons and the record's description of its workload."""
+    from omni_cli.bench.local import local_plan, plan_treatments
+    from omni_cli.bench.workload import lengths_given_by, measured_stages
+    from omni_cli.cli.profile_choice import profile_source
+
+    source = profile_source(options)
+    config = source.load()
+    measured_stages(config, options.stage)
+    workload = options.workload(options.stage, config)
+    plan_treatments((), config, workload, source)
+    workload = replace(workload, given_lengths=lengths_given_by(source.overrides))
+
+    def plan(treatments: Any) -> Any:
+        return local_plan(source, workload, treatments, against=None, command=command, verbose=options.verbose)
+
+    return plan, workload.describe(config)
+
+
+def _run(bisection: Bisection, options: BisectOptions) -> ExitCode:
+    from omni_cli.cli.bisect.report import failure_of, show_search
+    from omni_cli.cli.terminal.stop_signals import run_until_stopped
+
+    async def search() -> BaseException | None:
+        work, stopped = await run_until_stopped(bisection.run(), options.timeout)
+        return stopped or work.exception()
+
+    failure = asyncio.run(search())
+    bisection.watcher.hide()
+    if failure is not None:
+        if bisection.record.trials and isinstance(failure, OmniError):
+            kept = count(len(bisection.record.trials), "comparison")
+            console.print_note(f"{kept} kept in {bisection.folder.path}: run the same command again to go on")
+        raise failure
+    show_search(bisection.record, bisection.folder.path, as_json=options.as_json)
+    if (note := failure_of(bisection.record)) is not None:
+        console.print_error(note, verbose=options.verbose)
+    return bisection.exit_code

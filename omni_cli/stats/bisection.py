@@ -1,0 +1,160 @@
+"""The search for the commit that made a benchmark worse: the next comparison, and the error that it may spend.
+
+Position 0 is the good commit, `last` the bad one. Each comparison is judged by the gate. The first one, of the two
+ends, has the user's limit; it must fail, or there is nothing to search for. The following ones compare a commit with
+the good one and ask on which side of the middle it lies: their limit is the square root of the ratio of the ends. The
+last one compares the found commit with the one before it, and has the smaller of the two limits.
+
+A commit that does not run, or whose comparison stays inconclusive, decides nothing: a neighbour is compared instead.
+An inconclusive comparison is repeated once with `MORE_TIME` times the budget if no neighbour is left.
+
+The error `ALPHA` of the search is shared by its comparisons: each gets an equal part of what is left for those that
+are still needed, and one more. Their sum is below `ALPHA`, however many there are, and bounds the probability that any
+interval of the search is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import msgspec
+
+from omni_cli.results import Bounds, GateVerdict
+from omni_cli.stats.sequential import ALPHA
+
+MORE_TIME = 4.0
+MIN_ALPHA = 1e-4
+
+_WORSE: tuple[GateVerdict, ...] = ("regression", "output mismatch")
+_BROKEN: tuple[GateVerdict, ...] = ("failed", "not comparable")
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """A comparison of position `b` with position `a` that has ended, and the error `alpha` that it spent.
+
+    `change` is the worsening: 0.05 is 5 %. `record` is the file with its samples.
+    """
+
+    a: int
+    b: int
+    verdict: GateVerdict
+    limit: float | None = None
+    budget_s: float = 0.0
+    alpha: float = 0.0
+    change: float | None = None
+    ci95: Bounds | None = None
+    blocks: int = 0
+    reason: str | None = None
+    record: str | None = None
+
+
+@dataclass(frozen=True)
+class NextTrial:
+    """The next comparison; `limit` is None where only outputs are compared."""
+
+    a: int
+    b: int
+    limit: float | None
+    budget_s: float
+    alpha: float
+
+
+class SearchOutcome(Enum):
+    """The result of a search. `NARROWED`: several commits are left, because those between them cannot be compared."""
+
+    FOUND = "found"
+    NARROWED = "narrowed"
+    NO_REGRESSION = "no regression"
+    INCONCLUSIVE = "inconclusive"
+    NOT_COMPARABLE = "not comparable"
+
+
+@dataclass(frozen=True)
+class Search:
+    """The trials so far. `limit` is the worsening that counts, None if outputs have to be identical."""
+
+    last: int
+    limit: float | None
+    budget_s: float
+    trials: tuple[Trial, ...] = ()
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The last position that is as good as the first one, and the first one that is not."""
+        seen = [trial for trial in self.trials if trial.a == 0]
+        low = max((trial.b for trial in seen if trial.verdict == "pass"), default=0)
+        return low, min((trial.b for trial in seen if trial.verdict in _WORSE), default=self.last)
+
+    @property
+    def confidence(self) -> float | None:
+        """The probability that all intervals hold, at least; None if outputs are compared, which are exact."""
+        return None if self.limit is None else 1 - sum(trial.alpha for trial in self.trials)
+
+    def trial(self, a: int, b: int) -> Trial | None:
+        """Return the latest comparison of the two."""
+        return next((trial for trial in reversed(self.trials) if (trial.a, trial.b) == (a, b)), None)
+
+    def next_step(self) -> NextTrial | None:
+        """Return the next comparison; None at the end of the search."""
+        ends = self.trial(0, self.last)
+        if ends is None or ends.verdict not in _WORSE:
+            return self._again(0, self.last, self.limit)
+        low, high = self.bounds
+        between = range(low + 1, high)
+        new = [position for position in between if self.trial(0, position) is None]
+        if new:
+            # Broken commits come in stretches: after each one, look further away.
+            new.sort(key=lambda position: abs(2 * position - low - high))
+            misses = len(between) - len(new)
+            return self._step(0, new[min(2**misses - 1, len(new) - 1)], self._middle(ends), self.budget_s)
+        for position in between:
+            if step := self._again(0, position, self._middle(ends)):
+                return step
+        return self._again(low, high, self._last_limit(ends)) if low else None
+
+    @property
+    def final(self) -> Trial:
+        """The comparison that tells the size of the change, once there is no next step."""
+        ends = self.trial(0, self.last)
+        final = self.trial(*self.bounds) if ends is not None and ends.verdict in _WORSE else ends
+        assert final is not None, "the search has not ended"
+        return final
+
+    def outcome(self) -> SearchOutcome:
+        """Return the result of a search without a next step."""
+        low, high = self.bounds
+        final = self.final
+        if final.verdict in _WORSE:
+            return SearchOutcome.FOUND if high - low == 1 else SearchOutcome.NARROWED
+        if (final.a, final.b) == (0, self.last) and final.verdict in _BROKEN:
+            return SearchOutcome.NOT_COMPARABLE
+        is_good = (final.a, final.b) == (0, self.last) and final.verdict == "pass"
+        return SearchOutcome.NO_REGRESSION if is_good else SearchOutcome.INCONCLUSIVE
+
+    def _again(self, a: int, b: int, limit: float | None) -> NextTrial | None:
+        """Return a first comparison of the two, or one with more time after an inconclusive one."""
+        before = self.trial(a, b)
+        if before is None:
+            return self._step(a, b, limit, self.budget_s)
+        longest = self.budget_s * MORE_TIME
+        if before.verdict != "inconclusive" or limit is None or before.budget_s >= longest:
+            return None
+        return self._step(a, b, limit, longest if before.budget_s >= self.budget_s else self.budget_s)
+
+    def _step(self, a: int, b: int, limit: float | None, budget_s: float) -> NextTrial:
+        low, high = self.bounds
+        needed = math.ceil(math.log2(high - low)) + 1 + (self.trial(0, self.last) is None)
+        left = ALPHA - sum(trial.alpha for trial in self.trials)
+        return NextTrial(a, b, limit, budget_s, max(left / (needed + 1), MIN_ALPHA))
+
+    def _middle(self, ends: Trial) -> float | None:
+        """Return the limit on the middle between the two ends, on a logarithmic scale."""
+        if self.limit is None or ends.change is None:
+            return None
+        return math.sqrt(1 + ends.change) - 1
+
+    def _last_limit(self, ends: Trial) -> float | None:
+        middle = self._middle(ends)
+        return None if middle is None or self.limit is None else min(middle, self.limit)
