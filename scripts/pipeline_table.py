@@ -3,7 +3,8 @@
     python scripts/pipeline_table.py [--write] [--jobs N] [CLASS...]
 
 Prints a line per class as it ends. `--write` updates docs/pipelines.md, with names only their rows; without names, all
-classes are checked, which takes about ten minutes on two cores. Exit code 0: the page is up to date; 1: it is not.
+classes are checked, which takes about ten minutes on two cores and 2 GiB. Exit code 0: the page is up to date; 1: it is
+not.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ def main() -> int:
     table, page = _tests("table"), _tests("page")
     before = PAGE.read_text() if PAGE.is_file() else ""
     rows = page.rows_of(before) if options.classes else {}
-    for row in table.check_all(options.classes or page.classes(), options.jobs):
-        sys.stdout.write(f"{row.name:50} {row.verdict:20} {row.reason}\n")
+    names = options.classes or page.classes()
+    for number, row in enumerate(table.check_all(names, options.jobs), 1):
+        sys.stdout.write(f"{number:3}/{len(names)} {row.name:50} {row.verdict:20} {row.reason}\n")
         sys.stdout.flush()
         rows[row.name] = row
     text = page.page(rows.values())

@@ -320,11 +320,9 @@ def _arguments(given: ast.arguments) -> Iterator[tuple[str, Argument]]:
 
 def _output_fields(call: ast.FunctionDef) -> tuple[str, ...]:
     for node in ast.walk(call):
-        if isinstance(node, ast.Return) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name):
-            name = node.value.func.id
-            if name.endswith("Output"):
-                keywords = [keyword.arg for keyword in node.value.keywords if keyword.arg is not None]
-                return tuple(keywords or _fields_of(name))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("Output"):
+            keywords = [keyword.arg for keyword in node.keywords if keyword.arg is not None]
+            return tuple(keywords or _fields_of(node.func.id))
     return ()
 
 

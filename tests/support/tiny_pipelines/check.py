@@ -51,8 +51,9 @@ def check(declared: TinyPipeline, folder: Path) -> Checked:
 
 
 def _line(error: Exception) -> str:
-    text = " ".join(str(error).replace("|", "/").split())
-    return f"{type(error).__name__}: {text[:160]}"
+    """The first sentence of an error."""
+    text = " ".join(str(error).replace("|", "/").split()).partition(". ")[0]
+    return f"{type(error).__name__}: {text[:160].removesuffix('.')}"
 
 
 def plain_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import textwrap
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,11 +25,12 @@ itself, and by the stage of `omni` that runs any diffusers pipeline, with the sa
 - *runs*: `omni` runs it, with the difference that is given.
 - *refused*: `omni` does not run it, for the reason that is given.
 - *not run by diffusers*: the plain call of this checkpoint fails, as given.
-- *no tiny model*: nobody has written one yet.
+- *no tiny model*: there is none, for the reason that is given.
 
 `python scripts/pipeline_table.py --write` makes this page; a nightly test compares it. Made with diffusers {diffusers},
 transformers {transformers} and torch {torch}.
 """
+_RUN = ("identical", "runs")
 
 
 Verdict = Literal["identical", "runs", "refused", "not run by diffusers", "no tiny model"]
@@ -68,23 +70,27 @@ def page(rows: Collection[Checked]) -> str:
     numbers = {name: version(name).partition("+")[0] for name in ("diffusers", "transformers", "torch")}
     counts = Counter(row.verdict for row in rows)
     ran = sum(counts[verdict] for verdict in ("identical", "runs", "refused"))
-    lines = [
-        _LEGEND.format(**numbers),
+    counted = (
         f"Of {len(rows)} classes, diffusers runs {ran} with a tiny checkpoint. `omni` runs {ran - counts['refused']} "
         f"of them, {counts['identical']} identically, and refuses {counts['refused']}. diffusers does not run "
-        f"{counts['not run by diffusers']}, and {counts['no tiny model']} have no tiny checkpoint.",
-        "",
-        "| class | kind | verdict | reason |",
-        "|---|---|---|---|",
-    ]
-    for row in sorted(rows, key=lambda row: row.name.lower()):
-        lines.append(f"| `{row.name}` | {row.kind} | {row.verdict} | {row.reason} |")
-    return "\n".join(lines) + "\n"
+        f"{counts['not run by diffusers']}, and {counts['no tiny model']} have no tiny checkpoint."
+    )
+    ordered = sorted(rows, key=lambda row: row.name.lower())
+    run, others = ([row for row in ordered if (row.verdict in _RUN) == is_run] for is_run in (True, False))
+    parts = (_LEGEND.format(**numbers), *textwrap.wrap(counted, 120), "", "## Not run", "", *_table(others))
+    return "\n".join((*parts, "", "## Run", "", *_table(run))) + "\n"
+
+
+def _table(rows: Iterable[Checked]) -> Iterator[str]:
+    yield from ("| class | kind | verdict | reason or difference |", "|---|---|---|---|")
+    for row in rows:
+        yield f"| `{row.name}` | {row.kind} | {row.verdict} | {row.reason} |".replace("|  |", "| |")
 
 
 def rows_of(text: str) -> dict[str, Checked]:
     """The rows of a page, by class."""
-    cells = [line.strip("| \n").split(" | ", 3) for line in text.splitlines() if line.startswith("| `")]
+    rows = (line.strip("|").split("|", 3) for line in text.splitlines() if line.startswith("| `"))
+    cells = ([cell.strip() for cell in row] for row in rows)
     found = [Checked(name.strip("`"), *row) for name, *row in cells]  # type: ignore[arg-type]
     return {row.name: row for row in found}
 
@@ -94,6 +100,7 @@ def kind_of(name: str) -> str:
     signature = signature_of(name)
     assert signature is not None
     takes, makes = signature.arguments.keys(), set(signature.output_fields)
+    needed = {name for group in signature.needed for name in group}
     made = "image"
     if makes & {"frames", "video", "videos"}:
         made = "video with sound" if makes & {"audio", "audios", "sound"} else "video"
@@ -104,12 +111,11 @@ def kind_of(name: str) -> str:
     elif makes & {"texts", "sequences"}:
         return "text"
     elif makes and not makes & {"images", "image"}:
-        return "embeddings" if any("embeds" in name or "embed" in name for name in makes) else "other"
+        return "embeddings" if any("embed" in name for name in makes) else "other"
     if takes & {"mask_image", "mask", "mask_video", "control_mask"} and "mode" not in takes:
         return f"{made} inpainting"
-    if any(
-        "control" in name or name in ("hint", "conditioning_frames", "adapter_conditioning_scale") for name in takes
-    ):
+    controls = {"hint", "conditioning_frames", "adapter_conditioning_scale"}
+    if takes & controls or any("control" in name for name in takes):
         return f"{made} from a control"
     if takes & {"video"}:
         return f"video to {made}"
@@ -117,4 +123,6 @@ def kind_of(name: str) -> str:
         return f"image to {made}"
     if takes & {"prompt", "task_prompt", "prompt_segments"}:
         return f"text to {made}"
+    if "latents" in needed or any("embed" in name for name in needed):
+        return f"embeddings or latents to {made}"
     return f"unconditional {made}"
