@@ -1,4 +1,4 @@
-"""Encode audio samples and pixels for files and streams."""
+"""Encode audio samples, pixels and tensors for files and streams."""
 
 from __future__ import annotations
 
@@ -49,6 +49,15 @@ def encode_png(pixels: np.ndarray) -> bytes:
 
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def encode_npy(array: np.ndarray) -> bytes:
+    """Encode an array as a NumPy file, which `--arg NAME=@FILE.npy` reads."""
+    import numpy as np
+
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
 
 

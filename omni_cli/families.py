@@ -22,7 +22,7 @@ BUILTIN_PREFIX = "builtin:"
 Reference = str
 """`package.module:name`."""
 
-Made = Literal["text", "audio", "image", "video"]
+Made = Literal["text", "audio", "image", "video", "tensor"]
 
 EntryFile = Literal["config.json", "model_index.json"]
 """The file of a checkpoint that names its architecture: transformers' or diffusers'."""

@@ -13,7 +13,7 @@ from omni_cli.errors import OmniError, StageError
 if TYPE_CHECKING:
     import numpy as np
 
-Modality = Literal["text", "audio", "image", "video"]
+Modality = Literal["text", "audio", "image", "video", "tensor"]
 
 
 @dataclass(frozen=True)
@@ -58,21 +58,20 @@ class CallFile:
 
 
 T = TypeVar("T")
-U = TypeVar("U")
 Nested: TypeAlias = "T | tuple[Nested[T], ...] | None"
 """One item, a list of items, or a list of such lists, which may have gaps."""
 
 
-def items_of(nested: Nested[T]) -> Iterator[T]:
-    """Yield the items in order."""
+def items_of(nested: object) -> Iterator[Any]:
+    """Yield the items of a `Nested` in order."""
     if isinstance(nested, tuple):
         yield from (item for each in nested for item in items_of(each))
     elif nested is not None:
         yield nested
 
 
-def changed_items(nested: Nested[T], change: Callable[[T], U]) -> Nested[U]:
-    """Return the same lists with other items."""
+def changed_items(nested: object, change: Callable[[Any], object]) -> Any:
+    """Return the same lists of a `Nested` with other items."""
     if isinstance(nested, tuple):
         return tuple(changed_items(each, change) for each in nested)
     return None if nested is None else change(nested)
@@ -172,7 +171,15 @@ class VideoOutput:
     frames: np.ndarray | None = None
 
 
-Output = TextOutput | AudioOutput | ImageOutput | VideoOutput
+@dataclass(frozen=True)
+class TensorOutput:
+    """A field of a pipeline's output other than media, such as embeddings for another pipeline."""
+
+    name: str
+    array: np.ndarray
+
+
+Output = TextOutput | AudioOutput | ImageOutput | VideoOutput | TensorOutput
 
 
 @dataclass(frozen=True)

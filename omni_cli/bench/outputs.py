@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, VideoOutput
+from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, TensorOutput, VideoOutput
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +33,8 @@ def output_arrays(results: Sequence[RequestResult]) -> dict[str, np.ndarray]:
                 arrays[f"{request}.image.{position}"] = output.pixels
             elif isinstance(output, VideoOutput) and output.frames is not None:
                 arrays[f"{request}.video.{position}"] = output.frames
+            elif isinstance(output, TensorOutput):
+                arrays[f"{request}.tensor.{position}"] = output.array
     return arrays
 
 

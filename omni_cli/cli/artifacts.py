@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from omni_cli.encoding import encode_png, encode_wav
-from omni_cli.outputs import AudioOutput, ImageOutput, VideoOutput
+from omni_cli.encoding import encode_npy, encode_png, encode_wav
+from omni_cli.outputs import AudioOutput, ImageOutput, TensorOutput, VideoOutput
 from omni_cli.report.records import preview_path
 from omni_cli.whole_file import cannot_write, check_writable, write_whole
 
@@ -68,12 +68,14 @@ class ArtifactWriter:
         except (OSError, ValueError) as error:
             raise cannot_write(self.folder, error) from error
 
-    def write(self, request_id: str, output: AudioOutput | ImageOutput | VideoOutput) -> Path:
+    def write(self, request_id: str, output: AudioOutput | ImageOutput | VideoOutput | TensorOutput) -> Path:
         """Encode and write one output; return its path. Raises `OutputError` if it cannot be written."""
         if isinstance(output, AudioOutput):
             suffix, content = "wav", encode_wav(output.samples, output.sample_rate)
         elif isinstance(output, VideoOutput):
             suffix, content = "mp4", output.content
+        elif isinstance(output, TensorOutput):
+            suffix, content = f"{output.name}.npy", encode_npy(output.array)
         else:
             suffix, content = "png", encode_png(output.pixels)
         number = self._counts.get((request_id, suffix), 0)

@@ -120,5 +120,6 @@ class BatchRun:
                 self._finish(DiffusionOutput(request.request_id, "error", error=error))
             else:
                 assert made is not None
-                images, sounds, videos = made.of(index, len(called.group))
-                self._finish(DiffusionOutput(request.request_id, "stop", images, sounds, videos, times))
+                own = made.of(index, len(called.group))
+                parts = (own.images, own.sounds, own.videos, own.tensors)
+                self._finish(DiffusionOutput(request.request_id, "stop", *parts, times=times))

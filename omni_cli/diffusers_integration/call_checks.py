@@ -105,11 +105,12 @@ def checked_value(name: str, value: object, signature: PipelineSignature) -> obj
     argument = check_name(name, signature)
     files = _files(value) if argument.file_kind is not None else None
     if files is not None:
-        is_list = isinstance(files, tuple)
+        if isinstance(files, Path):
+            return (files,) if takes_only_lists(argument.type) else files
         # Whether a call takes rows of images, its annotation does not tell.
-        if is_list and not takes_list(argument.type) and not any(isinstance(each, tuple) for each in files):
+        if not takes_list(argument.type) and not any(isinstance(each, tuple) for each in files):
             raise InputError(f"`{name}` takes one file, not {len(files)}")
-        return files if is_list or not takes_only_lists(argument.type) else (files,)
+        return files
     candidates = readings(value)
     for candidate in candidates:
         try:

@@ -23,9 +23,6 @@ from omni_cli.diffusers_integration.signature import (
 )
 from omni_cli.errors import CheckpointError, OmniError
 
-# Outputs of other pipelines, by the first field of their output.
-_OTHER_OUTPUTS = {"texts": "text", "sequences": "text"}
-
 
 def load_pipeline(
     model: str,
@@ -109,10 +106,9 @@ def _load_models(folder: Path, classes: Mapping[str, type[Any]], dtypes: Mapping
 
 def check_runnable(signature: PipelineSignature) -> None:
     """Raise `CheckpointError` unless files and settings can hold what the pipeline takes and makes."""
-    made = signature.output_fields
     why = None
-    if made and signature.makes is None:
-        why = f"it makes {_OTHER_OUTPUTS.get(made[0], f'`{made[0]}`')}; only images, audio and videos can be written"
+    if signature.output_fields and signature.makes is None:
+        why = "it makes text; only images, audio, videos and tensors can be written"
     else:
         held = {"prompt", *PIPELINE_ARGUMENTS, *settable(signature), *map(signature.argument_for, MEDIA_ARGUMENTS)}
         needed = next((group[0] for group in signature.needed if not held & set(group)), None)

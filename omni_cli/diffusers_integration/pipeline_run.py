@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -34,7 +34,7 @@ from omni_cli.execution.timeline import Clock
 if TYPE_CHECKING:
     from omni_cli.execution.copies import OutputCopy
 
-T = TypeVar("T")
+T = TypeVar("T", tuple[np.ndarray, ...], tuple[Frames, ...], np.ndarray)
 StepCallback = Literal["callback_on_step_end", "callback", "none"]
 
 # Called after each step with (steps done, total steps); may raise to end the call early.
@@ -57,29 +57,29 @@ class _Marks:
 
 @dataclass(frozen=True)
 class Made:
-    """Outputs of one call: equally many for each request, one after another."""
+    """Outputs of one call: equally many for each request, one after another; rows of `tensors` likewise."""
 
     images: tuple[np.ndarray, ...] = ()
     sounds: tuple[np.ndarray, ...] = ()
     videos: tuple[Frames, ...] = ()
+    tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
 
-    def of(
-        self, index: int, num_requests: int
-    ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], tuple[Frames, ...]]:
-        """The images, sounds and videos of one request."""
+    def of(self, index: int, num_requests: int) -> Made:
+        """The outputs of one request."""
 
-        def own(made: tuple[T, ...]) -> tuple[T, ...]:
+        def own(made: T) -> T:
             count = len(made) // num_requests
             return made[index * count : (index + 1) * count]
 
-        return own(self.images), own(self.sounds), own(self.videos)
+        tensors = {name: own(rows) for name, rows in self.tensors.items()}
+        return Made(own(self.images), own(self.sounds), own(self.videos), tensors)
 
 
 @dataclass(frozen=True)
 class PendingOutputs:
     """The result of one pipeline call, which the device may not have finished yet.
 
-    There are `pixels`, `samples` or `videos`; of videos with sound both of the latter.
+    There are `pixels`, `samples`, `videos` or `tensors`; of videos with sound both of the middle two.
     """
 
     requests: Sequence[DiffusionRequest]
@@ -87,6 +87,7 @@ class PendingOutputs:
     pixels: Pixels | None = None
     samples: PendingSamples | None = None
     videos: tuple[Frames, ...] = ()
+    tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def ready(self) -> bool:
         """True if `get` would return immediately, and for videos.
@@ -103,12 +104,12 @@ class PendingOutputs:
         with mark("wait for output copy"):
             images = () if self.pixels is None else tuple(self.pixels.get())
             sounds = () if self.samples is None else tuple(self.samples.get())
-        count = len(self.videos or sounds or images)
+        count = min(map(len, self.tensors.values()), default=len(self.videos or sounds or images))
         if not count or count % len(self.requests) or (self.videos and sounds and len(sounds) != count):
             raise BadOutputError(f"the pipeline made {count} outputs for {len(self.requests)} requests")
         if images:
             _check_shapes(images, self.requests[0])
-        return Made(images, sounds, self.videos), self.times()
+        return Made(images, sounds, self.videos, self.tensors), self.times()
 
 
 class PipelineRunner:
@@ -129,7 +130,7 @@ class PipelineRunner:
         self.makes = call.signature.makes or "image"
         self.predicts = "prediction" in call.signature.output_fields
         self.output_type: OutputType = "pt"
-        if self.makes != "audio" and not self.predicts:
+        if (self.makes == "image" or self.makes == "video") and not self.predicts:
             is_raw = call.signature.tensors_are_latents
             self.output_type = "pil" if is_raw else output_type_for(pipeline, self.makes)
         self.step_callback: StepCallback = _step_callback(call)
@@ -176,6 +177,10 @@ class PipelineRunner:
             return pending(pixels=self._pixels(_first_of(made, IMAGE_FIELDS), marks))
         if self.makes == "audio":
             return pending(samples=self._samples(_first_of(made, AUDIO_FIELDS), marks))
+        if self.makes == "tensor":
+            tensors = {name: _on_host(name, value) for name, value in made.items() if value is not None}
+            marks.end = self._clock.mark()
+            return pending(tensors=tensors)
         videos, sound = _batched(_first_of(made, VIDEO_FIELDS), _first_of(made, SOUND_FIELDS))
         samples = None if sound is None else self._samples(sound, marks)
         marks.end = self._clock.mark()
@@ -320,6 +325,19 @@ def find_denoiser(pipeline: Any) -> Any | None:
 def _first_of(made: object, fields: Sequence[str]) -> Any:
     """The first of these fields that a pipeline's output has; None if it has none."""
     return next((getattr(made, field) for field in fields if hasattr(made, field)), None)
+
+
+def _on_host(name: str, value: object) -> np.ndarray:
+    """A tensor as an array; bfloat16, which NumPy lacks, as float32. Raises `BadOutputError`."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy(force=True)
+    if not isinstance(value, np.ndarray) or not value.ndim:
+        raise BadOutputError(f"the pipeline made a {type(value).__name__} of `{name}` instead of a tensor")
+    if not np.isfinite(value).all():
+        raise BadOutputError(f"`{name}` has values that are not numbers (NaN or infinite)")
+    return value
 
 
 def _batched(videos: Any, sound: Any) -> tuple[Any, Any]:

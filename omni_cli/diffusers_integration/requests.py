@@ -113,8 +113,8 @@ class DiffusionOutput:
     """The end of one request.
 
     `images` are uint8 RGB or RGBA (height, width, 3 or 4), `sounds` float32 (num_samples,), with several channels
-    (num_samples, channels), `videos` frames, with the sound of each in `sounds` if there is one; one of them has
-    entries exactly when it stopped normally.
+    (num_samples, channels), `videos` frames, with the sound of each in `sounds` if there is one, and `tensors` the
+    fields of another output by name; one of them has entries exactly when it stopped normally.
 
     `error` is set exactly when `finish_reason` is "error".
     """
@@ -124,6 +124,7 @@ class DiffusionOutput:
     images: tuple[np.ndarray, ...] = ()
     sounds: tuple[np.ndarray, ...] = ()
     videos: tuple[Frames, ...] = ()
+    tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
     times: DiffusionTimes | None = None
     error: OmniError | None = None
 

@@ -18,7 +18,7 @@ from typing import Literal, TypeGuard
 from omni_cli.diffusers_integration.value_types import FileKind, file_kind
 
 Medium = Literal["image", "mask", "control_image", "video"]
-Kind = Literal["image", "audio", "video"]
+Kind = Literal["image", "audio", "video", "tensor"]
 
 # The names that pipelines have for a request's media, the usual one first.
 MEDIA_ARGUMENTS: Mapping[Medium, tuple[str, ...]] = {
@@ -43,6 +43,7 @@ IMAGE_FIELDS = ("images", "image", "prediction")
 AUDIO_FIELDS = ("audios",)
 VIDEO_FIELDS = ("frames", "video", "videos")
 SOUND_FIELDS = ("audio", "sound")
+TEXT_FIELDS = ("texts", "sequences")
 # The call of diffusers' function that writes a file, in the example of a pipeline's documentation.
 _EXAMPLE_FPS = re.compile(r"(?:export_to_video|encode_video)\((?:[^()]|\([^()]*\))*?fps=(\d+(?:\.\d+)?)")
 
@@ -123,13 +124,15 @@ class PipelineSignature:
 
     @property
     def makes(self) -> Kind | None:
-        """The kind of its output; None for another one, or where its source does not tell."""
+        """The kind of its output; None for text, or where its source does not tell."""
         fields = set(self.output_fields)
         if fields & set(VIDEO_FIELDS):
             return "video"
         if fields & set(AUDIO_FIELDS):
             return "audio"
-        return "image" if fields & set(IMAGE_FIELDS) else None
+        if fields & set(IMAGE_FIELDS):
+            return "image"
+        return None if not fields or fields & set(TEXT_FIELDS) else "tensor"
 
     @property
     def duration_argument(self) -> str | None:

@@ -212,7 +212,8 @@ class DiffusersStage:
             if waiting.streams and len(sounds) == 1:
                 return [WaveformChunk(output.request_id, sounds[0]), RequestDone(output.request_id, trace)]
             return [RequestDone(output.request_id, trace, audio=sounds[0], more_audio=sounds[1:])]
-        return [RequestDone(output.request_id, trace, images=tuple(map(Array.of, output.images)))]
+        tensors = {name: Array.of(array) for name, array in output.tensors.items()}
+        return [RequestDone(output.request_id, trace, images=tuple(map(Array.of, output.images)), tensors=tensors)]
 
     def _encoded(self, output: DiffusionOutput, waiting: _Waiting) -> tuple[VideoFile, ...]:
         """The videos of a request as files."""

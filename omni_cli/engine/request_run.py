@@ -24,6 +24,7 @@ from omni_cli.outputs import (
     OutputReady,
     StageProgress,
     StageTrace,
+    TensorOutput,
     TextDelta,
     TextOutput,
     VideoOutput,
@@ -200,6 +201,7 @@ class RequestRun:
             outputs.append(AudioOutput(samples, chunks[0].sample_rate))
         outputs += [ImageOutput(image.numpy()) for image in report.images]
         outputs += [_video_output(video) for video in report.videos]
+        outputs += [TensorOutput(name, array.numpy()) for name, array in report.tensors.items()]
         return outputs
 
     def _wants(self, modality: Modality) -> bool:

@@ -21,7 +21,7 @@ MAX_FRAMES_MADE = 100_000
 MAX_TOKENS = 2**24  # far beyond any model's context; catches typos
 MAX_REQUEST_ID_LENGTH = 200
 _SHOWN_CHARACTERS = 40  # of a wrong value
-MODALITIES = ("text", "audio", "image", "video")
+MODALITIES = ("text", "audio", "image", "video", "tensor")
 
 
 def _text(value: object) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import OmniError
-from omni_cli.outputs import AudioOutput, StageInfo, StageTrace, TextOutput, VideoOutput
+from omni_cli.outputs import AudioOutput, StageInfo, StageTrace, TensorOutput, TextOutput, VideoOutput
 from omni_cli.report.records import RequestRecord, WrittenOutput, preview_path
 
 SCHEMA = "omni.generate/1"
@@ -88,6 +88,9 @@ def _output(written: WrittenOutput) -> dict[str, object]:
         }
     if isinstance(output, VideoOutput):
         return _video(output, written.path)
+    if isinstance(output, TensorOutput):
+        shape, dtype = list(output.array.shape), output.array.dtype.name
+        return {"type": "tensor", "name": output.name, "path": path, "shape": shape, "dtype": dtype}
     height, width = output.pixels.shape[:2]
     return {"type": "image", "path": path, "width": int(width), "height": int(height)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from omni_cli.outputs import AudioOutput, ImageOutput, StageInfo, VideoOutput
+from omni_cli.outputs import AudioOutput, ImageOutput, StageInfo, TensorOutput, VideoOutput
 from omni_cli.report.records import RequestRecord, WrittenOutput
 from omni_cli.report.units import count, memory, milliseconds, sample_rate, seconds
 
@@ -22,6 +22,8 @@ def file_line(written: WrittenOutput) -> str:
         sound = "" if output.sound is None else f", with sound, {sample_rate(output.sound.sample_rate)}"
         size = f"{output.width}x{output.height} video"
         return f"{written.path}   {size}, {count(output.num_frames, 'frame')} at {float(output.fps):.6g} fps{sound}"
+    if isinstance(output, TensorOutput):
+        return f"{written.path}   {'x'.join(map(str, output.array.shape))} {output.array.dtype} tensor"
     raise TypeError("text has no file")
 
 

@@ -244,6 +244,7 @@ class RequestDone(msgspec.Struct, frozen=True, tag=True):
     more_audio: tuple[Audio, ...] = ()
     images: tuple[Array, ...] = ()
     videos: tuple[VideoFile, ...] = ()
+    tensors: dict[str, Array] = {}
     handoff: bytes | None = None
 
 

@@ -15,7 +15,7 @@ from omni_cli.cli.terminal.progress import ProgressDisplay
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.errors import ExitCode, OmniError, OutputError, UsageError
 from omni_cli.inputs.request_spec import BadRequest
-from omni_cli.outputs import AudioOutput, Modality, Output, StageInfo, TextOutput, VideoOutput
+from omni_cli.outputs import AudioOutput, Modality, Output, StageInfo, TensorOutput, TextOutput, VideoOutput
 from omni_cli.report.records import RequestRecord, WrittenOutput
 
 
@@ -153,6 +153,8 @@ def _modality(output: Output) -> Modality:
         return "text"
     if isinstance(output, VideoOutput):
         return "video"
+    if isinstance(output, TensorOutput):
+        return "tensor"
     return "audio" if isinstance(output, AudioOutput) else "image"
 
 

@@ -455,7 +455,7 @@ def break_checkpoint(folder: Path, how: str) -> None:
         case "unknown class":
             index.write_text(json.dumps({**content, "_class_name": "QwenImagePipelin"}))
         case "other task":
-            index.write_text(json.dumps({**content, "_class_name": "KandinskyPriorPipeline"}))
+            index.write_text(json.dumps({**content, "_class_name": "LLaDA2Pipeline"}))
         case "own code":
             index.write_text(json.dumps({**content, "_class_name": ["pipeline", "Mine"]}))
         case "no part":
@@ -478,7 +478,7 @@ def break_checkpoint(folder: Path, how: str) -> None:
         ("broken index", "cannot be read"),
         ("no class", "names no pipeline class"),
         ("unknown class", "no pipeline class `QwenImagePipelin`"),
-        ("other task", "KandinskyPriorPipeline cannot run: it makes `image_embeds`"),
+        ("other task", "LLaDA2Pipeline cannot run: it makes text"),
         ("own code", "brings its own pipeline code"),
         ("no part", "not complete: no folder `vae`"),
         ("cut weights", "cannot load a pipeline from"),

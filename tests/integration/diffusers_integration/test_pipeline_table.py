@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from support.omni_process import run_omni
 from support.tiny_pipelines import declarations
-from support.tiny_pipelines.check import check
+from support.tiny_pipelines.build import build
+from support.tiny_pipelines.check import SEED, check, plain_output
 from support.tiny_pipelines.page import classes, rows_of
 from support.tiny_pipelines.table import check_all
 
 PAGE = Path(__file__).parents[3] / "docs" / "pipelines.md"
 # Inpainting; no prompt; noise from the global generator; pixels without an autoencoder; arrays; a video with sound, and
-# one without an axis for the batch.
+# one without an axis for the batch; tensors.
 SAMPLE = (
     "FluxFillPipeline",
     "DDPMPipeline",
@@ -21,6 +25,7 @@ SAMPLE = (
     "StableDiffusionAdapterPipeline",
     "LTX2Pipeline",
     "Cosmos3OmniPipeline",
+    "KandinskyV22PriorPipeline",
 )
 
 
@@ -28,6 +33,18 @@ SAMPLE = (
 def test_a_class_returns_what_diffusers_returns_as_on_the_page(name, tmp_path):
     row = check(declarations()[name], tmp_path)
     assert row.verdict == "identical" and row == rows_of(PAGE.read_text())[name]
+
+
+def test_embeddings_are_written_as_numpy_files(tmp_path):
+    prior, folder = declarations()["KandinskyV22PriorPipeline"], tmp_path / "checkpoint"
+    build(prior, folder)
+    options = ("--num-inference-steps", "2", "--seed", str(SEED), "--output-dir", str(tmp_path / "out"), "--json")
+    ended = run_omni(tmp_path, "generate", "--model", str(folder), *options, prior.call["prompt"])
+    assert ended.code == 0, ended.err
+    tensors = json.loads(ended.out)["results"][0]["outputs"]
+    assert [tensor["name"] for tensor in tensors] == ["image_embeds", "negative_image_embeds"]
+    for tensor, expected in zip(tensors, plain_output(prior, folder), strict=True):
+        np.testing.assert_array_equal(np.load(tmp_path / tensor["path"]), expected)
 
 
 @pytest.mark.nightly

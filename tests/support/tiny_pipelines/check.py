@@ -70,7 +70,10 @@ def plain_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
     torch.manual_seed(SEED)
     if "generator" in inspect.signature(pipeline.__call__).parameters:
         arguments["generator"] = torch.Generator("cpu").manual_seed(SEED)
-    if signature_of(declared.name).arguments["output_type"].default == "'latent'":
+    signature = signature_of(declared.name)
+    assert signature is not None
+    output_type = signature.arguments.get("output_type")
+    if output_type is not None and output_type.default == "'latent'":
         arguments["output_type"] = "pil"
     made = pipeline(**arguments)
     return arrays_of({"images": _shown(pipeline, made.prediction)} if "prediction" in made else made)
@@ -100,7 +103,7 @@ def omni_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
         if output.error is not None:
             raise output.error
         videos = [frames.numpy() for frames in output.videos]
-        return [*output.images, *videos, *output.sounds]
+        return [*output.images, *videos, *output.sounds, *output.tensors.values()]
     finally:
         stage.close()
 

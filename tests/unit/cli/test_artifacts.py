@@ -14,7 +14,7 @@ from PIL import Image
 from omni_cli.cli.artifacts import ArtifactWriter, file_stems, folder_if_used
 from omni_cli.encoding import encode_wav
 from omni_cli.errors import OmniError, OutputError
-from omni_cli.outputs import AudioOutput, ImageOutput
+from omni_cli.outputs import AudioOutput, ImageOutput, TensorOutput
 from omni_cli.whole_file import write_whole
 
 needs_permissions = pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -50,6 +50,13 @@ def test_png_contains_exactly_the_pixels(tmp_path: Path) -> None:
     path = ArtifactWriter(tmp_path, ["0"]).write("0", ImageOutput(pixels))
     assert path == tmp_path / "0.png"
     np.testing.assert_array_equal(np.asarray(Image.open(path)), pixels)
+
+
+def test_a_tensor_is_a_numpy_file_with_its_name(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).standard_normal((1, 3), dtype=np.float32)
+    path = ArtifactWriter(tmp_path, ["0"]).write("0", TensorOutput("image_embeds", array))
+    assert path == tmp_path / "0.image_embeds.npy"
+    np.testing.assert_array_equal(np.load(path, allow_pickle=False), array)
 
 
 def test_second_output_of_a_kind_gets_its_own_file(tmp_path: Path) -> None:

@@ -424,7 +424,7 @@ _WORDS = ("--arg", "task_prompt=a drawing", "--arg", "content_prompt=a cat")
         ("DreamLitePipeline", ["a cat", "--image", "a.png", "--image", "b.png"], "takes one image, not 2"),
         ("MarigoldDepthPipeline", [], "`--image` is missing"),
         ("VisualClozePipeline", [*_WORDS, "--arg", 'image=[["@no.png", null]]'], "cannot open the image file `no.png`"),
-        ("KandinskyPriorPipeline", ["a cat"], "KandinskyPriorPipeline cannot run: it makes `image_embeds`"),
+        ("LLaDA2Pipeline", ["a cat"], "LLaDA2Pipeline cannot run: it makes text"),
     ],
 )
 def test_what_a_pipeline_cannot_take_is_refused_before_any_engine(

@@ -10,7 +10,7 @@ from support.profile_text import make_config
 
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.errors import StageError
-from omni_cli.outputs import AudioOutput, ImageOutput, StageInfo, StageTrace, TextOutput
+from omni_cli.outputs import AudioOutput, ImageOutput, StageInfo, StageTrace, TensorOutput, TextOutput
 from omni_cli.report.generate_json import generate_document
 from omni_cli.report.generate_text import file_line, loaded_lines, summary_line
 from omni_cli.report.records import RequestRecord, WrittenOutput
@@ -101,6 +101,14 @@ def test_numpy_integers_become_json_numbers() -> None:
     trace = StageTrace("t", "ar", 0.1, output_token_ids=tuple(np.array([5])))
     document = generate_document(CONFIG, [RequestRecord("0", (WrittenOutput(text),), (trace,))], [])
     assert json.loads(json.dumps(document))["results"][0]["outputs"][0]["token_ids"] == [5, 6]
+
+
+def test_a_tensor_has_its_field_s_name() -> None:
+    tensor = WrittenOutput(TensorOutput("image_embeds", np.zeros((1, 32), np.float32)), Path("out/0.image_embeds.npy"))
+    (result,) = generate_document(CONFIG, [RequestRecord("0", (tensor,))], [])["results"]
+    described = {"name": "image_embeds", "path": "out/0.image_embeds.npy", "shape": [1, 32], "dtype": "float32"}
+    assert result["outputs"] == [{"type": "tensor", **described}]
+    assert file_line(tensor) == "out/0.image_embeds.npy   1x32 float32 tensor"
 
 
 def test_lines_for_people() -> None:
