@@ -3,8 +3,9 @@
     PYTHONPATH=. python benchmarks/gpu/token2wav_batching.py -o DIR [--sizes small --device cpu]
 
 Sizes of Qwen2.5-Omni-7B's token2wav and random weights; no vLLM, no checkpoint. Sides alternate in one process:
-`before` is transformers' DiT in a CUDA graph per number of codes and its vocoder, one request after another and all
-returned at the end, which is what omni did at a6c332b; the others are `Synthesizer` with the keys in their name.
+`transformers` is its own module, one request after another; `before` its DiT in a CUDA graph per number of codes and
+its vocoder, all returned at the end, which is what omni did at a6c332b; the others are `Synthesizer` with the keys in
+their name.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 from omni_cli.execution.denoiser import prepare_denoiser
 from omni_cli.execution.precision import use_precision
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
+from omni_cli.models.qwen2_5_omni.speech_batch import SpeechBatch
 from omni_cli.models.qwen2_5_omni.speech_request import DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer
 
@@ -59,9 +61,10 @@ SAMPLE_RATE = 24_000
 
 @dataclass
 class Round:
-    """Seconds of the whole batch, and until each waveform."""
+    """Seconds of the whole batch, on the clock and of all processors, and until each waveform."""
 
     total_s: float
+    processor_s: float
     finished_s: list[float]
     waveforms: dict[str, torch.Tensor] = field(repr=False)
 
@@ -90,6 +93,22 @@ class Before:
         yield from made
 
 
+class Plain:
+    """transformers' token2wav, one request after another."""
+
+    def __init__(self, model: Qwen2_5OmniToken2WavModel, speaker: dict[str, torch.Tensor]) -> None:
+        self._model, self._speaker = model, speaker
+        self.denoiser = prepare_denoiser(model.code2wav_dit_model, "eager", stage="plain", device=str(model.device))
+
+    def use(self) -> None:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
+
+    def waveforms(self, requests: Sequence[SynthesisRequest]) -> Iterator[tuple[str, torch.Tensor]]:
+        for each in requests:
+            torch.manual_seed(each.seed)
+            yield each.request_id, self._model(each.codes[None], self._speaker["cond"], self._speaker["ref_mel"])
+
+
 class After:
     """`Synthesizer` with a stage's keys."""
 
@@ -102,12 +121,14 @@ class After:
         use_precision(self.stage.precision, stage="token2wav", device=self.synthesizer.device)
 
     def waveforms(self, requests: Sequence[SynthesisRequest]) -> Iterator[tuple[str, torch.Tensor]]:
-        for group in self.synthesizer.groups(requests):
-            with self.synthesizer.arithmetic():
-                denoising = self.synthesizer.begin(group)
-                for _ in range(SAMPLING.num_steps - 1):
-                    denoising.step()
-                yield from self.synthesizer.waveforms(group, denoising.mels())
+        batch = SpeechBatch(self.synthesizer)
+        for each in requests:
+            batch.add(each)
+        made = 0
+        while made < len(requests):
+            finished = batch.advance()
+            made += len(finished)
+            yield from finished.items()
 
 
 def make_model(sizes: str, device: torch.device) -> Qwen2_5OmniToken2WavModel:
@@ -138,14 +159,14 @@ def requests_of(lengths: Sequence[int], num_embeds: int, device: torch.device) -
 
 
 @torch.inference_mode()
-def run(side: Before | After, requests: Sequence[SynthesisRequest]) -> Round:
+def run(side: Plain | Before | After, requests: Sequence[SynthesisRequest]) -> Round:
     side.use()
-    begin = time.perf_counter()
+    begin, begin_processor = time.perf_counter(), time.process_time()
     finished, waveforms = [], {}
     for name, samples in side.waveforms(requests):
         waveforms[name] = samples.float().cpu()
         finished.append(time.perf_counter() - begin)
-    return Round(time.perf_counter() - begin, finished, waveforms)
+    return Round(time.perf_counter() - begin, time.process_time() - begin_processor, finished, waveforms)
 
 
 @torch.inference_mode()
@@ -249,6 +270,7 @@ def sides_of(model: Qwen2_5OmniToken2WavModel, twin: Any, device: torch.device) 
     }
     execution = "cudagraph" if device.type == "cuda" else "eager"
     found: dict[str, Callable[[], Any]] = {
+        "transformers": lambda: Plain(twin(model), speaker),
         "before": lambda: Before(twin(model), speaker, execution),
         "exact float32": lambda: After(twin(model), speaker, execution=execution, batching="exact"),
         "padded float32": lambda: After(twin(model), speaker, execution=execution, batching="padded"),
@@ -317,6 +339,8 @@ def measured(
         row = found[side] = {
             "first_total_s": first[side].total_s,
             "total_s": statistics.median(totals),
+            "rounds_s": totals,
+            "processor_s": [each.processor_s for each in done],
             "range_s": [min(totals), max(totals)],
             "median_completion_s": statistics.median(statistics.median(each.finished_s) for each in done),
             "first_completion_s": statistics.median(each.finished_s[0] for each in done),
@@ -327,7 +351,7 @@ def measured(
             ),
         }
         # On a GPU, transformers draws different noise.
-        if reference is not None and (side != "before" or device.type == "cpu"):
+        if reference is not None and (side not in ("before", "transformers") or device.type == "cpu"):
             row["distance"] = distances(done[0].waveforms, reference)
         if isinstance(sides[side], After) and (side.startswith("padded") or len(requests) == 1):
             row["parts"] = min(

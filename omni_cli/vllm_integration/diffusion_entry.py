@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -43,7 +43,16 @@ class NoOutput:
     reason: str
 
 
-def one_tensor_per_request(result: object, request_ids: list[str]) -> dict[str, torch.Tensor | NoOutput]:
+@dataclass(frozen=True)
+class Unfinished:
+    """Returned in place of a tensor for a request that needs more steps; see `StepwiseScheduler`."""
+
+
+UNFINISHED = Unfinished()
+Made: TypeAlias = torch.Tensor | NoOutput | Unfinished
+
+
+def one_tensor_per_request(result: object, request_ids: list[str]) -> dict[str, Made]:
     """Split a model's result into one tensor per request, or the reason why there is none.
 
     Accepts a tensor whose first dimension is the batch, a list in batch order, or a dict by request id. If the number
@@ -69,8 +78,8 @@ def one_tensor_per_request(result: object, request_ids: list[str]) -> dict[str, 
     return {request_id: _tensor(each) for request_id, each in zip(request_ids, result, strict=True)}
 
 
-def _tensor(each: object) -> torch.Tensor | NoOutput:
-    if isinstance(each, (torch.Tensor, NoOutput)):
+def _tensor(each: object) -> Made:
+    if isinstance(each, (torch.Tensor, NoOutput, Unfinished)):
         return each
     return NoOutput(f"the model returned {type(each).__name__}, not a tensor")
 

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ from omni_cli.stage.request_payloads import RequestPayload, read_request_payload
 from omni_cli.vllm_integration.arriving_conditions import arrived_with
 from omni_cli.vllm_integration.diffusion_entry import (
     DiffusionInput,
+    Made,
     NoOutput,
     diffusion_entry,
     one_tensor_per_request,
@@ -296,7 +298,10 @@ def _joined(spans: list[ComputedSpan]) -> list[tuple[int, int]]:
 
 
 class DiffusionRunnerMixin(OmniRunnerMixin):
-    """A whole diffusion in one step: the model turns each request's tokens and information into one tensor."""
+    """A diffusion: the model turns each request's tokens and information into one tensor, in one step or several.
+
+    A model that keeps requests between steps forgets those that have ended in its `drop`.
+    """
 
     broadcast_pp_output: bool
 
@@ -312,7 +317,14 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         super().load_model(*args, **kwargs)
-        self._diffuse = diffusion_entry(self.get_model())
+        model = self.get_model()
+        self._diffuse = diffusion_entry(model)
+        self._drop: Callable[[str], None] | None = getattr(model, "drop", None)
+
+    def _forget_request(self, request_id: str) -> None:
+        super()._forget_request(request_id)
+        if self._drop is not None:
+            self._drop(request_id)
 
     def _model_forward(
         self,
@@ -353,13 +365,13 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
         if self._broadcasts:
             pipeline = get_pp_group()
             named = {
-                str(index): made if isinstance(made, NoOutput) else made.contiguous()
+                str(index): made.contiguous() if isinstance(made, torch.Tensor) else made
                 for index, made in enumerate(tensors)
             }
             pipeline.broadcast_tensor_dict(named, src=pipeline.world_size - 1)
         return self._output_of(tensors)
 
-    def _output_of(self, made: list[torch.Tensor | NoOutput]) -> AsyncOmniModelRunnerOutput:
+    def _output_of(self, made: list[Made]) -> AsyncOmniModelRunnerOutput:
         """Build the step's output from one device tensor per request, in batch order."""
         request_ids = list(self.input_batch.req_ids)
         outputs = dict(zip(request_ids, made, strict=True))

@@ -17,7 +17,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 
 from omni_cli.execution.denoiser import prepare_denoiser
 from omni_cli.models.qwen2_5_omni.denoising import PackedDenoising, SingleDenoising
-from omni_cli.models.qwen2_5_omni.packing import use_block_attention
+from omni_cli.models.qwen2_5_omni.packing import PackedVelocity
 from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.synthesizer import bucket
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
@@ -72,8 +72,7 @@ def test_token2wav_replays_equal_transformers_for_every_speaker():
 
 def test_packed_token2wav_replays_one_graph_for_all_lengths_within_its_bound():
     dit, voices, requests = speech_parts()
-    velocity = Velocity(dit)
-    use_block_attention(velocity.dit)
+    velocity = PackedVelocity(dit)
     conditioner = Conditioner(velocity.dit, voices)
     denoiser = prepare_denoiser(velocity, "cudagraph", stage="token2wav", device="cuda")
     for batch in (requests, requests[1:]):
@@ -105,8 +104,7 @@ def test_the_fused_activation_is_that_of_the_vocoder_for_each_sequence(dtype, bo
 
 def test_packed_neighbours_of_nan_do_not_affect_others():
     dit, voices, requests = speech_parts()
-    velocity = Velocity(dit)
-    use_block_attention(velocity.dit)
+    velocity = PackedVelocity(dit)
     conditioner = Conditioner(velocity.dit, voices)
     expected = denoised(PackedDenoising(velocity, conditioner, requests, bucket))
     denoising = PackedDenoising(velocity, conditioner, requests, bucket)

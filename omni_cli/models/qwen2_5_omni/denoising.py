@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from omni_cli.models.qwen2_5_omni.packing import Layout
+from omni_cli.models.qwen2_5_omni.packing import Layout, PackedVelocity
 from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.velocity import EVALUATIONS_PER_STEP, Velocity, stepped
 
@@ -62,12 +62,12 @@ class SingleDenoising:
 class PackedDenoising:
     """Several requests in one call of the DiT; `num_blocks_for` rounds up to a prepared number of blocks.
 
-    `velocity` must have block attention. The frames of all requests are (num_frames, mel_dim), concatenated.
+    The frames of all requests are (num_frames, mel_dim), concatenated.
     """
 
     def __init__(
         self,
-        velocity: Velocity,
+        velocity: PackedVelocity,
         conditioner: Conditioner,
         requests: Sequence[SynthesisRequest],
         num_blocks_for: Callable[[int], int],
@@ -86,7 +86,8 @@ class PackedDenoising:
         self._lengths = [len(each.codes) * dit.repeats for each in requests]
         layout = Layout.of(self._lengths * num_rows, dit.block_size, num_blocks_for=self._num_blocks_for)
         conditions = [self._conditioner.conditions(each) for each in requests]
-        self._conditions = layout.pack([rows[row] for row in range(num_rows) for rows in conditions])
+        packed = layout.pack([rows[row] for row in range(num_rows) for rows in conditions])
+        self._conditions = self._velocity.conditions_proj(packed).float()
         tables = dit.rotary_embed(self._frames, layout.positions().to(device)[None])
         self._rotary = [table.view(layout.num_blocks, dit.block_size, 1, -1) for table in tables]
         self._block_diff = layout.block_diff().to(device)

@@ -56,7 +56,8 @@ class SynthesisRequest:
         codes_start, start, end = information.get("chunk", (0, 0, len(token_ids)))
         return cls(
             request_id,
-            token_ids.long(),
+            # The runner's buffer is used again in the next step.
+            token_ids.to(torch.long, copy=True),
             codes_start=codes_start,
             start=start,
             end=end,

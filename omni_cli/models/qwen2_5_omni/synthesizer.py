@@ -13,8 +13,9 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser
 from omni_cli.execution.graphs import MAX_GRAPHS
 from omni_cli.execution.precision import arithmetic, precision_of, reduce_weights, use_precision
+from omni_cli.models.qwen2_5_omni.banded_activation import use_banded_activations
 from omni_cli.models.qwen2_5_omni.denoising import Denoising, PackedDenoising, SingleDenoising
-from omni_cli.models.qwen2_5_omni.packing import BlockAttention, use_block_attention
+from omni_cli.models.qwen2_5_omni.packing import PackedVelocity
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
@@ -24,6 +25,8 @@ SMALLEST_BUCKET = 32
 # Buckets per power of two: a batch is padded by less than a quarter.
 BUCKETS_PER_OCTAVE = 4
 MAX_BUCKETS = 64
+# Blocks in one call on a CPU, about two requests of 2.5 s: more is no faster, and then the first waveforms come later.
+BLOCKS_ON_CPU = 48
 # Four seconds of guided speech; graphs are captured ahead for batches of that much per request of `max_num_seqs`.
 TYPICAL_BLOCKS = 34
 
@@ -40,16 +43,18 @@ class Synthesizer:
         dit, vocoder = token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model
         self._stage, self.device = stage, str(dit.device)
         use_precision(stage.precision, stage=stage.name, device=self.device)
-        self.velocity = Velocity(dit)
-        self._conditioner = Conditioner(dit, speakers)
         self._is_packed = stage.batching == "padded"
-        if self._is_packed:
-            use_block_attention(self.velocity.dit)
+        self.velocity = PackedVelocity(dit) if self._is_packed else Velocity(dit)
+        self._conditioner = Conditioner(dit, speakers)
         if stage.precision == "bfloat16":
             for module in (*self._evaluated, vocoder):
                 reduce_weights(module)
         self.vocoder = Vocoder(vocoder)
-        if self._is_packed and dit.device.type == "cuda":
+        if self._is_packed and dit.device.type == "cpu":
+            use_banded_activations(vocoder)
+            if stage.execution == "eager" and stage.precision == "float32":
+                self.velocity.fuse()
+        elif self._is_packed:
             from omni_cli.models.qwen2_5_omni.fused_activation import fused_activation
 
             self.vocoder = PackedVocoder(vocoder, fused_activation)
@@ -67,9 +72,11 @@ class Synthesizer:
     @property
     def _evaluated(self) -> list[nn.Module]:
         """The modules of each evaluation; embeddings of times and speakers, which run once, stay in float32."""
-        dit = self.velocity.dit
+        velocity, dit = self.velocity, self.velocity.dit
         blocks = [part for block in dit.transformer_blocks for part in (block.attn, block.ff)]
-        return [dit.input_embed.proj, *blocks, dit.proj_out]
+        is_packed = isinstance(velocity, PackedVelocity)
+        entry = [velocity.frames_proj, velocity.conditions_proj] if is_packed else [dit.input_embed.proj]
+        return [*entry, *blocks, dit.proj_out]
 
     @property
     def precision(self) -> str:
@@ -79,8 +86,12 @@ class Synthesizer:
     @property
     def batching(self) -> str:
         """Batching, read back from the modules."""
-        blocks = self.velocity.dit.transformer_blocks
-        return "padded" if all(isinstance(block.attn, BlockAttention) for block in blocks) else "exact"
+        return "padded" if isinstance(self.velocity, PackedVelocity) else "exact"
+
+    @property
+    def runs_together(self) -> bool:
+        """True if all requests at once are faster than some of them after the others."""
+        return self._is_packed and self.device != "cpu"
 
     def arithmetic(self) -> AbstractContextManager[object]:
         return arithmetic(self._stage.precision, self.device)
@@ -93,7 +104,22 @@ class Synthesizer:
         alike: dict[DenoisingSettings, list[SynthesisRequest]] = {}
         for each in requests:
             alike.setdefault(each.sampling, []).append(each)
-        yield from alike.values()
+        for same in alike.values():
+            yield from self._fitting(same)
+
+    def _fitting(self, requests: Sequence[SynthesisRequest]) -> Iterator[list[SynthesisRequest]]:
+        """Split requests on a CPU in order, into groups of at most `BLOCKS_ON_CPU` blocks, or of one request."""
+        dit = self.velocity.dit
+        group: list[SynthesisRequest] = []
+        num_blocks = 0
+        for each in requests:
+            more = each.sampling.num_rows * -(-len(each.codes) * dit.repeats // dit.block_size)
+            if group and self.device == "cpu" and num_blocks + more > BLOCKS_ON_CPU:
+                yield group
+                group, num_blocks = [], 0
+            group.append(each)
+            num_blocks += more
+        yield group
 
     def begin(self, requests: Sequence[SynthesisRequest]) -> Denoising:
         """Start `requests` of one group from noise."""

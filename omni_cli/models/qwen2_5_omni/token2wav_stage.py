@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 import msgspec
@@ -17,14 +17,11 @@ from vllm.platforms import current_platform
 
 from omni_cli.errors import InputError, StageError
 from omni_cli.execution.denoiser import require_cuda
-from omni_cli.execution.ranges import Consecutive
-from omni_cli.execution.timeline import clock_for
 from omni_cli.models.qwen2_5_omni.architectures import TOKEN2WAV
 from omni_cli.models.qwen2_5_omni.chunks import Chunk, Chunker, ChunkSizes
 from omni_cli.models.qwen2_5_omni.connectors import spoken_codes
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.speakers import load_speakers, pick_speaker
-from omni_cli.models.qwen2_5_omni.token2wav import RequestCancelled
 from omni_cli.stage.messages import (
     AppendInput,
     Array,
@@ -42,7 +39,16 @@ from omni_cli.vllm_integration.diffusion_entry import NoOutput
 from omni_cli.vllm_integration.stage import ActiveRequest, VllmStage
 
 SAMPLE_RATE = 24_000
+CODES_PER_SECOND = 50
+# A chunk comes before others' first ones if the audio before it ends within this time.
+URGENT_S = 0.5
 NO_CODES = "the talker ended before it produced a codec token"
+
+
+class _Rank(IntEnum):
+    URGENT = 0
+    FIRST = 1
+    LATER = 2
 
 
 @dataclass
@@ -55,6 +61,7 @@ class SpeechStream:
     has_all_codes: bool = False
     num_chunks: int = 0
     num_made: int = 0
+    first_audio_s: float | None = None
     denoise_step_s: list[float] = field(default_factory=list)
     vocoder_s: float = 0.0
 
@@ -81,26 +88,21 @@ class Token2WavStage(VllmStage):
         self.talker_config = AutoConfig.from_pretrained(spec.model).talker_config
         self.speakers = load_speakers(spec.model)
         self.num_codes = self.engine.vllm_config.model_config.hf_config.token2wav_config.dit_config.num_embeds
-        self._clock = clock_for(current_platform.device_type)
-        # Times by engine id of a running request, then by id of a finished one: its start, each step's end, its end.
-        self._marks: dict[str, list[object]] = {}
-        self._ranges = Consecutive()
-        self._marks_of: dict[str, list[object]] = {}
         self._streams: dict[str, SpeechStream] = {}
-        # Filled by the thread that reads commands; `abort`, which always follows, removes them.
-        self._cancelled: set[str] = set()
         (model,) = self.engine.collective_rpc("get_model")
         self._chunk_sizes = chunk_sizes(spec.stage, model.codes_per_block)
         self.denoiser = model.prepare(spec.stage)
         self._synthesizer = model.synthesizer
         if execution != "eager":
             model.warm_up()
-        model.listener = self
+        self._batch = model.batch
+        self._batch.precedence = self._precedence
 
     def engine_args(self) -> dict[str, object]:
         return {
             **super().engine_args(),
             "hf_overrides": {"architectures": [TOKEN2WAV]},
+            "scheduler_cls": "omni_cli.vllm_integration.stepwise_scheduler.StepwiseScheduler",
             # The reference runs token2wav in float32 with any dtype of the other stages.
             "dtype": "float32",
         }
@@ -190,66 +192,38 @@ class Token2WavStage(VllmStage):
         extra = {ADDITIONAL_INFORMATION: encode_additional_information(settings, self.payload_limits)}
         return {"prompt_token_ids": list(codes)}, PoolingParams(task="plugin", extra_kwargs=extra)
 
-    def on_begin(self, engine_id: str) -> None:
-        self._marks[engine_id] = [self._clock.mark()]
-        self._drop_cancelled(engine_id)
-        self._ranges.next("denoising step", 1)
+    def step(self) -> list[Report]:
+        reports = super().step()
+        for each in self._batch.stepped:
+            active = self.by_engine_id(each.request_id)
+            if active is not None and "stream" not in active.context:
+                reports.append(Progress(active.request.request_id, each.done, each.total, "step"))
+        return reports
 
-    def on_step(self, engine_id: str, done: int, total: int) -> None:
-        self._marks[engine_id].append(self._clock.mark())
-        self._drop_cancelled(engine_id)
-        if done < total:
-            self._ranges.next("denoising step", done + 1)
-        else:
-            self._ranges.next("vocoder")
+    def _precedence(self, engine_id: str) -> tuple[float, ...]:
+        """Order requests: chunks whose playback would stop soon, whole ones and first chunks, later chunks."""
         active = self.by_engine_id(engine_id)
-        if active is not None and "stream" not in active.context:
-            self.emit(Progress(active.request.request_id, done, total, "step"))
-
-    def _drop_cancelled(self, engine_id: str) -> None:
-        active = self.by_engine_id(engine_id)
-        if active is not None and self.request_id_of(active) in self._cancelled:
-            raise RequestCancelled
-
-    def on_end(self, engine_id: str, waveform: torch.Tensor | None) -> None:
-        marks = self._marks.pop(engine_id, [])
-        self._ranges.close()
-        active = self.by_engine_id(engine_id)
-        if active is None or waveform is None:
-            return
-        self._marks_of[active.request.request_id] = [*marks, self._clock.mark()]
-        # Not in `output`, which waits for the rest of the engine's batch; `output` rejects invalid waveforms.
-        if not torch.isfinite(waveform).all() or self.request_id_of(active) in self._cancelled:
-            return
+        if active is None:
+            return (_Rank.LATER,)
         stream: SpeechStream | None = active.context.get("stream")
-        if stream is not None:
-            self.emit(WaveformChunk(stream.request.request_id, _audio(waveform)))
-            return
-        active.context["is_reported"] = True
-        self.emit(self._done(active, waveform))
+        if stream is None or active.context["chunk"].start == 0:
+            return (_Rank.FIRST, active.added_s)
+        if stream.first_audio_s is None:
+            return (_Rank.LATER, active.added_s)
+        underrun_s = stream.first_audio_s + active.context["chunk"].start / CODES_PER_SECOND
+        return (_Rank.URGENT if underrun_s - time.perf_counter() < URGENT_S else _Rank.LATER, underrun_s)
 
     def request_id_of(self, active: ActiveRequest) -> str:
         stream: SpeechStream | None = active.context.get("stream")
         return super().request_id_of(active) if stream is None else stream.request.request_id
 
-    def _parts(self, request_id: str) -> tuple[list[float], float]:
-        """Return the seconds of each step, and of the vocoder."""
-        marks = self._marks_of.pop(request_id)
-        *steps, vocoder_s = [self._clock.seconds(start, end) for start, end in itertools.pairwise(marks)]
-        return steps, vocoder_s
-
-    def interrupt(self, request_id: str) -> None:
-        self._cancelled.add(request_id)
-
     def abort(self, request_id: str) -> None:
-        self._cancelled.discard(request_id)
         stream = self._streams.pop(request_id, None)
         running_ids = [request_id]
         if stream is not None:
             running_ids += [stream.chunk_id(number) for number in range(stream.num_made, stream.num_chunks)]
         for running_id in running_ids:
             super().abort(running_id)
-            self._marks_of.pop(running_id, None)
 
     def _check_waveform(self, made: torch.Tensor | NoOutput) -> None:
         """Raise `StageError` unless this is a waveform (num_samples,) of finite numbers."""
@@ -261,31 +235,25 @@ class Token2WavStage(VllmStage):
         self.check_numbers(made, "samples")
 
     def output(self, active: ActiveRequest, output: PoolingRequestOutput) -> list[Report]:
-        request_id = active.request.request_id
-        if self.request_id_of(active) in self._cancelled:
-            self._marks_of.pop(request_id, None)
-            return []
-        if "is_reported" in active.context:
-            return []
-        self._check_waveform(output.outputs.data)
+        waveform = output.outputs.data
+        self._check_waveform(waveform)
+        *steps, vocoder_s = self._batch.seconds(active.engine_id)
         stream: SpeechStream | None = active.context.get("stream")
         if stream is None:
-            return [self._done(active, output.outputs.data)]
-        steps, vocoder_s = self._parts(request_id)
+            trace = self._trace(active, active.added_s, active.context["num_codes"], steps, vocoder_s)
+            return [RequestDone(active.request.request_id, trace, audio=_audio(waveform))]
+        if stream.first_audio_s is None:
+            stream.first_audio_s = time.perf_counter()
         stream.num_made += 1
         stream.denoise_step_s += steps
         stream.vocoder_s += vocoder_s
-        if not stream.is_done:
-            return []
-        del self._streams[stream.request.request_id]
-        num_codes = len(stream.chunker.codes)
-        trace = self._trace(active, stream.added_s, num_codes, stream.denoise_step_s, stream.vocoder_s)
-        return [RequestDone(stream.request.request_id, {**trace, "num_chunks": stream.num_chunks})]
-
-    def _done(self, active: ActiveRequest, waveform: torch.Tensor) -> RequestDone:
-        steps, vocoder_s = self._parts(active.request.request_id)
-        trace = self._trace(active, active.added_s, active.context["num_codes"], steps, vocoder_s)
-        return RequestDone(active.request.request_id, trace, audio=_audio(waveform))
+        reports: list[Report] = [WaveformChunk(stream.request.request_id, _audio(waveform))]
+        if stream.is_done:
+            del self._streams[stream.request.request_id]
+            num_codes = len(stream.chunker.codes)
+            trace = self._trace(active, stream.added_s, num_codes, stream.denoise_step_s, stream.vocoder_s)
+            reports.append(RequestDone(stream.request.request_id, {**trace, "num_chunks": stream.num_chunks}))
+        return reports
 
     def _trace(
         self, active: ActiveRequest, added_s: float, num_codes: int, steps: list[float], vocoder_s: float

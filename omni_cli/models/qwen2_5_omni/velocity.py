@@ -64,7 +64,9 @@ class Velocity(nn.Module):
         key = (schedule, num_rows)
         if key not in self._schedules:
             times = schedule.times(self.dit.device)
-            rows = [self._modulations(time.repeat(num_rows)) for time in evaluation_times(times)]
+            # Once per schedule, so in float32 with any precision.
+            with torch.autocast(times.device.type, enabled=False):
+                rows = [self._modulations(time.repeat(num_rows)) for time in evaluation_times(times)]
             self._schedules[key] = Evaluations(times, torch.stack(rows))
             if len(self._schedules) > MAX_SCHEDULES:
                 self._schedules.popitem(last=False)
@@ -91,11 +93,16 @@ class Velocity(nn.Module):
         """
         dit = self.dit
         *modulations, last = modulation.split(self._widths, dim=-1)
-        hidden = dit.input_embed.proj(torch.cat((frames, conditions), dim=-1))
+        hidden = self.enter(frames, conditions)
         for block, given in zip(dit.transformer_blocks, modulations, strict=True):
             hidden = block(hidden, given, position_embeddings=(cos, sin), block_diff=block_diff)
         velocities: torch.Tensor = dit.proj_out(dit.norm_out(hidden, last))
         return velocities
+
+    def enter(self, frames: torch.Tensor, conditions: torch.Tensor) -> torch.Tensor:
+        """Return the first layer's input, (rows, num_frames, hidden_size)."""
+        entered: torch.Tensor = self.dit.input_embed.proj(torch.cat((frames, conditions), dim=-1))
+        return entered
 
 
 def evaluation_times(times: torch.Tensor) -> list[torch.Tensor]:

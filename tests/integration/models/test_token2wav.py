@@ -19,10 +19,13 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (  # noqa: E4
 
 from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser  # noqa: E402
+from omni_cli.models.qwen2_5_omni.banded_activation import BandedActivation  # noqa: E402
 from omni_cli.models.qwen2_5_omni.denoising import PackedDenoising, SingleDenoising  # noqa: E402
-from omni_cli.models.qwen2_5_omni.packing import use_block_attention  # noqa: E402
+from omni_cli.models.qwen2_5_omni.packing import PackedVelocity  # noqa: E402
+from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
+from omni_cli.models.qwen2_5_omni.speech_batch import SpeechBatch  # noqa: E402
 from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest  # noqa: E402
-from omni_cli.models.qwen2_5_omni.synthesizer import bucket, buckets  # noqa: E402
+from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer, bucket, buckets  # noqa: E402
 from omni_cli.models.qwen2_5_omni.velocity import Velocity  # noqa: E402
 from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, Vocoder, VocoderInput  # noqa: E402
 
@@ -145,9 +148,8 @@ def mixed(guidance_scale: float) -> list[SynthesisRequest]:
     return [request_for(name, length, guidance_scale, str(index)) for index, (name, length) in enumerate(lengths)]
 
 
-def packed_velocity() -> tuple[Velocity, Conditioner]:
-    velocity = Velocity(token2wav().code2wav_dit_model)
-    use_block_attention(velocity.dit)
+def packed_velocity() -> tuple[PackedVelocity, Conditioner]:
+    velocity = PackedVelocity(token2wav().code2wav_dit_model)
     return velocity, Conditioner(velocity.dit, VOICES)
 
 
@@ -215,6 +217,18 @@ def test_spectrograms_of_different_lengths_are_vocoded_together_as_they_are_alon
 
 
 @torch.inference_mode()
+def test_activations_as_products_are_those_of_the_vocoder_at_every_length():
+    activation = loud_vocoder().resblocks[0].activations[0].double()
+    banded = BandedActivation(activation.float())
+    draw = torch.Generator().manual_seed(0)
+    # Around the borders of one and two blocks of 32 samples.
+    for num_samples in (1, 2, 31, 32, 33, 34, 35, 63, 64, 65, 67, 100):
+        samples = torch.randn(1, activation.act.alpha.numel(), num_samples, generator=draw)
+        expected = activation.double()(samples.double())
+        torch.testing.assert_close(banded(samples).double(), expected, rtol=0, atol=SAMPLE_BOUND * 10)
+
+
+@torch.inference_mode()
 def test_a_spectrogram_that_is_not_a_number_spoils_no_other_waveform():
     vocoder = PackedVocoder(loud_vocoder(), plain_activation)
     mels = [torch.randn(1, frames, 80) for frames in (20, 30, 20)]
@@ -239,3 +253,64 @@ def loud_vocoder() -> torch.nn.Module:
             module.alpha.data.normal_(0, 0.3)
             module.beta.data.normal_(0, 0.3)
     return vocoder
+
+
+# --- Requests that join and leave ---
+
+
+def speech_batch(batching: str, **keys) -> SpeechBatch:
+    stage = Token2WavConfig.named("token2wav", backend="vllm", batching=batching, **keys)
+    return SpeechBatch(Synthesizer(token2wav(), VOICES, stage))
+
+
+def spoken(batch: SpeechBatch, count: int) -> dict[str, torch.Tensor]:
+    """Advance until `count` waveforms are made; return them in that order."""
+    made: dict[str, torch.Tensor] = {}
+    while len(made) < count:
+        made.update(batch.advance())
+    return made
+
+
+@torch.inference_mode()
+def test_exact_requests_that_join_and_leave_change_no_bit_of_the_others():
+    first, second, third = (request_for("Chelsie", 12, 0.5, name) for name in ("first", "second", "third"))
+    batch = speech_batch("exact")
+    batch.add(first)
+    alone = spoken(batch, 1)["first"]
+    batch.drop("first")
+    batch.add(first)
+    batch.advance()
+    for each in (second, third):
+        batch.add(each)
+    batch.advance()
+    batch.drop("first")
+    made = spoken(batch, 2)
+    assert list(made) == ["second", "third"]
+    assert all(torch.equal(samples, alone) for samples in made.values())
+    assert "first" not in batch and len(batch.seconds("second")) == 3, "two steps and the vocoder"
+
+
+@pytest.mark.parametrize("batching", ["exact", "padded"])
+@torch.inference_mode()
+def test_a_request_with_precedence_overtakes_one_that_runs(batching):
+    batch = speech_batch(batching)
+    batch.precedence = lambda name: (("urgent", "first", "later").index(name),)
+    for name in ("later", "first", "urgent"):
+        batch.add(request_for("Chelsie", 12, 0.5, name))
+        batch.advance()
+        assert [each.request_id for each in batch.stepped] == [name]
+    assert list(spoken(batch, 3)) == ["urgent", "first", "later"]
+
+
+@torch.inference_mode()
+def test_padded_requests_on_a_cpu_run_in_groups_that_fill_a_call_in_their_order():
+    batch = speech_batch("padded")
+    for index in range(3):
+        batch.add(request_for("Chelsie", 130, 0.5, str(index)))
+    ran = []
+    for _ in range(2):
+        batch.advance()
+        ran.append([each.request_id for each in batch.stepped])
+    # 130 codes are 22 blocks with guidance.
+    assert ran == [["0", "1"], ["0", "1"]]
+    assert list(spoken(batch, 3)) == ["0", "1", "2"]

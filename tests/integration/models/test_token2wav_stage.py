@@ -35,10 +35,14 @@ def codes(request_id: str, num_codes: int, **fields) -> StageRequest:
 
 def waveform(stage, emitted: list, request_id: str, num_codes: int) -> np.ndarray:
     stage.add(codes(request_id, num_codes))
-    while stage.has_work():
-        assert stage.step() == []
+    finish(stage, emitted)
     (done,) = waveforms(emitted, request_id).values()
     return done
+
+
+def finish(stage, emitted: list) -> None:
+    while stage.has_work():
+        emitted += stage.step()
 
 
 def waveforms(emitted: list, *request_ids: str) -> dict[str, np.ndarray]:
@@ -78,34 +82,44 @@ def test_cudagraph_without_cuda_is_refused_before_the_engine_is_made():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("streams", [False, True])
-def test_an_interrupt_leaves_a_running_request_at_the_next_step_and_the_others_finish(streams):
-    emitted, unwanted = [], set()
-
-    def emit(report) -> None:
-        emitted.append(report)
-        if report.request_id in unwanted:
-            # As the thread that reads commands does when an abort arrives.
-            stage.interrupt(report.request_id)
-
-    stage = load_stage(spec("eager"), emit)
+def test_an_aborted_request_leaves_between_steps_and_the_others_finish(streams):
+    emitted: list = []
+    stage = load_stage(spec("eager"), emitted.append)
     try:
         alone = waveform(stage, emitted, "alone", 33)
         emitted.clear()
-        unwanted.add("gone")
         for request in (codes("first", 33), codes("gone", 120, streams=streams), codes("third", 33)):
             stage.add(request)
-        while len([report for report in emitted if isinstance(report, RequestDone)]) < 2:
-            assert stage.step() == []
+        while not any(report.request_id == "gone" for report in emitted):
+            emitted += stage.step()
         stage.abort("gone")
+        finish(stage, emitted)
         made = waveforms(emitted, "first", "third")
-        assert list(made) == ["first", "third"]
         for samples in made.values():
             np.testing.assert_array_equal(samples, alone)
-        # Of a stream the first sign is its first chunk, after which its others are in the same batch.
+        # Of a stream the first sign is its first chunk.
         (sign,) = [report for report in emitted if report.request_id == "gone"]
         assert isinstance(sign, WaveformChunk if streams else Progress)
-        assert not stage.has_work() and not stage.active and not stage._marks_of and not stage._cancelled
+        assert not stage.active and not stage._streams
         np.testing.assert_array_equal(waveform(stage, emitted, "gone again", 33), alone)
+        assert len(stage._batch._times) == 1, "that of the latest request, until the next step"
+    finally:
+        stage.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batching", ["exact", "padded"])
+def test_a_request_joins_between_the_steps_of_another(batching):
+    emitted: list = []
+    stage = load_stage(spec(max_num_seqs=4, batching=batching), emitted.append)
+    try:
+        alone = waveform(stage, emitted, "alone", 33)
+        stage.add(codes("first", 33))
+        emitted += stage.step()
+        stage.add(codes("second", 33))
+        finish(stage, emitted)
+        for samples in waveforms(emitted, "first", "second").values():
+            np.testing.assert_allclose(samples, alone, rtol=0, atol=0 if batching == "exact" else 1e-5)
     finally:
         stage.close()
 
@@ -117,8 +131,7 @@ def test_a_waveform_is_sent_while_the_next_request_of_its_batch_still_runs():
     try:
         for name in ("first", "second"):
             stage.add(codes(name, 33))
-        while stage.has_work():
-            stage.step()
+        finish(stage, emitted)
     finally:
         stage.close()
     order = [(type(report), report.request_id) for report in emitted]
@@ -137,8 +150,7 @@ def test_padded_equals_exact_within_its_bound_and_both_report_their_batching():
             for name, num_codes in lengths.items():
                 stage.add(codes(name, num_codes))
             before = stage.engagement["eager_calls"]
-            while stage.has_work():
-                stage.step()
+            finish(stage, emitted)
             calls = stage.engagement["eager_calls"] - before
             assert calls == (36 if batching == "exact" else 12)
             made[batching] = waveforms(emitted, *lengths)
@@ -154,24 +166,19 @@ def test_padded_equals_exact_within_its_bound_and_both_report_their_batching():
 
 @pytest.mark.slow
 def test_padded_requests_that_are_cancelled_leave_the_batch():
-    emitted, unwanted = [], {"gone"}
-
-    def emit(report) -> None:
-        emitted.append(report)
-        if report.request_id in unwanted:
-            stage.interrupt(report.request_id)
-
-    stage = load_stage(spec(max_num_seqs=4, batching="padded"), emit)
+    emitted: list = []
+    stage = load_stage(spec(max_num_seqs=4, batching="padded"), emitted.append)
     try:
         for name, num_codes in (("first", 33), ("gone", 120), ("third", 33)):
             stage.add(codes(name, num_codes))
-        while len([report for report in emitted if isinstance(report, RequestDone)]) < 2:
-            stage.step()
+        while not any(report.request_id == "gone" for report in emitted):
+            emitted += stage.step()
         stage.abort("gone")
+        finish(stage, emitted)
         made = waveforms(emitted, "first", "third")
         assert [type(report) for report in emitted if report.request_id == "gone"] == [Progress]
         np.testing.assert_allclose(made["first"], made["third"], rtol=0, atol=1e-5)
-        assert not stage.has_work() and not stage.active and not stage._marks and not stage._marks_of
+        assert not stage.active
     finally:
         stage.close()
 

@@ -84,6 +84,11 @@ CALLABLES = [
         ["scheduler_output"],
         "is overridden to know of steps under way",
     ),
+    (
+        "vllm.v1.core.sched.scheduler:Scheduler._update_after_schedule",
+        ["scheduler_output"],
+        "is overridden to schedule a diffusion until it has an output",
+    ),
     ("vllm.v1.core.sched.request_queue:RequestQueue.remove_requests", ["requests"], "is called on waiting requests"),
     ("vllm.v1.core.sched.request_queue:RequestQueue.prepend_request", ["request"], "is called on waiting requests"),
     (

@@ -1,0 +1,139 @@
+"""Requests of token2wav in flight. Each call advances some by one denoising step, or makes a waveform; between two
+calls requests join and leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from omni_cli.execution.ranges import mark
+from omni_cli.execution.timeline import clock_for
+from omni_cli.models.qwen2_5_omni.denoising import Denoising
+from omni_cli.models.qwen2_5_omni.speech_request import SynthesisRequest
+from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer
+
+# Order of requests by id, the smallest first; equal ones in order of arrival.
+Precedence = Callable[[str], tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A request that was advanced to step `done` of `total`."""
+
+    request_id: str
+    done: int
+    total: int
+
+
+@dataclass
+class Cohort:
+    """Requests that joined together, all at the same step."""
+
+    requests: list[SynthesisRequest]
+    denoising: Denoising
+    num_done: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        return self.requests[0].sampling.num_steps - 1
+
+    @property
+    def is_denoised(self) -> bool:
+        return self.num_done == self.num_steps
+
+
+class SpeechBatch:
+    """The requests of one synthesizer, in cohorts; waiting ones form the next cohort.
+
+    On a GPU and with `batching: padded`, all cohorts advance in each call. Otherwise only the first in precedence does,
+    because more requests at once are no faster.
+    """
+
+    def __init__(self, synthesizer: Synthesizer) -> None:
+        self.precedence: Precedence = lambda request_id: ()
+        self.stepped: list[Stepped] = []
+        self._synthesizer = synthesizer
+        self._clock = clock_for(torch.device(synthesizer.device).type)
+        self._waiting: dict[str, SynthesisRequest] = {}
+        self._cohorts: list[Cohort] = []
+        # Start and end of each denoising step of a request, and of its vocoder.
+        self._times: dict[str, list[tuple[object, object]]] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._times
+
+    def add(self, request: SynthesisRequest) -> None:
+        self._waiting[request.request_id] = request
+        self._times[request.request_id] = []
+
+    def drop(self, request_id: str) -> None:
+        """Forget a request, finished or not, if it is here."""
+        self._times.pop(request_id, None)
+        self._waiting.pop(request_id, None)
+        for cohort in self._cohorts:
+            if request_id in [each.request_id for each in cohort.requests]:
+                self._leave(cohort, {request_id})
+                return
+
+    def seconds(self, request_id: str) -> list[float]:
+        """Return the seconds of each step of a finished request, and of its vocoder."""
+        return [self._clock.seconds(start, end) for start, end in self._times[request_id]]
+
+    def advance(self) -> dict[str, torch.Tensor]:
+        """Do the next piece of work; return waveforms (num_samples,) float32 that it finished, by request id."""
+        self.stepped = []
+        with self._synthesizer.arithmetic():
+            denoised = [cohort for cohort in self._cohorts if cohort.is_denoised]
+            if denoised:
+                return self._waveforms(min(denoised, key=self._of_cohort))
+            self._join()
+            together = self._synthesizer.runs_together
+            for cohort in self._cohorts if together else [min(self._cohorts, key=self._of_cohort)]:
+                self._step(cohort)
+        return {}
+
+    def _of_cohort(self, cohort: Cohort) -> tuple[float, ...]:
+        return min(self.precedence(each.request_id) for each in cohort.requests)
+
+    def _join(self) -> None:
+        """Start waiting requests, unless one that runs comes first."""
+        waiting = sorted(self._waiting.values(), key=lambda each: self.precedence(each.request_id))
+        for group in self._synthesizer.groups(waiting):
+            together = self._synthesizer.runs_together or not self._cohorts
+            first = min((self._of_cohort(cohort) for cohort in self._cohorts), default=())
+            if not together and self.precedence(group[0].request_id) >= first:
+                return
+            for each in group:
+                del self._waiting[each.request_id]
+            self._cohorts.append(Cohort(group, self._synthesizer.begin(group)))
+
+    def _step(self, cohort: Cohort) -> None:
+        start = self._clock.mark()
+        with mark("denoising step", cohort.num_done + 1):
+            cohort.denoising.step()
+        cohort.num_done += 1
+        times = (start, self._clock.mark())
+        for each in cohort.requests:
+            self._times[each.request_id].append(times)
+            self.stepped.append(Stepped(each.request_id, cohort.num_done, cohort.num_steps))
+
+    def _waveforms(self, cohort: Cohort) -> dict[str, torch.Tensor]:
+        first = min(cohort.requests, key=lambda each: self.precedence(each.request_id))
+        requests = cohort.requests if self._synthesizer.runs_together else [first]
+        start = self._clock.mark()
+        with mark("vocoder"):
+            made = dict(self._synthesizer.waveforms(requests, cohort.denoising.mels()))
+        times = (start, self._clock.mark())
+        for request_id in made:
+            self._times[request_id].append(times)
+        self._leave(cohort, set(made))
+        return made
+
+    def _leave(self, cohort: Cohort, request_ids: set[str]) -> None:
+        cohort.requests = [each for each in cohort.requests if each.request_id not in request_ids]
+        if cohort.requests:
+            cohort.denoising.drop(request_ids)
+        else:
+            self._cohorts.remove(cohort)
