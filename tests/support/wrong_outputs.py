@@ -29,6 +29,7 @@ def main() -> None:
     from omni_cli.compat.libraries import prepare_libraries
 
     prepare_libraries()
+    import torch
     from stage_specs import spec_of
 
     from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
@@ -37,22 +38,26 @@ def main() -> None:
     config = Token2WavConfig.named("token2wav", backend="vllm", input="talker", max_num_seqs=4, num_inference_steps=2)
     stage = load_stage(spec_of(config, task["model"]), lambda report: None)
 
-    def only_noted(engine_id: str, waveform: Any) -> None:
-        """Not sent yet: what the runner gets afterwards is what counts here."""
-        active = stage.by_engine_id(engine_id)
-        stage._marks_of[active.request.request_id] = [*stage._marks.pop(engine_id), stage._clock.mark()]
-
-    stage.on_end = only_noted
     runner = stage.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     sample = runner._diffuse
+
+    def whole(inputs: list[Any]) -> list[Any]:
+        """Do all steps in one, so that all requests end in the same."""
+        made: dict[str, Any] = {}
+        while len(made) < len(inputs):
+            made.update({name: each for name, each in sample(inputs).items() if isinstance(each, torch.Tensor)})
+        return [made[each.request_id] for each in inputs]
+
     answers: dict[str, Any] = {"alone": run(stage, "alone"), "rounds": {}}
     for name, spoil in WRONG.items():
-        runner._diffuse = lambda inputs, spoil=spoil: spoil(sample(inputs))
+        runner._diffuse = lambda inputs, spoil=spoil: spoil(whole(inputs))
         answers["rounds"][name] = run(stage, name)
     runner._diffuse = sample
     answers["after"] = run(stage, "after")
+    runner._diffuse = whole
     answers["plans"] = plans(stage, runner)
-    answers["left"] = [*stage.active, *stage._marks_of]
+    running = [each.request_id for cohort in stage._batch._cohorts for each in cohort.requests]
+    answers["left"] = [*stage.active, *stage._batch._waiting, *running]
     Path(sys.argv[1]).write_text(json.dumps(answers))
     stage.close()
 
