@@ -45,7 +45,7 @@ from omni_cli.vllm_integration.registry import prepare_models
 
 PROGRESS_INTERVAL_S = 0.05
 
-# One engine step runs a whole diffusion, on token ids without text.
+# An engine step runs a whole diffusion, or with `StepwiseScheduler` a part of it, on token ids without text.
 _DIFFUSION_ARGS = {
     "runner": "pooling",
     "skip_tokenizer_init": True,
@@ -195,7 +195,7 @@ class VllmStage:
             self.engine.abort_request([request_id])
 
     def interrupt(self, request_id: str) -> None:
-        """Do nothing: vLLM's scheduler drops a request between two steps."""
+        """Do nothing: a request leaves between two steps of the engine."""
 
     def has_work(self) -> bool:
         return bool(self.engine.has_unfinished_requests())
