@@ -19,12 +19,12 @@ _WORSE: dict[str, Callable[[float, float], float]] = {"log_mel_distance_db": max
 def quality_of(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return the measures of outputs by their names; of several outputs the worst value, of tokens the share.
 
-    Equal images and audio have no decibels, so they are left out, as are outputs of different shapes.
+    Equal images and audio have no decibels, so they are left out, as are outputs of different shapes, and tensors.
     """
     found: dict[str, float] = {}
     for name in sorted(first.keys() & second.keys()):
         kind, a, b = name.split(".")[1], first[name], second[name]
-        if name.endswith(RATE) or kind == "tokens" or a.shape != b.shape or np.array_equal(a, b):
+        if name.endswith(RATE) or kind in ("tokens", "tensor") or a.shape != b.shape or np.array_equal(a, b):
             continue
         if kind == "audio":
             measures = _audio(a, b, first.get(name + RATE))

@@ -7,17 +7,12 @@ from collections.abc import Iterator
 
 from omni_cli.models.glm_image.checkpoint.builder import tiny_glm_image
 from support.tiny_pipelines.build import TinyPipeline, part
-from support.tiny_pipelines.media import image, mask
+from support.tiny_pipelines.media import CONTROL, IMAGE, MASK, PROMPT, SIZE, image, mask
 from support.tiny_pipelines.sizes import DYNAMIC_SHIFT, EIGHTH
 
-_PROMPT = {"prompt": "a red cat", "num_inference_steps": 2}
-_SIZE = {"height": 32, "width": 32}
-_TEXT = {**_PROMPT, **_SIZE}
-_IMAGE = {"image": image()}
-_MASK = {"mask_image": mask()}
-_CONTROL = {"control_image": image(2)}
-_CHANGED = {**_TEXT, "num_inference_steps": 4, **_IMAGE, "strength": 0.5}
-_INPAINTED = {**_CHANGED, **_MASK}
+_TEXT = {**PROMPT, **SIZE}
+_CHANGED = {**_TEXT, "num_inference_steps": 4, **IMAGE, "strength": 0.5}
+_INPAINTED = {**_CHANGED, **MASK}
 _SHIFTED = {"scheduler": part(**DYNAMIC_SHIFT), "vae": part(shift_factor=0.1)}
 
 
@@ -27,18 +22,18 @@ def _flux() -> Iterator[TinyPipeline]:
     yield TinyPipeline("FluxImg2ImgPipeline", _CHANGED, _SHIFTED)
     yield TinyPipeline("FluxInpaintPipeline", _INPAINTED, _SHIFTED)
     control = {**_SHIFTED, "transformer": part(in_channels=32, out_channels=16)}
-    yield TinyPipeline("FluxControlPipeline", {**_TEXT, **_CONTROL}, control)
-    yield TinyPipeline("FluxControlImg2ImgPipeline", {**_CHANGED, **_CONTROL}, control)
-    yield TinyPipeline("FluxControlInpaintPipeline", {**_INPAINTED, **_CONTROL}, control)
-    yield TinyPipeline("FluxControlNetPipeline", {**_TEXT, **_CONTROL}, net)
-    yield TinyPipeline("FluxControlNetImg2ImgPipeline", {**_CHANGED, **_CONTROL}, net)
-    yield TinyPipeline("FluxControlNetInpaintPipeline", {**_INPAINTED, **_CONTROL}, net)
+    yield TinyPipeline("FluxControlPipeline", {**_TEXT, **CONTROL}, control)
+    yield TinyPipeline("FluxControlImg2ImgPipeline", {**_CHANGED, **CONTROL}, control)
+    yield TinyPipeline("FluxControlInpaintPipeline", {**_INPAINTED, **CONTROL}, control)
+    yield TinyPipeline("FluxControlNetPipeline", {**_TEXT, **CONTROL}, net)
+    yield TinyPipeline("FluxControlNetImg2ImgPipeline", {**_CHANGED, **CONTROL}, net)
+    yield TinyPipeline("FluxControlNetInpaintPipeline", {**_INPAINTED, **CONTROL}, net)
     fill = {**_SHIFTED, "transformer": part(in_channels=48, out_channels=16)}
-    yield TinyPipeline("FluxFillPipeline", {**_TEXT, **_IMAGE, **_MASK}, fill)
+    yield TinyPipeline("FluxFillPipeline", {**_TEXT, **IMAGE, **MASK}, fill)
     small = {"max_area": 1024, "_auto_resize": False}
-    yield TinyPipeline("FluxKontextPipeline", {**_TEXT, **_IMAGE, **small}, _SHIFTED)
+    yield TinyPipeline("FluxKontextPipeline", {**_TEXT, **IMAGE, **small}, _SHIFTED)
     yield TinyPipeline("FluxKontextInpaintPipeline", {**_INPAINTED, **small}, _SHIFTED)
-    yield TinyPipeline("FluxPriorReduxPipeline", _IMAGE, {"image_embedder": part(redux_dim=32, txt_in_features=4096)})
+    yield TinyPipeline("FluxPriorReduxPipeline", IMAGE, {"image_embedder": part(redux_dim=32, txt_in_features=4096)})
     cloze = {"task_prompt": "a photo becomes a drawing", "content_prompt": "a red cat", "num_inference_steps": 2}
     rows = {"image": [[image(1), image(2)], [image(3), None]]}
     parts = {**fill, "resolution": 32}
@@ -74,9 +69,9 @@ def _sd3() -> Iterator[TinyPipeline]:
     yield TinyPipeline("StableDiffusion3Img2ImgPipeline", _CHANGED, wide)
     channels = {"vae": part(shift_factor=0.1, latent_channels=16), "transformer": part(in_channels=16, out_channels=16)}
     yield TinyPipeline("StableDiffusion3InpaintPipeline", _INPAINTED, {**wide, **channels})
-    yield TinyPipeline("StableDiffusion3ControlNetPipeline", {**_TEXT, **_CONTROL}, net)
+    yield TinyPipeline("StableDiffusion3ControlNetPipeline", {**_TEXT, **CONTROL}, net)
     yield TinyPipeline(
-        "StableDiffusion3ControlNetInpaintingPipeline", {**_TEXT, **_CONTROL, "control_mask": mask()}, masked
+        "StableDiffusion3ControlNetInpaintingPipeline", {**_TEXT, **CONTROL, "control_mask": mask()}, masked
     )
     yield TinyPipeline("StableDiffusion3PAGPipeline", {**_TEXT, "pag_scale": 2.0}, pag)
     yield TinyPipeline("StableDiffusion3PAGImg2ImgPipeline", {**_CHANGED, "pag_scale": 2.0}, pag)
@@ -89,23 +84,23 @@ def _qwen() -> Iterator[TinyPipeline]:
     yield TinyPipeline("QwenImagePipeline", {**_TEXT, **guided}, shifted)
     yield TinyPipeline("QwenImageImg2ImgPipeline", _CHANGED, shifted)
     yield TinyPipeline("QwenImageInpaintPipeline", _INPAINTED, shifted)
-    yield TinyPipeline("QwenImageControlNetPipeline", {**_TEXT, **_CONTROL}, net)
+    yield TinyPipeline("QwenImageControlNetPipeline", {**_TEXT, **CONTROL}, net)
     masked = {**shifted, "controlnet": part(extra_condition_channels=4)}
-    yield TinyPipeline("QwenImageControlNetInpaintPipeline", {**_TEXT, **_CONTROL, "control_mask": mask()}, masked)
-    edited = {**_PROMPT, **_IMAGE, **_MASK, "strength": 0.5}
-    yield TinyPipeline("QwenImageEditPipeline", {**_TEXT, **_IMAGE}, shifted)
+    yield TinyPipeline("QwenImageControlNetInpaintPipeline", {**_TEXT, **CONTROL, "control_mask": mask()}, masked)
+    edited = {**PROMPT, **IMAGE, **MASK, "strength": 0.5}
+    yield TinyPipeline("QwenImageEditPipeline", {**_TEXT, **IMAGE}, shifted)
     yield TinyPipeline("QwenImageEditInpaintPipeline", edited, shifted)
     yield TinyPipeline("QwenImageEditPlusPipeline", {**_TEXT, "image": [image(1), image(2)]}, shifted)
     layered = {**shifted, "transformer": part(use_additional_t_cond=True, use_layer3d_rope=True)}
-    yield TinyPipeline("QwenImageLayeredPipeline", {**_PROMPT, **_IMAGE, "layers": 2}, layered)
-    yield TinyPipeline("QwenImage21Pipeline", {**_TEXT, **_IMAGE, "output_resolution": 32}, shifted)
+    yield TinyPipeline("QwenImageLayeredPipeline", {**PROMPT, **IMAGE, "layers": 2}, layered)
+    yield TinyPipeline("QwenImage21Pipeline", {**_TEXT, **IMAGE, "output_resolution": 32}, shifted)
     yield TinyPipeline("Krea2Pipeline", _TEXT, {**shifted, "text_encoder_select_layers": [0, 1, 2]})
     yield TinyPipeline("NucleusMoEImagePipeline", {**_TEXT, "return_index": -1}, shifted)
-    yield TinyPipeline("JoyImageEditPipeline", {**_PROMPT, **_IMAGE})
+    yield TinyPipeline("JoyImageEditPipeline", {**PROMPT, **IMAGE})
     yield TinyPipeline("JoyImageEditPlusPipeline", {**_TEXT, "images": [image(1), image(2)]})
     yield TinyPipeline("BriaFibo2Pipeline", _TEXT, {**shifted, "text_encoder": part(num_hidden_layers=36)})
-    yield TinyPipeline("DreamLitePipeline", {**_TEXT, **_IMAGE})
-    yield TinyPipeline("DreamLiteMobilePipeline", {**_TEXT, **_IMAGE})
+    yield TinyPipeline("DreamLitePipeline", {**_TEXT, **IMAGE})
+    yield TinyPipeline("DreamLiteMobilePipeline", {**_TEXT, **IMAGE})
 
 
 def _z_image() -> Iterator[TinyPipeline]:
@@ -114,8 +109,8 @@ def _z_image() -> Iterator[TinyPipeline]:
     yield TinyPipeline("ZImageImg2ImgPipeline", _CHANGED, _SHIFTED)
     yield TinyPipeline("ZImageInpaintPipeline", _INPAINTED, _SHIFTED)
     masked = {**_SHIFTED, "controlnet": part(control_in_dim=9)}
-    yield TinyPipeline("ZImageControlNetPipeline", {**_TEXT, **_CONTROL}, net)
-    yield TinyPipeline("ZImageControlNetInpaintPipeline", {**_TEXT, **_IMAGE, **_MASK, **_CONTROL}, masked)
+    yield TinyPipeline("ZImageControlNetPipeline", {**_TEXT, **CONTROL}, net)
+    yield TinyPipeline("ZImageControlNetInpaintPipeline", {**_TEXT, **IMAGE, **MASK, **CONTROL}, masked)
     omni = {**_SHIFTED, "transformer": part(siglip_feat_dim=32)}
     # It converts its images to bfloat16.
     yield TinyPipeline("ZImageOmniPipeline", {**_TEXT, "image": image(1, 64, 64)}, omni, dtype="bfloat16")
@@ -126,13 +121,13 @@ def _sana() -> Iterator[TinyPipeline]:
     flow = {"scheduler": part("FlowMatchEulerDiscreteScheduler")}
     yield TinyPipeline("SanaPipeline", size, flow)
     yield TinyPipeline("SanaPAGPipeline", {**size, "pag_scale": 2.0}, {**flow, "pag_applied_layers": "blocks.1"})
-    yield TinyPipeline("SanaControlNetPipeline", {**size, **_CONTROL}, {**flow, "controlnet": part()})
+    yield TinyPipeline("SanaControlNetPipeline", {**size, **CONTROL}, {**flow, "controlnet": part()})
     sprint = {
         "scheduler": part("SCMScheduler"),
         "transformer": part(guidance_embeds=True, qk_norm="rms_norm_across_heads"),
     }
     yield TinyPipeline("SanaSprintPipeline", size, sprint)
-    yield TinyPipeline("SanaSprintImg2ImgPipeline", {**size, **_IMAGE, "strength": 0.5}, sprint)
+    yield TinyPipeline("SanaSprintImg2ImgPipeline", {**size, **IMAGE, "strength": 0.5}, sprint)
 
 
 def _small_text() -> Iterator[TinyPipeline]:
@@ -151,36 +146,36 @@ def _small_text() -> Iterator[TinyPipeline]:
     bert = {**t5, **second, "vae": part(**EIGHTH), "requires_safety_checker": False}
     yield TinyPipeline("HunyuanDiTPipeline", plain, bert)
     yield TinyPipeline("HunyuanDiTPAGPipeline", {**plain, "pag_scale": 2.0}, {**bert, **perturbed})
-    yield TinyPipeline("HunyuanDiTControlNetPipeline", {**plain, **_CONTROL}, {**bert, "controlnet": part()})
+    yield TinyPipeline("HunyuanDiTControlNetPipeline", {**plain, **CONTROL}, {**bert, "controlnet": part()})
     yield TinyPipeline("CogView3PlusPipeline", _TEXT, {"scheduler": part("CogVideoXDDIMScheduler")})
     guided = {**_TEXT, "negative_prompt": "blue"}
     yield TinyPipeline("CogView4Pipeline", guided)
-    yield TinyPipeline("CogView4ControlPipeline", {**guided, **_CONTROL}, {"transformer": part(in_channels=8)})
+    yield TinyPipeline("CogView4ControlPipeline", {**guided, **CONTROL}, {"transformer": part(in_channels=8)})
     yield TinyPipeline("BriaPipeline", _TEXT, _SHIFTED)
     patched = part(patch_size=2, in_channels=12, out_channels=12, scale_factor_spatial=16)
     known = {"text_encoder": part(vocab_size=128256), "vae": patched}
     yield TinyPipeline("BriaFiboPipeline", {**_TEXT, "prompt": '{"a": "red cat"}'}, known)
-    edit = {**_TEXT, **_IMAGE, "prompt": '{"edit_instruction": "a red cat"}', "_auto_resize": False}
+    edit = {**_TEXT, **IMAGE, "prompt": '{"edit_instruction": "a red cat"}', "_auto_resize": False}
     yield TinyPipeline("BriaFiboEditPipeline", edit, known)
     yield TinyPipeline("PRXPipeline", plain, {"vae": part("AutoencoderKL", shift_factor=0.1)})
     yield TinyPipeline("PRXPixelPipeline", plain, {"transformer": part(in_channels=3)})
     yield TinyPipeline("OvisImagePipeline", _TEXT, _SHIFTED)
     large = {**_SHIFTED, "vae": part(**EIGHTH, latent_channels=16, shift_factor=0.1)}
     yield TinyPipeline("LongCatImagePipeline", {**_TEXT, "enable_prompt_rewrite": False}, large)
-    yield TinyPipeline("LongCatImageEditPipeline", {**_PROMPT, **_IMAGE}, large)
+    yield TinyPipeline("LongCatImageEditPipeline", {**PROMPT, **IMAGE}, large)
     yield TinyPipeline("ErnieImagePipeline", {**_TEXT, "use_pe": False})
     long = {name: part(max_position_embeddings=256) for name in ("text_encoder", "text_encoder_2")}
-    yield TinyPipeline("HiDreamImagePipeline", _PROMPT, {**_SHIFTED, **long})
+    yield TinyPipeline("HiDreamImagePipeline", PROMPT, {**_SHIFTED, **long})
     yield TinyPipeline("HunyuanImagePipeline", _TEXT)
     frames = {"in_channels": 16, "out_channels": 8, "patch_size": (1, 1, 1), "rope_axes_dim": (4, 6, 6)}
-    yield TinyPipeline("HunyuanImageRefinerPipeline", {**_TEXT, **_IMAGE}, {"transformer": part(**frames)})
+    yield TinyPipeline("HunyuanImageRefinerPipeline", {**_TEXT, **IMAGE}, {"transformer": part(**frames)})
     deep = {"text_encoder": part("Qwen3VLModel", num_hidden_layers=36)}
     yield TinyPipeline("Ideogram4Pipeline", {**_TEXT, "guidance_schedule": [7.0, 7.0]}, deep)
     yield TinyPipeline("OmniGenPipeline", _TEXT, {"vae": part(**EIGHTH)})
     yield TinyPipeline("GlmImagePipeline", _TEXT, write=functools.partial(tiny_glm_image, seed=0))
-    yield TinyPipeline("Kandinsky5T2IPipeline", _PROMPT, {"vae": part(**EIGHTH)})
+    yield TinyPipeline("Kandinsky5T2IPipeline", PROMPT, {"vae": part(**EIGHTH)})
     changed = {"vae": part(**EIGHTH), "transformer": part(visual_cond=True)}
-    yield TinyPipeline("Kandinsky5I2IPipeline", {**_PROMPT, **_IMAGE}, changed)
+    yield TinyPipeline("Kandinsky5I2IPipeline", {**PROMPT, **IMAGE}, changed)
 
 
 def declared() -> Iterator[TinyPipeline]:

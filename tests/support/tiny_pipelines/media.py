@@ -24,6 +24,14 @@ def mask(width: int = SIDE, height: int = SIDE) -> Image.Image:
     return Image.fromarray(pixels)
 
 
+# Arguments that most calls have.
+PROMPT = {"prompt": "a red cat", "num_inference_steps": 2}
+SIZE = {"height": SIDE, "width": SIDE}
+IMAGE = {"image": image()}
+MASK = {"mask_image": mask()}
+CONTROL = {"control_image": image(2)}
+
+
 def video(num_frames: int = 5, width: int = SIDE, height: int = SIDE, seed: int = 1) -> list[Image.Image]:
     """Frames that go from one smooth image to another."""
     first, last = image(seed, width, height), image(seed + 1, width, height)
@@ -42,6 +50,13 @@ def sound(seconds: float, sample_rate: int) -> Any:
     time_s = np.arange(round(seconds * sample_rate)) / sample_rate
     tones = np.stack([0.5 * np.sin(2 * np.pi * 220 * time_s), 0.25 * np.sin(2 * np.pi * 330 * time_s)])
     return torch.from_numpy(tones.astype(np.float32))
+
+
+def noise(*shape: int, seed: int = 7) -> Any:
+    """A tensor of normally distributed numbers, such as latents and embeddings."""
+    import torch
+
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def is_medium(value: object) -> bool:

@@ -9,13 +9,8 @@ from typing import Any
 from support.tiny_pipelines import tokenizers
 from support.tiny_pipelines.build import TinyPipeline, part
 from support.tiny_pipelines.language import WIDTH, model
-from support.tiny_pipelines.media import image, mask, sound
+from support.tiny_pipelines.media import IMAGE, MASK, PROMPT, SIZE, noise, sound
 from support.tiny_pipelines.sizes import EIGHTH
-
-_PROMPT = {"prompt": "a red cat", "num_inference_steps": 2}
-_SIZE = {"height": 32, "width": 32}
-_IMAGE = {"image": image()}
-_MASK = {"mask_image": mask()}
 
 
 def _sounds() -> Iterator[TinyPipeline]:
@@ -55,7 +50,7 @@ def _unconditional() -> Iterator[TinyPipeline]:
     yield TinyPipeline("DiTPipeline", {**steps, "class_labels": [1]})
     yield TinyPipeline(
         "LDMSuperResolutionPipeline",
-        {**steps, **_IMAGE},
+        {**steps, **IMAGE},
         {
             "unet": part(in_channels=6),
             "vqvae": part(latent_channels=3, vq_embed_dim=3),
@@ -64,7 +59,7 @@ def _unconditional() -> Iterator[TinyPipeline]:
     )
     yield TinyPipeline(
         "LDMTextToImagePipeline",
-        {**_PROMPT, **_SIZE},
+        {**PROMPT, **SIZE},
         {
             "vqvae": part("AutoencoderKL", **EIGHTH),
             "bert": _ldm_bert,
@@ -112,28 +107,22 @@ _MOVQ_8 = {
 }
 
 
-def _embeds(seed: int) -> Any:
-    import torch
-
-    return torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(seed))
-
-
 def _kandinsky() -> Iterator[TinyPipeline]:
-    image_embeds = {"image_embeds": _embeds(1), "negative_image_embeds": _embeds(2)}
+    image_embeds = {"image_embeds": noise(1, WIDTH, seed=1), "negative_image_embeds": noise(1, WIDTH, seed=2)}
     prior = {"prior_num_inference_steps": 2}
     scheduler = {"scheduler": part("DDIMScheduler"), "movq": part(**_MOVQ)}
     first = {**_SIMPLE, "encoder_hid_dim_type": "text_image_proj", "addition_embed_type": "text_image"}
     text = {**scheduler, "unet": part(**first)}
     painted = {**scheduler, "unet": part(**first, in_channels=9)}
-    call = {**_PROMPT, **_SIZE}
-    changed = {**call, "num_inference_steps": 4, **_IMAGE, "strength": 0.5}
+    call = {**PROMPT, **SIZE}
+    changed = {**call, "num_inference_steps": 4, **IMAGE, "strength": 0.5}
     yield TinyPipeline("KandinskyPipeline", {**call, **image_embeds}, text)
     yield TinyPipeline("KandinskyImg2ImgPipeline", {**changed, **image_embeds}, text)
-    yield TinyPipeline("KandinskyInpaintPipeline", {**call, **_IMAGE, **_MASK, **image_embeds}, painted)
+    yield TinyPipeline("KandinskyInpaintPipeline", {**call, **IMAGE, **MASK, **image_embeds}, painted)
     yield TinyPipeline("KandinskyCombinedPipeline", {**call, **prior}, text)
     yield TinyPipeline("KandinskyImg2ImgCombinedPipeline", {**changed, **prior}, text)
-    yield TinyPipeline("KandinskyInpaintCombinedPipeline", {**call, **_IMAGE, **_MASK, **prior}, painted)
-    yield TinyPipeline("KandinskyPriorPipeline", _PROMPT)
+    yield TinyPipeline("KandinskyInpaintCombinedPipeline", {**call, **IMAGE, **MASK, **prior}, painted)
+    yield TinyPipeline("KandinskyPriorPipeline", PROMPT)
     second = {**_SIMPLE, "encoder_hid_dim_type": "image_proj", "addition_embed_type": "image"}
     ddpm = {"scheduler": part("DDPMScheduler"), "movq": part(**_MOVQ)}
     plain = {**ddpm, "unet": part(**second)}
@@ -141,29 +130,23 @@ def _kandinsky() -> Iterator[TinyPipeline]:
     hinted = {**ddpm, "unet": part(**{**second, "addition_embed_type": "image_hint"}, in_channels=8)}
     wordless = {key: value for key, value in call.items() if key != "prompt"}
     resized = {key: value for key, value in changed.items() if key != "prompt"}
-    hint = {"hint": _hint()}
+    hint = {"hint": noise(1, 3, 128, 128)}
     yield TinyPipeline("KandinskyV22Pipeline", {**wordless, **image_embeds}, plain)
     yield TinyPipeline("KandinskyV22Img2ImgPipeline", {**resized, **image_embeds}, plain)
-    yield TinyPipeline("KandinskyV22InpaintPipeline", {**wordless, **_IMAGE, **_MASK, **image_embeds}, masked)
+    yield TinyPipeline("KandinskyV22InpaintPipeline", {**wordless, **IMAGE, **MASK, **image_embeds}, masked)
     yield TinyPipeline("KandinskyV22ControlnetPipeline", {**wordless, **hint, **image_embeds}, hinted)
     yield TinyPipeline("KandinskyV22ControlnetImg2ImgPipeline", {**resized, **hint, **image_embeds}, hinted)
     yield TinyPipeline("KandinskyV22CombinedPipeline", {**call, **prior}, plain)
     yield TinyPipeline("KandinskyV22Img2ImgCombinedPipeline", {**changed, **prior}, plain)
-    yield TinyPipeline("KandinskyV22InpaintCombinedPipeline", {**call, **_IMAGE, **_MASK, **prior}, masked)
-    yield TinyPipeline("KandinskyV22PriorPipeline", _PROMPT)
+    yield TinyPipeline("KandinskyV22InpaintCombinedPipeline", {**call, **IMAGE, **MASK, **prior}, masked)
+    yield TinyPipeline("KandinskyV22PriorPipeline", PROMPT)
     yield TinyPipeline(
-        "KandinskyV22PriorEmb2EmbPipeline", {**_PROMPT, "num_inference_steps": 4, **_IMAGE, "strength": 0.5}
+        "KandinskyV22PriorEmb2EmbPipeline", {**PROMPT, "num_inference_steps": 4, **IMAGE, "strength": 0.5}
     )
     third = {"movq": part(**_MOVQ_8)}
     yield TinyPipeline("Kandinsky3Pipeline", {**call, "height": 64, "width": 64}, third)
-    resized = {key: value for key, value in changed.items() if key not in _SIZE}
+    resized = {key: value for key, value in changed.items() if key not in SIZE}
     yield TinyPipeline("Kandinsky3Img2ImgPipeline", resized, third)
-
-
-def _hint() -> Any:
-    import torch
-
-    return torch.rand(1, 3, 128, 128, generator=torch.Generator().manual_seed(5))
 
 
 def _shapes() -> Iterator[TinyPipeline]:
@@ -198,7 +181,7 @@ def _shapes() -> Iterator[TinyPipeline]:
     parts = {"prior": prior, "shap_e_renderer": renderer, "scheduler": heun}
     call = {"num_inference_steps": 2, "frame_size": 32}
     yield TinyPipeline("ShapEPipeline", {"prompt": "a shark", **call}, parts)
-    yield TinyPipeline("ShapEImg2ImgPipeline", {**_IMAGE, **call}, parts)
+    yield TinyPipeline("ShapEImg2ImgPipeline", {**IMAGE, **call}, parts)
 
 
 _CASCADE = {
@@ -221,18 +204,12 @@ def _cascade() -> Iterator[TinyPipeline]:
     )
     decoder = part(**_CASCADE, in_channels=4, out_channels=4, effnet_in_channels=16, pixel_mapper_in_channels=3)
     vqgan = part(bottleneck_blocks=1, embed_dim=16, num_vq_embeddings=16)
-    size = {**_PROMPT, "height": 128, "width": 128}
+    size = {**PROMPT, "height": 128, "width": 128}
     yield TinyPipeline("StableCascadePriorPipeline", size, {"prior": prior})
-    embeddings = {"image_embeddings": _cascade_embeddings()}
-    yield TinyPipeline("StableCascadeDecoderPipeline", {**_PROMPT, **embeddings}, {"decoder": decoder, "vqgan": vqgan})
+    embeddings = {"image_embeddings": noise(1, 16, 4, 4)}
+    yield TinyPipeline("StableCascadeDecoderPipeline", {**PROMPT, **embeddings}, {"decoder": decoder, "vqgan": vqgan})
     both = {"prior_prior": prior, "decoder": decoder, "vqgan": vqgan}
     yield TinyPipeline("StableCascadeCombinedPipeline", {**size, "prior_num_inference_steps": 2}, both)
-
-
-def _cascade_embeddings() -> Any:
-    import torch
-
-    return torch.randn(1, 16, 4, 4, generator=torch.Generator().manual_seed(7))
 
 
 def _texts() -> Iterator[TinyPipeline]:

@@ -18,10 +18,12 @@ _LEGEND = """\
 # Pipeline classes
 
 Every callable pipeline class of diffusers {diffusers}, outside its `deprecated` folder. Each has a tiny checkpoint with
-random weights (`tests/support/tiny_pipelines`) and is called twice in one process, on a CPU in float32: by diffusers
-itself, and by the stage of `omni` that runs any diffusers pipeline, with the same inputs and seed.
+random weights (`tests/support/tiny_pipelines`) and is called twice in one process, on a CPU in float32 (Z-Image Omni in
+bfloat16): by diffusers itself, and by the stage of `omni` that runs any diffusers pipeline, with the same inputs and
+seed.
 
-- *identical*: both return the same numbers, compared before anything is encoded: pixels as uint8, samples as float32.
+- *identical*: both return the same numbers, compared before anything is encoded: pixels as uint8, samples as float32,
+  tensors as they are.
 - *runs*: `omni` runs it, with the difference that is given.
 - *refused*: `omni` does not run it, for the reason that is given.
 - *not run by diffusers*: the plain call of this checkpoint fails, as given.
@@ -31,6 +33,13 @@ itself, and by the stage of `omni` that runs any diffusers pipeline, with the sa
 transformers {transformers} and torch {torch}.
 """
 _RUN = ("identical", "runs")
+# What a pipeline starts from, by arguments of its call.
+_SOURCES = {
+    "video": {"video"},
+    "audio": {"audio"},
+    "image": {"image", "images", "input_images", "cond_image", "original_image", "editing_prompt"},
+    "text": {"prompt", "task_prompt", "prompt_segments"},
+}
 
 
 Verdict = Literal["identical", "runs", "refused", "not run by diffusers", "no tiny model"]
@@ -117,12 +126,7 @@ def kind_of(name: str) -> str:
     controls = {"hint", "conditioning_frames", "adapter_conditioning_scale"}
     if takes & controls or any("control" in name for name in takes):
         return f"{made} from a control"
-    if takes & {"video"}:
-        return f"video to {made}"
-    if takes & {"image", "images", "input_images", "cond_image", "original_image"}:
-        return f"image to {made}"
-    if takes & {"prompt", "task_prompt", "prompt_segments"}:
-        return f"text to {made}"
-    if "latents" in needed or any("embed" in name for name in needed):
-        return f"embeddings or latents to {made}"
-    return f"unconditional {made}"
+    source = next((source for source, names in _SOURCES.items() if takes & names), None)
+    if source is None and ("latents" in needed or any("embed" in name for name in needed)):
+        source = "embeddings or latents"
+    return f"unconditional {made}" if source is None else f"{source} to {made}"

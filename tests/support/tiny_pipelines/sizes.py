@@ -57,6 +57,17 @@ _DIT = {
 _WITHOUT_JOINT = {key: size for key, size in _DIT.items() if key != "joint_attention_dim"}
 _MMDIT = {**_DIT, "num_single_layers": 1}
 
+_SD3 = {
+    "sample_size": 16,
+    "in_channels": 4,
+    "out_channels": 4,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 64,
+    "caption_projection_dim": 32,
+    "pooled_projection_dim": 64,
+    "pos_embed_max_size": 32,
+}
 _SANA = {
     "in_channels": 4,
     "out_channels": 4,
@@ -185,18 +196,7 @@ SIZES: Mapping[str, Sizes] = {
     "FluxTransformer2DModel": {**_MMDIT, "in_channels": 16, "pooled_projection_dim": 32},
     "FluxControlNetModel": {**_MMDIT, "in_channels": 16, "pooled_projection_dim": 32},
     "QwenImageTransformer2DModel": {**_DIT, "in_channels": 64, "out_channels": 16},
-    "SD3Transformer2DModel": {
-        "sample_size": 16,
-        "in_channels": 4,
-        "out_channels": 4,
-        "num_layers": 2,
-        "attention_head_dim": 16,
-        "num_attention_heads": 2,
-        "joint_attention_dim": 64,
-        "caption_projection_dim": 32,
-        "pooled_projection_dim": 64,
-        "pos_embed_max_size": 32,
-    },
+    "SD3Transformer2DModel": {**_SD3, "num_layers": 2},
     "AutoencoderKLFlux2": {**_KL, "latent_channels": 4, "sample_size": 32},
     "AutoencoderTiny": {
         "encoder_block_out_channels": (8, 8),
@@ -218,18 +218,7 @@ SIZES: Mapping[str, Sizes] = {
         "timestep_guidance_channels": 16,
         "axes_dims_rope": (4, 4, 4, 4),
     },
-    "SD3ControlNetModel": {
-        "sample_size": 16,
-        "in_channels": 4,
-        "out_channels": 4,
-        "num_layers": 1,
-        "attention_head_dim": 16,
-        "num_attention_heads": 2,
-        "joint_attention_dim": 64,
-        "caption_projection_dim": 32,
-        "pooled_projection_dim": 64,
-        "pos_embed_max_size": 32,
-    },
+    "SD3ControlNetModel": {**_SD3, "num_layers": 1},
     "QwenImageControlNetModel": {**_DIT, "in_channels": 64, "out_channels": 16},
     "QwenImage21Transformer2DModel": {**_WITHOUT_JOINT, "in_channels": 64, "out_channels": 64, "context_in_dim": 32},
     "ZImageTransformer2DModel": {

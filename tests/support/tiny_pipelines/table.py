@@ -23,6 +23,7 @@ MAX_BYTES = 8 * 2**30
 # Why classes have no tiny checkpoint, or what is behind the error of the plain call.
 _REASONS = {
     "BlipDiffusionControlNetPipeline": "`from_pretrained` cannot find its parts, which diffusers has deprecated",
+    "DiffusionGemmaPipeline": "`from_pretrained` looks for a model of transformers in diffusers",
     "LLaDA2Pipeline": "`from_pretrained` cannot load the tokenizer that `save_pretrained` wrote",
     "RFD4ProteinaPipeline": "it makes molecules, from features that another package prepares",
     **dict.fromkeys(

@@ -62,10 +62,11 @@ def test_tokens_have_a_share_and_a_first_difference() -> None:
     assert quality_of(a, longer)["first_difference"] == 2.0, "the first token that only one of them has"
 
 
-def test_equal_outputs_and_other_shapes_have_no_decibels_and_the_worst_counts() -> None:
+def test_equal_outputs_other_shapes_and_tensors_have_no_decibels_and_the_worst_counts() -> None:
     a = np.zeros((8, 8, 3), np.uint8)
     assert quality_of({"0.image.0": a}, {"0.image.0": a}) == {}
     assert quality_of({"0.image.0": a}, {"0.image.0": a[:4]}) == {}
+    assert quality_of({"0.tensor.0": np.zeros((1, 32))}, {"0.tensor.0": np.ones((1, 32))}) == {}
     assert worst_of([{"psnr_db": 30.0, "log_mel_distance_db": 1.0}, {"psnr_db": 40.0, "log_mel_distance_db": 2.0}]) == {
         "psnr_db": 30.0,
         "log_mel_distance_db": 2.0,
