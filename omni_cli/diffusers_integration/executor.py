@@ -43,7 +43,7 @@ _TAGS = frozenset({"weights", "kv_cache"})
 
 
 class DiffusersPipelineExecutor:
-    """One pipeline in this process, which makes images, audio or videos.
+    """One pipeline in this process, which makes images, audio, videos or tensors.
 
     The stage's `batching` decides how the requests of a batch share the device:
 

@@ -1,4 +1,4 @@
-"""A stage over a diffusers pipeline, from a prompt and media to images, audio or videos. Never imports vLLM."""
+"""A stage over a diffusers pipeline, from prompts and media to images, audio, videos or tensors. Never imports vLLM."""
 
 from __future__ import annotations
 
