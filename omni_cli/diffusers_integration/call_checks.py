@@ -19,6 +19,7 @@ MEDIA: Mapping[Medium, str] = {
     "mask": "a mask",
     "control_image": "a control image",
     "video": "a video",
+    "audio": "an audio file",
 }
 
 # Arguments of a pipeline call that the executor sets itself, with the replacement.

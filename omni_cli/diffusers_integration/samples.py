@@ -9,8 +9,11 @@ import numpy as np
 
 from omni_cli.diffusers_integration.pixels import BadOutputError
 from omni_cli.diffusers_integration.signature import SOUND_FIELDS, PipelineSignature
+from omni_cli.errors import InputError
 
 if TYPE_CHECKING:
+    import torch
+
     from omni_cli.execution.copies import PendingCopy
 
 # Where pipelines keep the rate of what they make: it is not in their output.
@@ -41,6 +44,27 @@ def makes_sound(pipeline: object, signature: PipelineSignature) -> bool:
     parts = {place.partition(".")[0] for place in _PLACES if "." in place}
     lacks_part = any(getattr(pipeline, name, pipeline) is None for name in parts)
     return signature.makes == "audio" or (not lacks_part and bool({*SOUND_FIELDS} & {*signature.output_fields}))
+
+
+def waveform_for(pipeline: Any, samples: np.ndarray, sample_rate: int, device: str) -> torch.Tensor:
+    """Return a request's audio (num_samples,) or (num_samples, channels) as pipelines take it.
+
+    That is (1, channels, num_samples) on `device`, at the pipeline's rate and in its VAE's type, with as many channels
+    as that has. Raises `InputError` if the pipeline does not say its rate.
+    """
+    import soxr
+    import torch
+
+    target = sample_rate_of(pipeline)
+    if target is None:
+        raise InputError(f"{type(pipeline).__name__} does not say the sample rate of the audio that it takes")
+    if target != sample_rate:
+        samples = soxr.resample(samples, sample_rate, target)
+    rows = samples.reshape(len(samples), -1).T
+    channels = getattr(pipeline.vae.config, "audio_channels", len(rows))
+    if len(rows) != channels:
+        rows = rows.mean(axis=0, keepdims=True).repeat(channels, axis=0)
+    return torch.from_numpy(rows.copy())[None].to(device, pipeline.vae.dtype)
 
 
 @dataclass(frozen=True)

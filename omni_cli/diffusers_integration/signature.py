@@ -17,7 +17,7 @@ from typing import Literal, TypeGuard
 
 from omni_cli.diffusers_integration.value_types import FileKind, file_kind
 
-Medium = Literal["image", "mask", "control_image", "video"]
+Medium = Literal["image", "mask", "control_image", "video", "audio"]
 Kind = Literal["image", "audio", "video", "tensor"]
 
 # The names that pipelines have for a request's media, the usual one first.
@@ -26,6 +26,7 @@ MEDIA_ARGUMENTS: Mapping[Medium, tuple[str, ...]] = {
     "mask": ("mask_image", "mask"),
     "control_image": ("control_image",),
     "video": ("video",),
+    "audio": ("audio", "initial_audio_waveforms", "src_audio"),
 }
 # Arguments of pipelines with a network for a control image; where no other takes that, `image` does.
 _OF_CONTROL = {"controlnet_conditioning_scale", "adapter_conditioning_scale"}

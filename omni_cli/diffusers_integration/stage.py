@@ -20,6 +20,7 @@ from omni_cli.diffusers_integration.frames import Frames
 from omni_cli.diffusers_integration.parallel import Rank
 from omni_cli.diffusers_integration.ranks import Ranks
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest
+from omni_cli.diffusers_integration.samples import waveform_for
 from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
 from omni_cli.diffusers_integration.signature import Medium
 from omni_cli.errors import OmniError
@@ -125,8 +126,20 @@ class DiffusersStage:
             request.prompt,
             request.seed,
             call.named(arguments),
-            {**call.media_arguments(media_of(request)), **self._call_files(request)},
+            {**self._media_arguments(request), **self._call_files(request)},
         )
+
+    def _media_arguments(self, request: StageRequest) -> dict[str, object]:
+        """The arguments for a request's media."""
+        media, call = media_of(request), self.executor.call
+        if not request.audio:
+            return call.media_arguments(media)
+        pipeline, device = self.executor.pipeline, self.executor.device
+        media["audio"] = [
+            waveform_for(pipeline, audio.samples.numpy(), audio.sample_rate, device) for audio in request.audio
+        ]
+        rate = {"initial_audio_sampling_rate": self.executor.sample_rate}
+        return {**call.media_arguments(media), **{name: rate[name] for name in rate if name in call.defaults}}
 
     def _call_files(self, request: StageRequest) -> dict[str, object]:
         """Further images as Pillow images, and tensors on the stage's device."""
@@ -256,7 +269,7 @@ class DiffusersStage:
 
 
 def media_of(request: StageRequest) -> dict[Medium, list[object]]:
-    """Return the request's media as Pillow images."""
+    """Return the request's images and videos as Pillow images."""
     from PIL import Image
 
     given: dict[Medium, tuple[Array, ...]] = {"image": request.images, "control_image": request.control_images}

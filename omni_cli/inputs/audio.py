@@ -1,4 +1,4 @@
-"""Decode audio files to mono float32 samples."""
+"""Decode audio files to float32 samples."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ SAMPLE_RATE_RANGE_HZ = (1_000, 384_000)
 _FORMATS_HINT = "WAV, FLAC, OGG and MP3 can be read"
 
 
-def load_audio(path: Path) -> tuple[np.ndarray, int]:
-    """Decode an audio file.
+def load_audio(path: Path, *, mono: bool = True) -> tuple[np.ndarray, int]:
+    """Decode an audio file of at most `MAX_AUDIO_S` seconds.
 
-    Returns (samples float32 mono (num_samples,), sample rate in Hz); several channels are averaged. At most
-    `MAX_AUDIO_S` seconds. Raises `InputError` for anything that cannot be used.
+    Returns (samples float32 (num_samples,), sample rate in Hz). Several channels are averaged, or with `mono` False
+    kept: (num_samples, channels). Raises `InputError` for anything that cannot be used.
     """
     with open_input(path, "audio file") as file:
-        return decode_audio(file, f"audio file `{path}`", MAX_AUDIO_S)
+        return decode_audio(file, f"audio file `{path}`", MAX_AUDIO_S, mono=mono)
 
 
-def decode_audio(file: BinaryIO, name: str, max_s: float = MAX_AUDIO_S) -> tuple[np.ndarray, int]:
+def decode_audio(file: BinaryIO, name: str, max_s: float = MAX_AUDIO_S, *, mono: bool = True) -> tuple[np.ndarray, int]:
     """Decode audio from an open file; `name` identifies it in messages, `max_s` limits its length in seconds."""
     import soundfile
 
@@ -46,7 +46,7 @@ def decode_audio(file: BinaryIO, name: str, max_s: float = MAX_AUDIO_S) -> tuple
         raise InputError(f"cannot read the {name}: {_reason(error)}", hint=_FORMATS_HINT) from error
     if exact and len(frames) < expected:
         raise InputError(f"the {name} is truncated: {len(frames)} of {expected} samples")
-    return _to_mono(frames, name), sample_rate
+    return _checked(frames if frames.shape[1] > 1 and not mono else _to_mono(frames), name), sample_rate
 
 
 def _check_header(sound: soundfile.SoundFile, name: str, max_s: float) -> None:
@@ -66,13 +66,19 @@ def _check_header(sound: soundfile.SoundFile, name: str, max_s: float) -> None:
         )
 
 
-def _to_mono(frames: np.ndarray, name: str) -> np.ndarray:
-    """Convert (num_samples, channels) float32 to contiguous (num_samples,) float32, all finite and at least one."""
+def _to_mono(frames: np.ndarray) -> np.ndarray:
+    """Convert (num_samples, channels) float32 to contiguous (num_samples,) float32."""
     import numpy as np
 
-    if len(frames) == 0:
+    return np.ascontiguousarray(frames.mean(axis=1, dtype=np.float32))
+
+
+def _checked(samples: np.ndarray, name: str) -> np.ndarray:
+    """Reject samples that are not finite, and none at all."""
+    import numpy as np
+
+    if len(samples) == 0:
         raise InputError(f"the {name} has no samples")
-    samples = np.ascontiguousarray(frames.mean(axis=1, dtype=np.float32))
     if not np.isfinite(samples).all():
         raise InputError(f"the {name} contains samples that are not numbers (NaN or infinite)")
     return samples

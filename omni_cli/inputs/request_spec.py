@@ -118,12 +118,13 @@ def spec_of(checked: Mapping[str, Any], *, request_id: str, folder: Path, place:
 
 def build_request(spec: RequestSpec, config: EngineConfig, warn: Warn) -> GenerateRequest:
     """Read and decode the files of a request for a profile, whose seed is the default. Raises `InputError`."""
-    # A language model looks at some frames of a video, a pipeline changes each of them.
-    max_num_frames = None if config.stages[0].backend == "diffusers" else MAX_NUM_FRAMES
+    # A language model looks at some frames of a video and hears one channel, a pipeline changes all of them.
+    is_pipeline = config.stages[0].backend == "diffusers"
+    max_num_frames = None if is_pipeline else MAX_NUM_FRAMES
     request = GenerateRequest(
         request_id=spec.request_id,
         prompt=spec.prompt,
-        audio=tuple(load_audio(path) for path in spec.audio),
+        audio=tuple(load_audio(path, mono=not is_pipeline) for path in spec.audio),
         images=tuple(load_image(path, warn) for path in spec.image),
         mask=next((load_image(path, warn) for path in spec.mask), None),
         control_images=tuple(load_image(path, warn) for path in spec.control_image),

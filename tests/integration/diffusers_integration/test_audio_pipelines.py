@@ -9,20 +9,24 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import soundfile
+import soxr
 import torch
 from diffusers import DiffusionPipeline
 from support.stage_specs import spec_of
 
 from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.call_checks import check_media
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.diffusers_integration.samples import makes_sound, sample_rate_of
+from omni_cli.diffusers_integration.samples import makes_sound, sample_rate_of, waveform_for
 from omni_cli.diffusers_integration.signature import signature_of
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.encoding import encode_wav
 from omni_cli.errors import CheckpointError, InputError
+from omni_cli.inputs.audio import load_audio
 from omni_cli.models.diffusers_pipeline.audio_builder import tiny_audio
-from omni_cli.stage.messages import RequestDone, StageRequest, WaveformChunk
+from omni_cli.stage.messages import Array, AudioInput, RequestDone, StageRequest, WaveformChunk
 
 STAGE = DiffusionStageConfig.named("audio", num_inference_steps=3, max_num_seqs=4)
 
@@ -74,6 +78,41 @@ def test_streamed_audio_is_a_chunk_and_other_audio_is_with_the_report(folder):
     assert chunk.audio == whole.audio and chunk.audio.sample_rate == 44100
     assert isinstance(done, RequestDone) and done.audio is None
     stage.close()
+
+
+def test_given_audio_is_what_a_plain_call_gets(folder, tmp_path):
+    plain = DiffusionPipeline.from_pretrained(folder)
+    plain.set_progress_bar_config(disable=True)
+    stage = DiffusersStage(spec_of(STAGE, str(folder)), lambda report: None)
+    for rate, channels in ((44100, 2), (44100, 1), (16000, 1), (48000, 3)):
+        samples = np.random.default_rng(0).uniform(-0.5, 0.5, (rate // 5, channels)).astype(np.float32)
+        soundfile.write(tmp_path / "given.wav", samples, rate, subtype="FLOAT")
+        decoded = load_audio(tmp_path / "given.wav", mono=False)
+        np.testing.assert_array_equal(decoded[0].reshape(-1, channels), samples)
+        sound = AudioInput(Array.of(decoded[0]), decoded[1])
+        stage.add(StageRequest("0", prompt="rain", seed=3, diffusion={"duration": 0.25}, audio=(sound,)))
+        stage.add(StageRequest("1", prompt="rain", seed=3, diffusion={"duration": 0.25}))
+        made, without = (report.audio.samples.numpy() for report in stage.step())
+        rows = samples.T if rate == 44100 else soxr.resample(decoded[0], rate, 44100).reshape(-1, channels).T
+        rows = rows if channels == 2 else np.repeat(rows.mean(axis=0, keepdims=True), 2, axis=0)
+        given = {"initial_audio_waveforms": torch.tensor(rows)[None], "initial_audio_sampling_rate": 44100}
+        call = {"audio_end_in_s": 0.25, "num_inference_steps": 3, "generator": torch.Generator("cpu").manual_seed(3)}
+        (expected,) = plain("rain", **call, **given).audios
+        np.testing.assert_array_equal(made, expected.T.numpy())
+        assert np.abs(made - without).max() > 0, "the audio has an effect"
+    stage.close()
+
+
+def test_audio_is_taken_where_a_pipeline_takes_it_and_refused_elsewhere():
+    names = {"StableAudio3AudioToAudioPipeline": "audio", "AceStepPipeline": "src_audio", "WanPipeline": None}
+    assert {name: signature_of(name).argument_for("audio") for name in names} == names
+    assert ("audio",) in signature_of("StableAudio3AudioToAudioPipeline").needed
+    two = {"audio": ("a.wav", "b.wav")}
+    with pytest.raises(InputError, match="takes one audio file, not 2"):
+        check_media(two, signature_of("AceStepPipeline"))
+    pipeline = SimpleNamespace(vae=SimpleNamespace(config=SimpleNamespace()))
+    with pytest.raises(InputError, match="does not say the sample rate"):
+        waveform_for(pipeline, np.zeros(8, np.float32), 44100, "cpu")
 
 
 def test_a_duration_has_the_pipeline_s_own_name_and_its_limit(executor):
