@@ -59,7 +59,8 @@ def device_of(config: DiffusionStageConfig, rank: int) -> str:
     import torch
 
     if config.num_ranks > 1:
-        if not torch.cuda.is_available() or set((config.devices or "").split(",")) == {"cpu"}:
+        named = {"cpu"} if config.devices is None else set(config.devices.split(","))
+        if named == {"cpu"} and (config.devices is not None or not torch.cuda.is_available()):
             return "cpu"
         if torch.cuda.device_count() < config.num_ranks:
             raise StageError(
