@@ -128,7 +128,6 @@ _ACE = {
 
 SIZES: Mapping[str, Sizes] = {
     "AutoencoderKL": {**_KL, "sample_size": 32},
-    "AsymmetricAutoencoderKL": {},
     "AutoencoderKLWan": _WAN_VAE,
     "AutoencoderKLQwenImage": _WAN_VAE,
     "AutoencoderDC": {
@@ -164,17 +163,6 @@ SIZES: Mapping[str, Sizes] = {
         "num_trans_head": 2,
     },
     "T2IAdapter": {"channels": [16, 32], "num_res_blocks": 1, "downscale_factor": 4},
-    "UNetMotionModel": {
-        "sample_size": 16,
-        "block_out_channels": (16, 32),
-        "layers_per_block": 1,
-        "norm_num_groups": 8,
-        "cross_attention_dim": 32,
-        "num_attention_heads": 2,
-        "motion_num_attention_heads": 2,
-        "down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion"),
-        "up_block_types": ("UpBlockMotion", "CrossAttnUpBlockMotion"),
-    },
     "SparseControlNetModel": {
         **_UNET,
         "down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion"),
@@ -435,17 +423,6 @@ SIZES: Mapping[str, Sizes] = {
         "time_step_dim": 16,
         "rope_scaling": {"long_factor": [1.0] * 8, "short_factor": [1.0] * 8},
     },
-    "GlmImageTransformer2DModel": {
-        "in_channels": 4,
-        "out_channels": 4,
-        "num_layers": 2,
-        "attention_head_dim": 16,
-        "num_attention_heads": 2,
-        "text_embed_dim": 32,
-        "time_embed_dim": 8,
-        "condition_dim": 4,
-        "prior_vq_quantizer_codebook_size": 64,
-    },
     "Kandinsky5Transformer3DModel": {
         "in_text_dim": 32,
         "in_text_dim2": 32,
@@ -554,7 +531,6 @@ SCHEDULERS: Mapping[str, Sizes] = {
     "DDIMScheduler": {**_SCALED, "clip_sample": False, "steps_offset": 1},
     "EulerDiscreteScheduler": {**_SCALED, "steps_offset": 1},
     "LCMScheduler": _SCALED,
-    "PNDMScheduler": {**_SCALED, "skip_prk_steps": True, "steps_offset": 1},
 }
 # For pipelines that choose the size themselves, or that count on eight pixels per latent.
 EIGHTH = {
