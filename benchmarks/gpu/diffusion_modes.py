@@ -1,9 +1,10 @@
 """Execution modes and output copies of diffusion stages on a GPU, at the real sizes of released models.
 
-    PYTHONPATH=. python benchmarks/gpu/diffusion_modes.py -o DIR [--only NAME ...] [--time-budget 420]
+    PYTHONPATH=. python benchmarks/gpu/diffusion_modes.py -o DIR [--kinds] [--only NAME ...] [--time-budget 420]
 
 Needs Python, torch, transformers and diffusers (and what omni-cli itself needs: msgspec, numpy, PyYAML, pydantic), no
 vLLM, no network and no checkpoint. Weights are random and made on the device; Qwen-Image takes 60 GB of its memory.
+`--kinds` measures other models: videos (with sound), images and an edited image (`kinds.py`).
 
 For each model four sides are interleaved in one process, A B C D D C B A in each block, over the same weights: the
 plain library call (diffusers' pipeline, transformers' token2wav) and the project's own code
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -35,6 +37,7 @@ import msgspec
 import torch
 from copies import STEPS, Copies, images_on, measure_copies
 from environment import kit_environment
+from kinds import kinds
 from measure import Busy, Measured, busy_of, compare_outputs, interleave, note_repeats, start
 from models import Model, PipelineModel, Token2WavModel, models
 from sides import PLAIN, ExecutorPipeline, PlainPipeline, Side, Token2Wav
@@ -52,14 +55,18 @@ def main() -> int:
     options = _options()
     started = time.perf_counter()
     device = torch.device(options.device)
-    chosen = [model for name, model in models(tiny=options.tiny).items() if not options.only or name in options.only]
+    named = (kinds if options.kinds else models)(tiny=options.tiny)
+    unknown = sorted({*options.only} - named.keys())
+    if unknown:
+        raise SystemExit(f"no model {', '.join(unknown)}; there are {', '.join(named)}")
+    chosen = [model for name, model in named.items() if not options.only or name in options.only]
     options.output_dir.mkdir(parents=True, exist_ok=True)
     lines, found = [_machine_line(device)], []
     for number, model in enumerate(chosen):
         # The rest in equal parts, so that a fast model leaves more to the others.
         left = options.time_budget - (time.perf_counter() - started)
         until = time.perf_counter() + left / (len(chosen) - number)
-        text, reached = measure(model, device, options, until, with_copies=number == 0)
+        text, reached = measure(model, device, options, until, with_copies=number == 0 and not options.kinds)
         lines += text
         found += reached
         _empty(device)
@@ -191,7 +198,8 @@ def _step(sides: dict[str, Measured]):
 
 def _work(model: Model) -> dict[str, float]:
     if isinstance(model, PipelineModel):
-        return {"denoise_steps": float(model.num_inference_steps), "pixels": float(model.size**2)}
+        pixels = math.prod(model.shape.values())
+        return {"denoise_steps": float(model.num_inference_steps), "pixels": float(pixels)}
     return {"denoise_steps": float(model.num_inference_steps - 1), "audio_s": model.num_codes / 50}
 
 
@@ -308,7 +316,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("-o", "--output-dir", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small models, to try the script")
-    parser.add_argument("--only", action="append", choices=list(models(tiny=True)), help="repeatable; default: all")
+    parser.add_argument("--only", action="append", default=[], help="a model, repeatable; default: all")
+    parser.add_argument("--kinds", action="store_true", help="Wan 2.2, LTX-2, Z-Image, FLUX.2 klein, Qwen-Image-Edit")
     parser.add_argument("--blocks", type=int, help=f"per model; a verdict needs {MIN_BLOCKS}; default: 8 or 16")
     parser.add_argument("--copy-blocks", type=int, default=12)
     parser.add_argument("--time-budget", type=float, default=420.0, help="seconds; blocks are left out after that")

@@ -126,7 +126,9 @@ def _outputs(measured: Measured, device: torch.device) -> list[tuple[np.ndarray,
     last: list[torch.Tensor] = []
 
     def keep(_module: Any, _args: Any, answer: Any) -> None:
-        answer = answer[0] if isinstance(answer, tuple) else getattr(answer, "sample", answer)
+        answer = getattr(answer, "sample", answer)
+        while isinstance(answer, tuple | list):  # of video and sound, or of the requests of a batch
+            answer = answer[0]
         last[:] = [answer.detach().clone()]
 
     _forget_peaks(device)

@@ -11,12 +11,15 @@ shape replace their output.
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from PIL import Image
 
 _SANA_1600M = {
     "num_attention_heads": 70, "attention_head_dim": 32, "num_layers": 20, "num_cross_attention_heads": 20,
@@ -79,9 +82,10 @@ _TOKEN2WAV_TINY = {
 
 @dataclass(frozen=True)
 class PipelineModel:
-    """A pipeline and the measured call: `size` pixels each way, `num_inference_steps` steps.
+    """A pipeline and the measured call: `size` pixels each way or `size` by `width`, `num_inference_steps` steps.
 
-    `blocks` is the number of blocks: more where the host is the bottleneck, whose times vary more than a device's.
+    With `num_frames` it makes a video of so many, and with `edits` it gets an image of its size. `blocks` is
+    the number of blocks: more where the host is the bottleneck, whose times vary more than a device's.
     """
 
     name: str
@@ -91,7 +95,22 @@ class PipelineModel:
     num_inference_steps: int
     blocks: int
     dtype: str = "bfloat16"
+    width: int | None = None
+    num_frames: int | None = None
+    edits: bool = False
     call: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The arguments of the call for the size of its output."""
+        frames = {} if self.num_frames is None else {"num_frames": self.num_frames}
+        return {"height": self.size, "width": self.width or self.size, **frames}
+
+    @functools.cached_property
+    def given(self) -> dict[str, Any]:
+        """The arguments of the call for its input."""
+        size = (self.width or self.size, self.size)
+        return {"image": Image.linear_gradient("L").convert("RGB").resize(size)} if self.edits else {}
 
 
 @dataclass(frozen=True)
@@ -146,7 +165,7 @@ def make_sana(device: torch.device, sizes: dict[str, Any], vae: dict[str, Any]) 
             return (*self.random_prompt, *self.random_prompt)
 
     scheduler = DPMSolverMultistepScheduler(flow_shift=3.0, use_flow_sigmas=True, prediction_type="flow_prediction")
-    with _on(device, torch.bfloat16):
+    with drawn_on(device, torch.bfloat16):
         pipeline = RandomPromptSana(
             tokenizer=None,
             text_encoder=None,
@@ -180,7 +199,7 @@ def make_qwen_image(device: torch.device, *, tiny: bool) -> Any:
     logging.set_verbosity_error()
     sizes = _QWEN_IMAGE_TINY if tiny else _QWEN_IMAGE
     scheduler = FlowMatchEulerDiscreteScheduler(**_QWEN_SCHEDULER)
-    with _on(device, torch.bfloat16):
+    with drawn_on(device, torch.bfloat16):
         pipeline = RandomPromptQwenImage(
             tokenizer=None,
             text_encoder=None,
@@ -201,7 +220,7 @@ def make_token2wav(device: torch.device, *, tiny: bool) -> Any:
     config = Qwen2_5OmniToken2WavConfig(
         **(_TOKEN2WAV_TINY if tiny else {"dit_config": {}, "bigvgan_config": {}}), attn_implementation="sdpa"
     )
-    with _on(device, torch.float32):
+    with drawn_on(device, torch.float32):
         return Qwen2_5OmniToken2WavModel(config).eval()
 
 
@@ -217,13 +236,16 @@ def twin(module: torch.nn.Module) -> torch.nn.Module:
 def twin_pipeline(pipeline: Any) -> Any:
     """A second pipeline with its own denoiser and scheduler and the same weights."""
     parts = {**pipeline.components, "transformer": twin(pipeline.transformer)}
-    made = type(pipeline)(**{**parts, "scheduler": copy.deepcopy(pipeline.scheduler)})
+    # Settings that are no parts, such as Wan's boundary between two experts.
+    names = inspect.signature(type(pipeline).__init__).parameters.keys() - parts.keys()
+    settings = {name: pipeline.config[name] for name in names if name in pipeline.config}
+    made = type(pipeline)(**{**parts, **settings, "scheduler": copy.deepcopy(pipeline.scheduler)})
     made.set_progress_bar_config(disable=True)
     return made
 
 
 @contextmanager
-def _on(device: torch.device, dtype: torch.dtype):
+def drawn_on(device: torch.device, dtype: torch.dtype):
     """Draw new parameters on the device, the same ones each time."""
     before = torch.get_default_dtype()
     torch.manual_seed(0)

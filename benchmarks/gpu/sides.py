@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from models import PipelineModel, Token2WavModel, twin, twin_pipeline
 
-from omni_cli.config.schema import DiffusionStageConfig, Execution, OutputCopy
+from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, Execution, OutputCopy
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.execution.timeline import clock_for
@@ -61,8 +61,8 @@ class PlainPipeline:
 
     def run(self, seed: int) -> Call:
         start = time.perf_counter()
-        pictures = _call(self._model, self._pipeline, seed, "pt")
-        pixels = pictures[0].permute(1, 2, 0).float().mul(255).round().to(torch.uint8).cpu().numpy()
+        made = _call(self._model, self._pipeline, seed, "pt")[0]
+        pixels = made.movedim(-3, -1).float().mul(255).round().to(torch.uint8).cpu().numpy()
         return Call(pixels, time.perf_counter() - start, {})
 
     def denoise(self, seed: int) -> None:
@@ -80,10 +80,11 @@ class PlainPipeline:
 
 def _call(model: PipelineModel, pipeline: Any, seed: int, output_type: str) -> Any:
     generator = torch.Generator("cpu").manual_seed(seed)
-    return pipeline(
-        prompt=PROMPT, height=model.size, width=model.size, num_inference_steps=model.num_inference_steps,
-        generator=generator, output_type=output_type, **model.call,
-    ).images  # fmt: skip
+    made = pipeline(
+        prompt=PROMPT, num_inference_steps=model.num_inference_steps, generator=generator, output_type=output_type,
+        **model.shape, **model.given, **model.call,
+    )  # fmt: skip
+    return made.images if model.num_frames is None else made.frames
 
 
 class ExecutorPipeline:
@@ -105,8 +106,8 @@ class ExecutorPipeline:
         self._pipeline = own = twin_pipeline(pipeline)
         self.denoiser = own.transformer
         stage = DiffusionStageConfig.named(
-            name=model.name, num_inference_steps=model.num_inference_steps, height=model.size, width=model.size,
-            execution=execution, output_copy=output_copy, call=model.call,
+            name=model.name, num_inference_steps=model.num_inference_steps, execution=execution,
+            output_copy=output_copy, **_of_stage({**model.shape, **model.call}),
         )  # fmt: skip
         self._executor = DiffusersPipelineExecutor(
             stage, model.name, model.dtype, device, prompt_cache_entries=0, make_pipeline=lambda: own
@@ -116,17 +117,22 @@ class ExecutorPipeline:
         """Run `batch_size` requests at once; outputs are stacked, and the times are those of the last request."""
         start = time.perf_counter()
         seeds = range(seed, seed + self._batch_size)
-        requests = [self._executor.resolve(DiffusionRequest(str(seed), PROMPT, seed=seed)) for seed in seeds]
+        given = self._model.given
+        requests = [
+            self._executor.resolve(DiffusionRequest(str(seed), PROMPT, seed=seed, conditions=given)) for seed in seeds
+        ]
         outputs = self._executor.execute_model(DiffusionSchedulerOutput(tuple(requests)), on_step=_no_progress).outputs
-        seconds = time.perf_counter() - start
         for output in outputs:
             if output.error is not None:
                 raise output.error
+        made = [output.videos[0].numpy() if output.videos else output.pixels for output in outputs]
+        seconds = time.perf_counter() - start
         times = outputs[-1].times
         steps = times.denoise_step_s
         metrics = {"denoise_step_s": float(np.median(steps)), "denoise_loop_s": float(sum(steps))}
-        pixels = outputs[0].pixels if len(outputs) == 1 else np.stack([output.pixels for output in outputs])
-        return Call(pixels, seconds, {**metrics, "vae_decode_s": times.vae_decode_s})
+        return Call(
+            made[0] if len(made) == 1 else np.stack(made), seconds, {**metrics, "vae_decode_s": times.vae_decode_s}
+        )
 
     def denoise(self, seed: int) -> None:
         _call(self._model, self._pipeline, seed, "latent")
@@ -139,6 +145,12 @@ class ExecutorPipeline:
 
     def close(self) -> None:
         self._executor.shutdown()
+
+
+def _of_stage(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a stage for arguments of a call; those that are no keys of their own belong in `call`."""
+    own = {name: value for name, value in arguments.items() if name in PIPELINE_ARGUMENTS}
+    return {**own, "call": {name: value for name, value in arguments.items() if name not in own}}
 
 
 def _no_progress(_request_id: str, _done: int, _total: int) -> None:

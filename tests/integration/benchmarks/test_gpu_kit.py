@@ -13,7 +13,7 @@ import pytest
 from omni_cli.record import Sample, Variant, load_record
 
 KIT = Path(__file__).resolve().parents[3] / "benchmarks" / "gpu"
-MODULES = ("goals", "copies", "measure", "sides", "models")
+MODULES = ("goals", "copies", "measure", "sides", "models", "kinds", "random_weights")
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +92,18 @@ def test_diffusion_modes_on_a_cpu(tmp_path):
     assert "not measured copies       async hides at least 95%" in summary
     assert "NOT MET" not in summary and "\nmet" not in summary, "a CPU meets no goal of a GPU"
     assert load_record(tmp_path / "copies.json").variants and load_record(tmp_path / "batch.json").variants
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_other_kinds_of_pipelines_on_a_cpu(tmp_path):
+    run_script("diffusion_modes.py", "--kinds", "--device", "cpu", "-o", str(tmp_path), "--blocks", "1")
+    records = [load_record(path) for path in sorted(tmp_path.glob("*.json"))]
+    assert len(records) == 5
+    for record in records:
+        plain, eager, _, graph = record.variants
+        assert plain.output_sha256 == eager.output_sha256, "the executor's output is the plain call's"
+        assert eager.samples and not graph.samples and "needs a CUDA device" in graph.error
 
 
 @pytest.mark.nightly
