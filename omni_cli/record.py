@@ -262,7 +262,7 @@ def read_record(path: Path) -> tuple[Record, str | None]:
     """
     document, record = read_document(path, Record, _KIND)
     label = visible(str(path))
-    problem = _first_problem(record)
+    problem = first_problem(record)
     if problem is not None:
         raise InputError(f"`{label}`: {problem}", hint=_AGAIN)
     edit = _first_edit(record, document)
@@ -273,7 +273,7 @@ _AGAIN = "measure again with `omni bench --output-json FILE`; records must not b
 _KIND = Kind("bench record", SCHEMA, "omni bench --output-json FILE", _AGAIN)
 
 
-def _first_problem(record: Record) -> str | None:
+def first_problem(record: Record) -> str | None:
     """Return a sentence on the first value that no run of `omni bench` writes."""
     names = [variant.name for variant in record.variants]
     if not names:

@@ -58,7 +58,7 @@ def write_document(document: dict[str, object], path: Path) -> None:
 def read_document(path: Path, struct: type[Struct], kind: Kind) -> tuple[dict[str, Any], Struct]:
     """Return a file's document and its record. Raises `InputError`: unreadable, truncated, foreign or incomplete."""
     label = visible(str(path))
-    document = _read_json(label, _read_bytes(label, path, kind), kind)
+    document = _read_json(label, read_bytes(label, path, kind), kind)
     _check_schema(label, document, kind)
     try:
         return document, msgspec.convert(document, struct)
@@ -69,7 +69,7 @@ def read_document(path: Path, struct: type[Struct], kind: Kind) -> tuple[dict[st
 def read_json(path: Path, kind: Kind) -> Any:
     """Return the JSON content of a file. Raises `InputError`: unreadable, truncated or not JSON."""
     label = visible(str(path))
-    return _read_json(label, _read_bytes(label, path, kind), kind)
+    return _read_json(label, read_bytes(label, path, kind), kind)
 
 
 def digest_problem(document: dict[str, object]) -> str | None:
@@ -80,7 +80,8 @@ def digest_problem(document: dict[str, object]) -> str | None:
     return None
 
 
-def _read_bytes(label: str, path: Path, kind: Kind) -> bytes:
+def read_bytes(label: str, path: Path, kind: Kind) -> bytes:
+    """Return the content of a file. Raises `InputError`: unreadable, empty or larger than `MAX_BYTES`."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)

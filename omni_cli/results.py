@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from omni_cli.errors import ExitCode
 
 COMPARE_SCHEMA: Final = "omni.compare/1"
+HISTORY_SCHEMA: Final = "omni.history/1"
 
 Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
 MemoryVerdict = Literal["more memory", "less memory", "same", "no difference", "inconclusive"]
@@ -213,3 +214,61 @@ class CompareRecord(msgspec.Struct, frozen=True, kw_only=True):
     comparisons: tuple[Comparison, ...] = ()
     memory: tuple[MemoryPeak, ...] = ()
     gate: GateResult | None = None
+
+
+class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One record of a series: its file, and the median of the metric with its interval within the record."""
+
+    record: str
+    created: str
+    commit: str | None = None
+    median: Annotated[float, msgspec.Meta(ge=1e-30, le=1e30)]
+    ci95: Bounds | None = None
+
+
+class HistoryChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of a series before point `at`, counted from 0.
+
+    It lies between the points `earliest - 1` and `latest`, and their commits: `good` still had the old level, `bad`
+    has the new one. `found` is the point at which it was first seen, `ratio` the new level over the old. `is_open`: the
+    level is still worse than before it. `same_commit`: no commit lies in between, so that the machine changed.
+    """
+
+    at: int
+    earliest: int
+    latest: int
+    found: int
+    ratio: Ratio
+    ci95: tuple[Ratio, Ratio]
+    verdict: Literal["faster", "slower"]
+    good: str | None = None
+    bad: str | None = None
+    is_open: bool = False
+    same_commit: bool = False
+
+
+class HistorySeries(msgspec.Struct, frozen=True, kw_only=True):
+    """A metric of a variant over all records of one machine, workload and amount of work.
+
+    `differences` are those between its first record and the first of the variant's earlier series. `detectable` is the
+    smallest worsening that would have been found within the newest points in 80 % of the cases; None if there are too
+    few. `is_current`: it goes on, as the newest record of this variant and workload is its.
+    """
+
+    variant: str
+    metric: str
+    points: tuple[HistoryPoint, ...]
+    changes: tuple[HistoryChange, ...] = ()
+    detectable: float | None = None
+    differences: tuple[Difference, ...] = ()
+    is_current: bool = True
+
+
+class HistoryRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The document of `omni history show --json` and `omni history check --json`, which has the verdict."""
+
+    schema: Literal["omni.history/1"] = HISTORY_SCHEMA
+    folder: str
+    series: tuple[HistorySeries, ...]
+    verdict: GateVerdict | None = None
+    reasons: tuple[str, ...] = ()

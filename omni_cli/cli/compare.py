@@ -78,7 +78,8 @@ def _findings(
     options: CompareOptions, limits: GateLimits | None, margin: float
 ) -> tuple[Findings, Labels, tuple[RecordOrigin, RecordOrigin], tuple[Note, ...]]:
     """Return the findings, the names of the two sides, their files, and the disturbances of their machines."""
-    from omni_cli.record import read_record
+    from omni_cli.importers.building import Imported
+    from omni_cli.importers.files import load_newest
     from omni_cli.report.bench_notes import Note, disturbance_warnings
     from omni_cli.report.bench_text import Labels
     from omni_cli.results import RecordOrigin
@@ -86,8 +87,9 @@ def _findings(
     from omni_cli.stats.findings import check_limits, compare_records, compare_within
 
     path_a, path_b, metrics = options.a, options.b, options.metric
-    record_a, edit_a = read_record(path_a)
-    record_b, edit_b = (record_a, None) if path_b is None else read_record(path_b)
+    a = load_newest(path_a)
+    b = Imported(a.record) if path_b is None else load_newest(path_b)
+    record_a, record_b = a.record, b.record
     check_limits(limits, [record_a, record_b])
     if path_b is None:
         if len(record_a.variants) < 2:
@@ -100,7 +102,7 @@ def _findings(
             allowed=options.allow_difference or [],
         )  # fmt: skip
     # If both are true, another machine is the more useful answer.
-    edit = edit_a or edit_b
+    edit = a.edit or b.edit
     if edit is not None and findings.is_comparable:
         raise InputError(edit, hint=_EDITED_HINT)
     names = (path_a.name, path_b.name) if path_a.name != path_b.name else (str(path_a), str(path_b))
@@ -111,6 +113,7 @@ def _findings(
         disturbed.append((names[1], record_b))
     elif record_b is not record_a:
         notes.append(Note("both records are the same measurement", "measure again to see the noise between two runs"))
+    notes += [Note(f"{name}: {text}") for name, item in zip(names, (a, b), strict=True) for text in item.missing]
     for name, record in disturbed:
         warned = disturbance_warnings(disturbances(record), record)
         notes += [replace(note, message=f"{name}: {note.message}") for note in warned]

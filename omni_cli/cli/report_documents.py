@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from omni_cli.errors import InputError
+from omni_cli.history_folder import Kept, read_folder
+from omni_cli.importers.building import Imported
+from omni_cli.importers.files import load_foreign
 from omni_cli.profile_record import SCHEMA as PROFILE_SCHEMA
 from omni_cli.profile_record import load_profile_record
 from omni_cli.record import SCHEMA as BENCH_SCHEMA
@@ -13,9 +17,12 @@ from omni_cli.record import load_record
 from omni_cli.record_file import Kind, read_document, read_json
 from omni_cli.report.html.bench_part import bench_document
 from omni_cli.report.html.compare_part import compare_page_document
-from omni_cli.report.html.elements import Document
+from omni_cli.report.html.elements import Advice, Document
+from omni_cli.report.html.history_part import history_document
+from omni_cli.report.html.machine import sentence
 from omni_cli.report.html.profile_part import profile_page_document
-from omni_cli.results import COMPARE_SCHEMA, CompareRecord
+from omni_cli.results import COMPARE_SCHEMA, HISTORY_SCHEMA, CompareRecord, HistoryRecord
+from omni_cli.stats.history import history_of
 from omni_cli.stats.verdicts import own_answer
 from omni_cli.text import visible
 
@@ -23,12 +30,19 @@ _SOURCES = "`omni bench --output-json FILE`, `omni profile` and `omni compare --
 _ANY = Kind("record", "omni", "omni bench --output-json FILE", f"write it again with {_SOURCES}")
 _COMPARE = Kind("comparison", COMPARE_SCHEMA, "omni compare --json", "compare again with `omni compare --json > FILE`")
 
+_HISTORY = Kind("history", HISTORY_SCHEMA, "omni history show --json", "write it again: `omni history show --json`")
+
 _MAX_DEPTH = 40
 _MAX_NUMBER = 1e31
 
 
 def load_document(name: str, path: Path) -> Document:
     """Read and check a record of any kind; `name` begins the ids of its figures in the page. Raises `InputError`."""
+    if path.is_dir():
+        return _history_of(name, read_folder(path), visible(str(path)))
+    imported = load_foreign(path)
+    if imported:
+        return _imported(name, imported, visible(str(path)))
     document = read_json(path, _ANY)
     schema = document.get("schema") if isinstance(document, dict) else None
     show = _READERS.get(schema) if isinstance(schema, str) else None
@@ -60,6 +74,24 @@ def _bench(name: str, path: Path) -> Document:
     return bench_document(name, own_answer(load_record(path)), visible(str(path)))
 
 
+def _history(name: str, path: Path) -> Document:
+    return history_document(name, read_document(path, HistoryRecord, _HISTORY)[1], visible(str(path)))
+
+
+def _history_of(name: str, kept: Sequence[Kept], source: str) -> Document:
+    return history_document(name, history_of(kept, source), source)
+
+
+def _imported(name: str, imported: Sequence[Imported], source: str) -> Document:
+    """Show the only record of another tool's file, or the history that the file has."""
+    if len(imported) > 1:
+        kept = [Kept(f"{number:06}", item.record.created, item.record) for number, item in enumerate(imported)]
+        return _history_of(name, kept, source)
+    (item,) = imported
+    document = bench_document(name, own_answer(item.record), source)
+    return replace(document, advice=(*document.advice, *(Advice(sentence(text)) for text in item.missing)))
+
+
 def _compare(name: str, path: Path) -> Document:
     return compare_page_document(name, read_document(path, CompareRecord, _COMPARE)[1], visible(str(path)))
 
@@ -68,4 +100,5 @@ _READERS: dict[str, Callable[[str, Path], Document]] = {
     BENCH_SCHEMA: _bench,
     PROFILE_SCHEMA: _profile,
     COMPARE_SCHEMA: _compare,
+    HISTORY_SCHEMA: _history,
 }

@@ -27,8 +27,8 @@ def findings_markdown(findings: Findings, labels: Labels, further: Sequence[Note
     elif not findings.is_comparable:
         parts.append(_note(not_comparable(findings.mismatches)))
     if not findings.is_comparable:
-        rows = [(f"`{_cell(item.field)}`", _cell(item.a), _cell(item.b)) for item in findings.mismatches]
-        parts.append(_table(("Field", _cell(labels.a), _cell(labels.b)), rows))
+        rows = [(f"`{cell(item.field)}`", cell(item.a), cell(item.b)) for item in findings.mismatches]
+        parts.append(table(("Field", cell(labels.a), cell(labels.b)), rows))
     else:
         if findings.gate is not None and findings.gate.metrics:
             parts.append(_gate_table(findings.gate, findings.pairs))
@@ -46,7 +46,7 @@ def _headline(findings: Findings) -> str:
 def _gate_table(gate: GateResult, pairs: Sequence[Pair]) -> str:
     rows = [
         (
-            _cell(f"{metric.b}: {title(metric.metric)}" if metric.b else name),
+            cell(f"{metric.b}: {title(metric.metric)}" if metric.b else name),
             a,
             b,
             change(metric),
@@ -55,29 +55,29 @@ def _gate_table(gate: GateResult, pairs: Sequence[Pair]) -> str:
         )
         for metric, name, a, b in gate_rows(gate, pairs)
     ]
-    return _table(("Gated", "A", "B", "Change [95% CI]", "Limit", "Verdict"), rows)
+    return table(("Gated", "A", "B", "Change [95% CI]", "Limit", "Verdict"), rows)
 
 
 def _pair(pair: Pair, labels: Labels, differences: Sequence[Difference]) -> str:
     head, *rows = comparison_rows(pair, labels)
-    parts = [_table([_cell(name) if place in (1, 2) else name for place, name in enumerate(head)], rows)]
+    parts = [table([cell(name) if place in (1, 2) else name for place, name in enumerate(head)], rows)]
     sentences = (work_sentence(pair), pair_sentence(pair, labels), payback_sentence(pair))
-    parts += [_cell(sentence) for sentence in sentences if sentence]
-    listed = [f"`{_cell(d.field)}` ({_cell(d.a)} → {_cell(d.b)})" for d in (*pair.differences, *differences)]
+    parts += [cell(sentence) for sentence in sentences if sentence]
+    listed = [f"`{cell(d.field)}` ({cell(d.a)} → {cell(d.b)})" for d in (*pair.differences, *differences)]
     parts.append("Differs only in: " + ", ".join(listed) if listed else "No setting differs")
     return "\n\n".join(parts)
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---", *["---:"] * (len(header) - 2), "---"], *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def _note(note: Note) -> str:
-    return _cell(note.message, code=True) + (f"  \nHint: {_cell(note.hint, code=True)}" if note.hint else "")
+    return cell(note.message, code=True) + (f"  \nHint: {cell(note.hint, code=True)}" if note.hint else "")
 
 
-def _cell(value: object, *, code: bool = False) -> str:
+def cell(value: object, *, code: bool = False) -> str:
     """Escape text so that it stays in its cell, is no markup and mentions nobody; with `code`, backticks keep their
     meaning."""
     text = "".join(character if character.isprintable() else " " for character in str(value))

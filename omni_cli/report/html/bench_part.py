@@ -89,8 +89,9 @@ def _details(record: Record) -> str:
     has_windows = is_of_server(record)
     runs = max(len(variant.samples) for variant in record.variants)
     blocks = len({sample.block for variant in record.variants for sample in variant.samples})
+    batch = record.workload.get("batch_size")
     parts = [
-        load_text(record.workload) if has_windows else f"batch {shown(record.workload.get('batch_size', '?'))}",
+        load_text(record.workload) if has_windows else batch and f"batch {shown(batch)}",
         device_of(record.environment),
         count(runs, "window" if has_windows else "run") + (" each" if len(record.variants) > 1 else ""),
         count(blocks, "block"),

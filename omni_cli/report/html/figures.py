@@ -66,6 +66,17 @@ class Points:
     marked: bool = False
 
 
+@dataclass(frozen=True)
+class Level:
+    """The level of the records `first` to `last`; `span` are the records between which the step to it lies."""
+
+    first: int
+    last: int
+    value: float
+    span: tuple[int, int] | None = None
+    is_worse: bool = False
+
+
 def drawn_spread(name: str, rows: Sequence[Spread], unit: str) -> Drawing:
     """Draw one strip of dots per row, with the median and its interval below."""
     finite = [value for row in rows for value in row.values]
@@ -175,6 +186,31 @@ def drawn_points(name: str, rows: Sequence[Points], unit: str, label: str) -> Dr
         heading = f"({unit}{', logarithmic' if is_log else ''})"
         axes.annotate(heading, (0, 1), (-_GUTTER, 8), "axes fraction", textcoords="offset points", color=MUTED)
         axes.set_xlabel(label)
+
+    return draw(name, 230, paint)
+
+
+def drawn_history(name: str, rows: Sequence[Spread], levels: Sequence[Level], unit: str) -> Drawing:
+    """Draw records with their intervals, the levels between steps, and the span in which each step lies."""
+    bounds = [bound for row in rows for bound in (row.median, *(row.ci95 or ()))]
+
+    def paint(sheet: Sheet) -> None:
+        axes = sheet.axes(_GUTTER, 30, _MARGIN, 46)
+        is_log = scale_values(axes, "y", min(bounds), max(bounds), count=4)
+        scale_numbers(axes, 1, len(rows), count=8 if sheet.is_wide else 4)
+        axes.grid(True, axis="y")
+        axes.grid(False, axis="x")
+        for number, row in enumerate(rows, start=1):
+            if row.ci95 is not None:
+                axes.plot((number, number), row.ci95, "-", color=MUTED, linewidth=1)
+            axes.plot((number,), (row.median,), "o", color=MUTED, markersize=4, markeredgewidth=0)
+        for level in levels:
+            axes.plot((level.first, level.last), (level.value, level.value), "-", color=ACCENT, linewidth=2)
+            if level.span is not None:
+                axes.axvspan(*level.span, color=BAD if level.is_worse else SOFT, alpha=0.3, linewidth=0, zorder=0)
+        heading = f"({unit}{', logarithmic' if is_log else ''})"
+        axes.annotate(heading, (0, 1), (-_GUTTER, 8), "axes fraction", textcoords="offset points", color=MUTED)
+        axes.set_xlabel("record")
 
     return draw(name, 230, paint)
 

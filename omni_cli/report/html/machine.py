@@ -34,6 +34,8 @@ def workload_title(workload: Mapping[str, object]) -> str:
     """Format `tiny-omni, thinker + talker`, or `chat of a server`."""
     if workload.get("kind") == "server":
         return server_title(workload)
+    if workload.get("kind") == "imported":
+        return f"results of {shown(workload.get('tool', 'another tool'))}"
     stages = workload.get("stages")
     named = " + ".join(map(shown, stages)) if isinstance(stages, list) else shown(workload.get("stage", ""))
     what = "end to end" if workload.get("stage") == "all" else named

@@ -111,7 +111,7 @@ def test_verdicts_that_no_omni_wrote(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_files_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = str(tmp_path / "page.html")
     assert "No such file" in failure(capsys, str(tmp_path / "none.json"), "-o", page)
-    assert "Is a directory" in failure(capsys, str(tmp_path), "-o", page)
+    assert "is empty" in failure(capsys, str(tmp_path), "-o", page)
     assert "RECORD..." in failure(capsys)
 
 

@@ -1,0 +1,145 @@
+"""`omni history`: records over time, the steps in their metrics, and a check for CI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from omni_cli.cli.gate_options import AllowDifferenceOption, need_numpy, read_fraction, write_report
+from omni_cli.cli.options import JsonOption, QuietOption, VerboseOption, option
+from omni_cli.cli.terminal import console
+from omni_cli.errors import OmniError
+
+if TYPE_CHECKING:
+    from omni_cli.results import HistoryRecord
+
+history = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+FolderOption = Annotated[Path, option("--history", "DIR", "The folder that keeps the records.")]
+DEFAULT_FOLDER = Path("history")
+
+
+@history.callback()
+def _history() -> None:
+    """Keep records over time, and find the steps in their metrics."""
+
+
+@history.command("add")
+def add(
+    records: Annotated[
+        list[Path],
+        typer.Argument(metavar="RECORD...", help="Bench records, or results of other tools; see docs/importing.md."),
+    ],
+    folder: FolderOption = DEFAULT_FOLDER,
+    commit: Annotated[
+        str | None, option("--commit", "SHA", "The measured commit, for results of tools that do not name it.")
+    ] = None,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Add records to a history. A measurement that it has already is not added again."""
+    need_numpy("a history")
+    from omni_cli.history_folder import keep
+    from omni_cli.importers.files import load_any
+    from omni_cli.stats.verdicts import own_answer
+
+    # All are read before any is written: a broken one changes nothing.
+    loaded = [(path, item) for path in records for item in load_any(path, commit=commit)]
+    entries = []
+    for path, item in loaded:
+        file, is_new = keep(own_answer(item.record).complete_record() if item.missing else item.record, folder)
+        entries.append({"record": str(path), "file": str(file), "added": is_new, "missing": list(item.missing)})
+        if not as_json:
+            console.print_text(f"{file}" if is_new else f"{file}: there already")
+    for path, missing in dict.fromkeys((path, text) for path, item in loaded for text in item.missing):
+        console.print_warning(f"{path}: {missing}")
+    if as_json:
+        console.print_json({"schema": "omni.history.add/1", "records": entries})
+
+
+@history.command("show")
+def show(
+    folder: FolderOption = DEFAULT_FOLDER,
+    metric: Annotated[
+        list[str] | None, option("--metric", "NAME", "Show only this metric. Repeatable. Default: all.")
+    ] = None,
+    allow_difference: AllowDifferenceOption = None,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Show every series of a history, and its steps with the commits that they lie between."""
+    found = _read(folder, metric, allow_difference)
+    _print(found, as_json=as_json)
+
+
+@history.command("check")
+def check(
+    folder: FolderOption = DEFAULT_FOLDER,
+    metric: Annotated[
+        list[str] | None, option("--metric", "NAME", "Check this metric. Repeatable. Default: e2e_s.")
+    ] = None,
+    max_regression: Annotated[
+        str | None,
+        option(
+            "--max-regression",
+            "PERCENT",
+            "The allowed worsening, such as 5%. Without it, every step for the worse of more than 2% fails.",
+        ),
+    ] = None,
+    since: Annotated[
+        str | None, option("--since", "DATE", "Ignore steps before this date, such as 2026-11-20: they are known.")
+    ] = None,
+    allow_difference: AllowDifferenceOption = None,
+    markdown: Annotated[Path | None, option("--markdown", "FILE", "Also write the report as Markdown.")] = None,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Check that the newest record is not worse than the ones before it.
+
+    Exit codes: 0 (no step for the worse), 1 (regression: a step for the worse that is still there), 3
+    (inconclusive: too few records, or too noisy for the limit), 4 (not comparable: the first record of another
+    machine, other versions or another workload).
+    """
+    from omni_cli.record import E2E
+
+    limit = None if max_regression is None else read_fraction("--max-regression", max_regression)
+    need_numpy("a history")
+    from omni_cli.history_folder import utc
+    from omni_cli.report.history_text import check_failure, history_markdown
+    from omni_cli.results import EXIT_CODES
+    from omni_cli.stats.history import judged
+
+    moment = "" if since is None else utc(since, "`--since`")
+    found = judged(_read(folder, metric or [E2E], allow_difference), limit, moment)
+    assert found.verdict is not None  # as just judged
+    if markdown is not None:
+        write_report(markdown, history_markdown(found))
+    _print(found, as_json=as_json)
+    failure = check_failure(found)
+    if failure is not None:
+        console.print_error(OmniError(failure.message, hint=failure.hint))
+    return EXIT_CODES[found.verdict]
+
+
+def _read(folder: Path, metrics: list[str] | None, allowed: list[str] | None) -> HistoryRecord:
+    need_numpy("a history")
+    from omni_cli.history_folder import read_folder
+    from omni_cli.stats.history import history_of
+
+    return history_of(read_folder(folder), str(folder), metrics, allowed or ())
+
+
+def _print(found: HistoryRecord, *, as_json: bool) -> None:
+    from omni_cli.report.history_text import history_text
+
+    if as_json:
+        import msgspec
+
+        console.print_json(msgspec.to_builtins(found))
+    else:
+        console.print_text(history_text(found))

@@ -1,0 +1,156 @@
+"""Files of hyperfine, pytest-benchmark and github-action-benchmark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from omni_cli.importers.building import Imported, record_of, summary_variant, timed_variant
+from omni_cli.record import Variant
+
+NO_ORIGIN: Final = "it names neither the machine nor versions nor a commit: they are assumed to be equal"
+_ONE_VALUE = "it has one value per benchmark, from which no interval follows: `omni history` can use it"
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "usec": 1e-6, "ms": 1e-3, "msec": 1e-3, "s": 1.0, "sec": 1.0,
+          "second": 1.0, "seconds": 1.0}  # fmt: skip
+_RATE = re.compile(r"(?:ops|iter|req|requests|iterations|it|runs)/(?:s|sec|second)")
+
+
+class HyperfineResult(msgspec.Struct):
+    command: str
+    times: list[float] = []
+    median: float | None = None
+    mean: float | None = None
+
+
+class HyperfineFile(msgspec.Struct):
+    results: list[HyperfineResult]
+
+
+def hyperfine(document: Any, written: str) -> list[Imported]:
+    """Read `hyperfine --export-json`. `written` is the date of the file, which has none itself."""
+    results = msgspec.convert(document, HyperfineFile).results
+    missing = [NO_ORIGIN]
+    variants = []
+    for result in results:
+        value = result.median or result.mean
+        if result.times:
+            variants.append(timed_variant(result.command, result.times))
+        elif value:
+            variants.append(summary_variant(result.command, value, {}))
+            missing.append(f"`{result.command}` has no `times`: {_ONE_VALUE}")
+    return [Imported(record_of("hyperfine", written, variants, {}), tuple(missing))]
+
+
+class PytestStats(msgspec.Struct):
+    median: float
+    data: list[float] = []
+
+
+class PytestBenchmark(msgspec.Struct):
+    fullname: str
+    stats: PytestStats
+
+
+class PytestCommit(msgspec.Struct, frozen=True):
+    id: str | None = None
+
+
+class PytestFile(msgspec.Struct):
+    benchmarks: list[PytestBenchmark]
+    machine_info: dict[str, Any] = {}
+    commit_info: PytestCommit = PytestCommit()
+    datetime: str = ""
+    version: str = ""
+
+
+def pytest_benchmark(document: Any, written: str) -> list[Imported]:
+    """Read `pytest --benchmark-json`."""
+    found = msgspec.convert(document, PytestFile)
+    variants, without = [], 0
+    for item in found.benchmarks:
+        without += not item.stats.data
+        variants.append(
+            timed_variant(item.fullname, item.stats.data)
+            if item.stats.data
+            else summary_variant(item.fullname, item.stats.median, {})
+        )
+    missing = [f"it has no single rounds of {without} of {len(variants)} benchmarks: run pytest with "
+               "`--benchmark-save-data`"] if without else []  # fmt: skip
+    info = found.machine_info
+    cpu = info.get("cpu")
+    brand = cpu.get("brand_raw") if isinstance(cpu, dict) else None
+    machine = {"node": info.get("node"), "cpu": brand, "kernel": info.get("release")}
+    versions = {"python": str(info.get("python_version")), "pytest-benchmark": found.version}
+    record = record_of(
+        "pytest-benchmark", found.datetime or written, variants, {}, machine=machine, versions=versions,
+        commit=found.commit_info.id,
+    )  # fmt: skip
+    return [Imported(record, tuple(missing))]
+
+
+class ActionBench(msgspec.Struct):
+    name: str
+    value: float
+    unit: str
+
+
+class ActionCommit(msgspec.Struct):
+    id: str
+
+
+class ActionEntry(msgspec.Struct):
+    commit: ActionCommit
+    date: int
+    tool: str
+    benches: list[ActionBench]
+
+
+class ActionFile(msgspec.Struct):
+    entries: dict[str, list[ActionEntry]]
+
+
+def action_data(document: Any, written: str) -> list[Imported]:
+    """Read the data file of github-action-benchmark: one record per entry, the oldest first."""
+    found = msgspec.convert(document, ActionFile)
+    imported = []
+    for suite, entries in found.entries.items():
+        for entry in sorted(entries, key=lambda entry: entry.date):
+            created = f"{datetime.fromtimestamp(entry.date / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+            settings = {"suite": suite, "tool": entry.tool}
+            imported.append(_action_record(created, entry.benches, settings, entry.commit.id))
+    return imported
+
+
+def action_values(document: Any, written: str) -> list[Imported]:
+    """Read what github-action-benchmark takes as `customSmallerIsBetter` or `customBiggerIsBetter`."""
+    return [_action_record(written, msgspec.convert(document, list[ActionBench]), {}, None)]
+
+
+def _action_record(created: str, benches: list[ActionBench], settings: dict[str, Any], commit: str | None) -> Imported:
+    variants = list(_action_variants(benches))
+    unread = [f"`{item.name}` ({item.unit})" for item in benches if _seconds(item) is None]
+    missing = [_ONE_VALUE, "it names neither the machine nor versions: they are assumed to be equal"]
+    if unread:
+        missing.append(f"left out, because their units are neither times nor rates: {', '.join(unread)}")
+    record = record_of("github-action-benchmark", created, variants, settings, commit=commit)
+    return Imported(record, tuple(missing))
+
+
+def _action_variants(benches: list[ActionBench]) -> Iterator[Variant]:
+    for item in benches:
+        value_s = _seconds(item)
+        if value_s is not None:
+            yield summary_variant(item.name, value_s, {})
+
+
+def _seconds(item: ActionBench) -> float | None:
+    """Return a time in seconds, or that of one operation of a rate; None for any other unit."""
+    unit = item.unit.strip().lower()
+    if _RATE.fullmatch(unit):
+        return 1 / item.value if item.value > 0 else None
+    scale = _UNITS.get(unit.partition("/")[0])
+    return None if scale is None else item.value * scale

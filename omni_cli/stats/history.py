@@ -1,0 +1,219 @@
+"""Records over time: one series per variant, metric and comparable conditions, its steps, and the verdict on them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import msgspec
+import numpy as np
+
+from omni_cli.history_folder import Kept
+from omni_cli.record import Variant, metric_names
+from omni_cli.results import (
+    Bounds,
+    Difference,
+    GateVerdict,
+    HistoryChange,
+    HistoryPoint,
+    HistoryRecord,
+    HistorySeries,
+)
+from omni_cli.stats.changes import AFTER, BEFORE, THRESHOLD, Step, look, steps_of
+from omni_cli.stats.comparable import record_mismatches, settings_differences, split_allowed
+from omni_cli.stats.compare import MARGIN
+from omni_cli.stats.findings import check_metrics
+from omni_cli.stats.metrics import GATED_MEMORY, higher_is_better
+from omni_cli.stats.summary import summarise
+
+NEEDED = BEFORE + AFTER
+"""Records that a series needs before a step can be seen."""
+
+_NIGHT = timedelta(hours=24)  # the records of one night count together
+_Z95 = 1.96
+_ORDER: tuple[GateVerdict, ...] = ("regression", "inconclusive", "not comparable", "pass")
+
+
+@dataclass
+class _Group:
+    """Comparable runs of one variant and workload; `differences` are those of its first run from the group before."""
+
+    differences: tuple[Difference, ...]
+    is_current: bool = False
+    runs: list[tuple[Kept, Variant]] = field(default_factory=list)
+
+
+def history_of(
+    kept: Sequence[Kept], folder: str, metrics: Sequence[str] | None = None, allowed: Collection[str] = ()
+) -> HistoryRecord:
+    """Find the steps of every series of `metrics`, by default of all. Raises `UsageError` for an unknown metric.
+
+    `allowed` names fields that may differ within a series.
+    """
+    variants = [variant for item in kept for variant in item.record.variants]
+    known = dict.fromkeys(name for variant in variants for name in metric_names(variant))
+    if metrics is not None:
+        check_metrics(metrics, known)
+    chosen = list(metrics or (*known, *GATED_MEMORY))
+    found = [
+        (group, metric, points)
+        for group in _grouped(kept, allowed)
+        for metric in chosen
+        if (points := _points(group, metric))
+    ]
+    # Each further series is another chance of a false alarm, and the bound holds for all of them together.
+    threshold = math.sqrt(THRESHOLD**2 + 2 * math.log(max(len(found), 1)))
+    return HistoryRecord(folder=folder, series=tuple(_series(*item, threshold) for item in found))
+
+
+def judged(history: HistoryRecord, limit: float | None = None, since: str = "") -> HistoryRecord:
+    """Add the verdict on the series that go on.
+
+    A worsening that is still there is a regression; with `limit` only if its whole interval lies beyond that. Steps
+    before the date `since` are known and do not count.
+    """
+    reasons: list[str] = []
+    verdicts: list[GateVerdict] = []
+    for series in history.series:
+        if series.is_current:
+            verdict, reason = _verdict(series, limit, since)
+            verdicts.append(verdict)
+            reasons += [f"{series.variant}, {series.metric}: {reason}"] if reason else []
+    verdict = next((item for item in _ORDER if item in verdicts), "inconclusive")
+    return msgspec.structs.replace(history, verdict=verdict, reasons=tuple(reasons))
+
+
+def worsening(metric: str, ratio: float) -> float:
+    """Return by how much a ratio of levels is worse: 0.05 is 5 %, below 0 is better."""
+    return (1 / ratio if higher_is_better(metric) else ratio) - 1
+
+
+def _verdict(series: HistorySeries, limit: float | None, since: str) -> tuple[GateVerdict, str]:
+    points = len(series.points)
+    if points == 1 and series.differences:
+        return "not comparable", f"the first record with {_listed(series.differences)}"
+    for change in series.changes:
+        if not change.is_open or change.same_commit or series.points[change.at].created < since:
+            continue
+        bounds = sorted(worsening(series.metric, bound) for bound in change.ci95)
+        if limit is None or bounds[0] > limit:
+            return "regression", f"worse by {worsening(series.metric, change.ratio):.1%} since record {change.at + 1}"
+        if bounds[1] > limit:
+            return "inconclusive", f"worse by {bounds[0]:.1%} to {bounds[1]:.1%} since record {change.at + 1}"
+    if series.detectable is None:
+        return "inconclusive", f"{points} of the {NEEDED} comparable records that a step needs"
+    if limit is not None and series.detectable > limit:
+        return "inconclusive", f"the last {AFTER} records show a worsening of {series.detectable:.1%} or more"
+    return "pass", ""
+
+
+def _grouped(kept: Sequence[Kept], allowed: Collection[str]) -> list[_Group]:
+    groups: dict[tuple[str, object], list[_Group]] = {}
+    for item in kept:
+        for variant in item.record.variants:
+            if not variant.samples:
+                continue
+            own = groups.setdefault((variant.name, item.record.workload.get("fingerprint")), [])
+            # The latest first: of several earlier groups, its differences explain best why a new one begins.
+            apart = [(_differences(group.runs[0], (item, variant), allowed), group) for group in reversed(own)]
+            group = next((group for differences, group in apart if not differences), None)
+            if group is None:
+                group = _Group(apart[0][0] if apart else ())
+                own.append(group)
+            group.runs.append((item, variant))
+    last = datetime.fromisoformat(kept[-1].created) - _NIGHT
+    for own in groups.values():
+        newest = max(own, key=lambda group: (group.runs[-1][0].created, group.runs[-1][0].name))
+        newest.is_current = datetime.fromisoformat(newest.runs[-1][0].created) >= last
+    return [group for own in groups.values() for group in own]
+
+
+def _differences(a: tuple[Kept, Variant], b: tuple[Kept, Variant], allowed: Collection[str]) -> tuple[Difference, ...]:
+    """Return what keeps two runs of a variant out of one series: conditions, settings, the amount of work."""
+    found = (*record_mismatches(a[0].record, b[0].record), *settings_differences(a[1], b[1]), *_work(a[1], b[1]))
+    return split_allowed(found, allowed)[0]
+
+
+def _work(a: Variant, b: Variant) -> Iterator[Difference]:
+    """Yield the kinds of work whose mean amount differs by more than the margin.
+
+    A smaller difference does not explain a step that counts, and where outputs are sampled, no two records agree.
+    """
+    for name in sorted({name for variant in (a, b) for sample in variant.samples for name in sample.work}):
+        left, right = (
+            sum(sample.work.get(name, 0.0) for sample in variant.samples) / len(variant.samples) for variant in (a, b)
+        )
+        if not math.isclose(left, right, rel_tol=MARGIN):
+            yield Difference(f"work.{name}", round(left, 3), round(right, 3))
+
+
+def _points(group: _Group, metric: str) -> tuple[HistoryPoint, ...]:
+    """Return the runs that have the metric; a value of 0 was not measured."""
+    points = []
+    for item, variant in group.runs:
+        median, ci95 = _median(variant, metric)
+        if median:
+            code = item.record.environment.get("code")
+            commit = code.get("commit") if isinstance(code, dict) else None
+            points.append(
+                HistoryPoint(
+                    record=item.name, created=item.created, median=median, ci95=ci95,
+                    commit=commit if isinstance(commit, str) else None,
+                )
+            )  # fmt: skip
+    return tuple(points)
+
+
+def _median(variant: Variant, metric: str) -> tuple[float | None, Bounds | None]:
+    if metric in GATED_MEMORY:
+        return getattr(variant.memory, metric), None
+    # Reading a record has checked its summaries; computing hundreds of them again takes minutes.
+    summary = variant.summary.get(metric) or summarise(variant, metric)
+    return (None, None) if summary is None else (summary.median, summary.ci95)
+
+
+def _series(group: _Group, metric: str, points: tuple[HistoryPoint, ...], threshold: float) -> HistorySeries:
+    logs = np.log([point.median for point in points])
+    halves = [math.log(high / low) / 2 for low, high in (point.ci95 for point in points if point.ci95) if low > 0]
+    noise = math.sqrt(sum(half**2 for half in halves) / len(halves)) / _Z95 if halves else 0.0
+    steps = list(steps_of(logs, noise, math.log1p(MARGIN), threshold))
+    seen = look(logs[steps[-1].at if steps else 0 :], noise, threshold)
+    return HistorySeries(
+        variant=group.runs[0][1].name,
+        metric=metric,
+        points=points,
+        changes=_changes(metric, points, logs, steps),
+        detectable=None if seen is None else math.expm1(min(seen.detectable, 50.0)),
+        differences=group.differences,
+        is_current=group.is_current,
+    )
+
+
+def _changes(
+    metric: str, points: Sequence[HistoryPoint], logs: np.ndarray, steps: Sequence[Step]
+) -> tuple[HistoryChange, ...]:
+    edges = [0, *(step.at for step in steps), len(points)]
+    levels = [float(np.median(logs[start:end])) for start, end in itertools.pairwise(edges)]
+    changes = []
+    for number, step in enumerate(steps):
+        good, bad = points[step.earliest - 1].commit, points[step.latest].commit
+        is_worse = worsening(metric, math.exp(step.size)) > 0
+        half = _Z95 * step.standard_error
+        changes.append(
+            HistoryChange(
+                at=step.at, earliest=step.earliest, latest=step.latest, found=step.found,
+                ratio=math.exp(step.size), ci95=(math.exp(step.size - half), math.exp(step.size + half)),
+                verdict="slower" if is_worse else "faster",
+                good=good, bad=bad, same_commit=good is not None and good == bad,
+                is_open=is_worse and worsening(metric, math.exp(levels[-1] - levels[number])) > MARGIN,
+            )
+        )  # fmt: skip
+    return tuple(changes)
+
+
+def _listed(differences: Sequence[Difference]) -> str:
+    shown = ", ".join(f"{item.field} {item.b}" for item in differences[:2])
+    return shown + (f" and {len(differences) - 2} more differences" if len(differences) > 2 else "")
