@@ -12,8 +12,8 @@ coefficient of variation (CV) of 5 to 50 %" are measured, because they differ by
   between two nights, and nothing can find it within five of them.
 
 Disturbed series, on top of the noise within a night at a CV of 5 %: a machine that drifts (a random walk of 0.1 % or
-0.3 % per night, or a wave of 3 % over 50 nights), a ramp of 5 % over the 100 nights, and outliers (one night in 20 is 20 to 100 %
-slower). Rates are printed with the 95 % Wilson interval of a proportion.
+0.3 % per night, or a wave of 3 % over 50 nights), a ramp of 5 % over the 100 nights, and outliers (one night in 20 is
+20 to 100 % slower). Rates are printed with the 95 % Wilson interval of a proportion.
 """
 
 from __future__ import annotations

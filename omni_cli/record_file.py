@@ -63,7 +63,7 @@ def read_document(path: Path, struct: type[Struct], kind: Kind) -> tuple[dict[st
     try:
         return document, msgspec.convert(document, struct)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise InputError(f"`{label}` is not a complete {kind.name}: {_located(error)}", hint=kind.again) from error
+        raise InputError(f"`{label}` is not a complete {kind.name}: {located(error)}", hint=kind.again) from error
 
 
 def read_json(path: Path, kind: Kind) -> Any:
@@ -123,7 +123,7 @@ def _check_schema(label: str, document: object, kind: Kind) -> None:
     raise InputError(f"`{label}` has the schema `{visible(schema, 80)}`; a {kind.name} has `{kind.schema}`", hint=hint)
 
 
-def _located(error: Exception) -> str:
+def located(error: Exception) -> str:
     """Rephrase msgspec's message with its `$.variants[0].name`."""
     message, _, path = str(error).partition(" - at ")
     message = message[:1].lower() + message[1:]

@@ -20,7 +20,7 @@ from omni_cli.cli.options import argument, option
 class CompareOptions(GateOptions):
     """Two records, and the limits to judge them by."""
 
-    a: Annotated[Path, argument("A.json", "The record to compare with.")]
+    a: Annotated[Path, argument("A.json", "The record to compare with, or the file of another tool.")]
     b: Annotated[Path | None, argument("B.json", "The record to judge; without it, the variants of A.json.")] = None
     max_memory_regression: MaxMemoryRegressionOption = None
     margin: MarginOption = DEFAULT_MARGIN

@@ -10,7 +10,7 @@ import typer
 from omni_cli.cli.gate_options import AllowDifferenceOption, need_numpy, read_fraction, write_report
 from omni_cli.cli.options import JsonOption, QuietOption, VerboseOption, option
 from omni_cli.cli.terminal import console
-from omni_cli.errors import OmniError
+from omni_cli.errors import InputError, OmniError
 
 if TYPE_CHECKING:
     from omni_cli.results import HistoryRecord
@@ -30,7 +30,7 @@ def _history() -> None:
 def add(
     records: Annotated[
         list[Path],
-        typer.Argument(metavar="RECORD...", help="Bench records, or results of other tools; see docs/importing.md."),
+        typer.Argument(metavar="RECORD...", help="Bench records, or results of other tools; see docs/history.md."),
     ],
     folder: FolderOption = DEFAULT_FOLDER,
     commit: Annotated[
@@ -48,6 +48,9 @@ def add(
 
     # All are read before any is written: a broken one changes nothing.
     loaded = [(path, item) for path in records for item in load_any(path, commit=commit)]
+    edit = next((item.edit for _, item in loaded if item.edit), None)
+    if edit is not None:
+        raise InputError(edit, hint="measure again with `omni bench --output-json FILE`")
     entries = []
     for path, item in loaded:
         file, is_new = keep(own_answer(item.record).complete_record() if item.missing else item.record, folder)

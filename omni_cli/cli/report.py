@@ -15,7 +15,10 @@ from omni_cli.errors import OmniError, OutputError, UsageError
 
 RecordsArgument = Annotated[
     list[Path],
-    typer.Argument(metavar="RECORD...", help="Files from `omni bench`, `omni profile` or `omni compare --json`."),
+    typer.Argument(
+        metavar="RECORD...",
+        help="Files of `omni bench`, `omni profile`, `omni compare --json` or other tools, or a folder of records.",
+    ),
 ]
 OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The HTML file to write.")]
 SmallerIsBetterOption = Annotated[

@@ -16,7 +16,7 @@ from omni_cli.importers.building import Imported
 from omni_cli.importers.serving import aiperf_requests, aiperf_summary, sglang_serving, vllm_serve
 from omni_cli.importers.timings import action_data, action_values, hyperfine, pytest_benchmark
 from omni_cli.record import first_problem, read_record
-from omni_cli.record_file import Kind, read_bytes
+from omni_cli.record_file import Kind, located, read_bytes
 from omni_cli.text import visible
 
 _KIND = Kind("result", "omni", "omni bench --output-json FILE", "write it again")
@@ -56,7 +56,7 @@ def load_foreign(path: Path) -> list[Imported]:
     try:
         imported = read(written)
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"`{label}` is not a complete file of {tool}: {visible(str(error))}") from error
+        raise InputError(f"`{label}` is not a complete file of {tool}: {located(error)}") from error
     except InputError as error:
         raise InputError(f"`{label}`: {error.message}", hint=error.hint) from error
     for item in imported:

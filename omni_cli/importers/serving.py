@@ -22,7 +22,7 @@ _SGLANG_SETTINGS = ("backend", "dataset_name", "random_input_len", "random_outpu
 
 
 class ServingRun(msgspec.Struct):
-    """What `vllm bench serve` and `bench_serving` call alike; lists have an item per request."""
+    """The fields that `vllm bench serve` and `bench_serving` call alike; lists have an item per request."""
 
     completed: int
     latencies: list[float] | None = None

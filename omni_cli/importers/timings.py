@@ -87,7 +87,7 @@ def pytest_benchmark(document: Any, written: str) -> list[Imported]:
     versions = {"python": str(info.get("python_version")), "pytest-benchmark": found.version}
     record = record_of(
         "pytest-benchmark", found.datetime or written, variants, {}, machine=machine, versions=versions,
-        commit=found.commit_info.id,
+        commit=None if found.commit_info.id == "unversioned" else found.commit_info.id,
     )  # fmt: skip
     return [Imported(record, tuple(missing))]
 

@@ -49,7 +49,7 @@ _MAD = 1.4826
 
 
 @dataclass(frozen=True)
-class Step:
+class Shift:
     """A change between the records `at - 1` and `at`, first seen at the record `found`, all counted from 0.
 
     It lies between the records `earliest - 1` and `latest`. `size` is in the unit of the values, with the standard
@@ -70,11 +70,11 @@ class Look:
     """The best step of the series so far, and the smallest size that `AFTER` records would have shown by now in 80 % of
     the cases."""
 
-    step: Step
+    step: Shift
     detectable: float
 
 
-def steps_of(values: np.ndarray, noise: float, margin: float, threshold: float = THRESHOLD) -> Iterator[Step]:
+def steps_of(values: np.ndarray, noise: float, margin: float, threshold: float = THRESHOLD) -> Iterator[Shift]:
     """Yield the steps of float64 (n,) of more than `margin`, each as it was first seen.
 
     `noise` is the standard error of a value that is known from within the records, or 0.
@@ -168,14 +168,14 @@ class _Fits:
         return scores
 
 
-def _step(fits: _Fits, place: int, scores: np.ndarray) -> Step:
+def _step(fits: _Fits, place: int, scores: np.ndarray) -> Shift:
     """Describe the step at `place` by its least favourable plausible model."""
     freedom = fits.records - 2
     model = int(np.where(fits.plausible[:, place], fits.errors[:, place], 0.0).argmax())
     lost = freedom / 2 * np.log(fits.residuals / fits.residuals[:, place : place + 1])
     near = np.flatnonzero((np.where(fits.plausible[:, place : place + 1], lost, np.inf).min(axis=0)) <= _PLACES)
     best = int(near[fits.residuals[model, near].argmin()])
-    return Step(
+    return Shift(
         at=best + BEFORE,
         earliest=int(near[0]) + BEFORE,
         latest=int(near[-1]) + BEFORE,
@@ -243,7 +243,7 @@ def _size_at(score: float, freedom: int) -> float:
     return math.sqrt(freedom * math.expm1(score**2 / (freedom - 0.5)))
 
 
-def _moved(step: Step, by: int) -> Step:
-    return Step(
+def _moved(step: Shift, by: int) -> Shift:
+    return Shift(
         step.at + by, step.earliest + by, step.latest + by, step.found + by, step.size, step.standard_error, step.score
     )

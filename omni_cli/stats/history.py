@@ -22,7 +22,7 @@ from omni_cli.results import (
     HistoryRecord,
     HistorySeries,
 )
-from omni_cli.stats.changes import AFTER, BEFORE, THRESHOLD, Step, look, steps_of
+from omni_cli.stats.changes import AFTER, BEFORE, THRESHOLD, Shift, look, steps_of
 from omni_cli.stats.comparable import record_mismatches, settings_differences, split_allowed
 from omni_cli.stats.compare import MARGIN
 from omni_cli.stats.findings import check_metrics
@@ -104,7 +104,9 @@ def _verdict(series: HistorySeries, limit: float | None, since: str) -> tuple[Ga
         if bounds[1] > limit:
             return "inconclusive", f"worse by {bounds[0]:.1%} to {bounds[1]:.1%} since record {change.at + 1}"
     if series.detectable is None:
-        return "inconclusive", f"{points} of the {NEEDED} comparable records that a step needs"
+        since_step = points - (series.changes[-1].at if series.changes else 0)
+        where = "since the last step" if series.changes else "that are comparable"
+        return "inconclusive", f"{since_step} records {where}; to see a step takes {NEEDED}"
     if limit is not None and series.detectable > limit:
         return "inconclusive", f"the last {AFTER} records show a worsening of {series.detectable:.1%} or more"
     return "pass", ""
@@ -193,7 +195,7 @@ def _series(group: _Group, metric: str, points: tuple[HistoryPoint, ...], thresh
 
 
 def _changes(
-    metric: str, points: Sequence[HistoryPoint], logs: np.ndarray, steps: Sequence[Step]
+    metric: str, points: Sequence[HistoryPoint], logs: np.ndarray, steps: Sequence[Shift]
 ) -> tuple[HistoryChange, ...]:
     edges = [0, *(step.at for step in steps), len(points)]
     levels = [float(np.median(logs[start:end])) for start, end in itertools.pairwise(edges)]

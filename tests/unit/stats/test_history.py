@@ -1,0 +1,175 @@
+"""Series of records: what belongs together, which steps they have, and the verdict of a check."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from support.bench_records import ENVIRONMENT, record, variant
+
+from omni_cli.errors import UsageError
+from omni_cli.history_folder import Kept
+from omni_cli.results import HistoryRecord
+from omni_cli.stats.changes import THRESHOLD, Shift, steps_of
+from omni_cli.stats.history import history_of, judged
+
+START = datetime(2026, 6, 1, 2, tzinfo=UTC)
+
+
+def night(number: int, level: float, *, work: dict[str, float] | None = None, **environment: Any) -> Kept:
+    """A record of 10 runs in 10 blocks around `level` seconds, of commit `c<number>`; `rtf` is the same number."""
+    runs = level * np.exp(0.004 * np.random.default_rng(number).standard_normal((10, 1)))
+    created = f"{START + timedelta(days=number):%Y-%m-%dT%H:%M:%SZ}"
+    code = {"omni": "0.1.0", "commit": environment.pop("commit", f"c{number}")}
+    one = variant("a", runs, slots=(0,), metrics={"rtf": 1.0}, work=work)  # type: ignore[arg-type]
+    return Kept(f"{created}.json", created, record(one, environment={**ENVIRONMENT, "code": code, **environment}))
+
+
+def nights(levels: Sequence[float], **options: Any) -> list[Kept]:
+    jitter = np.exp(0.005 * np.random.default_rng(0).standard_normal(len(levels)))
+    return [
+        night(number, level * factor, **options)
+        for number, (level, factor) in enumerate(zip(levels, jitter, strict=True))
+    ]
+
+
+def e2e(kept: Sequence[Kept], **options: Any) -> HistoryRecord:
+    return history_of(kept, "history", ["e2e_s"], **options)
+
+
+def test_a_step_has_its_commits_and_fails_the_check_until_the_level_is_back() -> None:
+    slow = [0.1] * 25 + [0.106] * 10
+    (series,) = e2e(nights(slow)).series
+    (change,) = series.changes
+    assert change.verdict == "slower" and change.is_open and change.found <= 29
+    assert (change.good, change.bad) == (f"c{change.earliest - 1}", f"c{change.latest}")
+    assert change.earliest <= 25 <= change.latest
+    assert change.ci95[0] < 1.06 < change.ci95[1]
+    assert judged(e2e(nights(slow))).verdict == "regression"
+    assert judged(e2e(nights(slow + [0.1] * 6))).verdict == "inconclusive"  # too few for the next step
+    assert judged(e2e(nights(slow + [0.1] * 15))).verdict == "pass"
+
+
+def test_limits_and_dates_decide_as_in_a_gate() -> None:
+    found = e2e(nights([0.1] * 25 + [0.106] * 15))
+    assert judged(found, limit=0.02).verdict == "regression"
+    assert judged(found, limit=0.06).verdict == "inconclusive"
+    assert judged(found, limit=0.15).verdict == "pass"
+    (series,) = found.series
+    at = series.changes[0].at
+    assert judged(found, since=series.points[at].created).verdict == "regression"
+    assert judged(found, since=series.points[at + 1].created).verdict == "pass"
+
+
+def test_faster_is_no_regression_and_rates_are_reversed() -> None:
+    assert judged(e2e(nights([0.1] * 25 + [0.09] * 15))).verdict == "pass"
+    kept = nights([10.0] * 25 + [9.0] * 10)
+    changed = [
+        Kept(item.name, item.created, record(_renamed(item), environment=dict(item.record.environment)))
+        for item in kept
+    ]
+    found = history_of(changed, "history", ["requests_per_second"])
+    assert found.series[0].changes[0].verdict == "slower"
+    assert judged(found).verdict == "regression"
+
+
+def _renamed(item: Kept) -> Any:
+    (one,) = item.record.variants
+    runs = np.array([[sample.e2e_s] for sample in one.samples])
+    return variant("a", np.full_like(runs, 0.1), slots=(0,), metrics={"requests_per_second": float(runs.mean() * 10)})  # type: ignore[arg-type]
+
+
+def test_another_machine_begins_another_series_and_is_no_alarm() -> None:
+    old, new = nights([0.1] * 20), nights([0.13] * 40)[20:]
+    other = [
+        night(20 + number, item.record.variants[0].samples[0].e2e_s, machine={"cpu": "Test 2"})
+        for number, item in enumerate(new)
+    ]
+    found = e2e([*old, *other])
+    assert [len(series.points) for series in found.series] == [20, 20]
+    assert not any(series.changes for series in found.series)
+    assert [item.field for item in found.series[1].differences] == [
+        "environment.machine.cpu",
+        "environment.machine.usable_cores",
+    ]
+    assert judged(found).verdict == "pass"
+    first = judged(e2e([*old, other[0]]))
+    assert first.verdict == "not comparable" and "environment.machine.cpu Test 2" in first.reasons[0]
+    assert judged(e2e([*old, *other[:5]])).verdict == "inconclusive"
+    (joined,) = e2e([*old, *other], allowed=["environment.machine"]).series
+    assert len(joined.changes) == 1
+
+
+def test_machines_that_alternate_keep_a_series_each() -> None:
+    kept = [night(number, 0.1 if number % 2 else 0.15, machine={"cpu": f"Test {number % 2}"}) for number in range(40)]
+    found = e2e(kept)
+    assert [len(series.points) for series in found.series] == [20, 20]
+    assert judged(found).verdict == "pass"
+
+
+def test_a_step_between_two_records_of_one_commit_is_the_machine() -> None:
+    found = e2e(nights([0.1] * 20 + [0.12] * 15, commit="same"))
+    assert found.series[0].changes[0].same_commit
+    assert judged(found).verdict == "pass"
+
+
+def test_shorter_audio_is_no_alarm_as_in_vllm_omni_7915() -> None:
+    """Four nights are public: rtf 0.1703, 0.2115, 0.2139, 0.2071 with 144.6, 90.9, 90.9 and 90.9 s of audio."""
+    levels = [0.1703] * 40 + [0.211546, 0.213868, 0.207117] * 4
+    audio = [144.603906] * 40 + [90.881719] * 12
+    kept = [
+        night(n, level, work={"audio_s": amount}) for n, (level, amount) in enumerate(zip(levels, audio, strict=True))
+    ]
+    found = history_of(kept, "history", ["rtf"])
+    assert not any(series.changes for series in found.series)
+    assert [item.field for item in found.series[-1].differences] == ["work.audio_s"]
+    assert judged(found).verdict == "inconclusive"
+    blind = [night(n, level, work={"audio_s": 1.0}) for n, level in enumerate(levels)]
+    assert (
+        judged(history_of(blind, "history", ["e2e_s"])).verdict == "regression"
+    )  # the work is what makes the difference
+
+
+def test_nine_broken_nights_are_no_alarm_as_in_vllm_omni_6032() -> None:
+    """A bug made the audio longer for nine nights and was fixed; a baseline averaged over some of them cried wolf."""
+    audio = [5.05] * 20 + [14.0] * 9 + [5.02] * 31
+    kept = [night(n, 0.13 if amount < 6 else 0.09, work={"audio_s": amount}) for n, amount in enumerate(audio)]
+    found = history_of(kept, "history", ["rtf"])
+    assert [len(series.points) for series in found.series] == [51, 9]
+    assert not any(series.changes for series in found.series)
+    assert judged(found).verdict == "pass"
+
+
+def test_too_few_records_and_too_much_noise_are_inconclusive() -> None:
+    assert judged(e2e(nights([0.1] * 12))).verdict == "inconclusive"
+    assert judged(e2e(nights([0.1] * 30))).verdict == "pass"
+    wild = 0.1 * np.exp(0.3 * np.random.default_rng(1).standard_normal(40))
+    found = judged(e2e(nights(wild.tolist())), limit=0.05)
+    assert found.verdict == "inconclusive" and "or more" in found.reasons[0]
+
+
+def test_memory_is_a_series_and_unknown_metrics_are_named() -> None:
+    found = history_of(nights([0.1] * 3), "history")
+    assert {series.metric for series in found.series} == {"e2e_s", "rtf", "peak_allocated_bytes", "peak_host_rss_bytes"}
+    with pytest.raises(UsageError, match="unknown metric"):
+        history_of(nights([0.1] * 3), "history", ["e2e"])
+
+
+def test_more_series_need_more_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def watched(values: np.ndarray, within: float, margin: float, threshold: float) -> Iterator[Shift]:
+        asked.append(threshold)
+        return steps_of(values, within, margin, threshold)
+
+    monkeypatch.setattr("omni_cli.stats.history.steps_of", watched)
+    kept = nights([0.1] * 14)
+    history_of(kept, "history", ["e2e_s"])
+    history_of(kept, "history")
+    assert len(asked) == 5
+    assert asked[0] == THRESHOLD
+    assert asked[1:] == [math.sqrt(THRESHOLD**2 + 2 * math.log(4))] * 4
