@@ -72,17 +72,25 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     stages: dict[str, Any] = {}
 
 
+RATE: Final = ".rate"
+"""The end of the name of an audio output's sample rate."""
+SHEET_COLUMNS: Final = 4
+
+
 class KeptOutput(msgspec.Struct, frozen=True, kw_only=True):
     """An output for readers: `data` is a PNG image, a sheet of a video's frames, or a WAV file.
 
-    `text` is its size in words. `difference` is an image of the difference from the first variant's output, times
-    `gain`; None for audio and for the first variant.
+    `text` is its size in words; it is `whole` if no pixel, frame or sample is left out. A sheet has `frames` in rows of
+    four. `difference` is an image of the difference from the first variant's output, times `gain`; None for audio and
+    for the first variant.
     """
 
     name: str
     kind: Literal["image", "video", "audio"]
     data: bytes
     text: str = ""
+    whole: bool = False
+    frames: int | None = None
     difference: bytes | None = None
     gain: float | None = None
 

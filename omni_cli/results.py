@@ -66,7 +66,8 @@ class Outputs(msgspec.Struct, frozen=True):
     """Agreement of the outputs of b with those of a; None if it was not recorded.
 
     The others exist for outputs that differ, by kind, and are the worst of all outputs: decibels and similarity of
-    images and videos, decibels of audio, the share of equal token sequences and the first token that differs.
+    images and videos, decibels of audio, the share of equal token sequences and the first token that differs. With
+    `reduced`, they are those of smaller copies, all that two records have.
     """
 
     identical: bool | None = None
@@ -79,6 +80,7 @@ class Outputs(msgspec.Struct, frozen=True):
     snr_db: float | UnsetType = UNSET
     exact_match: float | UnsetType = UNSET
     first_difference: float | UnsetType = UNSET
+    reduced: bool | UnsetType = UNSET
 
     @property
     def measures(self) -> dict[str, float]:
@@ -87,7 +89,7 @@ class Outputs(msgspec.Struct, frozen=True):
         return {name: value for name, value in values.items() if value is not UNSET}
 
 
-MEASURES = Outputs.__struct_fields__[1:]
+MEASURES = Outputs.__struct_fields__[1:-1]
 """Names of the measures of outputs that differ, `max_abs_diff` first."""
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from omni_cli.bench.outputs import RATE
 from omni_cli.encoding import encode_png, encode_wav
-from omni_cli.record import KeptOutput
+from omni_cli.record import RATE, SHEET_COLUMNS, KeptOutput
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 MAX_OUTPUTS = 2
 MAX_IMAGE_BYTES = 2**19
 MAX_AUDIO_BYTES = 2**20
-_SHEET_FRAMES, _SHEET_COLUMNS, _SHEET_SIDE = 12, 4, 192
+_SHEET_FRAMES, _SHEET_SIDE = 12, 192
 
 
 def kept_outputs(arrays: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray] | None) -> tuple[KeptOutput, ...]:
@@ -32,7 +31,7 @@ def _kept(arrays: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray] | No
             shown = array[: MAX_AUDIO_BYTES // 2 // (1 if array.ndim == 1 else array.shape[1])]
             cut = "" if len(shown) == len(array) else f", the first {len(shown) / rate:.0f} s"
             text = f"{len(array) / rate:.2f} s{cut}, {rate} Hz"
-            yield KeptOutput(name=name, kind="audio", data=encode_wav(shown, rate), text=text)
+            yield KeptOutput(name=name, kind="audio", data=encode_wav(shown, rate), text=text, whole=not cut)
         elif kind in ("image", "video"):
             picture = array if kind == "image" else _sheet(array)
             shape = f"{array.shape[-2]}x{array.shape[-3]}" + (f", {len(array)} frames" if kind == "video" else "")
@@ -40,10 +39,12 @@ def _kept(arrays: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray] | No
             difference, gain = None, None
             if other is not None and other.shape == array.shape:
                 gap, gain = _difference(picture, other if kind == "image" else _sheet(other))
-                difference = _encode(gap)
+                difference, _ = _encode(gap)
+            data, is_reduced = _encode(picture)
             yield KeptOutput(
-                name=name, kind="image" if kind == "image" else "video", data=_encode(picture), text=shape,
-                difference=difference, gain=gain,
+                name=name, kind="image" if kind == "image" else "video", data=data, text=shape,
+                whole=not is_reduced and (kind == "image" or _fits(array)),
+                frames=None if kind == "image" else min(len(array), _SHEET_FRAMES), difference=difference, gain=gain,
             )  # fmt: skip
 
 
@@ -56,6 +57,11 @@ def _difference(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, float]:
     return np.rint(gap * gain).astype(np.uint8), gain
 
 
+def _fits(frames: np.ndarray) -> bool:
+    """Tell whether a sheet has all frames of a video at their own size."""
+    return len(frames) <= _SHEET_FRAMES and max(frames.shape[1:3]) <= _SHEET_SIDE
+
+
 def _sheet(frames: np.ndarray) -> np.ndarray:
     """Lay some of a video's frames out in rows, first and last among them."""
     import numpy as np
@@ -66,17 +72,18 @@ def _sheet(frames: np.ndarray) -> np.ndarray:
     scale = min(1.0, _SHEET_SIDE / max(height, width))
     size = max(1, round(width * scale)), max(1, round(height * scale))
     small = [np.asarray(Image.fromarray(frame).resize(size)) for frame in chosen]
-    small += [np.zeros_like(small[0])] * (-len(small) % _SHEET_COLUMNS)
-    rows = [np.concatenate(small[i : i + _SHEET_COLUMNS], axis=1) for i in range(0, len(small), _SHEET_COLUMNS)]
+    small += [np.zeros_like(small[0])] * (-len(small) % SHEET_COLUMNS)
+    rows = [np.concatenate(small[i : i + SHEET_COLUMNS], axis=1) for i in range(0, len(small), SHEET_COLUMNS)]
     return np.concatenate(rows)
 
 
-def _encode(pixels: np.ndarray) -> bytes:
-    """Encode as PNG, at half the size until it is small enough."""
+def _encode(pixels: np.ndarray) -> tuple[bytes, bool]:
+    """Encode as PNG, at half the size until it is small enough; True if that was necessary."""
     from PIL import Image
 
+    size = pixels.size
     while len(png := encode_png(pixels)) > MAX_IMAGE_BYTES:
         import numpy as np
 
         pixels = np.asarray(Image.fromarray(pixels).reduce(2))
-    return png
+    return png, pixels.size < size

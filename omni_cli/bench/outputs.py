@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, TensorOutput, VideoOutput
+from omni_cli.record import RATE
 
 if TYPE_CHECKING:
     import numpy as np
 
 _TOKENS = "tokens"
-RATE = ".rate"
-"""The end of the name of an audio output's sample rate."""
 
 
 def output_arrays(results: Sequence[RequestResult]) -> dict[str, np.ndarray]:
@@ -77,24 +76,3 @@ def load_arrays(path: Path) -> dict[str, np.ndarray] | None:
         return None
     with np.load(path) as arrays:
         return dict(arrays)
-
-
-def max_abs_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float | None:
-    """Return the largest difference of any sample or pixel; None for one without a size (other tokens or lengths)."""
-    import numpy as np
-
-    a, b = ({name: array for name, array in arrays.items() if not name.endswith(RATE)} for arrays in (a, b))
-    if a.keys() != b.keys():
-        return None
-    largest = 0.0
-    for name, left in a.items():
-        right = b[name]
-        if left.shape != right.shape:
-            return None
-        if f".{_TOKENS}." in name:
-            if not np.array_equal(left, right):
-                return None
-        elif left.size:
-            gap = np.abs(left.astype(np.float64) - right.astype(np.float64)).max()
-            largest = max(largest, float(gap))
-    return largest

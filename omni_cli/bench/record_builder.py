@@ -13,12 +13,12 @@ from omni_cli.bench.checks import failed_requests, ineffective, unaccounted
 from omni_cli.bench.engagement import since
 from omni_cli.bench.kept_outputs import kept_outputs
 from omni_cli.bench.memory import memory_of
-from omni_cli.bench.output_quality import quality_of, worst_of
-from omni_cli.bench.outputs import load_arrays, max_abs_difference
+from omni_cli.bench.outputs import load_arrays
 from omni_cli.bench.protocol import LoadedStage, Ran
 from omni_cli.bench.treatments import Treatment
 from omni_cli.record import E2E, KeptOutput, Memory, Record, Sample, StoppingPlan, Utilisation, Variant
 from omni_cli.results import Comparison, Outputs
+from omni_cli.stats.output_quality import max_abs_difference, quality_of, worst_of
 
 MAX_OUTPUT_FILES = 4
 """Number of first iterations whose outputs are kept and compared; later ones are compared by hash."""
@@ -155,7 +155,8 @@ class RecordBuilder:
         first, other = self.measured[0], self.measured[b]
         numbers = sorted(first.hashes.keys() & other.hashes.keys())
         identical = all(first.hashes[n] == other.hashes[n] for n in numbers) if numbers else None
-        difference, quality = 0.0 if identical else None, {}
+        difference = 0.0 if identical else None
+        quality: dict[str, Any] = {}
         if identical is False:
             found = [self._difference(b, n) for n in numbers if n < MAX_OUTPUT_FILES]
             known = [value for value, _ in found if value is not None]

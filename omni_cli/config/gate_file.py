@@ -5,15 +5,24 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from omni_cli.config.diagnostics import Diagnostic, Place, SourceText, in_source_order, render_all
-from omni_cli.config.gate_limits import DEFAULT_METRIC, MEMORY, GateLimits, parse_fraction
+from omni_cli.config.gate_limits import (
+    DEFAULT_METRIC,
+    MEMORY,
+    GateLimits,
+    QualityLimit,
+    parse_fraction,
+    parse_quality,
+)
 from omni_cli.config.yaml_tree import MAX_BYTES, Tree, parse_yaml
 from omni_cli.errors import InputError, UsageError
+from omni_cli.results import MEASURES
 from omni_cli.text import suggest, visible
 
-_KEYS = ("version", "description", "max_regression", "max_memory_regression", "outputs", "metrics")
+_KEYS = ("version", "description", "max_regression", "max_memory_regression", "outputs", "quality", "metrics")
 _METRIC = re.compile(r"[a-z][a-z0-9_.]{0,99}")
 _UNGATED = {"peak_reserved_bytes": "reserved memory depends on what ran before; gate `peak_allocated_bytes`"}
 
@@ -75,12 +84,12 @@ class _GateReader:
         memory = self._limit((MEMORY,), self.data.get(MEMORY))
         if memory is not None:
             places[MEMORY] = self._label((MEMORY,))
-        difference = self._outputs()
-        if not self.diagnostics and not metrics and difference is None and memory is None:
+        difference, quality = self._outputs(), tuple(self._quality())
+        if not self.diagnostics and not metrics and difference is None and memory is None and not quality:
             self._add((), "the gate file limits nothing", "name a metric: `metrics: {e2e_s: 5%}`")
         if self.diagnostics:
             raise GateFileError(tuple(self.diagnostics))
-        return GateLimits(metrics, difference, places, memory)
+        return GateLimits(metrics, difference, places, memory, quality)
 
     def _metrics(self, general: float | None) -> tuple[dict[str, float], dict[str, str]]:
         listed = self.data.get("metrics", {})
@@ -138,7 +147,18 @@ class _GateReader:
         self._add(("outputs",), "invalid value for `outputs`", hint)
         return None
 
-    def _add(self, path: tuple[str, ...], message: str, hint: str | None = None, *, key: bool = False) -> None:
+    def _quality(self) -> Iterator[QualityLimit]:
+        listed = self.data.get("quality", [])
+        if not isinstance(listed, list):
+            self._add(("quality",), "`quality` is not a list of limits", "write `quality: [psnr_db>=40]`")
+            return
+        for number, text in enumerate(listed):
+            try:
+                yield parse_quality(str(text), MEASURES)
+            except ValueError as error:
+                self._add(("quality", number), str(error))
+
+    def _add(self, path: tuple[str | int, ...], message: str, hint: str | None = None, *, key: bool = False) -> None:
         place: Place = self.tree.key_place(path) if key else self.tree.place(path)
         self.diagnostics.append(Diagnostic(place, message, hint))
 

@@ -86,6 +86,8 @@ def apart(outputs: Outputs) -> str:
     for name, value in outputs.measures.items():
         unit = " dB" if name.endswith("_db") else ""
         parts.append(f"{name.removesuffix('_db').replace('_', ' ')} {value:.4g}{unit}")
+    if outputs.reduced is True and parts:
+        parts.append("of smaller copies")
     return ", ".join(parts)
 
 

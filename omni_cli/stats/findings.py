@@ -32,6 +32,7 @@ from omni_cli.stats.compare import MARGIN, Compared, compare_variants, shared_me
 from omni_cli.stats.gate import judge
 from omni_cli.stats.memory import memory_peaks
 from omni_cli.stats.metrics import GATED_MEMORY
+from omni_cli.stats.output_quality import kept_distance
 from omni_cli.stats.payback import payback
 from omni_cli.text import suggest, visible
 
@@ -230,7 +231,7 @@ def compare_document(findings: Findings, a: RecordOrigin, b: RecordOrigin) -> Co
 
 
 def _outputs(a: Variant, b: Variant, records: Sequence[Record]) -> Outputs:
-    """Compare by hash; the size of a difference is measured during the run, and taken from the record."""
+    """Compare by hash; a difference is the one measured during the run, else that of the outputs which are kept."""
     identical = None
     if a.output_sha256 is not None and b.output_sha256 is not None:
         identical = a.output_sha256 == b.output_sha256
@@ -238,6 +239,8 @@ def _outputs(a: Variant, b: Variant, records: Sequence[Record]) -> Outputs:
         measured = [entry.outputs for entry in records[0].comparisons if (entry.a, entry.b) == (a.name, b.name)]
         if measured:
             return measured[-1]
+    if identical is False and a.outputs and b.outputs:
+        return kept_distance(a.outputs, b.outputs)
     return Outputs(identical, 0.0 if identical else None)
 
 

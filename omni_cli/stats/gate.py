@@ -182,6 +182,11 @@ def _judge_quality(a: str, b: str, item: Outputs, limits: GateLimits) -> Iterato
             yield "output mismatch", f"{pair} differ and have no {limit.metric}, which must be {limit}"
         elif not limit.allows(value):
             yield "output mismatch", f"{pair} have {limit.metric} {value:.4g}; it must be {limit}"
+        elif item.reduced is True:
+            yield (
+                "inconclusive",
+                f"{pair} must have {limit}; the records keep smaller copies only, which have {value:.4g}",
+            )
 
 
 def _unmeasured(limits: GateLimits, judged: set[str]) -> list[GateMetric]:

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omni_cli.bench.outputs import hash_arrays, load_arrays, max_abs_difference, output_arrays, save_arrays
+from omni_cli.bench.outputs import hash_arrays, load_arrays, output_arrays, save_arrays
 from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, StageTrace, TextOutput
+from omni_cli.stats.output_quality import max_abs_difference
 
 
 def result(*outputs, tokens: tuple[int, ...] = (1, 2)) -> RequestResult:

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from support.bench_records import ABBA, ENVIRONMENT, pair, record, variant
 
+from omni_cli.bench.kept_outputs import kept_outputs
+from omni_cli.bench.outputs import hash_arrays
 from omni_cli.cli import app
 from omni_cli.record import Memory, Record, save_record
 
@@ -293,3 +295,34 @@ def test_three_variants(run: Run) -> None:
     assert out.count("against n=1") == 2
     assert "n=3: e2e" in out
     assert err.count("error:") == 1
+
+
+def keeping(pixels: np.ndarray, name: str, **fields: Any) -> str:
+    kept = kept_outputs({"0.image.0": pixels}, None)
+    return save(name, single(outputs=kept, output_sha256=hash_arrays({"0.image.0": pixels}), **fields))
+
+
+def test_outputs_that_two_records_keep_are_compared_and_gated(run: Run, tmp_path: Path) -> None:
+    grey = np.full((32, 48, 3), 100, np.uint8)
+    a, b = keeping(grey, "a.json"), keeping(grey + np.uint8(10), "b.json", seed=1)
+    code, out, _ = run(a, b, "--json")
+    outputs = json.loads(out)["comparisons"][0]["outputs"]
+    assert code == 0 and outputs["identical"] is False and outputs["max_abs_diff"] == 10
+    assert outputs["psnr_db"] == pytest.approx(20 * np.log10(255 / 10)) and 0.9 < outputs["ssim"] < 1
+    code, out, err = run(a, b, "--quality", "psnr_db>=40")
+    assert code == 5 and "psnr 28.13 dB" in out and "psnr_db 28.13; it must be psnr_db>=40" in err
+    assert run(a, b, "--quality", "psnr_db>=20")[0] == 0
+    (tmp_path / "gate.yaml").write_text("version: 1\nquality: [psnr_db>=40, ssim>=0.1]\n")
+    assert run(a, b, "--gate", "gate.yaml")[0] == 5
+    assert run(a, b, "--gate", "gate.yaml", "--quality", "psnr_db>=20")[0] == 0, "an option overrides the file"
+    assert run(a, a, "--gate", "gate.yaml")[0] == 0, "equal outputs have no distance"
+
+
+def test_smaller_copies_of_outputs_pass_no_gate(run: Run) -> None:
+    noise = np.random.default_rng(0).integers(0, 200, (512, 640, 3), dtype=np.uint8)
+    a, b = keeping(noise, "a.json"), keeping(noise + np.uint8(10), "b.json", seed=1)
+    code, out, _ = run(a, b)
+    assert code == 0 and "of smaller copies" in out
+    code, _, err = run(a, b, "--quality", "psnr_db>=20")
+    assert code == 3 and "smaller copies" in err
+    assert run(a, b, "--quality", "psnr_db>=40")[0] == 5

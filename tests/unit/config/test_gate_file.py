@@ -45,13 +45,14 @@ def test_the_gates_of_the_repository(path: Path) -> None:
 def test_a_whole_file(tmp_path: Path) -> None:
     limits = load(
         tmp_path,
-        "version: 1\nmax_regression: 5%\nmax_memory_regression: 0.02\noutputs: identical\n"
+        "version: 1\nmax_regression: 5%\nmax_memory_regression: 0.02\noutputs: identical\nquality: [ssim>=0.9]\n"
         "metrics:\n  e2e_s: 3%\n  ttft_s:\n  thinker.tpot_s: 0.5 %\n",
     )
     assert limits.metrics == {"e2e_s": 0.03, "ttft_s": 0.05, "thinker.tpot_s": 0.005}
     assert limits.memory == 0.02
     assert limits.max_abs_diff == 0
-    assert limits.places["ttft_s"].endswith("gate.yaml:7:3")
+    assert [str(limit) for limit in limits.quality] == ["ssim>=0.9"]
+    assert limits.places["ttft_s"].endswith("gate.yaml:8:3")
     assert limits.max_regression == 0.05
 
 
@@ -137,3 +138,9 @@ def test_options_go_over_the_file() -> None:
     assert merge_limits(None) is None
     assert merge_limits(None, max_regression=0.05).metrics == {"e2e_s": 0.05}
     assert merge_limits(None, identical_outputs=True).metrics == {}
+
+
+def test_limits_on_quality_have_places(tmp_path: Path) -> None:
+    assert mistakes(tmp_path, "version: 1\nquality: psnr_db>=40\n") == ["2:10: `quality` is not a list of limits"]
+    (found,) = mistakes(tmp_path, "version: 1\nquality:\n- ssim>=0.9\n- psnr>=40\n")
+    assert found == "4:3: no measure `psnr`; did you mean `psnr_db`?"

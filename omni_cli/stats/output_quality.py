@@ -1,12 +1,16 @@
-"""Distances between the outputs of two variants, by kind: tokens, images, videos, audio. NumPy only."""
+"""Distances between the outputs of two variants, by kind: tokens, images, videos, audio."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import io
+import wave
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
+from msgspec import UNSET
 
-from omni_cli.bench.outputs import RATE
+from omni_cli.record import RATE, SHEET_COLUMNS, KeptOutput
+from omni_cli.results import Outputs
 
 _PEAK = 255.0
 _WINDOW = 7
@@ -32,6 +36,61 @@ def quality_of(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]
             measures = _frames(a[None] if kind == "image" else a, b[None] if kind == "image" else b)
         found = worst_of([found, measures])
     return found | _tokens(first, second)
+
+
+def max_abs_difference(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float | None:
+    """Return the largest difference of any sample or pixel; None for one without a size (other tokens or lengths)."""
+    a, b = ({name: array for name, array in arrays.items() if not name.endswith(RATE)} for arrays in (a, b))
+    if a.keys() != b.keys():
+        return None
+    largest = 0.0
+    for name, left in a.items():
+        right = b[name]
+        if left.shape != right.shape:
+            return None
+        if ".tokens." in name:
+            if not np.array_equal(left, right):
+                return None
+        elif left.size:
+            gap = np.abs(left.astype(np.float64) - right.astype(np.float64)).max()
+            largest = max(largest, float(gap))
+    return largest
+
+
+def kept_distance(a: Sequence[KeptOutput], b: Sequence[KeptOutput]) -> Outputs:
+    """Return the distance of the outputs that two variants keep, which differ."""
+    first, second = kept_arrays(a), kept_arrays(b)
+    common = [item for item in (*a, *b) if item.name in first and item.name in second]
+    is_reduced = not all(item.whole for item in common)
+    largest = None if is_reduced else max_abs_difference(first, second)
+    # Equal copies would claim that the outputs are equal.
+    return Outputs(False, largest or None, **quality_of(first, second), reduced=True if is_reduced else UNSET)
+
+
+def kept_arrays(outputs: Iterable[KeptOutput]) -> dict[str, np.ndarray]:
+    """Decode the outputs that a record keeps, by name: pixels uint8, samples float32 in steps of 16 bits."""
+    from PIL import Image
+
+    arrays: dict[str, np.ndarray] = {}
+    for output in outputs:
+        if output.kind == "audio":
+            with wave.open(io.BytesIO(output.data)) as file:
+                samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32767
+                channels, rate = file.getnchannels(), file.getframerate()
+            arrays[output.name] = samples if channels == 1 else samples.reshape(-1, channels)
+            arrays[output.name + RATE] = np.array(rate)
+        else:
+            pixels = np.asarray(Image.open(io.BytesIO(output.data)))
+            arrays[output.name] = pixels if output.frames is None else _from_sheet(pixels, output.frames)
+    return arrays
+
+
+def _from_sheet(pixels: np.ndarray, num_frames: int) -> np.ndarray:
+    """Cut a sheet into its frames (num_frames, height, width, channels); black ones fill its last row."""
+    rows = -(-num_frames // SHEET_COLUMNS)
+    height, width = pixels.shape[0] // rows, pixels.shape[1] // SHEET_COLUMNS
+    tiles = pixels[: rows * height, : SHEET_COLUMNS * width].reshape(rows, height, SHEET_COLUMNS, width, -1)
+    return tiles.swapaxes(1, 2).reshape(-1, height, width, pixels.shape[2])[:num_frames]
 
 
 def worst_of(several: Iterable[Mapping[str, float]]) -> dict[str, float]:

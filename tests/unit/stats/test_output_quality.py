@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec import UNSET
 
-from omni_cli.bench.output_quality import quality_of, structural_similarity, worst_of
+from omni_cli.bench.kept_outputs import kept_outputs
+from omni_cli.stats.output_quality import kept_distance, quality_of, structural_similarity, worst_of
 
 
 def test_a_constant_error_has_the_decibels_of_its_definition() -> None:
@@ -71,3 +73,19 @@ def test_equal_outputs_other_shapes_and_tensors_have_no_decibels_and_the_worst_c
         "psnr_db": 30.0,
         "log_mel_distance_db": 2.0,
     }
+
+
+def test_kept_outputs_have_the_distance_of_the_outputs() -> None:
+    tone = np.sin(np.arange(8_000) / 9).astype(np.float32) / 2
+    video = np.full((5, 16, 16, 3), 100, np.uint8)  # in two rows, the second of which has three black frames, too
+    a = {"0.audio.0": np.stack([tone, tone], 1), "0.audio.0.rate": np.array(8_000), "0.video.1": video}
+    b = {**a, "0.audio.0": a["0.audio.0"] / 2, "0.video.1": video + np.uint8(10)}
+    found, exact = kept_distance(kept_outputs(a, None), kept_outputs(b, None)), quality_of(a, b)
+    assert found.reduced is UNSET and found.max_abs_diff == 10
+    assert found.snr_db == pytest.approx(exact["snr_db"], abs=1e-3), "in steps of 16 bits"
+    assert found.log_mel_distance_db == pytest.approx(exact["log_mel_distance_db"], abs=0.5)
+    assert found.psnr_db == found.worst_frame_psnr_db == pytest.approx(exact["psnr_db"])
+    long = np.concatenate([video] * 3)
+    sheets = kept_outputs({"0.video.0": long}, None), kept_outputs({"0.video.0": long + np.uint8(10)}, None)
+    reduced = kept_distance(*sheets)
+    assert reduced.reduced is True and reduced.max_abs_diff is None and reduced.psnr_db == found.psnr_db
