@@ -84,6 +84,12 @@ class CallInputs(Protocol):
     def checked(self, arguments: Mapping[str, object]) -> dict[str, object]:
         """The values of `--arg` by their types, files as paths; raises `InputError`."""
 
+    def check_request(self, request: Any, stage: Any) -> str | None:
+        """Raise `InputError` for a `GenerateRequest` that the pipeline would reject, as far as its files tell.
+
+        Returns a warning for the user if there is one.
+        """
+
 
 @dataclass(frozen=True)
 class StageRole:

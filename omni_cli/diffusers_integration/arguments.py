@@ -56,14 +56,19 @@ class PipelineCall:
     def inspect(cls, pipeline: Any) -> PipelineCall:
         parameters = inspect.signature(pipeline.__call__).parameters.values()
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        defaults = {p.name: None if p.default is p.empty else p.default for p in named}
+        return cls.of(pipeline, signature_of_class(type(pipeline)), defaults)
+
+    @classmethod
+    def of(cls, pipeline: Any, signature: PipelineSignature, defaults: Mapping[str, object]) -> PipelineCall:
+        """Read the attributes of a pipeline, or of its stand-in."""
         height, width = _default_size(pipeline)
         # diffusers ignores `guidance_scale` if the transformer has no guidance embedding and the pipeline has
         # classifier-free guidance under another name.
         denoiser = getattr(pipeline, "transformer", None)
         embeds_guidance = getattr(getattr(denoiser, "config", None), "guidance_embeds", None)
-        defaults = {p.name: None if p.default is p.empty else p.default for p in named}
         return cls(
-            signature=signature_of_class(type(pipeline)),
+            signature=signature,
             defaults=defaults,
             size_multiple=_size_multiple(pipeline),
             default_height=height,
@@ -264,6 +269,11 @@ def _check_numbers(request: DiffusionRequest, call: PipelineCall) -> None:
         raise InputError(f"`guidance_scale` must be a finite number, not {request.guidance_scale!r}")
     for name, value in request.call.items():
         _plain(name, value, call)
+        is_count = name.startswith("num_") and name.endswith("_per_prompt")
+        if is_count and value is not None and (not _is_int(value) or value < 1):
+            raise InputError(f"`{name}` must be at least 1, not {value!r}")
+        if name in ("sigmas", "timesteps") and value == []:
+            raise InputError(f"`{name}` is empty", hint=f"remove it, or give one for each step: `{name}=[1.0,0.5]`")
     length = request.call.get("max_sequence_length")
     if length is not None and (not _is_int(length) or length < 1):
         raise InputError(f"`max_sequence_length` must be at least 1, not {length!r}")
@@ -302,7 +312,8 @@ def _ask_pipeline(pipeline: object, call: PipelineCall, request: DiffusionReques
     if check is None:
         return
     sizes = {"height": call.default_height, "width": call.default_width}
-    arguments = {**call.defaults, **sizes, **call.arguments(request), "callback_on_step_end_tensor_inputs": []}
+    known = {name: pixels for name, pixels in sizes.items() if pixels is not None}
+    arguments = {**call.defaults, **known, **call.arguments(request), "callback_on_step_end_tensor_inputs": []}
     # `check_inputs` has parameters for older callbacks that the call lacks: pass None, except for `batch_size`.
     arguments.setdefault("batch_size", 1)
     arguments["callback_steps"] = 1 if "callback_steps" in call.defaults else None
@@ -312,8 +323,8 @@ def _ask_pipeline(pipeline: object, call: PipelineCall, request: DiffusionReques
         return  # the call has not assigned its own value yet
     try:
         check(**values)
-    except (TypeError, AttributeError):
-        # The call converts some values before it checks them, such as a number to a list of one.
+    except (TypeError, AttributeError, LookupError, AssertionError):
+        # The call converts some values before it checks them, such as a number to a list of one; a stand-in lacks some.
         return
     except ValueError as error:
         raise InputError(f"{type(pipeline).__name__} rejects the request: {error}") from error

@@ -9,6 +9,7 @@ from fractions import Fraction
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.signature import PipelineSignature, example_fps
 from omni_cli.errors import InputError
+from omni_cli.inputs.fields import MAX_FRAMES_MADE
 from omni_cli.video_encoding import MAX_FPS
 
 # That of diffusers' functions that write files, `export_to_video` and `export_to_gif`.
@@ -17,10 +18,14 @@ DEFAULT_FPS = Fraction(10)
 
 @dataclass(frozen=True)
 class FrameRate:
-    """The rate of a video's file, and the call's argument for it, if the user or the profile sets the rate."""
+    """The rate of a video's file, and the call's argument for it, if the user or the profile sets the rate.
+
+    `is_known` is false for `DEFAULT_FPS`.
+    """
 
     rate: Fraction
     arguments: Mapping[str, float | int] = field(default_factory=dict)
+    is_known: bool = True
 
 
 def frame_rate(
@@ -42,7 +47,8 @@ def frame_rate(
         return FrameRate(rate, {} if argument is None else {argument: _argument(signature, argument, rate)})
     if argument is not None and settings.get(argument, defaults.get(argument)) is not None:
         return FrameRate(_checked(argument, settings.get(argument, defaults.get(argument))))
-    return FrameRate(example_fps(signature.name) or DEFAULT_FPS)
+    documented = example_fps(signature.name)
+    return FrameRate(documented or DEFAULT_FPS, is_known=documented is not None)
 
 
 def with_num_frames(
@@ -81,8 +87,8 @@ def check_num_frames(
     count = None if name is None else settings.get(name)
     if count is None:
         return
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise InputError(f"`{name}` must be a whole number from 1, not {count!r}")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_FRAMES_MADE:
+        raise InputError(f"`{name}` must be a whole number from 1 to {MAX_FRAMES_MADE}, not {count!r}")
     group = _group(pipeline, defaults.get(name or ""))
     if group is not None and (count - 1) % group:
         below = (count - 1) // group * group + 1

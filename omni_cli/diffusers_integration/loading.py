@@ -66,9 +66,11 @@ def load_pipeline(
         raise
     except Exception as error:
         # diffusers, transformers, safetensors and the hub client each raise their own exceptions for broken files.
+        hint = "check that the folder is complete" if Path(model).is_dir() else "check the name and the network"
+        hint = "install the package that it names" if isinstance(error, ImportError) else hint
         raise CheckpointError(
             f"cannot load a pipeline from {model}: {type(error).__name__}: {_first_line(error)}",
-            hint="check that the folder is complete" if Path(model).is_dir() else "check the name and the network",
+            hint=hint,
         ) from error
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

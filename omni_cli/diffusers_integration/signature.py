@@ -199,7 +199,7 @@ class PipelineSignature:
 @functools.cache
 def signature_of(class_name: str) -> PipelineSignature | None:
     """Return the signature of one of diffusers' pipeline classes; None if there is no such class."""
-    found = _class(class_name)
+    found = class_of(class_name)
     if found is None:
         return None
     functions = {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
@@ -285,29 +285,32 @@ def example_fps(class_name: str) -> Fraction | None:
     return None if found is None else Fraction(found[1])
 
 
-def _class(name: str) -> ast.ClassDef | None:
-    source = source_of_class(name)
-    body = [] if source is None else ast.parse(source).body
-    return next((node for node in body if isinstance(node, ast.ClassDef) and node.name == name), None)
+def class_of(name: str) -> ast.ClassDef | None:
+    """The definition of one of diffusers' pipelines, outputs or models; None if there is no such class."""
+    found = (node for node in module_of_class(name) if isinstance(node, ast.ClassDef) and node.name == name)
+    return next(found, None)
 
 
-def source_of_class(name: str) -> str | None:
-    """The source of the file that defines one of diffusers' pipelines or outputs; None if there is no such class."""
-    folder = _pipelines_folder()
-    if folder is None or not name.isidentifier():
+@functools.cache
+def module_of_class(name: str) -> tuple[ast.stmt, ...]:
+    """The file that defines one of diffusers' pipelines, outputs or models; () if there is no such class."""
+    source = source_of_class(name) or source_of_class(name, "models")
+    return () if source is None else tuple(ast.parse(source).body)
+
+
+@functools.cache
+def source_of_class(name: str, folder: Literal["pipelines", "models"] = "pipelines") -> str | None:
+    """The source of the file that defines one of diffusers' pipelines, their outputs, or models; None without one."""
+    spec = importlib.util.find_spec("diffusers")
+    if spec is None or spec.origin is None or not name.isidentifier():
         return None
     # Searching bytes takes a quarter of the time of decoded text: every command with a diffusers profile comes here.
     opening = f"\nclass {name}(".encode()
-    for file in sorted(folder.rglob("*.py")):
+    for file in sorted((Path(spec.origin).parent / folder).rglob("*.py")):
         source = file.read_bytes()
         if opening in source:
             return source.decode()
     return None
-
-
-def _pipelines_folder() -> Path | None:
-    spec = importlib.util.find_spec("diffusers")
-    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "pipelines"
 
 
 def _arguments(given: ast.arguments) -> Iterator[tuple[str, Argument]]:
@@ -332,7 +335,7 @@ def _output_fields(call: ast.FunctionDef) -> tuple[str, ...]:
 
 def _fields_of(output_class: str) -> Iterator[str]:
     """Yield the fields of an output class that a call fills by position."""
-    found = _class(output_class)
+    found = class_of(output_class)
     for node in [] if found is None else found.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield node.target.id

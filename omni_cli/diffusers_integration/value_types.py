@@ -44,8 +44,11 @@ def is_plain(annotation: str, *, tensors: bool = True) -> bool:
 
 
 def converted(annotation: str, value: object) -> object:
-    """Return a plain value for the call, with lists as tuples if the type asks for those; raises `ValueError`."""
-    for each in _alternatives(_parsed(annotation)):
+    """Return a plain value for the call: lists as tuples and whole numbers as floats if the type asks for those.
+
+    Raises `ValueError` for a value that does not fit.
+    """
+    for each in sorted(_alternatives(_parsed(annotation)), key=lambda each: _name(each) == "float"):
         try:
             return _converted(each, value)
         except ValueError:
@@ -113,11 +116,12 @@ def _converted(node: ast.expr, value: object) -> object:
     if name in _TENSORS and _is_numeric(value):
         return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if name == "float" and is_number:
+        return float(value)  # type: ignore[arg-type]
     fits = {
         "None": value is None,
         "bool": isinstance(value, bool),
         "int": is_number and isinstance(value, int),
-        "float": is_number,
         "str": isinstance(value, str),
     }
     if fits.get(name) or name in _ANYTHING or (name in _OBJECTS and isinstance(value, dict)):

@@ -9,7 +9,7 @@ from typing import Any
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, EngineConfig
 from omni_cli.errors import UsageError
 from omni_cli.families import CallInputs, family_of_stages, load
-from omni_cli.outputs import Modality
+from omni_cli.outputs import GenerateRequest, Modality
 
 _ALWAYS = frozenset({"request_id", "seed", "modalities"})
 _OF_CHAINS = frozenset({"prompt"})
@@ -102,6 +102,10 @@ class Capabilities:
                 f"{what}{instead} is missing, which profile `{self.profile}` needs",
                 hint=f"it takes {missing[0].type}: {label('arg')} {name}=VALUE" if field == "arg" else None,
             )
+
+    def check_request(self, request: GenerateRequest, config: EngineConfig) -> str | None:
+        """Raise `InputError` for a request whose values or files the pipeline would reject; returns a warning."""
+        return None if self.call is None else self.call.check_request(request, config.stages[0])
 
     def check_modalities(self, modalities: frozenset[str], label: str) -> None:
         """Raise `UsageError` for a modality that no stage of the profile makes."""

@@ -67,10 +67,17 @@ def _number(high: float) -> Callable[[object], float]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"must be a number, not {_kind(value)}")
         if not 0 <= value <= high:  # false for NaN, too
-            raise ValueError(f"must be from 0 to {high:g}, not {value if abs(value) < 1e20 else 'that large'}")
+            raise ValueError(f"must be from 0 to {high:g}, not {'that large' if abs(value) >= 1e20 else value}")
         return float(value)
 
     return check
+
+
+def _duration(value: object) -> float:
+    seconds = _number(MAX_DURATION_S)(value)
+    if not seconds:
+        raise ValueError("must be above 0")
+    return seconds
 
 
 def _frame_rate(value: object) -> str:
@@ -169,7 +176,7 @@ CHECKERS: Mapping[str, Callable[[object], Any]] = {
     "num_inference_steps": _whole_number(1, MAX_NUM_INFERENCE_STEPS),
     "guidance_scale": _number(MAX_GUIDANCE_SCALE),
     "strength": _number(1),
-    "duration": _number(MAX_DURATION_S),
+    "duration": _duration,
     "num_frames": _whole_number(1, MAX_FRAMES_MADE),
     "fps": _frame_rate,
     "arg": _call_arguments,

@@ -61,6 +61,12 @@ def _call_rows(config: EngineConfig, capabilities: Capabilities) -> list[InputRo
         default = argument.default if own is None else json.dumps(own)
         option = _arg_option(argument) if argument.field == "arg" else options[argument.field][0]
         rows.append(InputRow(option, argument.name, argument.type, default, argument.is_needed and own is None))
+    shown = {row.option for row in rows}
+    # A video has a rate and a length, whatever its call takes.
+    for field in ("duration", "fps"):
+        option, kind = options[field]
+        if field in capabilities.fields and option not in shown:
+            rows.append(InputRow(option, field, kind, None, False))
     seed = InputRow("--seed N", "seed", "int", str(config.seed), False)
     return [*rows, seed]
 

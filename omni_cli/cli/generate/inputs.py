@@ -54,6 +54,7 @@ def decode_specs(specs: Sequence[RequestSpec | BadRequest], config: EngineConfig
     """
     capabilities = Capabilities.of(config)
     held_bytes = 0
+    warned: dict[str | None, None] = {}
     pending: list[PendingRequest | BadRequest] = []
     for spec in specs:
         if isinstance(spec, BadRequest):
@@ -61,6 +62,7 @@ def decode_specs(specs: Sequence[RequestSpec | BadRequest], config: EngineConfig
             continue
         try:
             request = build_request(spec, config, partial(_warn, spec.place))
+            warned.setdefault(capabilities.check_request(request, config))
         except InputError as error:
             if spec.place is None:
                 raise
@@ -74,6 +76,8 @@ def decode_specs(specs: Sequence[RequestSpec | BadRequest], config: EngineConfig
             build = partial(build_request, spec, config, _no_second_warning)
         writes_files = capabilities.makes_files(spec.modalities)
         pending.append(PendingRequest(spec.request_id, build, writes_files, spec.place))
+    for message in filter(None, warned):
+        console.print_warning(message)
     return pending
 
 
@@ -81,13 +85,15 @@ def _read_prompt(prompt: str | None, capabilities: Capabilities) -> str:
     """Read the prompt from the command line, or from stdin if it is `-` or piped."""
     if prompt is not None and prompt != "-":
         return prompt
-    if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
+    is_missing = sys.stdin is None or (prompt is None and sys.stdin.isatty())
+    content = b"" if is_missing else sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
+    # An empty prompt, which some pipelines allow, has to be meant.
+    if is_missing or (prompt is None and not content):
         example = "a red cube" if "image" in capabilities.modalities else "hello"
         raise UsageError(
             "there is no prompt",
             hint=f'give one, as `omni generate "{example}"`, or pipe it in',
         )
-    content = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
     if len(content) > MAX_STDIN_BYTES:
         raise InputError(f"the prompt on stdin is longer than {MAX_STDIN_BYTES // 2**20} MiB")
     try:

@@ -53,7 +53,7 @@ class RequestOptions:
     ] = None
     strength: Annotated[float | None, option("--strength", "S", "How far the input image is changed, 0 to 1.")] = None
     duration: Annotated[
-        float | None, option("--duration", "SECONDS", "Length of the audio that a diffusers pipeline makes.")
+        float | None, option("--duration", "SECONDS", "Length of the audio or video that a diffusers pipeline makes.")
     ] = None
     num_frames: Annotated[int | None, option("--num-frames", "N", "Number of frames of the video.")] = None
     fps: Annotated[

@@ -10,12 +10,16 @@ from typing import get_args
 
 from omni_cli.checkpoints.files import read_model_kind, read_object
 from omni_cli.checkpoints.hub import cached_settings
+from omni_cli.checkpoints.resolve import is_built, resolve_model
+from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.call_checks import check_media, checked_value, readings, settable
 from omni_cli.diffusers_integration.loading import check_runnable
 from omni_cli.diffusers_integration.packages import check_packages
 from omni_cli.diffusers_integration.signature import FIELDS, Kind, PipelineSignature, signature_of
+from omni_cli.diffusers_integration.stand_in import check_request
 from omni_cli.errors import CheckpointError, InputError
 from omni_cli.families import BUILTIN_PREFIX, CallArgument, families
+from omni_cli.outputs import GenerateRequest
 
 _BUILT = {
     "tiny-audio": "StableAudioPipeline",
@@ -29,11 +33,12 @@ _BUILT = {
 class PipelineInputs:
     """The inputs of a pipeline's call; an unknown pipeline accepts any, and rejects them itself after loading.
 
-    `classes` are those of diffusers that it consists of.
+    `classes` are those of diffusers that it consists of; `folder` has its files, None if they are not there yet.
     """
 
     signature: PipelineSignature | None
     classes: tuple[str, ...] = ()
+    folder: Path | None = None
 
     @property
     def pipeline(self) -> str | None:
@@ -47,8 +52,9 @@ class PipelineInputs:
     def fields(self) -> frozenset[str]:
         signature = self.signature
         found = FIELDS if signature is None else [f for f in FIELDS if signature.argument_of(f) is not None]
-        rate = ("fps",) if signature is not None and signature.makes == "video" else ()
-        return frozenset({*found, *rate, "arg"})
+        makes_video = signature is not None and signature.makes == "video"
+        length = ["duration"] if makes_video and "num_frames" in found else []
+        return frozenset({*found, *(["fps"] if makes_video else []), *length, "arg"})
 
     @functools.cached_property
     def arguments(self) -> tuple[CallArgument, ...]:
@@ -88,6 +94,9 @@ class PipelineInputs:
     def checked(self, arguments: Mapping[str, object]) -> dict[str, object]:
         return {name: self._checked(name, value) for name, value in arguments.items()}
 
+    def check_request(self, request: GenerateRequest, stage: DiffusionStageConfig) -> str | None:
+        return None if self.signature is None else check_request(self.signature.name, self.folder, stage, request)
+
     def _checked(self, name: str, value: object) -> object:
         if self.signature is not None:
             return checked_value(name, value, self.signature)
@@ -112,7 +121,7 @@ def inputs_of(model: str) -> PipelineInputs:
     class_name = _BUILT.get(model.removeprefix(BUILTIN_PREFIX)) or _class_of(model)
     if class_name is None:
         return PipelineInputs(None)
-    return PipelineInputs(signature_of(class_name), (class_name, *_diffusers_classes(model)))
+    return PipelineInputs(signature_of(class_name), (class_name, *_diffusers_classes(model)), _folder_of(model))
 
 
 def _class_of(model: str) -> str | None:
@@ -134,4 +143,6 @@ def _diffusers_classes(model: str) -> list[str]:
 
 
 def _folder_of(model: str) -> Path | None:
+    if model.startswith(BUILTIN_PREFIX):
+        return Path(resolve_model(model)) if is_built(model) else None
     return Path(model) if Path(model).is_dir() else cached_settings(model, "model_index.json")

@@ -17,8 +17,9 @@ from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.requests import DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.signature import PipelineSignature, signature_of
 from omni_cli.diffusers_integration.stage import DiffusersStage
+from omni_cli.diffusers_integration.stand_in import check_request, stand_in
 from omni_cli.errors import OmniError
-from omni_cli.outputs import Nested
+from omni_cli.outputs import GenerateRequest, Nested, Video
 from omni_cli.stage.messages import Array, CallFileInput, StageRequest, VideoInput, decode_command, encode
 from support.stage_specs import spec_of
 from support.tiny_pipelines.build import TinyPipeline, build
@@ -95,9 +96,11 @@ def omni_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
     assert signature is not None
     config = DiffusionStageConfig.named("image", enable_vae_tiling=declared.is_tiled or None)
     spec = replace(spec_of(config, str(folder)), dtype=declared.dtype)
+    request = decode_command(encode(_request(declared.call, signature)))
+    check_request(declared.name, folder, config, _before_loading(request))
     stage = DiffusersStage(spec, lambda report: None)
     try:
-        request = decode_command(encode(_request(declared.call, signature)))
+        _check_stand_in(declared.name, folder, stage.executor.pipeline)
         request = stage.executor.resolve(stage.diffusion_request(request))
         (output,) = stage.executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
         if output.error is not None:
@@ -127,6 +130,28 @@ def _request(call: Mapping[str, object], signature: PipelineSignature) -> StageR
         else:
             fields["diffusion"][name] = value
     return StageRequest("0", **fields)
+
+
+def _before_loading(request: StageRequest) -> GenerateRequest:
+    """The same request as the command has it, without the content of further files."""
+    return GenerateRequest(
+        request.request_id,
+        request.prompt,
+        images=tuple(image.numpy() for image in request.images),
+        mask=None if request.mask is None else request.mask.numpy(),
+        control_images=tuple(image.numpy() for image in request.control_images),
+        videos=tuple(Video(video.frames.numpy(), video.fps, 0, ()) for video in request.videos),
+        seed=request.seed,
+        diffusion=request.diffusion,
+        call_files=dict.fromkeys(request.call_files),
+    )
+
+
+def _check_stand_in(name: str, folder: Path, pipeline: Any) -> None:
+    """Compare the attributes that the stand-in takes from the configuration files with those of the pipeline."""
+    known = {key: value for key, value in vars(stand_in(name, folder)).items() if isinstance(value, int | float | str)}
+    loaded = {key: getattr(pipeline, key, None) for key in known if key not in pipeline.config}
+    assert loaded == {key: known[key] for key in loaded}, f"the stand-in has {known}, the pipeline {loaded}"
 
 
 def _arrays(value: Any) -> tuple[Array, ...]:

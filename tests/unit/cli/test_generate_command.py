@@ -12,6 +12,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from PIL import Image
 import omni_cli.cli.generate.command
 from omni_cli.cli.app import run
 from omni_cli.errors import ExitCode
+from omni_cli.video_encoding import encode_video
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 
@@ -60,10 +62,15 @@ def omni(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     sys.modules.pop("fake_engine", None)
 
 
-def pipeline_folder(tmp_path: Path, name: str) -> str:
+def pipeline_folder(tmp_path: Path, name: str, **parts: dict[str, object]) -> str:
+    """A pipeline of parts that have a configuration only."""
     folder = tmp_path / name
     folder.mkdir()
-    (folder / "model_index.json").write_text(json.dumps({"_class_name": name}))
+    for part, config in parts.items():
+        (folder / part).mkdir()
+        (folder / part / "config.json").write_text(json.dumps(config))
+    index = {part: ["diffusers", "ModelMixin"] for part in parts}
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": name, **index}))
     return str(folder)
 
 
@@ -258,8 +265,11 @@ def test_prompt_on_stdin_that_is_not_text(omni: Omni) -> None:
 
 
 def test_empty_stdin(omni: Omni) -> None:
-    result = omni(stdin=b"")
-    assert result.code == 2 and "the prompt is empty" in result.err
+    for options in ((), ("-p", "tiny-image")):
+        result = omni(*options, stdin=b"")
+        assert result.code == 2 and "there is no prompt" in result.err and not result.engines
+    assert "the prompt is empty" in omni("-", stdin=b"").err
+    assert omni("-", "-p", "tiny-image", stdin=b"").code == 0, "an empty prompt that is meant"
 
 
 # Several requests
@@ -490,6 +500,9 @@ def wrong_inputs() -> Iterator[list[str]]:
     masked = ["--image", "good.png", "--mask", "good.png"]
     yield ["--image", "good.png", "--mask", "small.png"]
     yield ["--image", "good.png"]
+    yield [*masked, "--guidance-scale", "nan"]
+    yield [*masked, "--arg", "num_images_per_prompt=0"]
+    yield [*masked, "--arg", "timesteps=[]"]
     yield [*masked, "--arg", "eta"]
     yield [*masked, "--arg", "=1"]
     yield [*masked, "--arg", "eta=[0.1, 0.2]"]
@@ -539,3 +552,65 @@ def test_wrong_lines_fail_alone_and_before_any_engine(omni: Omni, tmp_path: Path
     result = omni("--profile", "tiny-image", "--model", model, "--requests", "lines.jsonl")
     assert result.code == ExitCode.USAGE and not result.engines[0].stages, "no stage was loaded"
     assert result.err.count("error:") == len(lines)
+
+
+def broken_videos(folder: Path) -> list[str]:
+    """Write files without a usable video: cut ones, one without frames, and none at all; returns their names."""
+    import av
+
+    whole = encode_video(iter([np.zeros((9, 32, 32, 3), np.uint8)]), 9, Fraction(8), None).content
+    with av.open(folder / "still.mkv", "w") as container:
+        stream = container.add_stream("mpeg4", rate=8)
+        stream.width = stream.height = 32
+        container.start_encoding()
+    generator = random.Random(0)
+    cuts = {f"cut{number}.mp4": whole[: generator.randrange(20, len(whole) - 40)] for number in range(6)}
+    for name, content in {**cuts, "whole.mp4": whole, "empty.mp4": b"", "noise.mp4": generator.randbytes(2000)}.items():
+        (folder / name).write_bytes(content)
+    return [*cuts, "still.mkv", "empty.mp4", "noise.mp4", "none.mp4"]
+
+
+@needs_diffusers
+def test_wrong_videos_and_frame_rates_are_one_error_each_and_write_nothing(omni: Omni, tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    model = pipeline_folder(tmp_path, "WanVideoToVideoPipeline")
+    wrong = [["--video", name] for name in broken_videos(tmp_path)]
+    wrong += [["--video", "whole.mp4", "--video", "whole.mp4"], []]
+    rates = ("0", "-1", "nan", "inf", "1e9", "1/0", "24/0.0", "1e-400", "9" * 5000, "", "fast", "1/3/5")
+    wrong += [["--video", "whole.mp4", "--fps", rate] for rate in rates]
+    wrong += [
+        ["--video", "whole.mp4", *words] for words in (["--height", "0"], ["--strength", "nan"], ["--duration", "-1"])
+    ]
+    before = sorted(Path.cwd().rglob("*"))
+    for arguments in wrong:
+        result = omni("a cat", "--profile", "tiny-video", "--model", model, *arguments)
+        shown = " ".join(arguments)[:200]
+        assert result.code == ExitCode.USAGE and not result.engines, (shown, result.err[:500])
+        assert result.err.count("error:") == 1 and len(result.err) < 3000, (shown, result.err[:500])
+    assert sorted(Path.cwd().rglob("*")) == before
+
+
+@needs_diffusers
+def test_a_size_that_the_pipeline_cannot_make_is_refused_before_any_engine(omni: Omni, tmp_path: Path) -> None:
+    model = pipeline_folder(tmp_path, "QwenImagePipeline", vae={"temperal_downsample": [False, True, True]})
+    options = ("--profile", "tiny-image", "--model", model)
+    result = omni("a cat", *options, "--width", "65", "--height", "64")
+    assert result.code == ExitCode.USAGE and not result.engines and not Path("out").exists()
+    assert "must be a multiple of 16 for this pipeline, not 65" in result.err and "use 64 or 80" in result.err
+    lines = requests_file({"prompt": "a", "width": 65, "height": 64}, {"prompt": "b", "width": 64, "height": 64})
+    result = omni(*options, "--requests", lines)
+    assert result.code == ExitCode.RUN_FAILED or result.err.count("multiple of 16") == 1
+    (request,) = result.engines[0].requests
+    assert request.prompt == "b"
+
+
+@needs_diffusers
+def test_a_video_may_be_given_by_its_length_and_a_guessed_rate_is_said_once(omni: Omni, tmp_path: Path) -> None:
+    model = pipeline_folder(tmp_path, "MochiPipeline")
+    options = ("--profile", "tiny-video", "--set", "video.fps=null", "--model", model)
+    lines = requests_file({"prompt": "a"}, {"prompt": "b"}, {"prompt": "c", "duration": 1, "fps": 24})
+    result = omni(*options, "--requests", lines)
+    assert [request.diffusion.get("duration") for request in result.engines[0].requests] == [None, None, 1.0]
+    (warning,) = [line for line in result.err.splitlines() if line.startswith("warning:")]
+    assert "10 frames per second" in warning and "`--fps`" in warning
+    assert "warning:" not in omni("a", *options, "--fps", "24").err

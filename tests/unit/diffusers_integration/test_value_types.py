@@ -10,7 +10,8 @@ from omni_cli.diffusers_integration.value_types import converted, file_kind, is_
 @pytest.mark.parametrize(
     ("annotation", "value", "expected"),
     [
-        ("float", 3, 3),
+        ("float", 3, 3.0),
+        ("float | int", 3, 3),
         ("int | None", None, None),
         ("Optional[float]", None, None),
         ("Union[str, List[str]]", ["a"], ["a"]),
