@@ -2,10 +2,11 @@
 
     python benchmarks/diffusers_overhead.py [--pairs 30] [--clock wall|cpu] [--num-threads N] [--json]
 
-Both sides make the same image, and the bytes are compared. They run in pairs, in alternating order, in one process on
-two pipelines loaded from one folder; the executor's prompt cache is off, so both encode every prompt. The result is the
-ratio of the medians with a 95 % bootstrap interval over pairs. The goal is at most 1 % for a call of 0.3 s or more; a
-call of `tiny-image` as its profile has it is printed to show the overhead in absolute terms.
+Both sides make the same image or video, and the bytes are compared. They run in pairs, in alternating order, in one
+process on two pipelines loaded from one folder; the executor's prompt cache is off, so both encode every prompt. The
+result is the ratio of the medians with a 95 % bootstrap interval over pairs. The goal is at most 1 % for a call of 0.3
+s or more; a call of `tiny-image` as its profile has it is printed to show the overhead in absolute terms. Of a video,
+the plain side ends with the floats that its call returns, the executor's with all frames as bytes.
 
 On a busy machine wall time is meaningless: `--clock cpu --num-threads 1` measures the processor time of this process
 instead, which is the same on an idle CPU.
@@ -40,14 +41,26 @@ CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 @dataclass(frozen=True)
 class Workload:
+    """A call of the built-in checkpoint `model`; `num_frames` of a video."""
+
     name: str
     size: int
     num_inference_steps: int
+    model: str = "tiny-image"
+    num_frames: int | None = None
+
+    @property
+    def call(self) -> dict[str, int]:
+        return {} if self.num_frames is None else {"num_frames": self.num_frames}
 
 
 # Many steps of a small image: where an overhead per step weighs most. Larger images are dominated by page faults of the
 # allocator, which differ by more from call to call than the effect in question.
-WORKLOADS = (Workload("64x64, 4 steps", 64, 4), Workload("64x64, 160 steps", 64, 160))
+WORKLOADS = (
+    Workload("64x64, 4 steps", 64, 4),
+    Workload("64x64, 160 steps", 64, 160),
+    Workload("17 frames, 20 steps", 64, 20, "tiny-video", 17),
+)
 
 
 @dataclass(frozen=True)
@@ -72,9 +85,11 @@ def main() -> int:
 
         torch.set_num_threads(arguments.num_threads)
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "tiny-image"
-        _build(model)
-        results = [_measure(workload, str(model), arguments.pairs, CLOCKS[arguments.clock]) for workload in WORKLOADS]
+        _build(Path(folder))
+        results = [
+            _measure(workload, f"{folder}/{workload.model}", arguments.pairs, CLOCKS[arguments.clock])
+            for workload in WORKLOADS
+        ]
     if arguments.json:
         sys.stdout.write(json.dumps([asdict(result) for result in results]) + "\n")
         return 0
@@ -83,7 +98,7 @@ def main() -> int:
         sys.stdout.write(
             f"{result.workload:20} plain {result.plain_s * 1e3:8.2f} ms   executor {result.executor_s * 1e3:8.2f} ms   "
             f"ratio {ratio.value:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]   {result.pairs} pairs   "
-            f"images {'identical' if result.identical else 'DIFFER'}\n"
+            f"outputs {'identical' if result.identical else 'DIFFER'}\n"
         )
     sys.stdout.write(f"goal: at most {GOAL} where the plain call takes 0.3 s or more\n{machine_line()}\n")
     return 0
@@ -96,11 +111,13 @@ def _build(folder: Path) -> None:
     from diffusers.utils import logging
 
     from omni_cli.models.diffusers_pipeline.builder import tiny_image
+    from omni_cli.models.diffusers_pipeline.video_builder import tiny_video
 
     # The plain call warns each time about a default of Qwen-Image's that has no effect here.
     logging.set_verbosity_error()
 
-    tiny_image(folder, seed=0)
+    tiny_image(folder / "tiny-image", seed=0)
+    tiny_video(folder / "tiny-video", seed=0)
 
 
 def _measure(workload: Workload, model: str, pairs: int, clock: Clock) -> Result:
@@ -108,14 +125,14 @@ def _measure(workload: Workload, model: str, pairs: int, clock: Clock) -> Result
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size, steps = workload.size, workload.num_inference_steps
-    stage = DiffusionStageConfig.named("image", num_inference_steps=steps, height=size, width=size)
+    stage = DiffusionStageConfig.named("image", num_inference_steps=steps, height=size, width=size, call=workload.call)
     pipeline = load_pipeline(model, "float32", stage).to(device)
     executor = DiffusersPipelineExecutor(stage, model, "float32", device, prompt_cache_entries=0)
 
     def plain(seed: int) -> np.ndarray:
-        generator = torch.Generator("cpu").manual_seed(seed)
-        images = pipeline(prompt=PROMPT, height=size, width=size, num_inference_steps=steps, generator=generator).images
-        return np.asarray(images[0])
+        call = {"num_inference_steps": steps, "height": size, "width": size, **workload.call}
+        made = pipeline(prompt=PROMPT, generator=torch.Generator("cpu").manual_seed(seed), **call)
+        return made.frames[0] if workload.num_frames else np.asarray(made.images[0])
 
     def through_executor(seed: int) -> np.ndarray:
         # Everything a request costs: checking it, a batch of one, progress, times, the copy to the host.
@@ -123,9 +140,9 @@ def _measure(workload: Workload, model: str, pairs: int, clock: Clock) -> Result
         (output,) = executor.execute_model(DiffusionSchedulerOutput((request,)), on_step=lambda *_: None).outputs
         if output.error is not None:
             raise output.error
-        return output.pixels
+        return output.videos[0].numpy() if output.videos else output.pixels
 
-    identical = all(np.array_equal(plain(seed), through_executor(seed)) for seed in range(3))
+    identical = all(np.array_equal(_bytes(plain(seed)), through_executor(seed)) for seed in range(3))
     seconds = np.array([_pair(plain, through_executor, pair, clock) for pair in range(pairs)])
     executor.shutdown()
     return Result(
@@ -136,6 +153,10 @@ def _measure(workload: Workload, model: str, pairs: int, clock: Clock) -> Result
         ratio_of_medians(seconds[:, 1].tolist(), seconds[:, 0].tolist()),
         identical,
     )
+
+
+def _bytes(made: np.ndarray) -> np.ndarray:
+    return made if made.dtype == np.uint8 else (made * 255).round().astype(np.uint8)
 
 
 def _pair(plain: Side, through_executor: Side, pair: int, clock: Clock) -> tuple[float, float]:
