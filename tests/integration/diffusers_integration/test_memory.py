@@ -9,6 +9,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKL, AutoencoderKLTemporalDecoder, DiffusionPipeline, QwenImageTransformer2DModel
 from support.answers import answer_of
+from support.omni_process import run_omni
 
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration import executor as executor_module
@@ -82,6 +83,41 @@ def test_an_offloaded_pipeline_makes_the_same_image_again_and_after_sleep(folder
     np.testing.assert_array_equal(make(executor)[0], expected)
     assert executor.effective["offload"] == keys["offload"]
     executor.shutdown()
+
+
+def test_single_layers_are_moved_on_a_gpu_only(folder):
+    """accelerate's hooks for single layers do not run on a CPU, in plain diffusers either."""
+    with pytest.raises(
+        StageError, match="`offload: sequential` moves weights between a GPU and the host, and the stage"
+    ):
+        start(folder, offload="sequential")
+
+
+@pytest.mark.nightly
+def test_later_videos_need_no_more_memory_than_the_first(tmp_path):
+    """The peak of the stage's process, whose allocator returns what is freed: else that would be most of the peak."""
+    peaks = []
+    for count in (1, 20):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        (folder / "requests.jsonl").write_text("".join(f'{{"prompt": "a cat", "seed": {i}}}\n' for i in range(count)))
+        sizes = ("--set", "video.height=96", "--set", "video.width=96", "--set", "video.num_inference_steps=2")
+        command = (
+            "generate",
+            "-p",
+            "tiny-video",
+            *sizes,
+            "--requests",
+            "requests.jsonl",
+            "--json",
+            "--output-dir",
+            "out",
+        )
+        ended = run_omni(folder, *command, environment={"MALLOC_TRIM_THRESHOLD_": "65536"})
+        assert ended.code == 0, ended.err
+        peaks.append(ended.document["stages"][0]["peak_memory_bytes"]["host"])
+    # Kept frames would add 1.8 MiB each, as floats. Of requests one by one the second added 7 MiB, and no other any.
+    assert peaks[1] - peaks[0] < 24 * 2**20, [peak >> 10 for peak in peaks]
 
 
 def test_a_call_that_fails_leaves_no_model_on_the_device(folder, expected, monkeypatch):
