@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,17 @@ class Prompts:
         self._tokenizer: Any = None if model is None else _load_tokenizer(Path(model))
         self._salt = "" if seed is None else f"{seed}/"
 
-    def draw(self, number: int, index: int) -> str:
-        """Return the prompt of request `index` of iteration `number`.
+    def draw(self, number: int, index: int, input_len: int | None = None) -> str:
+        """Return the prompt of request `index` of iteration `number`; `input_len` is another length for it.
 
         Raises `CheckpointError` if the tokenizer makes that impossible.
         """
+        length = input_len or self._input_len
         added = 0 if self._tokenizer is None else len(self._tokenizer.encode(self._before + self._after).ids)
-        num_kept = max(0, self._input_len - added)
+        num_kept = max(0, length - added)
         source = random.Random(f"{self._salt}{number}/{index}")
         for _ in range(_ATTEMPTS):
-            words = " ".join(source.choices(_WORDS, k=self._input_len))
+            words = " ".join(source.choices(_WORDS, k=length))
             if self._tokenizer is None:
                 return self._before + words + self._after
             # A word is one or more tokens, and cutting some may change how the rest is split, hence the attempts.
@@ -52,11 +54,11 @@ class Prompts:
             made: str = self._tokenizer.decode(kept, skip_special_tokens=False)
             text = self._before + made + self._after
             # With the special tokens that the engine's tokenizer adds as well.
-            if made and len(self._tokenizer.encode(text).ids) == self._input_len:
+            if made and len(self._tokenizer.encode(text).ids) == length:
                 return text
         raise CheckpointError(
-            f"found no prompt of exactly {self._input_len} tokens for this tokenizer",
-            hint=f"try an `--input-len` above {added}" if self._input_len <= added else "try another `--input-len`",
+            f"found no prompt of exactly {length} tokens for this tokenizer",
+            hint=f"try an `--input-len` above {added}" if length <= added else "try another `--input-len`",
         )
 
 
@@ -65,3 +67,11 @@ def _load_tokenizer(folder: Path) -> Any | None:
 
     path = next((folder / name for name in _TOKENIZERS if (folder / name).is_file()), None)
     return None if path is None else Tokenizer.from_file(str(path))
+
+
+def token_counter(model: str | None) -> Callable[[str], int]:
+    """Return the counter of a text's tokens, without special ones; of its words if there is no tokenizer."""
+    tokenizer = None if model is None else _load_tokenizer(Path(model))
+    if tokenizer is None:
+        return lambda text: len(text.split())
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -31,11 +31,12 @@ def read_requests(
     """
     requests: list[RequestSpec | BadRequest] = []
     taken: dict[str, str] = {}
-    for number, line in _lines(path):
+    for number, line in lines_of(path):
         place = f"{path}:{number}"
         request_id = str(len(requests))
         try:
-            fields = _parse_line(line)
+            fields = parse_object(line)
+            _check_keys(fields)
             request_id = _claim_id(fields, request_id, place, taken)
             checked = check_fields(fields, capabilities, _label)
             merged = {**defaults, **checked}
@@ -56,7 +57,7 @@ def read_requests(
     return requests
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield (line number from 1, line) for each non-blank line, cut to one byte over the cap."""
     with open_input(path, "requests file") as file:
         number = 0
@@ -71,7 +72,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def _parse_line(line: bytes) -> dict[str, Any]:
+def parse_object(line: bytes) -> dict[str, Any]:
+    """Return the object of a line. Raises `InputError`."""
     if len(line) > MAX_LINE_BYTES:
         raise InputError(f"the line is longer than {MAX_LINE_BYTES // 2**20} MiB")
     try:
@@ -86,7 +88,6 @@ def _parse_line(line: bytes) -> dict[str, Any]:
         raise InputError(f"the line is not valid JSON: {error}") from error
     if not isinstance(fields, dict):
         raise InputError("the line is not a JSON object", hint='write each request as {"prompt": "hello"}')
-    _check_keys(fields)
     return fields
 
 

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
+
+
+def trace_rate(arrivals_s: Sequence[float]) -> float:
+    """Return the mean rate of a trace per second: its times begin with 0 and do not all equal it."""
+    return len(arrivals_s) / arrivals_s[-1]
 
 
 def arrival_times(rate: float, count: int, *, seed: int, number: int) -> list[float]:

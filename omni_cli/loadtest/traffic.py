@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from omni_cli.loadtest.arrivals import arrival_times
+from omni_cli.loadtest.arrivals import arrival_times, trace_rate
 from omni_cli.loadtest.client import Outcome
 
 Send = Callable[[int, float], Coroutine[Any, Any, Outcome]]
@@ -56,15 +56,20 @@ class ClosedLoop:
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Requests as a Poisson process of `rate` per second, or all at once if it is infinite."""
+    """Requests as a Poisson process of `rate` per second, or all at once if it is infinite.
+
+    With `trace`, arrival times in seconds, as in the trace, but faster or slower so that their mean rate is `rate`.
+    """
 
     rate: float
     seed: int
+    trace: tuple[float, ...] | None = None
 
     @property
     def settings(self) -> dict[str, object]:
         # JSON has no infinity.
-        return {"request_rate": "inf" if math.isinf(self.rate) else self.rate}
+        rate = {"request_rate": "inf" if math.isinf(self.rate) else self.rate}
+        return {**rate, "arrivals": "trace"} if self.trace else rate
 
     @property
     def text(self) -> str:
@@ -72,11 +77,16 @@ class OpenLoop:
 
     @property
     def default_requests(self) -> int:
+        if self.trace is not None:
+            return len(self.trace)
         return 64 if math.isinf(self.rate) else max(MIN_REQUESTS, min(math.ceil(4 * self.rate), 1024))
 
     async def run(self, send: Send, count: int, number: int) -> list[Outcome]:
         """Send `count` requests when they are due, even if earlier answers are outstanding."""
-        times = arrival_times(self.rate, count, seed=self.seed, number=number)
+        if self.trace is None:
+            times = arrival_times(self.rate, count, seed=self.seed, number=number)
+        else:
+            times = [due_s * trace_rate(self.trace) / self.rate for due_s in self.trace]
         began_s = time.perf_counter()
         tasks: list[asyncio.Task[Outcome]] = []
         async with asyncio.TaskGroup() as group:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from omni_cli.bench.prompts import Prompts
+from omni_cli.loadtest.dataset import Dataset
 from omni_cli.loadtest.endpoints import Endpoint
 from omni_cli.loadtest.slo import SLO
 from omni_cli.record import workload_fingerprint
@@ -20,7 +21,8 @@ _MAX_SEED = 2**32
 class ServerWorkload:
     """`num_requests` requests per window. A prompt has `input_len` tokens of the tokenizer in the folder `tokenizer`,
     or, if that is None, as many words. `load` describes how they are sent; it is empty if the variants differ in it.
-    `extra_body` sets fields in every request.
+    `extra_body` sets fields in every request. The requests of `dataset` are sent window after window, and again from
+    the first one at its end; a trace is one window.
     """
 
     endpoint: Endpoint
@@ -32,6 +34,7 @@ class ServerWorkload:
     slos: tuple[SLO, ...] = ()
     tokenizer: str | None = None
     extra_body: Mapping[str, object] = field(default_factory=dict)
+    dataset: Dataset | None = None
 
     def describe(self) -> dict[str, object]:
         """Return the record's `workload`: everything that has to be equal for two measurements to be comparable."""
@@ -41,14 +44,19 @@ class ServerWorkload:
             # A request without its prompt.
             "request": {**self.endpoint.body("", "", 0), **self.extra_body},
             "num_requests": self.num_requests,
-            "input_len": self.input_len,
-            "input_unit": "words" if self.tokenizer is None else "tokens",
+            **self._prompts(),
             "output_len": self.output_len,
             "seed": self.seed,
             "load": dict(self.load),
             "slo": {slo.metric: slo.limit for slo in self.slos},
         }
         return {**described, "fingerprint": workload_fingerprint(described)}
+
+    def _prompts(self) -> dict[str, object]:
+        unit = "words" if self.tokenizer is None else "tokens"
+        if self.dataset is None:
+            return {"input_len": self.input_len, "input_unit": unit}
+        return {"requests_sha256": self.dataset.sha256, "input_unit": unit}
 
 
 class RequestMaker:
@@ -64,10 +72,23 @@ class RequestMaker:
 
     def bodies(self, number: int) -> list[bytes]:
         """Return the window's requests as JSON."""
+        return [msgspec.json.encode(self._body(number, index)) for index in range(self._workload.num_requests)]
+
+    def _body(self, number: int, index: int) -> dict[str, object]:
         workload = self._workload
-        bodies = []
-        for index in range(workload.num_requests):
-            seed = (workload.seed + number * workload.num_requests + index) % _MAX_SEED
+        position = number * workload.num_requests + index
+        seed = (workload.seed + position) % _MAX_SEED
+        salt = self._salt
+        if workload.dataset is None:
             body = workload.endpoint.body(self._model, self._prompts.draw(number, index), seed)
-            bodies.append(msgspec.json.encode({**body, **self._salt, **workload.extra_body}))
-        return bodies
+        else:
+            requests = workload.dataset.requests
+            given = requests[position % len(requests)]
+            prompt = given.prompt or self._prompts.draw(number, index, given.input_len)
+            body = {**workload.endpoint.body(self._model, prompt, seed), **given.fields}
+            if given.parts:
+                content = [{"type": "text", "text": prompt}, *given.parts]
+                body["messages"] = [{"role": "user", "content": content}]
+            # The same requests come again: what an earlier window left in a cache must not count.
+            salt = {name: f"{value}/{number}" for name, value in salt.items()}
+        return {**body, **salt, **workload.extra_body}

@@ -27,13 +27,16 @@ def load_text(workload: Mapping[str, object]) -> str:
     if isinstance(load, Mapping) and "concurrency" in load:
         return f"concurrency {shown(load['concurrency'])}"
     rate = load.get("request_rate") if isinstance(load, Mapping) else None
-    if rate is None:
+    if not isinstance(load, Mapping) or rate is None:
         return ""
-    return "all at once" if rate == "inf" else f"{shown(rate)} requests per second"
+    times = " as in the trace" if "arrivals" in load else ""
+    return "all at once" if rate == "inf" else f"{shown(rate)} requests per second{times}"
 
 
 def request_text(workload: Mapping[str, object]) -> str:
-    """Format `32 words in, 32 tokens out`."""
+    """Format `32 words in, 32 tokens out`, or `given requests`."""
+    if "requests_sha256" in workload:
+        return "given requests"
     into = f"{shown(workload.get('input_len', '?'))} {shown(workload.get('input_unit', 'tokens'))} in"
     out = workload.get("output_len")
     return into if out is None else f"{into}, {shown(out)} tokens out"

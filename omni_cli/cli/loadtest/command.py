@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 from omni_cli.cli.gate_options import need_numpy
-from omni_cli.cli.loadtest.options import LoadtestOptions, without_key
+from omni_cli.cli.loadtest.options import DEFAULT_LEN, LoadtestOptions, without_key
+from omni_cli.cli.terminal import console
 from omni_cli.errors import UsageError
 
 
@@ -23,6 +24,7 @@ def loadtest(options: LoadtestOptions) -> int:
         check_counts,
         read_endpoint,
         read_extra_body,
+        read_requests_file,
         read_tokenizer,
         read_traffics,
     )
@@ -32,20 +34,26 @@ def loadtest(options: LoadtestOptions) -> int:
     from omni_cli.loadtest.workload import ServerWorkload
 
     urls = [parse_url(text) for text in options.url]
-    traffics = read_traffics(options.vary, options.concurrency, options.request_rate, options.seed)
-    called = read_endpoint(options.endpoint, options.modalities, options.output_len, ignore_eos=options.ignore_eos)
+    output_len = options.output_len or DEFAULT_LEN
+    called = read_endpoint(options.endpoint, options.modalities, output_len, ignore_eos=options.ignore_eos)
+    dataset = read_requests_file(options, is_chat=called.name == "chat")
+    trace = None if dataset is None else dataset.arrivals_s
+    traffics = read_traffics(options.vary, options.concurrency, options.request_rate, options.seed, trace)
     workload = ServerWorkload(
         endpoint=called,
         # The same work for all variants.
         num_requests=options.num_requests or max(traffic.default_requests for traffic in traffics),
-        input_len=options.input_len,
-        output_len=options.output_len if called.name == "chat" else None,
+        input_len=options.input_len or DEFAULT_LEN,
+        output_len=output_len if called.name == "chat" else None,
         seed=options.seed,
         load=traffics[0].settings if len(traffics) == 1 else {},
         slos=parse_slos(tuple(options.slo or ()), called.metrics),
         tokenizer=read_tokenizer(options.tokenizer),
         extra_body=read_extra_body(options.extra_body),
+        dataset=dataset,
     )
+    for note in () if dataset is None else dataset.notes:
+        console.print_warning(note)
     count = check_counts(urls, traffics, workload.num_requests)
     if limits is not None and count == 1 and options.baseline is None:
         raise UsageError("a limit needs a baseline", hint="add a second URL, `--baseline` or `--vary`")

@@ -13,6 +13,7 @@ from omni_cli.cli.options import MAX_SEED, argument, option, positive_seconds
 
 MAX_CONCURRENCY = 4096
 MAX_REQUESTS = 2**17
+DEFAULT_LEN = 32
 
 _KEY_OPTION = "--api-key"
 
@@ -78,12 +79,29 @@ class LoadtestOptions(MeasureOptions):
     num_iters_warmup: Annotated[
         int, option("--num-iters-warmup", "N", "Warm-up windows per variant, not counted; at least 1 is run.", min=0)
     ] = 3
+    requests: Annotated[
+        Path | None,
+        option(
+            "--requests",
+            "FILE",
+            "Send these instead of generated prompts: ShareGPT's JSON, lines of `omni generate --requests`, or a trace "
+            "with arrival times.",
+        ),
+    ] = None
     input_len: Annotated[
-        int, option("--input-len", "N", "Words per prompt; tokens with `--tokenizer`.", min=1, max=MAX_TOKENS)
-    ] = 32
+        int | None,
+        option("--input-len", "N", "Words per prompt; tokens with `--tokenizer`. Default: 32.", min=1, max=MAX_TOKENS),
+    ] = None
     output_len: Annotated[
-        int, option("--output-len", "N", "Text tokens per chat answer, no fewer.", min=1, max=MAX_TOKENS)
-    ] = 32
+        int | None,
+        option(
+            "--output-len",
+            "N",
+            "Text tokens per chat answer, no fewer. Default: 32, or the lengths in `--requests`.",
+            min=1,
+            max=MAX_TOKENS,
+        ),
+    ] = None
     tokenizer: Annotated[
         Path | None,
         option("--tokenizer", "DIR", "Folder with a `tokenizer.json`, by which `--input-len` counts tokens."),

@@ -9,9 +9,12 @@ from typing import Any
 
 import msgspec
 
+from omni_cli.bench.prompts import token_counter
 from omni_cli.bench.treatments import MAX_VARIANTS, split_values
-from omni_cli.cli.loadtest.options import MAX_CONCURRENCY
+from omni_cli.cli.loadtest.options import MAX_CONCURRENCY, LoadtestOptions
 from omni_cli.errors import UsageError
+from omni_cli.loadtest.arrivals import trace_rate
+from omni_cli.loadtest.dataset import Dataset, read_dataset
 from omni_cli.loadtest.endpoints import Endpoint, chat, images, parse_modalities, speech
 from omni_cli.loadtest.traffic import ClosedLoop, OpenLoop, Traffic
 from omni_cli.text import visible
@@ -46,9 +49,20 @@ def read_endpoint(name: str, modalities: str, output_len: int, *, ignore_eos: bo
 
 
 def read_traffics(
-    vary: Sequence[str] | None, concurrency: int | None, request_rate: str | None, seed: int
+    vary: Sequence[str] | None,
+    concurrency: int | None,
+    request_rate: str | None,
+    seed: int,
+    trace: tuple[float, ...] | None = None,
 ) -> list[Traffic]:
-    """Return one load, or those that `--vary` compares. Raises `UsageError`."""
+    """Return one load, or those that `--vary` compares; `trace` are arrival times. Raises `UsageError`."""
+    if trace is not None:
+        if concurrency is not None or any(text.startswith(_CONCURRENCY) for text in vary or ()):
+            message = "`--concurrency` and requests with arrival times exclude each other"
+            raise UsageError(message, hint="`--request-rate` sends a trace faster or slower")
+        if not vary:
+            rate = trace_rate(trace) if request_rate is None else _rate("--request-rate", request_rate)
+            return [OpenLoop(rate, seed, trace)]
     if concurrency is not None and request_rate is not None:
         raise UsageError(
             "`--concurrency` and `--request-rate` exclude each other",
@@ -69,8 +83,29 @@ def read_traffics(
     if len(values) < 2:
         raise UsageError(f"`--vary {visible(vary[0], 80)}` has a single value, so there is nothing to compare")
     if key == _RATE:
-        return [OpenLoop(_rate("--vary", value), seed) for value in values]
+        return [OpenLoop(_rate("--vary", value), seed, trace) for value in values]
     return [ClosedLoop(_concurrency(value)) for value in values]
+
+
+def read_requests_file(options: LoadtestOptions, *, is_chat: bool) -> Dataset | None:
+    """Return the requests of `--requests`. Raises `UsageError` or `InputError`."""
+    if options.requests is None:
+        return None
+    if options.input_len is not None:
+        raise UsageError("`--input-len` and `--requests` exclude each other", hint="remove one of them")
+    count_tokens = token_counter(read_tokenizer(options.tokenizer))
+    dataset = read_dataset(
+        options.requests, count_tokens=count_tokens, output_len=options.output_len, seed=options.seed, is_chat=is_chat
+    )
+    if dataset.arrivals_s is None:
+        return dataset
+    dataset = dataset.first(options.num_requests or len(dataset.requests))
+    if (options.num_requests or 1) > len(dataset.requests) or not (dataset.arrivals_s or (0.0,))[-1]:
+        message = f"`--num-requests {options.num_requests}` does not fit a trace of {len(dataset.requests)} requests"
+        raise UsageError(
+            message, hint="a window sends its first requests, once: give 2 or more, and no more than it has"
+        )
+    return dataset
 
 
 def _rate(option: str, text: str) -> float:
