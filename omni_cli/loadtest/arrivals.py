@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 def trace_rate(arrivals_s: Sequence[float]) -> float:
     """Return the mean rate of a trace per second: its times begin with 0 and do not all equal it."""
-    return len(arrivals_s) / arrivals_s[-1]
+    return float(f"{len(arrivals_s) / arrivals_s[-1]:.6g}")
 
 
 def arrival_times(rate: float, count: int, *, seed: int, number: int) -> list[float]:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from omni_cli.cli.gate_options import need_numpy
 from omni_cli.cli.loadtest.options import DEFAULT_LEN, LoadtestOptions, without_key
 from omni_cli.cli.terminal import console
 from omni_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from omni_cli.bench.benchmark import Plan
+    from omni_cli.loadtest.traffic import Traffic
+    from omni_cli.loadtest.workload import ServerWorkload
 
 
 def loadtest(options: LoadtestOptions) -> int:
@@ -20,26 +31,52 @@ def loadtest(options: LoadtestOptions) -> int:
     limits = options.limits()
     need_numpy("measuring")
     from omni_cli.cli.bench.run import measure, read_question
+    from omni_cli.cli.loadtest.reading import check_counts
+    from omni_cli.loadtest.plan import server_plan
+    from omni_cli.loadtest.target import parse_url
+
+    urls = [parse_url(text) for text in options.url]
+    traffics, workload = _load(options)
+    count = check_counts(urls, traffics, workload.num_requests)
+    if limits is not None and count == 1 and options.baseline is None:
+        raise UsageError("a limit needs a baseline", hint="add a second URL, `--baseline` or `--vary`")
+    question = read_question(options, limits, margin=options.margin, allowed=options.allow_difference)
+    budget_s = options.budget_s(count)
+    options.check_files()
+    plan_of = partial(
+        server_plan,
+        urls,
+        model=options.model,
+        api_key=options.api_key,
+        request_timeout_s=options.request_timeout,
+        command=("omni", *without_key(sys.argv[1:])),
+    )
+    if options.find_max_rate is not None:
+        return _find_max_rate(options, traffics[0], workload, plan_of)
+    with plan_of(traffics, workload) as plan:
+        return measure(plan, question, options, budget_s)
+
+
+def _load(options: LoadtestOptions) -> tuple[list[Traffic], ServerWorkload]:
+    """Return the loads to measure and the requests of a window. Raises `OmniError`."""
     from omni_cli.cli.loadtest.reading import (
-        check_counts,
         read_endpoint,
         read_extra_body,
         read_requests_file,
         read_tokenizer,
         read_traffics,
     )
-    from omni_cli.loadtest.plan import server_plan
     from omni_cli.loadtest.slo import parse_slos
-    from omni_cli.loadtest.target import parse_url
     from omni_cli.loadtest.workload import ServerWorkload
 
-    urls = [parse_url(text) for text in options.url]
     output_len = options.output_len or DEFAULT_LEN
     called = read_endpoint(options.endpoint, options.modalities, output_len, ignore_eos=options.ignore_eos)
     dataset = read_requests_file(options, is_chat=called.name == "chat")
     trace = None if dataset is None else dataset.arrivals_s
     traffics = read_traffics(options.vary, options.concurrency, options.request_rate, options.seed, trace)
-    workload = ServerWorkload(
+    for note in () if dataset is None else dataset.notes:
+        console.print_warning(note)
+    return traffics, ServerWorkload(
         endpoint=called,
         # The same work for all variants.
         num_requests=options.num_requests or max(traffic.default_requests for traffic in traffics),
@@ -52,22 +89,24 @@ def loadtest(options: LoadtestOptions) -> int:
         extra_body=read_extra_body(options.extra_body),
         dataset=dataset,
     )
-    for note in () if dataset is None else dataset.notes:
-        console.print_warning(note)
-    count = check_counts(urls, traffics, workload.num_requests)
-    if limits is not None and count == 1 and options.baseline is None:
-        raise UsageError("a limit needs a baseline", hint="add a second URL, `--baseline` or `--vary`")
-    question = read_question(options, limits, margin=options.margin, allowed=options.allow_difference)
-    budget_s = options.budget_s(count)
-    options.check_files()
-    command = ("omni", *without_key(sys.argv[1:]))
-    with server_plan(
-        urls,
-        traffics,
-        workload,
-        model=options.model,
-        api_key=options.api_key,
-        request_timeout_s=options.request_timeout,
-        command=command,
-    ) as plan:
-        return measure(plan, question, options, budget_s)
+
+
+def _find_max_rate(
+    options: LoadtestOptions,
+    traffic: Traffic,
+    workload: ServerWorkload,
+    plan_of: Callable[[list[Traffic], ServerWorkload], AbstractContextManager[Plan]],
+) -> int:
+    from omni_cli.cli.loadtest.max_rate import find_max_rate
+    from omni_cli.cli.loadtest.reading import check_max_rate
+    from omni_cli.loadtest.traffic import OpenLoop
+
+    target = check_max_rate(options)
+    trace = traffic.trace if isinstance(traffic, OpenLoop) else None
+
+    def plan(rate: float) -> AbstractContextManager[Plan]:
+        own = OpenLoop(rate, options.seed, trace)
+        size = options.num_requests or own.default_requests
+        return plan_of([own], replace(workload, num_requests=size, load={}))
+
+    return find_max_rate(plan, options, target, traffic.rate if isinstance(traffic, OpenLoop) else None)

@@ -71,6 +71,15 @@ class LoadtestOptions(MeasureOptions):
             "Repeatable.",
         ),
     ] = None
+    find_max_rate: Annotated[
+        str | None,
+        option(
+            "--find-max-rate",
+            "PERCENT",
+            "Find the highest rate at which this share of the requests meets every `--slo`, such as 90%. "
+            "`--request-rate` is the first one; `--time-budget` is for each.",
+        ),
+    ] = None
     margin: MarginOption = DEFAULT_MARGIN
     allow_difference: AllowDifferenceOption = None
     num_iters: Annotated[

@@ -11,6 +11,7 @@ import msgspec
 
 from omni_cli.bench.prompts import token_counter
 from omni_cli.bench.treatments import MAX_VARIANTS, split_values
+from omni_cli.cli.gate_options import read_fraction
 from omni_cli.cli.loadtest.options import MAX_CONCURRENCY, LoadtestOptions
 from omni_cli.errors import UsageError
 from omni_cli.loadtest.arrivals import trace_rate
@@ -106,6 +107,25 @@ def read_requests_file(options: LoadtestOptions, *, is_chat: bool) -> Dataset | 
             message, hint="a window sends its first requests, once: give 2 or more, and no more than it has"
         )
     return dataset
+
+
+def check_max_rate(options: LoadtestOptions) -> float:
+    """Return the share of `--find-max-rate`. Raises `UsageError` for options that have no effect with it."""
+    share = read_fraction("--find-max-rate", options.find_max_rate or "")
+    if not 0 < share < 1:
+        message = "invalid value for `--find-max-rate`: the share is not between 0% and 100%"
+        raise UsageError(message, hint="`--find-max-rate 90%`; a share of all requests cannot be proved")
+    if not options.slo:
+        raise UsageError("`--find-max-rate` needs a limit to meet", hint="for example `--slo ttft:200ms`")
+    others = {
+        "a second URL": len(options.url) > 1, "--vary": options.vary, "--concurrency": options.concurrency,
+        "--baseline": options.baseline, "--metric": options.metric, "--junit": options.junit,
+        "--markdown": options.markdown, "--request-rate inf": options.request_rate == "inf",
+    }  # fmt: skip
+    for name, is_given in others.items():
+        if is_given:
+            raise UsageError(f"`--find-max-rate` and {name} exclude each other", hint="run them one after the other")
+    return share
 
 
 def _rate(option: str, text: str) -> float:

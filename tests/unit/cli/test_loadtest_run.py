@@ -11,7 +11,7 @@ import pytest
 from support.planned_server import Plan, PlannedServer
 
 from omni_cli.cli.app import run
-from omni_cli.record import Record, load_record, request_values
+from omni_cli.record import Record, Sample, load_record, request_values
 
 pytestmark = pytest.mark.slow
 
@@ -242,3 +242,81 @@ def test_an_open_loop_measures_a_stalled_server_as_its_users_do(loadtest: LoadTe
         sorted(sample.requests["start_s"])
     )
     assert max(sample.requests["start_s"]) <= 20 / 40 + 0.001
+
+
+def test_conversations_are_sent_with_the_lengths_of_their_answers(loadtest: LoadTest) -> None:
+    conversations = [
+        {"conversations": [{"from": "human", "value": f"question {n}"}, {"from": "gpt", "value": "word " * (n + 1)}]}
+        for n in range(3)
+    ]
+    Path("talks.json").write_text(json.dumps([*conversations, {"conversations": []}]))
+    with PlannedServer(lambda _: Plan()) as server:
+        code, out, err = loadtest(server.url, "--requests", "talks.json", "--slo", "e2e:60s", *SHORT)
+    assert code == 0 and "given requests" in out and "goodput per second" in out
+    assert "1 of 4 conversations do not begin with a question" in err
+    sent = [(body["messages"][0]["content"], body["max_completion_tokens"]) for body in server.bodies]
+    assert len(sent) == 3 * 4 and set(sent) == {(f"question {n}", n + 1) for n in range(3)}, "from the first again"
+    assert record().workload["requests_sha256"] and "input_len" not in record().workload
+
+
+def since_the_first(sample: Sample) -> list[float]:
+    """The times at which requests were due."""
+    due = [seconds or 0.0 for seconds in sample.requests["start_s"]]
+    return [seconds - due[0] for seconds in due]
+
+
+def test_a_trace_is_sent_at_its_times_or_faster(loadtest: LoadTest) -> None:
+    lines = [{"prompt": f"at {at}", "arrival_s": at} for at in (10.0, 10.1, 10.4)]
+    Path("trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trace = ("--requests", "trace.jsonl", "--num-iters", "1", "--num-iters-warmup", "1", "--output-json", "r.json")
+    with PlannedServer(lambda _: Plan()) as server:
+        code, out, _ = loadtest(server.url, *trace)
+        assert code == 0 and "7.5 requests per second as in the trace" in out
+        (sample,) = record().variants[0].samples
+        assert since_the_first(sample) == pytest.approx([0.0, 0.1, 0.4], abs=1e-6)
+        assert [body["messages"][0]["content"] for body in server.bodies[3:]] == ["at 10.0", "at 10.1", "at 10.4"]
+        loadtest(server.url, *trace, "--request-rate", "15")
+        (sample,) = record().variants[0].samples
+        assert since_the_first(sample) == pytest.approx([0.0, 0.05, 0.2], abs=1e-6)
+        code, _, err = loadtest(server.url, *trace, "--concurrency", "2")
+        assert code == 2 and "`--concurrency` and requests with arrival times exclude each other" in err
+        code, _, err = loadtest(server.url, *trace, "--num-requests", "4")
+        assert code == 2 and "does not fit a trace of 3 requests" in err
+
+
+def test_the_highest_rate_lies_between_one_that_is_met_and_one_that_is_missed(loadtest: LoadTest) -> None:
+    """The server answers the requests of the first two rates, and no further ones."""
+    options = ("--find-max-rate", "80%", "--slo", "e2e:30s", "--request-rate", "500", "--num-requests", "32")
+    few = ("--num-iters", "12", "--num-iters-warmup", "1")
+    with PlannedServer(lambda n: Plan() if n < 2 * 13 * 32 else Plan(status=503)) as server:
+        code, out, err = loadtest(server.url, *options, *few, "--json", "--output-json", "rates.json")
+    found = json.loads(out)
+    assert (code, err) == (0, "") and json.loads(Path("rates.json").read_text()) == found
+    assert found["schema"] == "omni.max-rate/1" and found["low"] == 1000 < found["high"] <= 1100
+    assert found["rates"][0]["verdict"] == "met" and found["rates"][0]["ci95"][0] > 0.8
+    assert [trial["verdict"] for trial in found["rates"][2:]] == ["missed"] * (len(found["rates"]) - 2)
+    assert "answered none of 32 requests" in found["rates"][2]["reason"]
+
+
+def test_a_server_that_never_meets_the_limit_has_no_highest_rate(loadtest: LoadTest) -> None:
+    options = ("--find-max-rate", "80%", "--slo", "e2e:1ms", "--request-rate", "8000", "--num-requests", "8")
+    with PlannedServer(lambda _: Plan(first_s=0.002)) as server:
+        code, out, err = loadtest(server.url, *options, "--num-iters", "12", "--num-iters-warmup", "1")
+    assert code == 3 and err.startswith("error: no rate down to ") and "missed" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--find-max-rate", "90%"], "`--find-max-rate` needs a limit to meet"),
+        (["--find-max-rate", "0%", "--slo", "e2e:1s"], "the share is not between 0% and 100%"),
+        (["--find-max-rate", "100%", "--slo", "e2e:1s"], "the share is not between 0% and 100%"),
+        (["--find-max-rate", "90%", "--slo", "e2e:1s", "--concurrency", "4"], "`--find-max-rate` and --concurrency"),
+        (["--find-max-rate", "90%", "--slo", "e2e:1s", "http://127.0.0.1:2"], "`--find-max-rate` and a second URL"),
+        (["--requests", "missing.json"], "cannot open the requests file `missing.json`"),
+        (["--requests", "r.jsonl", "--input-len", "4"], "`--input-len` and `--requests` exclude each other"),
+    ],
+)
+def test_mistakes_with_files_and_rates(arguments: list[str], message: str, loadtest: LoadTest) -> None:
+    code, out, err = loadtest("http://127.0.0.1:1", *arguments)
+    assert (code, out, err.count("error: ")) == (2, "", 1) and message in err
