@@ -47,12 +47,19 @@ def find_max_rate(plan: RatePlan, options: LoadtestOptions, target: float, first
     """Try rates until the highest one is enclosed, and report. Raises `OmniError` if none was measured."""
     command = ("omni", *without_key(sys.argv[1:]))
     search, record = RateSearch(first or FIRST_RATE), MaxRateRecord(command=command, attainment=target)
-    began_s, stopped = time.monotonic(), None
+    began_s = time.monotonic()
+    stopped: OmniError | None = None
     while stopped is None and (rate := search.next_rate()) is not None:
         left_s = None if options.timeout is None else max(options.timeout - (time.monotonic() - began_s), 0.001)
-        with plan(rate) as made:
-            trial, stopped = _try(made, rate, target, options, left_s)
-            source = made.builder.record()
+        try:
+            with plan(rate) as made:
+                trial, stopped = _try(made, rate, target, options, left_s)
+                source = made.builder.record()
+        except OmniError as error:
+            if not search.trials:
+                raise
+            stopped = error  # the server is gone: the rates so far are shown
+            break
         if stopped is not None and not search.trials and not trial.windows:
             raise stopped
         search = RateSearch(search.first, (*search.trials, trial))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +198,18 @@ def test_an_interrupt_keeps_finished_windows(image_server: OmniServer, tmp_path:
     assert ended.code == 130 and "error: interrupted" in ended.err
     assert "Benchmark 1" in ended.out and samples_of(tmp_path)
     image_server.wait_until(lambda: image_server.metric("omni_requests_in_flight") == 0, timeout_s=10)
+
+
+def test_requests_of_a_file_as_a_trace(omni: OmniServer, bench: Any, tmp_path: Path) -> None:
+    """Each with its own length and time; the server counts the tokens."""
+    before = omni.metric("omni_generation_tokens_total", stage="thinker")
+    lines = [{"prompt": "hello", "sampling": {"max_tokens": n + 2}, "arrival_s": n / 10} for n in range(4)]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    once = ("--num-iters", "1", "--num-iters-warmup", "1", "--slo", "e2e:120s")
+    ended = bench(omni.url, "--requests", str(path), *once)
+    assert ended.code == 0, ended.err
+    assert omni.metric("omni_generation_tokens_total", stage="thinker") - before == 2 * (2 + 3 + 4 + 5)
+    (sample,) = samples_of(tmp_path)
+    assert sample.work["output_tokens"] == 14 and sample.metrics["goodput_per_second"] > 0
+    assert record_of(tmp_path).workload["load"]["arrivals"] == "trace"
