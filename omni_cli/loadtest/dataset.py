@@ -167,8 +167,8 @@ class _LineReader:
                     raise InputError(f"unknown key `{key}`", hint=hint)
             return self._of_trace(fields) if is_trace else self._own(fields)
         except (UsageError, ValueError) as error:
-            hint = error.hint if isinstance(error, UsageError) else None
-            raise InputError(f"{self.path}:{number}: {error}", hint=hint) from error
+            advice = error.hint if isinstance(error, UsageError) else None
+            raise InputError(f"{self.path}:{number}: {error}", hint=advice) from error
 
     def _of_trace(self, fields: Mapping[str, Any]) -> DatasetRequest:
         for key in ("input_length", "output_length"):

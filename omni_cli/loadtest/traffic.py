@@ -68,7 +68,7 @@ class OpenLoop:
     @property
     def settings(self) -> dict[str, object]:
         # JSON has no infinity.
-        rate = {"request_rate": "inf" if math.isinf(self.rate) else self.rate}
+        rate: dict[str, object] = {"request_rate": "inf" if math.isinf(self.rate) else self.rate}
         return {**rate, "arrivals": "trace"} if self.trace else rate
 
     @property

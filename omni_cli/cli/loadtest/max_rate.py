@@ -73,10 +73,10 @@ def find_max_rate(plan: RatePlan, options: LoadtestOptions, target: float, first
         console.print_json(with_digest(record))
     else:
         console.print_text(_text(record))
-    error = stopped or _failure(record)
-    if error is not None:
-        console.print_error(error, verbose=options.verbose)
-    return ExitCode.OK if error is None else ExitCode(error.exit_code)
+    ended = stopped or _failure(record)
+    if ended is not None:
+        console.print_error(ended, verbose=options.verbose)
+    return ExitCode.OK if ended is None else ended.exit_code
 
 
 def _try(
