@@ -171,20 +171,23 @@ def run(side: Plain | Before | After, requests: Sequence[SynthesisRequest]) -> R
 
 @torch.inference_mode()
 def parts(side: After, requests: list[SynthesisRequest], device: torch.device) -> dict[str, float]:
-    """Seconds of the denoiser and of the vocoder for one group of `requests`, with a wait after each."""
+    """Seconds of the denoiser and of the vocoder for `requests`, group by group, with a wait after each."""
     side.use()
-    (group,) = side.synthesizer.groups(requests)
+    taken = {"denoise_s": 0.0, "vocoder_s": 0.0}
     with side.synthesizer.arithmetic():
-        denoising = side.synthesizer.begin(group)
+        for group in side.synthesizer.groups(requests):
+            denoising = side.synthesizer.begin(group)
 
-        def denoise() -> None:
-            for _ in range(SAMPLING.num_steps - 1):
-                denoising.step()
+            def denoise(denoising: Any = denoising) -> None:
+                for _ in range(SAMPLING.num_steps - 1):
+                    denoising.step()
 
-        denoise_s = seconds(denoise, device)
-        mels = denoising.mels()
-        vocoder_s = seconds(lambda: list(side.synthesizer.waveforms(group, mels)), device)
-    return {"denoise_s": denoise_s, "vocoder_s": vocoder_s}
+            def sound(denoising: Any = denoising, group: Any = group) -> None:
+                list(side.synthesizer.waveforms(group, denoising.mels()))
+
+            taken["denoise_s"] += seconds(denoise, device)
+            taken["vocoder_s"] += seconds(sound, device)
+    return taken
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
