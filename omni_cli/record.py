@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -283,14 +283,27 @@ _KIND = Kind("bench record", SCHEMA, "omni bench --output-json FILE", _AGAIN)
 
 def first_problem(record: Record) -> str | None:
     """Return a sentence on the first value that no run of `omni bench` writes."""
-    names = [variant.name for variant in record.variants]
-    if not names:
+    if not record.variants:
         return "the record has no variants"
+    if problem := first_variant_problem(record.variants):
+        return problem
+    if record.utilisation is not None and (problem := _utilisation_problem(record.utilisation)):
+        return f"its `utilisation`: {problem}"
+    looks = record.sampling.looks
+    growing = list(looks) == sorted({look for look in looks if 0 < look < _MAX_COUNT})
+    if not growing or not _MIN_ALPHA <= record.sampling.alpha < 0.5:
+        return "its `sampling` is not a plan of increasing numbers of blocks and an `alpha` between 0.0001 and 0.5"
+    return None
+
+
+def first_variant_problem(variants: Sequence[Variant]) -> str | None:
+    """Return a sentence on the first value of variants measured together that no measurement writes."""
+    names = [variant.name for variant in variants]
     if len(set(names)) != len(names) or "" in names:
         return "the names of its variants are not unique"
     if not all(name.isprintable() for name in names):
         return "the names of its variants contain control characters"
-    for variant in record.variants:
+    for variant in variants:
         for number, sample in enumerate(variant.samples):
             problem = _sample_problem(sample)
             if problem is not None:
@@ -298,12 +311,6 @@ def first_problem(record: Record) -> str | None:
         for name in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_rss_bytes"):
             if not 0 <= (getattr(variant.memory, name) or 0) < _MAX_BYTES_MEASURED:
                 return f"variant `{visible(variant.name, 80)}`: `{name}` is not a number of bytes"
-    if record.utilisation is not None and (problem := _utilisation_problem(record.utilisation)):
-        return f"its `utilisation`: {problem}"
-    looks = record.sampling.looks
-    growing = list(looks) == sorted({look for look in looks if 0 < look < _MAX_COUNT})
-    if not growing or not _MIN_ALPHA <= record.sampling.alpha < 0.5:
-        return "its `sampling` is not a plan of increasing numbers of blocks and an `alpha` between 0.0001 and 0.5"
     return None
 
 

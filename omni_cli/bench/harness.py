@@ -6,8 +6,10 @@ import asyncio
 import math
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -32,11 +34,18 @@ Interleaving = Literal["iterations", "loads", "none"]
 _Block = Callable[[int, BlockSchedule], Awaitable[None]]
 
 
+class OnFailure(Enum):
+    """The end of a variant that fails: of the whole measurement, or of this variant only."""
+
+    ABORT = auto()
+    DROP = auto()
+
+
 @dataclass(frozen=True)
 class RunLimits:
     """Limits of a measurement: `num_iters` iterations of each variant, as far as time allows; without that number,
     until the verdict is reached. `alpha` is the error of all its looks together. Long iterations exceed the budget, up
-    to `min_rounds` of each variant."""
+    to `min_rounds` of each variant. Without number and time, each is measured for about as long as it takes to load."""
 
     num_iters: int | None
     num_iters_warmup: int
@@ -104,6 +113,7 @@ class Harness:
         watcher: Watcher,
         sampler: UtilisationSampler,
         read_free: Callable[[], Free] = read_free,
+        on_failure: OnFailure = OnFailure.ABORT,
     ) -> None:
         self._builder = builder
         self._launch = launch
@@ -113,6 +123,11 @@ class Harness:
         self._watcher = watcher
         self._sampler = sampler
         self._read_free = read_free
+        self._on_failure = on_failure
+        self._dropped: set[int] = set()
+        self._first = 0
+        # Seconds from the start of a process to a loaded variant.
+        self._start_s = 0.0
         self._count = len(builder.measured)
         self._processes: dict[int, VariantRunner] = {}
         self._next_number = [0] * self._count
@@ -137,13 +152,16 @@ class Harness:
 
     async def _run(self) -> None:
         before = self._read_free()
-        await self._load(0)
-        await self._warm_up(0)
+        await self._prepare(0)
+        while self._first in self._dropped:
+            self._first += 1
+            if self._first == self._count:
+                return
+            await self._prepare(self._first)
         reason = await self._memory_shortage(before)
         if reason is None:
-            for variant in range(1, self._count):
-                await self._load(variant)
-                await self._warm_up(variant)
+            for variant in range(self._first + 1, self._count):
+                await self._prepare(variant)
             self.interleaving = "iterations" if self._count > 1 else "none"
             run_block, schedule = self._interleaved()
         else:
@@ -158,6 +176,23 @@ class Harness:
                 await self._sample(run_block, schedule)
         finally:
             self._builder.utilisation = self._sampler.utilisation()
+
+    async def _prepare(self, variant: int) -> None:
+        async with self._may_fail(variant):
+            await self._load(variant)
+            await self._warm_up(variant)
+
+    @asynccontextmanager
+    async def _may_fail(self, variant: int) -> AsyncIterator[None]:
+        """Drop the variant if it fails and the others continue."""
+        try:
+            yield
+        except VariantError:
+            if self._on_failure is OnFailure.ABORT:
+                raise
+            self._dropped.add(variant)
+            if variant in self._processes:
+                await self._processes.pop(variant).close()
 
     async def _sample(self, run_block: _Block, schedule: BlockSchedule) -> None:
         """Run block after block."""
@@ -180,7 +215,7 @@ class Harness:
 
     async def _memory_shortage(self, before: Free) -> str | None:
         """Return the reason why the other variants cannot be loaded beside the first one; None if they can."""
-        pid = self._processes[0].pid
+        pid = self._processes[self._first].pid
         if self._count == 1 or pid is None:
             return None
         after = self._read_free()
@@ -194,6 +229,8 @@ class Harness:
         limits = self._limits
         if limits.num_iters is not None:
             return self._interleaved_block, schedule_for_count(limits.num_iters, round_s)
+        if limits.time_budget_s is None:
+            return self._interleaved_block, schedule_for_count(self._per_load(self._start_s), round_s)
         return self._interleaved_block, schedule_for_time(round_s, self._budget_s(round_s))
 
     def _budget_s(self, round_s: float) -> float:
@@ -203,16 +240,25 @@ class Harness:
 
     async def _interleaved_block(self, block: int, schedule: BlockSchedule) -> None:
         for position, variant in enumerate(schedule.block(block, self._count)):
-            await self._iterate(variant, block, position)
+            if variant not in self._dropped:
+                async with self._may_fail(variant):
+                    await self._iterate(variant, block, position)
+
+    def _per_load(self, load_s: float) -> int:
+        """Return the iterations that take about as long as loading, within bounds."""
+        return min(max(round(load_s / self._typical_s[self._first]), MIN_PER_LOAD), MAX_PER_LOAD)
 
     def _one_at_a_time(self) -> tuple[_Block, BlockSchedule]:
         """Load one variant at a time, for several iterations, in reverse order from block to block."""
         limits = self._limits
-        load_s = max(sum(stage.load_s for stage in self._builder.measured[0].stages), 0.1)
-        per_load = min(max(round(load_s / self._typical_s[0]), MIN_PER_LOAD), MAX_PER_LOAD)
+        if limits.num_iters is None and limits.time_budget_s is None:
+            per_load = self._per_load(self._start_s)
+            return self._load_block, BlockSchedule(1, per_load, per_load)
+        load_s = max(sum(stage.load_s for stage in self._builder.measured[self._first].stages), 0.1)
+        per_load = self._per_load(load_s)
         if limits.num_iters is not None:
             return self._load_block, BlockSchedule(-(-limits.num_iters // per_load), per_load, limits.num_iters)
-        block_s = self._count * per_load * self._typical_s[0] + (self._count - 1) * 2 * load_s
+        block_s = self._count * per_load * self._typical_s[self._first] + (self._count - 1) * 2 * load_s
         blocks = max(1, int(self._budget_s(block_s / per_load) / block_s))
         return self._load_block, BlockSchedule(blocks, per_load, blocks * per_load)
 
@@ -221,22 +267,27 @@ class Harness:
         order = range(self._count) if block % 2 == 0 else reversed(range(self._count))
         position = 0
         for variant in order:
-            if variant not in self._processes:
-                await self.close()
-                await self._load(variant)
-                await self._warm_up(variant)
-            for _ in range(iterations):
-                await self._iterate(variant, block, position)
-                position += 1
+            if variant in self._dropped:
+                continue
+            async with self._may_fail(variant):
+                if variant not in self._processes:
+                    await self.close()
+                    await self._load(variant)
+                    await self._warm_up(variant)
+                for _ in range(iterations):
+                    await self._iterate(variant, block, position)
+                    position += 1
 
     async def _load(self, variant: int) -> None:
         measured = self._builder.measured[variant]
         process = self._processes[variant] = self._launch(variant)
+        started_s = time.monotonic()
         try:
             await process.start()
             loaded = await process.load(
                 self._load_request(variant), lambda event: self._watcher.loading(process.name, event)
             )
+            self._start_s = time.monotonic() - started_s
             self._check_treatment(variant, loaded)
         except VariantError as error:
             measured.error = error.message

@@ -33,8 +33,12 @@ def local_plan(
     command: tuple[str, ...],
     verbose: bool,
     keeps_outputs: bool = False,
+    inputs: Path | None = None,
 ) -> Iterator[Plan]:
-    """Plan these treatments, or the only one `against` another commit. Raises `OmniError`."""
+    """Plan these treatments, or the only one `against` another commit. Raises `OmniError`.
+
+    `inputs` is the file with the inputs of a stage in the middle of the chain, which several plans may share.
+    """
     environment = read_environment()
     with ExitStack() as stack:
         if against is not None:
@@ -50,7 +54,7 @@ def local_plan(
             folder=folder,
             keeps_outputs=keeps_outputs,
         )
-        variants = _LocalVariants(treatments, source, workload, folder, verbose)
+        variants = _LocalVariants(treatments, source, workload, inputs or folder / "inputs", verbose)
         yield Plan(builder, variants.launch, variants.load)
 
 
@@ -61,7 +65,7 @@ class _LocalVariants:
     treatments: tuple[Treatment, ...]
     source: ProfileSource
     workload: Workload
-    folder: Path
+    inputs: Path
     verbose: bool
 
     def launch(self, index: int) -> VariantProcess:
@@ -69,7 +73,6 @@ class _LocalVariants:
         return VariantProcess(Launch(treatment.name, treatment.environment, treatment.code), verbose=self.verbose)
 
     def load(self, index: int) -> Load:
-        inputs = self.folder / "inputs"
         return Load(
             profile=self.source.profile,
             overrides=(*self.source.overrides, *self.treatments[index].overrides),
@@ -81,10 +84,11 @@ class _LocalVariants:
             input_len=self.workload.input_len,
             output_len=self.workload.output_len,
             given_lengths=self.workload.given_lengths,
-            inputs=str(inputs),
-            records_inputs=not inputs.exists(),
+            inputs=str(self.inputs),
+            records_inputs=not self.inputs.exists(),
             verbose=self.verbose,
             requests=None if self.workload.requests is None else str(self.workload.requests.path),
+            slo=dict(self.workload.slo),
         )
 
 
@@ -93,12 +97,17 @@ def plan_treatments(
 ) -> tuple[Treatment, ...]:
     """Return the treatments of `--vary`, or the profile unchanged, with checked configurations. Raises `OmniError`."""
     treatments = parse_vary(vary, config, workload.stage) or (Treatment(config.name),)
-    configs = [_load(source, treatment) for treatment in treatments]
+    configs = [load_treatment(source, treatment) for treatment in treatments]
     check_distinct(treatments, configs)
     for treatment, varied in zip(treatments, configs, strict=True):
-        _check_checkpoint(varied)
-        _check_device(treatment, varied)
+        check_treatment(treatment, varied)
     return treatments
+
+
+def check_treatment(treatment: Treatment, config: EngineConfig) -> None:
+    """Reject settings that the checkpoint does not fit or this machine cannot run. Raises `OmniError`."""
+    _check_checkpoint(config)
+    _check_device(treatment, config)
 
 
 def _two_commits(ref: str, commit: str, code: Mapping[str, Any], treatment: Treatment) -> tuple[Treatment, Treatment]:
@@ -111,8 +120,8 @@ def _two_commits(ref: str, commit: str, code: Mapping[str, Any], treatment: Trea
     )
 
 
-def _load(source: ProfileSource, treatment: Treatment) -> EngineConfig:
-    """Load a treatment's configuration; errors in its settings name `--vary`."""
+def load_treatment(source: ProfileSource, treatment: Treatment, option: str = "--vary") -> EngineConfig:
+    """Load a treatment's configuration; errors in its settings name the option. Raises `InvalidProfileError`."""
     try:
         return source.load(treatment.overrides)
     except InvalidProfileError as error:
@@ -120,7 +129,7 @@ def _load(source: ProfileSource, treatment: Treatment) -> EngineConfig:
         named = []
         for item in error.diagnostics:
             if item.place.source.label in varied:
-                written = replace(item.place.source, label=f"--vary {treatment.name}")
+                written = replace(item.place.source, label=f"{option} {treatment.name}")
                 item = replace(item, place=replace(item.place, source=written))
             named.append(item)
         raise InvalidProfileError(named) from error

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, StageTrace, VideoOutput
 from omni_cli.stats.metrics import samples_for
@@ -36,11 +37,12 @@ class Iteration:
         return [trace for request in self.requests for trace in request.result.stages if trace.name == name]
 
 
-def metrics_of(iteration: Iteration) -> dict[str, float]:
+def metrics_of(iteration: Iteration, slo: Mapping[str, float] = MappingProxyType({})) -> dict[str, float]:
     """Compute medians over the iteration's requests; units are in the names.
 
     The first AR stage has `ttft_s`, `tpot_s` and `itl_s`; those of further stages are prefixed with the stage's name.
-    If several stages run, each has a `NAME.latency_s`.
+    If several stages run, each has a `NAME.latency_s`. With limits on values of a request (`slo`), good requests are
+    counted as well.
     """
     found: dict[str, float] = {}
     first_of_kind: set[str] = set()
@@ -52,7 +54,36 @@ def metrics_of(iteration: Iteration) -> dict[str, float]:
         found |= {prefix + metric: value for metric, value in of_stage.items()}
         if len(iteration.stages) > 1:
             found[f"{name}.latency_s"] = statistics.median(trace.latency_s for trace in traces)
-    return found | _rates(iteration)
+    return found | _rates(iteration) | _goodput(iteration, slo)
+
+
+def _goodput(iteration: Iteration, slo: Mapping[str, float]) -> dict[str, float]:
+    """Count the requests whose values are all within the limits; a missing value is not."""
+    if not slo:
+        return {}
+    rows = [_values(request, iteration.stages) for request in iteration.requests]
+    good = sum(all(row.get(name, math.inf) <= limit for name, limit in slo.items()) for row in rows)
+    return {"goodput_per_second": good / iteration.e2e_s, "slo_attainment": good / len(rows)}
+
+
+def _values(request: Finished, stages: Sequence[tuple[str, str]]) -> dict[str, float]:
+    """Return one request's values under the names of `omni loadtest`."""
+    result = request.result
+    row = {"e2e_s": request.seconds}
+    audio_s = sum(len(o.samples) / o.sample_rate for o in result.outputs if isinstance(o, AudioOutput))
+    if audio_s:
+        row["rtf"] = request.seconds / audio_s
+    if result.ttfp_s is not None:
+        row["ttfp_s"] = result.ttfp_s
+    first = next((name for name, kind in stages if kind == "ar"), None)
+    for trace in result.stages:
+        if trace.name == first:
+            of_trace = _ar_metrics([trace])
+            row |= {name: of_trace[name] for name in ("ttft_s", "tpot_s") if name in of_trace}
+            gaps = [later - earlier for earlier, later in itertools.pairwise(trace.token_times_s or ())]
+            if gaps:
+                row["itl_max_s"] = max(gaps)
+    return row
 
 
 def work_of(iteration: Iteration) -> dict[str, float]:

@@ -18,7 +18,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
     `inputs` is a file of handoffs, required if the first measured stage is not the first of the chain. With
     `records_inputs`, the file is made by running the earlier stages once. `requests` is a JSONL file of `batch_size`
-    requests to send instead of generated ones.
+    requests to send instead of generated ones. `slo` are limits on values of a request, which count good ones.
     """
 
     profile: str
@@ -35,6 +35,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     records_inputs: bool
     verbose: bool = False
     requests: str | None = None
+    slo: dict[str, float] = {}
 
 
 class Run(msgspec.Struct, frozen=True, tag=True):

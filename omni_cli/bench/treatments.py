@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,22 +54,22 @@ class Setting:
         return self.key.startswith(ENVIRONMENT)
 
 
-def parse_vary(texts: Sequence[str], config: EngineConfig, stage: str) -> tuple[Treatment, ...]:
-    """Return all combinations of the values, in the given order; empty without `--vary`.
+def parse_vary(
+    texts: Sequence[str], config: EngineConfig, stage: str, *, option: str = "--vary", at_most: int = MAX_VARIANTS
+) -> tuple[Treatment, ...]:
+    """Return all combinations of the values, in the given order; empty without `--vary`, or the `option` like it.
 
     A key without a stage's name applies to the measured stages that have it. Raises `UsageError`.
     """
-    axes = [_axis(text, config, stage) for text in texts]
+    axes = [_axis(text, config, stage, option) for text in texts]
     keys = [axis[0].key for axis in axes]
     for key in keys:
         if keys.count(key) > 1:
-            raise UsageError(f"`--vary {key}=...` is given twice", hint=f"write one: `--vary {key}=A,B`")
-    count = 1
-    for axis in axes:
-        count *= len(axis)
-    if count > MAX_VARIANTS:
+            raise UsageError(f"`{option} {key}=...` is given twice", hint=f"write one: `{option} {key}=A,B`")
+    count = math.prod(len(axis) for axis in axes)
+    if count > at_most:
         raise UsageError(
-            f"these are {count} variants, and at most {MAX_VARIANTS} can be compared at once",
+            f"these are {count} variants, and at most {at_most} can be compared at once",
             hint="vary fewer values at a time",
         )
     if not axes:
@@ -77,18 +78,20 @@ def parse_vary(texts: Sequence[str], config: EngineConfig, stage: str) -> tuple[
     return tuple(_with_unique_name(variants, position) for position in range(len(variants)))
 
 
-def _axis(text: str, config: EngineConfig, stage: str) -> list[Setting]:
+def _axis(text: str, config: EngineConfig, stage: str, option: str) -> list[Setting]:
     key, equals, raw = text.partition("=")
     key = key.strip()
     if not equals or not key:
-        message = f"`--vary {visible(text, 80)}` is not KEY=A,B"
+        message = f"`{option} {visible(text, 80)}` is not KEY=A,B"
         raise UsageError(
-            message, hint="for example `--vary thinker.max_num_seqs=1,8` or `--vary env.OMP_NUM_THREADS=1,2`"
+            message, hint=f"for example `{option} thinker.max_num_seqs=1,8` or `{option} env.OMP_NUM_THREADS=1,2`"
         )
     values = split_values(raw)
     if len(values) < 2:
-        hint = f"name at least two: `--vary {key}={raw or 'A'},B`; `--set {key}={raw}` sets a single one"
-        raise UsageError(f"`--vary {visible(text, 80)}` has a single value, so there is nothing to compare", hint=hint)
+        hint = f"name at least two: `{option} {key}={raw or 'A'},B`; `--set {key}={raw}` sets a single one"
+        raise UsageError(
+            f"`{option} {visible(text, 80)}` has a single value, so there is nothing to compare", hint=hint
+        )
     if key.startswith(ENVIRONMENT):
         name = key.removeprefix(ENVIRONMENT)
         if not _VARIABLE.fullmatch(name):

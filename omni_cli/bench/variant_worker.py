@@ -50,6 +50,7 @@ class VariantWorker:
     def __init__(self, send: Callable[[Reply], None]) -> None:
         self._send = send
         self._loaded: LoadedWorkload | None = None
+        self._slo: dict[str, float] = {}
 
     @property
     def _workload(self) -> LoadedWorkload:
@@ -96,6 +97,7 @@ class VariantWorker:
             request.given_lengths,
             None if request.requests is None else RequestFile(Path(request.requests), request.batch_size, ""),
         )
+        self._slo = request.slo
         self._loaded = LoadedWorkload(config, workload, verbose=request.verbose)
         await self._loaded.load(self._on_event, inputs=Path(request.inputs), makes_inputs=request.records_inputs)
         return Loaded(tuple(self._loaded_stage(info) for info in self._workload.llm.stages))
@@ -122,7 +124,7 @@ class VariantWorker:
             save_arrays(Path(request.outputs), {**arrays, **sample_rates(results)})
         return Ran(
             e2e_s=iteration.e2e_s,
-            metrics=metrics_of(iteration),
+            metrics=metrics_of(iteration, self._slo),
             work=work_of(iteration),
             output_sha256=hash_arrays(arrays),
             accounted=dict(accounted_of(iteration)),

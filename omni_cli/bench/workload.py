@@ -22,7 +22,8 @@ class Workload:
 
     Each iteration sends `batch_size` requests at once. A prompt has `input_len` tokens, and every AR stage generates
     exactly `output_len`, except those in `given_lengths`, which generate their profile's `max_tokens`. The requests of
-    a file (`requests`) have their own number, prompts and media.
+    a file (`requests`) have their own number, prompts and media. `slo` are limits on values of a request (`ttft_s`),
+    by which good ones are counted.
     """
 
     stage: str = ALL
@@ -31,6 +32,7 @@ class Workload:
     output_len: int = 32
     given_lengths: tuple[str, ...] = ()
     requests: RequestFile | None = None
+    slo: tuple[tuple[str, float], ...] = ()
 
     def measured(self, config: EngineConfig) -> tuple[StageConfig, ...]:
         """Return the stages to measure, in order. Raises `UsageError` if there are none, or gaps between them."""
@@ -47,6 +49,7 @@ class Workload:
             "batch_size": self.batch_size,
             **self._prompts(),
             "output_len": self.output_len,
+            **({"slo": dict(self.slo)} if self.slo else {}),
             "settings": settings,
         }
         return {**described, "fingerprint": workload_fingerprint(described)}

@@ -37,6 +37,7 @@ class _Commands(LazyGroup):
         "compare": LazyCommand("omni_cli.cli.compare:compare", "Compare two saved bench records and judge a gate."),
         "bisect": LazyCommand("omni_cli.cli.bisect.command:bisect", "Find the commit that made a benchmark slower."),
         "history": LazyCommand("omni_cli.cli.history:history", "Keep records over time and find the steps in them."),
+        "tune": LazyCommand("omni_cli.cli.tune.command:tune", "Search settings for the fastest that keeps limits."),
         "report": LazyCommand("omni_cli.cli.report:report", "Show saved records as one HTML page."),
         "profiles": LazyCommand("omni_cli.cli.profiles:profiles", "List, show and check the YAML profiles."),
         "models": LazyCommand("omni_cli.cli.models:models", "Build small random-weight checkpoints."),

@@ -75,11 +75,12 @@ class GateOptions(DisplayOptions):
             max_memory_regression=memory,
             metrics=tuple(self.metric or ()),
             identical_outputs=self.require_identical_outputs,
-            quality=tuple(_read_quality(text) for text in self.quality or ()),
+            quality=tuple(read_quality(text) for text in self.quality or ()),
         )
 
 
-def _read_quality(text: str) -> QualityLimit:
+def read_quality(text: str) -> QualityLimit:
+    """Parse `psnr_db>=40`. Raises `UsageError`."""
     from omni_cli.config.gate_limits import parse_quality
     from omni_cli.results import MEASURES
 

@@ -21,12 +21,15 @@ from omni_cli.report.html.elements import Advice, Document
 from omni_cli.report.html.history_part import history_document
 from omni_cli.report.html.machine import sentence
 from omni_cli.report.html.profile_part import profile_page_document
+from omni_cli.report.html.tune_part import tune_document_page
 from omni_cli.results import COMPARE_SCHEMA, HISTORY_SCHEMA, CompareRecord, HistoryRecord
 from omni_cli.stats.history import history_of
 from omni_cli.stats.verdicts import own_answer
 from omni_cli.text import visible
+from omni_cli.tune_record import SCHEMA as TUNE_SCHEMA
+from omni_cli.tune_record import load_tune_record
 
-_SOURCES = "`omni bench --output-json FILE`, `omni profile` and `omni compare --json`"
+_SOURCES = "`omni bench --output-json FILE`, `omni profile`, `omni tune` and `omni compare --json`"
 _ANY = Kind("record", "omni", "omni bench --output-json FILE", f"write it again with {_SOURCES}")
 _COMPARE = Kind("comparison", COMPARE_SCHEMA, "omni compare --json", "compare again with `omni compare --json > FILE`")
 
@@ -96,9 +99,14 @@ def _compare(name: str, path: Path) -> Document:
     return compare_page_document(name, read_document(path, CompareRecord, _COMPARE)[1], visible(str(path)))
 
 
+def _tune(name: str, path: Path) -> Document:
+    return tune_document_page(name, load_tune_record(path), visible(str(path)))
+
+
 _READERS: dict[str, Callable[[str, Path], Document]] = {
     BENCH_SCHEMA: _bench,
     PROFILE_SCHEMA: _profile,
     COMPARE_SCHEMA: _compare,
     HISTORY_SCHEMA: _history,
+    TUNE_SCHEMA: _tune,
 }

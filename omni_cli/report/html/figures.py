@@ -77,6 +77,18 @@ class Level:
     is_worse: bool = False
 
 
+@dataclass(frozen=True)
+class Trade:
+    """A setting: its cost over that of the best with an interval, and another value that matters."""
+
+    name: str
+    ratio: float
+    ci95: tuple[float, float] | None
+    value: float
+    on_front: bool
+    best: bool
+
+
 def drawn_spread(name: str, rows: Sequence[Spread], unit: str) -> Drawing:
     """Draw one strip of dots per row, with the median and its interval below."""
     finite = [value for row in rows for value in row.values]
@@ -213,6 +225,35 @@ def drawn_history(name: str, rows: Sequence[Spread], levels: Sequence[Level], un
         axes.set_xlabel("record")
 
     return draw(name, 230, paint)
+
+
+def drawn_trade(name: str, rows: Sequence[Trade], label: str) -> Drawing:
+    """Draw settings by their cost, with intervals, and by another value; a line joins those on the front."""
+    bounds = [bound for row in rows for bound in (row.ratio, *(row.ci95 or ()))]
+    values = [row.value for row in rows]
+
+    def paint(sheet: Sheet) -> None:
+        axes = sheet.axes(_GUTTER + 12, 30, _MARGIN, 46)
+        scale_values(axes, "y", min(values), max(values), count=5)
+        scale_ratios(axes, min(bounds), max(bounds), count=9 if sheet.is_wide else 5)
+        axes.grid(True, axis="y")
+        front = sorted((row.ratio, row.value) for row in rows if row.on_front)
+        if front:
+            axes.plot(*zip(*front, strict=True), "-", color=MUTED, linewidth=1.5, drawstyle="steps-post")
+        for row in rows:
+            if row.ci95 is not None:
+                axes.plot(row.ci95, (row.value, row.value), "-", color=ACCENT if row.best else MUTED, linewidth=2)
+            colour = ACCENT if row.best or row.on_front else MUTED
+            axes.plot((row.ratio,), (row.value,), "D", color=colour, markersize=7, markeredgecolor=PAPER)
+            if row.best or row.on_front:
+                text = shorten(row.name, sheet.width / 2)
+                axes.annotate(text, (row.ratio, row.value), (8, 6), textcoords="offset points", color=INK)
+        axes.annotate(
+            label, (0, 1), (-_GUTTER - 12, 8), "axes fraction", textcoords="offset points", color=INK, weight="bold"
+        )
+        axes.set_xlabel("cost over that of the best setting, logarithmic")
+
+    return draw(name, 330, paint)
 
 
 def thinned(values: Sequence[T]) -> Sequence[T]:

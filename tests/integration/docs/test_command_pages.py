@@ -10,7 +10,7 @@ from support.samples import sample
 pages = command_pages.load()
 PAGES = sorted(path.name for path in pages.PAGES.glob("*.md"))
 # Half a minute to a minute each; `make test-all` runs them.
-LONGEST = ("bench.md", "bisect.md", "generate.md", "loadtest.md", "profile.md", "serve.md")
+LONGEST = ("bench.md", "bisect.md", "generate.md", "loadtest.md", "profile.md", "serve.md", "tune.md")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the pages show a machine without a GPU")

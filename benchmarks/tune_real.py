@@ -1,0 +1,182 @@
+"""Searches of real models with `omni tune`, against the exhaustive search of the same settings on the same machine.
+
+    python benchmarks/tune_real.py CASE FOLDER [--exhaustive-s SECONDS] [--search-only | --compare]
+
+The exhaustive search starts every setting in every round, with the same heats, iterations, bounds and margin, until it
+has ranked every pair: the interval of each lies on one side of 0 or within the margin. It continues from FOLDER like
+`omni tune` does, and stops after `--exhaustive-s` seconds of measuring in all, ranked or not; a comparison with one
+that is not ranked yet says that it would have taken longer. `--compare` measures nothing and prints the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
+
+from omni_cli.bench.benchmark import Plan
+from omni_cli.bench.harness import RunLimits
+from omni_cli.bench.local import local_plan
+from omni_cli.bench.profile_source import ProfileSource
+from omni_cli.bench.search import plan_space
+from omni_cli.bench.treatments import Treatment
+from omni_cli.bench.tuning import Limits, Tuning
+from omni_cli.bench.workload import Workload
+from omni_cli.cli.tune.run import Search, TuneProgress
+from omni_cli.config.bundled import find_profile
+from omni_cli.stats.race import MIN_ROUNDS, Race, student_quantile
+from omni_cli.stats.sequential import ALPHA, spent
+from omni_cli.stats.tuning import race_of
+from omni_cli.tune_record import TuneRecord, load_tune_record
+
+LOOKS = 60
+
+# Profile, stage, batch size, output length, searches, margin, iterations per start.
+CASES = {
+    "tiny-image": (
+        "tiny-image", "all", 4, 32,
+        ("num_inference_steps=4,8,16", "batching=exact,stacked", "env.OMP_NUM_THREADS=1,2"), 0.1, 12,
+    ),
+    "thinker": (
+        "small-omni", "thinker", 8, 8, ("max_num_seqs=1,2,4,8", "env.OMP_NUM_THREADS=1,2"), 0.1, 8,
+    ),
+}  # fmt: skip
+
+
+class EveryPair(Race):
+    """A race in which all settings run until all pairs are ranked."""
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        return tuple(name for name in self._names if name != self._leader and name not in self._excluded)
+
+    @property
+    def is_decided(self) -> bool:
+        return ranked(self, [name for name in self._names if name not in self._excluded], math.expm1(self._edge))
+
+    @property
+    def is_exhausted(self) -> bool:
+        return False
+
+
+class Exhaustive(Tuning):
+    """A search without elimination."""
+
+    def _race(self) -> Race:
+        race = race_of(self.record)
+        race.__class__ = EveryPair
+        return race
+
+
+def ranked(race: Race, names: Sequence[str], margin: float) -> bool:
+    """True if the interval of every pair lies on one side of 0 or within the margin."""
+    pairs = list(itertools.combinations(names, 2))
+    for a, b in pairs:
+        gap = race.gap(a, b)
+        values = np.array(race.values(a, b))
+        if gap.rounds < MIN_ROUNDS:
+            return False
+        share = ALPHA / len(pairs)
+        earlier = spent((gap.rounds - 1) / LOOKS, share) if gap.rounds > MIN_ROUNDS else 0.0
+        tail = (spent(gap.rounds / LOOKS, share) - earlier) / 2
+        half = student_quantile(tail, gap.rounds - 1) * values.std(ddof=1) / math.sqrt(gap.rounds)
+        if not (half < abs(gap.centre) or abs(gap.centre) + half <= math.log1p(margin)):
+            return False
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case", choices=list(CASES))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--exhaustive-s", type=float, default=3600.0)
+    parser.add_argument("--search-only", action="store_true")
+    parser.add_argument("--compare", action="store_true")
+    options = parser.parse_args()
+    if options.compare:
+        sys.stdout.write(json.dumps(_compared(options.folder), indent=2) + "\n")
+        return 0
+    if options.search_only:
+        return _search(options.case, options.folder / "search")
+    asyncio.run(_exhaust(options.case, options.folder / "exhaustive", options.exhaustive_s))
+    return 0
+
+
+def _search(case: str, folder: Path) -> int:
+    profile, stage, batch_size, output_len, searches, margin, num_iters = CASES[case]
+    command = [sys.executable, "-m", "omni_cli", "tune", "-p", profile, "--stage", stage, "--output-dir", str(folder)]
+    command += ["--batch-size", str(batch_size), "--output-len", str(output_len), "--margin", f"{margin:.0%}"]
+    command += ["--num-iters", str(num_iters)]
+    for text in searches:
+        command += ["--search", text]
+    return subprocess.run(command, check=False).returncode
+
+
+async def _exhaust(case: str, folder: Path, budget_s: float) -> None:
+    profile, stage, batch_size, output_len, searches, margin, num_iters = CASES[case]
+    source = ProfileSource(str(find_profile(profile)), (), None, None, False)
+    config = source.load()
+    workload = Workload(stage, batch_size, output_len=output_len)
+    space = plan_space(searches, config, workload, source, 2)
+    limits = Limits()
+    record = Search(source, workload, space, "e2e_s", margin, limits).record(("benchmarks/tune_real.py", case))
+    path = folder / "tune.json"
+    if path.exists():
+        record = load_tune_record(path)
+    with tempfile.TemporaryDirectory() as inputs:
+
+        def plan(treatments: Sequence[Treatment]) -> AbstractContextManager[Plan]:
+            return local_plan(
+                source, workload, tuple(treatments), against=None, command=(), verbose=False,
+                inputs=Path(inputs) / "inputs",
+            )  # fmt: skip
+
+        await Exhaustive(
+            space.treatments,
+            record,
+            plan,
+            limits=limits,
+            iterations=RunLimits(num_iters, 3, None),
+            time_budget_s=budget_s,
+            watcher=TuneProgress(quiet=False, verbose=False),
+            path=path,
+        ).run()
+
+
+def _compared(folder: Path) -> dict[str, object]:
+    """Return the times of both, and how much the search's answer costs by the exhaustive measurements."""
+    found, every = (load_tune_record(folder / name / "tune.json") for name in ("search", "exhaustive"))
+    race = race_of(every)
+    names = [item.name for item in every.candidates if item.problem is None]
+    assert found.winner is not None and every.winner is not None
+    gap = race.gap(found.winner, every.winner)
+    return {
+        "settings": len(names),
+        "margin": found.margin,
+        "search": _summary(found),
+        "exhaustive": {**_summary(every), "ranked_all_pairs": ranked(race, names, every.margin)},
+        "share_of_starts": found.starts / every.starts,
+        "share_of_time": found.elapsed_s / every.elapsed_s,
+        "cost_over_the_exhaustive_optimum": math.exp(gap.centre) if found.winner != every.winner else 1.0,
+    }
+
+
+def _summary(record: TuneRecord) -> dict[str, object]:
+    return {
+        "winner": record.winner, "verdict": record.verdict, "excess": record.excess, "starts": record.starts,
+        "rounds": len(record.rounds), "elapsed_s": round(record.elapsed_s, 1),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""Conduct a search: heats of bench's interleaved variants, until the race over them is decided."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from omni_cli.bench.benchmark import Plan
+from omni_cli.bench.harness import Harness, OnFailure, RunLimits, Watcher
+from omni_cli.bench.search import groups_of
+from omni_cli.bench.treatments import Treatment
+from omni_cli.bench.utilisation import UtilisationSampler
+from omni_cli.config.gate_limits import GateLimits, QualityLimit
+from omni_cli.errors import OmniError, UsageError
+from omni_cli.record import Variant, metric_names, values_of
+from omni_cli.results import Comparison, Outputs
+from omni_cli.stats.gate import judge
+from omni_cli.stats.race import Race
+from omni_cli.stats.tuning import concluded, heat_costs, peak_bytes, race_of
+from omni_cli.tune_record import Candidate, Round, TuneRecord, save_tune_record
+
+MIN_ATTAINMENT = 0.99
+"""Share of its requests that must meet the limits of `--slo`."""
+
+ATTAINMENT = "slo_attainment"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits on a setting; one that misses any cannot be the answer. `has_slo`: good requests are counted, and are not
+    the objective."""
+
+    max_memory_bytes: int | None = None
+    quality: tuple[QualityLimit, ...] = ()
+    has_slo: bool = False
+
+
+class TuneWatcher(Watcher, Protocol):
+    """Receives the events of a search, and those of each heat."""
+
+    def round_started(self, number: int, race: Race) -> None: ...
+
+    def refused(self, name: str, reason: str) -> None: ...
+
+
+class Tuning:
+    """One search. The record is complete after each heat and saved to `path`; a record with rounds is continued."""
+
+    def __init__(
+        self,
+        treatments: Sequence[Treatment],
+        record: TuneRecord,
+        plan: Callable[[Sequence[Treatment]], AbstractContextManager[Plan]],
+        *,
+        limits: Limits,
+        iterations: RunLimits,
+        time_budget_s: float | None,
+        watcher: TuneWatcher,
+        path: Path,
+    ) -> None:
+        self.record = record
+        self._treatments = {treatment.name: treatment for treatment in treatments}
+        self._reference = treatments[0].name
+        self._plan = plan
+        self._limits = limits
+        self._iterations = iterations
+        self._time_budget_s = time_budget_s
+        self._watcher = watcher
+        self._path = path
+
+    async def run(self) -> None:
+        """Search until the answer is known, the time is up, or no setting is left. Raises `OmniError`."""
+        while True:
+            race = self._race()
+            if race.is_decided or race.is_exhausted or self._is_late():
+                break
+            await self._round(race)
+        self._keep(concluded(self.record, stopped=True))
+
+    def _race(self) -> Race:
+        return race_of(self.record)
+
+    def _is_late(self) -> bool:
+        return self._time_budget_s is not None and self.record.elapsed_s >= self._time_budget_s
+
+    async def _round(self, race: Race) -> None:
+        control = race.leader
+        assert control is not None  # the race is not exhausted
+        number = len(self.record.rounds)
+        self._watcher.round_started(number + 1, race)
+        self.record = msgspec.structs.replace(self.record, rounds=(*self.record.rounds, Round(control=control)))
+        for group in groups_of(race, random.Random(number)):
+            # A setting that failed in an earlier heat of this round cannot lead a later one.
+            lead = [control] if self._problem(control) is None else []
+            names = [*lead, *group]
+            if self._limits.quality and any(self._candidate(name).outputs is None for name in group):
+                names = [self._reference, *(name for name in names if name != self._reference)]
+            if names:
+                await self._heat(names, random.Random(number))
+
+    async def _heat(self, names: list[str], shuffled: random.Random) -> None:
+        # The outputs are compared with those of the first; else each has each place alike.
+        if names[0] != self._reference or not self._limits.quality:
+            shuffled.shuffle(names)
+        started_s = time.monotonic()
+        with self._plan([self._treatments[name] for name in names]) as plan:
+            await Harness(
+                plan.builder,
+                launch=plan.launch,
+                load=plan.load,
+                limits=self._iterations,
+                decided=lambda _: False,
+                watcher=self._watcher,
+                sampler=UtilisationSampler(),
+                on_failure=OnFailure.DROP,
+            ).run()
+            plan.builder.check()
+            found = plan.builder.record()
+        compared = {item.b: item for item in found.comparisons} if names[0] == self._reference else {}
+        self._add(found.variants, compared, time.monotonic() - started_s)
+
+    def _add(self, variants: Sequence[Variant], compared: dict[str, Comparison], elapsed_s: float) -> None:
+        """Add a heat to the record, and save it."""
+        self._check_objective(variants)
+        kept = tuple(self._slim(variant) for variant in variants)
+        last = self.record.rounds[-1]
+        self.record = msgspec.structs.replace(
+            self.record,
+            rounds=(*self.record.rounds[:-1], msgspec.structs.replace(last, heats=(*last.heats, kept))),
+            elapsed_s=self.record.elapsed_s + elapsed_s,
+        )
+        finished = heat_costs(kept, self.record.objective)
+        for variant in variants:
+            outputs = compared[variant.name].outputs if variant.name in compared else None
+            problem = variant.error or self._violated(variant, outputs)
+            if problem is None and variant.name not in finished:
+                problem = "none of its requests met the limits of `--slo`"
+            self._update(variant.name, outputs, problem)
+        self._keep(concluded(self.record))
+
+    def _violated(self, variant: Variant, outputs: Outputs | None) -> str | None:
+        """Return a sentence on the first limit that a setting missed in this heat."""
+        peak, most = peak_bytes(variant), self._limits.max_memory_bytes
+        if most is not None and peak is not None and peak > most:
+            return f"its peak memory was {peak / 2**20:.0f} MiB, the limit is {most / 2**20:.0f} MiB"
+        attained = [value for _, value in values_of(variant, ATTAINMENT)]
+        if self._limits.has_slo and attained and sum(attained) / len(attained) < MIN_ATTAINMENT:
+            share = sum(attained) / len(attained)
+            return f"{share:.1%} of its requests met the limits of `--slo`, and {MIN_ATTAINMENT:.0%} have to"
+        if self._limits.quality and outputs is not None:
+            limits = GateLimits({}, quality=self._limits.quality)
+            gate = judge(limits, [], [], {(self._reference, variant.name): outputs})
+            return "; ".join(gate.reasons) or None
+        return None
+
+    def _update(self, name: str, outputs: Outputs | None, problem: str | None) -> None:
+        """Note what a heat showed of a setting."""
+        if problem is not None:
+            self._watcher.refused(name, problem)
+            if name == self._reference and self._limits.quality:
+                raise OmniError(f"`--quality` compares with `{name}`, which cannot run: {problem}")
+        self.record = msgspec.structs.replace(
+            self.record,
+            candidates=tuple(
+                msgspec.structs.replace(item, outputs=outputs or item.outputs, problem=item.problem or problem)
+                if item.name == name
+                else item
+                for item in self.record.candidates
+            ),
+        )
+
+    def _check_objective(self, variants: Sequence[Variant]) -> None:
+        """Raise `UsageError` if this workload does not have the objective."""
+        ran = [variant for variant in variants if variant.samples and variant.error is None]
+        names = metric_names(ran[0]) if ran else (self.record.objective,)
+        if self.record.objective not in names:
+            raise UsageError(
+                f"these stages have no `{self.record.objective}`, so that it cannot be the objective",
+                hint=f"measured are {', '.join(names)}: use `--objective e2e`, or another `--stage`",
+            )
+
+    def _slim(self, variant: Variant) -> Variant:
+        """Return a variant without what standings do not need."""
+        kept = (self.record.objective, ATTAINMENT)
+        samples = tuple(
+            msgspec.structs.replace(
+                sample,
+                metrics={name: sample.metrics[name] for name in kept if name in sample.metrics},
+                engagement={},
+                requests={},
+                failures={},
+            )
+            for sample in variant.samples
+        )
+        memory = msgspec.structs.replace(variant.memory, stages={})
+        return msgspec.structs.replace(variant, settings={}, effective={}, samples=samples, memory=memory)
+
+    def _candidate(self, name: str) -> Candidate:
+        return next(item for item in self.record.candidates if item.name == name)
+
+    def _problem(self, name: str) -> str | None:
+        return self._candidate(name).problem
+
+    def _keep(self, record: TuneRecord) -> None:
+        self.record = record
+        save_tune_record(record, self._path)

@@ -1,0 +1,99 @@
+"""The options of `omni tune`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from omni_cli.cli.bench.options import WorkloadOptions
+from omni_cli.cli.options import OutputDirOption, TimeoutOption, option, positive_seconds
+from omni_cli.errors import UsageError
+from omni_cli.text import visible
+
+DEFAULT_MARGIN = "5%"
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB|)")
+_UNITS = {"": 1, "B": 1, **{f"{p}iB": 2 ** (10 * n) for n, p in enumerate("KMGT", 1)}}
+_UNITS |= {f"{p}B": 10 ** (3 * n) for n, p in enumerate("KMGT", 1)}
+
+OBJECTIVES = {
+    "e2e": "e2e_s",
+    "tokens_per_second": "output_tokens_per_second",
+    "images_per_second": "images_per_second",
+    "goodput": "goodput_per_second",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(WorkloadOptions):
+    """The settings to search, what they are judged by, and their limits."""
+
+    search: Annotated[
+        list[str] | None,
+        option(
+            "--search",
+            "KEY=A,B",
+            "Values of a profile key, or of an environment variable as `env.NAME`; `KEY=1..16` is a range. All "
+            "combinations are settings. Repeatable. Default: keys that suit the stages and this machine.",
+        ),
+    ] = None
+    stage: Annotated[
+        str, option("--stage", "NAME|ar|diffusion|all", "The stages to measure: one, all of a kind, or end to end.")
+    ] = "all"
+    objective: Annotated[
+        Literal["e2e", "tokens_per_second", "images_per_second", "goodput"],
+        option("--objective", None, "The best setting has the shortest time, or the highest rate."),
+    ] = "e2e"
+    slo: Annotated[
+        list[str] | None,
+        option(
+            "--slo",
+            "METRIC:LIMIT",
+            "Limit on each request, such as `ttft:200ms`: what goodput counts, and otherwise a limit that 99 % of a "
+            "setting's requests have to meet. Metrics are ttft, tpot, itl, e2e, ttfp and rtf. Repeatable.",
+        ),
+    ] = None
+    max_memory: Annotated[
+        str | None,
+        option("--max-memory", "SIZE", "Limit on the peak memory of a setting, such as 20GiB: device, else host."),
+    ] = None
+    quality: Annotated[
+        list[str] | None,
+        option(
+            "--quality",
+            "METRIC>=LIMIT",
+            "Limit on how far outputs may differ from those of the profile as it is, such as psnr_db>=40. Repeatable.",
+        ),
+    ] = None
+    margin: Annotated[
+        str, option("--margin", "PERCENT", "The answer may be worse than the best setting by this much.")
+    ] = DEFAULT_MARGIN
+    num_iters: Annotated[
+        int | None,
+        option("--num-iters", "N", "Iterations per start of a setting. Default: as long as loading.", min=1),
+    ] = None
+    num_iters_warmup: Annotated[
+        int, option("--num-iters-warmup", "N", "Warm-up iterations per start, not counted; at least 1 is run.", min=0)
+    ] = 3
+    time_budget: Annotated[
+        float | None,
+        option(
+            "--time-budget",
+            "SECONDS",
+            "Time for the search, loading included. Default: until the answer is known.",
+            callback=positive_seconds,
+        ),
+    ] = None
+    output_dir: OutputDirOption = Path("tuned")
+    timeout: TimeoutOption = None
+
+    def max_memory_bytes(self) -> int | None:
+        """Parse `--max-memory`. Raises `UsageError`."""
+        if self.max_memory is None:
+            return None
+        found = _SIZE.fullmatch(self.max_memory.strip())
+        if found is None or not float(found[1]) > 0:
+            message = f"invalid value for `--max-memory`: `{visible(self.max_memory, 80)}` is not a size"
+            raise UsageError(message, hint="for example `--max-memory 20GiB`")
+        return int(float(found[1]) * _UNITS[found[2]])

@@ -1,0 +1,219 @@
+"""One run of `omni tune`: starts or continues a search, then reports."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from omni_cli.bench.benchmark import Plan
+from omni_cli.bench.environment import read_environment
+from omni_cli.bench.harness import RunLimits, State
+from omni_cli.bench.local import local_plan
+from omni_cli.bench.profile_source import ProfileSource
+from omni_cli.bench.protocol import Loading
+from omni_cli.bench.search import Space
+from omni_cli.bench.treatments import Treatment
+from omni_cli.bench.tuning import Limits, Tuning
+from omni_cli.bench.workload import Workload
+from omni_cli.cli.gate_options import write_report
+from omni_cli.cli.terminal import console
+from omni_cli.cli.terminal.live_line import LiveLine
+from omni_cli.cli.terminal.stop_signals import run_until_stopped
+from omni_cli.cli.tune.options import TuneOptions
+from omni_cli.config.schema import profile_data
+from omni_cli.config.yaml_writer import to_yaml
+from omni_cli.errors import ExitCode, InputError, OmniError, OutputError
+from omni_cli.report.tune_text import tune_text
+from omni_cli.report.units import count, seconds
+from omni_cli.stats.race import Race
+from omni_cli.stats.tuning import concluded
+from omni_cli.tune_record import Candidate, TuneRecord, load_tune_record, tune_document
+from omni_cli.whole_file import cannot_write, check_writable
+
+RECORD, PROFILE = "tune.json", "profile.yaml"
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched, and for what."""
+
+    source: ProfileSource
+    workload: Workload
+    space: Space
+    objective: str
+    margin: float
+    limits: Limits
+
+    def record(self, command: tuple[str, ...]) -> TuneRecord:
+        """The record of this search before its first round."""
+        limits: dict[str, object] = {"quality": [str(limit) for limit in self.limits.quality]}
+        if self.limits.max_memory_bytes is not None:
+            limits["max_memory_bytes"] = self.limits.max_memory_bytes
+        refused = self.space.refused
+        return TuneRecord(
+            created=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            command=command,
+            environment=read_environment(),
+            workload=self.workload.describe(self.source.load()),
+            objective=self.objective,
+            margin=self.margin,
+            limits=limits,
+            candidates=tuple(
+                Candidate(name=item.name, settings=dict(item.settings), problem=refused.get(item.name))
+                for item in self.space.treatments
+            ),
+        )
+
+
+def search(wanted: Search, options: TuneOptions, command: tuple[str, ...]) -> ExitCode:
+    """Search and report. Raises `OmniError` if nothing was measured."""
+    folder = options.output_dir
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_writable(folder)
+    except (OSError, ValueError) as error:
+        raise cannot_write(folder, error) from error
+    record = _continued(wanted.record(command), folder / RECORD)
+    progress = TuneProgress(quiet=options.quiet, verbose=options.verbose)
+    with tempfile.TemporaryDirectory(prefix="omni-tune-") as inputs:
+
+        def plan(treatments: Sequence[Treatment]) -> AbstractContextManager[Plan]:
+            return local_plan(
+                wanted.source,
+                wanted.workload,
+                tuple(treatments),
+                against=None,
+                command=command,
+                verbose=options.verbose,
+                inputs=Path(inputs) / "inputs",
+            )
+
+        tuning = Tuning(
+            wanted.space.treatments,
+            record,
+            plan,
+            limits=wanted.limits,
+            iterations=RunLimits(options.num_iters, options.num_iters_warmup, None),
+            time_budget_s=options.time_budget,
+            watcher=progress,
+            path=folder / RECORD,
+        )
+        work, stopped = asyncio.run(_run(tuning, options.timeout))
+    progress.hide()
+    if stopped is None and (failure := work.exception()) is not None:
+        raise failure
+    return _report(wanted, tuning.record, options, stopped)
+
+
+async def _run(tuning: Tuning, timeout_s: float | None) -> tuple[asyncio.Task[None], OmniError | None]:
+    return await run_until_stopped(tuning.run(), timeout_s)
+
+
+def _continued(record: TuneRecord, path: Path) -> TuneRecord:
+    """Return the record in the folder if it is of the same search. Raises `OutputError` if it is of another one."""
+    if not path.exists():
+        return record
+    try:
+        earlier = load_tune_record(path)
+    except InputError as error:
+        raise OutputError(error.message, hint="remove it, or choose another folder with `--output-dir`") from error
+    if earlier.question != record.question:
+        raise OutputError(
+            f"`{path}` is of another search, machine or version of the code",
+            hint="choose another folder with `--output-dir`, or remove that file",
+        )
+    if earlier.rounds:
+        console.print_note(
+            f"continuing {path}: {count(earlier.starts, 'start')} in {seconds(earlier.elapsed_s)} so far"
+        )
+    return earlier
+
+
+def _report(wanted: Search, record: TuneRecord, options: TuneOptions, stopped: OmniError | None) -> ExitCode:
+    path = options.output_dir / RECORD
+    if stopped is not None:
+        if not record.starts:
+            raise stopped
+        record = concluded(record)
+        again = f"run the same command to continue; {path} has {count(record.starts, 'start')}"
+        stopped.hint = again
+    written = None
+    if record.winner is not None and stopped is None:
+        written = options.output_dir / PROFILE
+        write_report(written, _profile(wanted, record))
+    if options.as_json:
+        console.print_json(tune_document(record))
+    else:
+        files = [str(found) for found in (written, path) if found is not None]
+        console.print_text(tune_text(record) + "\n\nWrote " + " and ".join(files))
+    failure = stopped or _failure(record)
+    if failure is None:
+        return ExitCode.OK
+    console.print_note("")
+    console.print_error(failure, verbose=options.verbose)
+    return failure.exit_code
+
+
+class InconclusiveError(OmniError):
+    exit_code = ExitCode.INCONCLUSIVE
+
+
+def _failure(record: TuneRecord) -> OmniError | None:
+    if record.verdict == "decided":
+        return None
+    if record.verdict == "infeasible":
+        first = next(item for item in record.candidates if item.problem is not None)
+        return OmniError(f"no setting keeps the limits: `{first.name}`: {first.problem}", hint="widen the limits")
+    return InconclusiveError(
+        "it is not shown that no other setting is better by more than the margin",
+        hint="raise `--time-budget` or `--num-iters`, widen `--margin`, or use a quieter machine",
+    )
+
+
+def _profile(wanted: Search, record: TuneRecord) -> str:
+    """Return the winner as a complete profile, checked by loading it; variables are named in a comment."""
+    treatment = next(item for item in wanted.space.treatments if item.name == record.winner)
+    config = wanted.source.load(treatment.overrides)
+    lines = [f"# Written by omni tune: {treatment.name}."]
+    lines += [f"# Set in the environment: {name}={value}" for name, value in treatment.environment.items()]
+    return "\n".join(lines) + "\n" + to_yaml(profile_data(config))
+
+
+class TuneProgress:
+    """One line on the terminal; settings that cannot be the answer are reported as they drop out."""
+
+    def __init__(self, *, quiet: bool, verbose: bool) -> None:
+        self._line = LiveLine(sys.stderr, quiet=quiet, verbose=verbose)
+        self._quiet = quiet
+        self._round = ""
+
+    def round_started(self, number: int, race: Race) -> None:
+        self._round = f"round {number}: {count(len(race.rivals), 'rival')} of {race.leader}"
+        self._line.say(self._round)
+
+    def refused(self, name: str, reason: str) -> None:
+        self.hide()
+        if not self._quiet:
+            console.print_note(f"{name}: {reason}")
+
+    def loading(self, variant: str, event: Loading) -> None:
+        self._line.say(f"{self._round}   {variant}: loading {event.stage}")
+
+    def warming_up(self, variant: str) -> None:
+        self._line.say(f"{self._round}   {variant}: warming up")
+
+    def falling_back(self, reason: str) -> None:
+        self._line.say(f"{self._round}   loaded one after another: {reason}")
+
+    def block_done(self, state: State) -> None:
+        self._line.say(f"{self._round}   block {state.blocks}/{state.planned_blocks}")
+
+    def hide(self) -> None:
+        """Clear the live line, so that other lines can be written."""
+        self._line.hide()

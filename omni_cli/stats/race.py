@@ -1,0 +1,234 @@
+"""A race of settings for the fastest, with a bound on the probability of returning one that is worse by the margin.
+
+Settings run in heats: several of them, each started anew, with their runs interleaved in blocks. Two starts of the
+same code differ for as long as they live, so that more runs of a start say nothing about the next one. A round, in
+which each running setting is started once, counts therefore as one value of a pair: the trimmed mean over the blocks of
+the difference of their log costs. If a round has several heats, one setting runs in each, and settings of different
+heats are compared through it. Rounds have processes of their own, so these values do not depend on each other, whatever
+the correlation within a heat.
+
+The bound on the true gap of two settings is Student's, one-sided, from the pair's own spread; nothing is borrowed from
+other pairs, because settings may differ in their noise. A wrong answer needs a bound to fail that compares the best
+setting with another one. There are K - 1 of those, and each is looked at after 3, 4, ... common rounds. `alpha` is
+divided by K - 1 and then spent over these looks, so that the sum over all of them is `alpha` (Bonferroni): no order of
+elimination and no reason to stop makes a wrong answer more probable than that. See docs/tuning.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from omni_cli.results import Bounds
+from omni_cli.stats.estimate import TRIM
+from omni_cli.stats.sequential import ALPHA, spent
+
+MIN_ROUNDS = 3
+"""The first look. Two values have a spread, but its error would make every bound useless."""
+
+MAX_ROUNDS = 20
+"""The last look; a pair that is open then is closer to the margin than is worth the time."""
+
+_MIN_SPREAD = 0.001
+"""Floor of a pair's standard deviation, for counts of requests, which may be equal by chance."""
+
+Heat = Mapping[str, Mapping[int, float]]
+"""The log cost of each setting that finished a heat, by block; less is better."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The log cost of one setting over that of another: the mean over `rounds`, its interval of 95 %, and the largest
+    value that the race has not excluded."""
+
+    rounds: int
+    centre: float
+    ci95: Bounds | None = None
+    upper: float = math.inf
+
+
+@dataclass
+class _Pair:
+    """The values of a pair's common rounds among the first `seen`, and the smallest bound of all looks, which hold
+    together."""
+
+    values: list[float] = field(default_factory=list)
+    upper: float = math.inf
+    seen: int = 0
+
+
+class Race:
+    """The heats so far, and the settings that further heats are about.
+
+    The first of `names` leads until another one is ahead. `margin` is a ratio: 0.02 is 2 %.
+    """
+
+    def __init__(
+        self, names: Sequence[str], *, margin: float, alpha: float = ALPHA, max_rounds: int = MAX_ROUNDS
+    ) -> None:
+        self._names = list(names)
+        self._edge = math.log1p(margin)
+        self._share = alpha / max(len(self._names) - 1, 1)
+        self._max_rounds = max_rounds
+        self._rounds: list[tuple[str, list[Heat]]] = []
+        self._excluded: set[str] = set()
+        self._beaten_by: dict[str, str] = {}
+        self._pairs: dict[tuple[str, str], _Pair] = {}
+        self._leader = self._names[0] if self._names else ""
+
+    @property
+    def leader(self) -> str | None:
+        """The best setting so far; None if none is left."""
+        return None if self._leader in self._excluded or not self._leader else self._leader
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """The settings that may be better than the leader by more than the margin."""
+        return tuple(name for name in self._running() if self._is_open(name))
+
+    @property
+    def is_decided(self) -> bool:
+        """True if no setting can be better than the leader by more than the margin."""
+        return self.leader is not None and self.has_started and not self.rivals
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True if an open pair has had all its looks, or no setting is left."""
+        if self.leader is None:
+            return True
+        return any(self.gap(self._leader, name).rounds >= self._max_rounds for name in self.rivals)
+
+    @property
+    def has_started(self) -> bool:
+        return any(self._leader in heat for _, heats in self._rounds for heat in heats)
+
+    @property
+    def excess(self) -> float:
+        """The share by which the leader's cost may exceed that of the best setting: 0.02 is 2 %; may be infinite."""
+        bounds = [self.gap(self._leader, name).upper for name in self._running()]
+        bound = max(bounds, default=0.0)
+        return max(0.0, math.expm1(bound)) if bound < 100 else math.inf
+
+    def add(self, control: str, heats: Sequence[Heat]) -> None:
+        """Add a round, with `control` in each heat; then choose the leader and drop what it has beaten."""
+        self._rounds.append((control, list(heats)))
+        self._lead()
+        for name in self._running():
+            if self.gap(self._leader, name).upper <= 0:
+                self._beaten_by[name] = self._leader
+
+    def exclude(self, name: str) -> None:
+        """Remove a setting that failed or exceeds a limit; those that it beat return."""
+        self._excluded.add(name)
+        if name == self._leader:
+            self._lead()
+
+    def gap(self, a: str, b: str) -> Gap:
+        """Compare `a` with `b` over the rounds that both finished; above 0, `b` is better."""
+        pair = self._pair(a, b)
+        if not pair.values:
+            return Gap(0, 0.0)
+        centre, error = _moments(pair.values)
+        half = student_quantile(0.025, len(pair.values) - 1) * error if len(pair.values) >= MIN_ROUNDS else None
+        return Gap(len(pair.values), centre, None if half is None else (centre - half, centre + half), pair.upper)
+
+    def values(self, a: str, b: str) -> tuple[float, ...]:
+        """Return the log cost of `a` over that of `b` in each of their common rounds."""
+        return tuple(self._pair(a, b).values)
+
+    def _pair(self, a: str, b: str) -> _Pair:
+        pair = self._pairs.setdefault((a, b), _Pair())
+        for control, heats in self._rounds[pair.seen :]:
+            value = _difference(heats, a, b, control)
+            if value is not None:
+                pair.values.append(value)
+                self._look(pair)
+        pair.seen = len(self._rounds)
+        return pair
+
+    def _look(self, pair: _Pair) -> None:
+        count = len(pair.values)
+        if MIN_ROUNDS <= count <= self._max_rounds:
+            earlier = spent((count - 1) / self._max_rounds, self._share) if count > MIN_ROUNDS else 0.0
+            tail = spent(count / self._max_rounds, self._share) - earlier
+            centre, error = _moments(pair.values)
+            pair.upper = min(pair.upper, centre + student_quantile(tail, count - 1) * error)
+
+    def _running(self) -> list[str]:
+        """The settings that are neither out nor beaten by one that is still in, without the leader."""
+        return [
+            name
+            for name in self._names
+            if name != self._leader
+            and name not in self._excluded
+            and self._beaten_by.get(name, name) in (name, *self._excluded)
+        ]
+
+    def _is_open(self, name: str) -> bool:
+        return self.gap(self._leader, name).upper > self._edge
+
+    def _lead(self) -> None:
+        """Take the setting with the smallest estimate; one that never ran with the leader only if there is no other."""
+        names = [self._leader, *self._running()]
+        gaps = {name: self.gap(self._leader, name) for name in names if name not in self._excluded}
+        if gaps:
+            self._leader = min(
+                gaps, key=lambda name: (name != self._leader and not gaps[name].rounds, -gaps[name].centre)
+            )
+
+
+def _difference(heats: Sequence[Heat], a: str, b: str, control: str) -> float | None:
+    """Return the difference in a round, of the same heat if there is one; None without a common round."""
+    with_a = [heat for heat in heats if a in heat]
+    for heat in with_a:
+        if b in heat:
+            return _paired(heat, a, b)
+    for mine in with_a:
+        for other in heats:
+            if b in other and control in mine and control in other:
+                return _paired(mine, a, control) - _paired(other, b, control)
+    return None
+
+
+def _paired(heat: Heat, a: str, b: str) -> float:
+    """Return the 20 % trimmed mean of the differences in the common blocks, of which there is at least one."""
+    values = sorted(value - heat[b][block] for block, value in heat[a].items() if block in heat[b])
+    cut = int(TRIM * len(values))
+    return math.fsum(values[cut : len(values) - cut]) / (len(values) - 2 * cut)
+
+
+def _moments(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and its standard error."""
+    centre = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return centre, math.inf
+    variance = math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1)
+    return centre, max(math.sqrt(variance), _MIN_SPREAD) / math.sqrt(len(values))
+
+
+@lru_cache(maxsize=4096)
+def student_quantile(tail: float, freedom: int) -> float:
+    """Return t with P(T > t) = `tail`, below 0.5, for a whole number of degrees of freedom; by bisection."""
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        if (1 - _central(middle, freedom)) / 2 > tail:
+            low = middle
+        else:
+            high = middle
+    return math.tan(high) * math.sqrt(freedom)
+
+
+def _central(angle: float, freedom: int) -> float:
+    """P(|T| < t) with t = sqrt(freedom) tan(angle): Abramowitz and Stegun 26.7.3 and 26.7.4."""
+    cosine, sine = math.cos(angle), math.sin(angle)
+    term, total = 1.0, 0.0
+    first = freedom % 2
+    if first:
+        term = cosine
+    for power in range(first, freedom - 1, 2):
+        total += term
+        term *= cosine * cosine * (power + 1) / (power + 2)
+    return 2 / math.pi * (angle + sine * total) if first else sine * total
