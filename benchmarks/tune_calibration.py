@@ -1,6 +1,6 @@
 """Simulated searches of `omni tune`: how often the answer is within the margin, and how many starts it costs.
 
-    python benchmarks/tune_calibration.py [--searches 500] [--noise FILE] [--json]
+    python benchmarks/tune_calibration.py [--searches 500] [--noise benchmarks/results/tune-noise.json] [--json]
 
 24 settings, whose true costs are known, are raced with `omni_cli.stats.race`; only the times are simulated. Surfaces:
 
@@ -12,8 +12,9 @@
 
 Noise: every start of a setting has an offset of its own (standard deviation 0.7 %, as measured over 15 loads); runs
 have an AR(1) series over time (lag-1 autocorrelation 0.75, CV 5 %) that is shared by what runs at that time. `uneven`:
-a quarter of the settings, among them the best, has three times the noise of its own. `recorded`: the times of real
-loads of one stage, `gate_calibration.py --measure-loads`, with the loads of one recording as the settings of a heat.
+a quarter of the settings, among them the best, has three times the noise of its own. `quiet` and `loaded` (`--noise`):
+the times of real loads of tiny-image's stage, eight side by side, alone on the machine and beside other programs; the
+loads of a recording are the settings of a heat.
 
 A block is one start of one setting with its interleaved runs. The full comparison starts all 24 in every round until it
 has ranked all 276 pairs: the interval of each, with the same alpha, looks, heats and Student's bounds, lies on one side
@@ -39,7 +40,7 @@ from omni_cli.stats.race import MIN_ROUNDS, Heat, Race, student_quantile
 from omni_cli.stats.sequential import ALPHA, spent
 
 SETTINGS = 24
-BLOCKS = 16
+BLOCKS = 32
 LAG1, CV, START = 0.75, 0.05, 0.007
 FULL_LOOKS = 60
 
@@ -97,11 +98,13 @@ class Noise:
         """Return log noise, float64 (settings, blocks)."""
         count = len(scales)
         step = math.sqrt(1 - LAG1**2)
-        shared = np.empty((BLOCKS, count))
-        for block in range(BLOCKS):
-            for position in range(count) if block % 2 == 0 else reversed(range(count)):
-                self._state = LAG1 * self._state + step * float(self._rng.standard_normal())
-                shared[block, position] = CV * self._state
+        states = []
+        for value in self._rng.standard_normal(BLOCKS * count).tolist():
+            self._state = LAG1 * self._state + step * value
+            states.append(self._state)
+        shared = CV * np.array(states).reshape(BLOCKS, count)
+        # Every second block runs in the reverse order.
+        shared[1::2] = shared[1::2, ::-1]
         own = START * scales * self._rng.standard_normal(count)
         return shared.T + own[:, None]
 
@@ -216,10 +219,13 @@ def _full_round(groups: Sequence[np.ndarray], costs: np.ndarray, noise: Noise, s
     return found
 
 
-def load_noise(path: Path) -> list[np.ndarray]:
-    """Return the recordings of a file, each float64 (loads, blocks), as logs around the loads' common median."""
+def load_noise(path: Path) -> dict[str, list[np.ndarray]]:
+    """Return the recordings of a file by condition, each float64 (loads, blocks): logs around the common median."""
     document = json.loads(path.read_text())
-    return [np.log(np.array(times)) - np.log(np.median(times)) for times in document["recordings_s"]]
+    return {
+        name: [np.log(np.array(times)) - np.log(np.median(times)) for times in document[name]]
+        for name in ("quiet", "loaded")
+    }
 
 
 def wilson(hits: int, count: int) -> tuple[float, float]:
@@ -264,9 +270,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--searches", type=int, default=500)
     parser.add_argument("--full", type=int, default=50, help="full comparisons per surface and noise")
-    parser.add_argument("--margin", type=float, default=0.02)
+    parser.add_argument("--margin", type=float, default=0.05)
     parser.add_argument("--surface", nargs="*", default=list(SURFACES), choices=list(SURFACES))
-    parser.add_argument("--noise", type=Path, help="recorded loads, as in benchmarks/results/tune-noise.json")
+    parser.add_argument("--noise", type=Path, help="recorded loads: benchmarks/results/tune-noise.json")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     sources: dict[str, Callable[[int], Noise | Recorded]] = {
@@ -274,8 +280,8 @@ def main() -> int:
         "uneven": lambda seed: Noise(seed, uneven=True),
     }
     if options.noise is not None:
-        recordings = load_noise(options.noise)
-        sources["recorded"] = lambda seed: Recorded(recordings, seed)
+        for name, recordings in load_noise(options.noise).items():
+            sources[name] = lambda seed, recordings=recordings: Recorded(recordings, seed)
     rows = []
     for name in options.surface:
         for row in calibrate(name, SURFACES[name], sources, options):

@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -41,16 +42,44 @@ from omni_cli.tune_record import TuneRecord, load_tune_record
 
 LOOKS = 60
 
-# Profile, stage, batch size, output length, searches, margin, iterations per start.
+
+@dataclass(frozen=True)
+class Case:
+    """A search, and the iterations of each start."""
+
+    profile: str
+    stage: str
+    batch_size: int
+    output_len: int
+    searches: tuple[str, ...]
+    num_iters: int
+    num_iters_warmup: int
+    margin: float = 0.1
+    overrides: tuple[str, ...] = ()
+
+
 CASES = {
-    "tiny-image": (
-        "tiny-image", "all", 4, 32,
-        ("num_inference_steps=4,8,16", "batching=exact,stacked", "env.OMP_NUM_THREADS=1,2"), 0.1, 12,
+    "tiny-image": Case(
+        "tiny-image",
+        "all",
+        4,
+        32,
+        ("num_inference_steps=4,8,16", "batching=exact,stacked"),
+        12,
+        3,
     ),
-    "thinker": (
-        "small-omni", "thinker", 8, 8, ("max_num_seqs=1,2,4,8", "env.OMP_NUM_THREADS=1,2"), 0.1, 8,
+    "thinker": Case(
+        "small-omni",
+        "thinker",
+        8,
+        4,
+        ("max_num_seqs=1..8",),
+        4,
+        1,
+        # Room for eight copies in the memory of a small machine.
+        overrides=("thinker.max_model_len=256", "thinker.kv_cache_memory_bytes=67108864"),
     ),
-}  # fmt: skip
+}
 
 
 class EveryPair(Race):
@@ -113,23 +142,26 @@ def main() -> int:
 
 
 def _search(case: str, folder: Path) -> int:
-    profile, stage, batch_size, output_len, searches, margin, num_iters = CASES[case]
-    command = [sys.executable, "-m", "omni_cli", "tune", "-p", profile, "--stage", stage, "--output-dir", str(folder)]
-    command += ["--batch-size", str(batch_size), "--output-len", str(output_len), "--margin", f"{margin:.0%}"]
-    command += ["--num-iters", str(num_iters)]
-    for text in searches:
+    of = CASES[case]
+    command = [sys.executable, "-m", "omni_cli", "tune", "-p", of.profile, "--stage", of.stage]
+    command += ["--batch-size", str(of.batch_size), "--output-len", str(of.output_len), "--margin", f"{of.margin:.0%}"]
+    command += ["--num-iters", str(of.num_iters), "--num-iters-warmup", str(of.num_iters_warmup)]
+    command += ["--output-dir", str(folder)]
+    for text in of.searches:
         command += ["--search", text]
+    for text in of.overrides:
+        command += ["--set", text]
     return subprocess.run(command, check=False).returncode
 
 
 async def _exhaust(case: str, folder: Path, budget_s: float) -> None:
-    profile, stage, batch_size, output_len, searches, margin, num_iters = CASES[case]
-    source = ProfileSource(str(find_profile(profile)), (), None, None, False)
+    of = CASES[case]
+    source = ProfileSource(str(find_profile(of.profile)), of.overrides, None, None, False)
     config = source.load()
-    workload = Workload(stage, batch_size, output_len=output_len)
-    space = plan_space(searches, config, workload, source, 2)
+    workload = Workload(of.stage, of.batch_size, output_len=of.output_len)
+    space = plan_space(of.searches, config, workload, source, 2)
     limits = Limits()
-    record = Search(source, workload, space, "e2e_s", margin, limits).record(("benchmarks/tune_real.py", case))
+    record = Search(source, workload, space, "e2e_s", of.margin, limits).record(("benchmarks/tune_real.py", case))
     path = folder / "tune.json"
     if path.exists():
         record = load_tune_record(path)
@@ -146,7 +178,7 @@ async def _exhaust(case: str, folder: Path, budget_s: float) -> None:
             record,
             plan,
             limits=limits,
-            iterations=RunLimits(num_iters, 3, None),
+            iterations=RunLimits(of.num_iters, of.num_iters_warmup, None),
             time_budget_s=budget_s,
             watcher=TuneProgress(quiet=False, verbose=False),
             path=path,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -96,21 +97,26 @@ class Tuning:
         number = len(self.record.rounds)
         self._watcher.round_started(number + 1, race)
         self.record = msgspec.structs.replace(self.record, rounds=(*self.record.rounds, Round(control=control)))
-        for group in groups_of(race, random.Random(number)):
+        shuffled = random.Random(number)
+        for group in groups_of(race, shuffled):
             # A setting that failed in an earlier heat of this round cannot lead a later one.
             lead = [control] if self._problem(control) is None else []
             names = [*lead, *group]
-            if self._limits.quality and any(self._candidate(name).outputs is None for name in group):
+            is_first = any(self._candidate(name).outputs is None for name in group)
+            if is_first and (self._limits.quality or self._reference in names):
                 names = [self._reference, *(name for name in names if name != self._reference)]
+            else:
+                # Each setting has each place alike.
+                shuffled.shuffle(names)
             if names:
-                await self._heat(names, random.Random(number))
+                await self._heat(names)
 
-    async def _heat(self, names: list[str], shuffled: random.Random) -> None:
-        # The outputs are compared with those of the first; else each has each place alike.
-        if names[0] != self._reference or not self._limits.quality:
-            shuffled.shuffle(names)
+    async def _heat(self, names: list[str]) -> None:
         started_s = time.monotonic()
-        with self._plan([self._treatments[name] for name in names]) as plan:
+        with ExitStack() as stack:
+            # In a thread, because planning asks a server for its models.
+            wanted = self._plan([self._treatments[name] for name in names])
+            plan = await asyncio.to_thread(stack.enter_context, wanted)
             await Harness(
                 plan.builder,
                 launch=plan.launch,

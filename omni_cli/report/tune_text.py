@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from omni_cli.report.bench_run import short_title
 from omni_cli.report.bench_units import limit, quantity, ratio, title
 from omni_cli.report.tables import aligned
 from omni_cli.report.units import count, seconds
@@ -16,7 +17,7 @@ def tune_text(record: TuneRecord) -> str:
     """Format the heading, the standings from the best to the worst, the settings that failed, and the answer."""
     workload = record.workload
     heading = (
-        f"{workload.get('profile')}: {workload.get('stage')}, objective {title(record.objective)}, margin "
+        f"{short_title(workload)}, objective {title(record.objective)}, margin "
         f"{limit(record.margin)}, {count(len(record.candidates), 'setting')}, {count(record.starts, 'start')} in "
         f"{count(len(record.rounds), 'round')}, {seconds(record.elapsed_s)}"
     )

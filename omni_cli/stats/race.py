@@ -1,6 +1,6 @@
 """A race of settings for the fastest, with a bound on the probability of returning one that is worse by the margin.
 
-Settings run in heats: several of them, each started anew, with their runs interleaved in blocks. Two starts of the
+Settings run in heats: several of them, each in new processes, with their runs interleaved in blocks. Two starts of the
 same code differ for as long as they live, so that more runs of a start say nothing about the next one. A round, in
 which each running setting is started once, counts therefore as one value of a pair: the trimmed mean over the blocks of
 the difference of their log costs. If a round has several heats, one setting runs in each, and settings of different

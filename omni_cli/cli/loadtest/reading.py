@@ -55,8 +55,10 @@ def read_traffics(
     request_rate: str | None,
     seed: int,
     trace: tuple[float, ...] | None = None,
+    *,
+    option: str = "--vary",
 ) -> list[Traffic]:
-    """Return one load, or those that `--vary` compares; `trace` are arrival times. Raises `UsageError`."""
+    """Return one load, or those that `--vary`, or the `option` like it, compares; `trace` are arrival times. Raises `UsageError`."""
     if trace is not None:
         if concurrency is not None or any(text.startswith(_CONCURRENCY) for text in vary or ()):
             message = "`--concurrency` and requests with arrival times exclude each other"
@@ -75,17 +77,17 @@ def read_traffics(
         return [ClosedLoop(concurrency or 1)]
     key, equals, raw = vary[0].partition("=")
     if len(vary) > 1 or not equals or key not in (_CONCURRENCY, _RATE):
-        hint = f"write `--vary {_CONCURRENCY}=A,B` or `--vary {_RATE}=A,B`, once"
-        raise UsageError(f"`--vary {visible(vary[-1], 80)}` cannot be varied on a running server", hint=hint)
+        hint = f"write `{option} {_CONCURRENCY}=A,B` or `{option} {_RATE}=A,B`, once"
+        raise UsageError(f"`{option} {visible(vary[-1], 80)}` cannot be varied on a running server", hint=hint)
     if concurrency is not None or request_rate is not None:
         message = f"`--vary {key}=...` sets the load, and so does another option"
         raise UsageError(message, hint="omit `--concurrency` and `--request-rate`")
     values = split_values(raw)
     if len(values) < 2:
-        raise UsageError(f"`--vary {visible(vary[0], 80)}` has a single value, so there is nothing to compare")
+        raise UsageError(f"`{option} {visible(vary[0], 80)}` has a single value, so there is nothing to compare")
     if key == _RATE:
-        return [OpenLoop(_rate("--vary", value), seed, trace) for value in values]
-    return [ClosedLoop(_concurrency(value)) for value in values]
+        return [OpenLoop(_rate(option, value), seed, trace) for value in values]
+    return [ClosedLoop(_concurrency(value, option)) for value in values]
 
 
 def read_requests_file(options: LoadtestOptions, *, is_chat: bool) -> Dataset | None:
@@ -139,9 +141,9 @@ def _rate(option: str, text: str) -> float:
     return rate
 
 
-def _concurrency(text: str) -> int:
+def _concurrency(text: str, option: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_CONCURRENCY):
-        raise UsageError(f"invalid value for `--vary`: `{visible(text, 80)}` is not from 1 to {MAX_CONCURRENCY}")
+        raise UsageError(f"invalid value for `{option}`: `{visible(text, 80)}` is not from 1 to {MAX_CONCURRENCY}")
     return int(text)
 
 

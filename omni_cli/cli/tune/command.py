@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from omni_cli.cli.gate_options import need_numpy, read_fraction, read_quality
 from omni_cli.cli.profile_choice import profile_source
@@ -16,22 +18,35 @@ from omni_cli.errors import ExitCode, UsageError
 def tune(options: TuneOptions) -> ExitCode:
     """Search settings for the fastest one that keeps limits on memory, quality and latency.
 
-    Settings race: all run interleaved, each started anew several times, and those that cannot be the best drop out.
+    Settings race: all run interleaved, each is started several times, and those that cannot be the best drop out.
     The search ends when, with 95 % probability, no setting is better than the answer by more than `--margin`.
     `--output-dir` gets the answer as a profile (`profile.yaml`), and the record (`tune.json`), from which the same
     command continues after an interrupt. Exits with 0 (found), 2 (usage), 3 (inconclusive) or 6 (no setting runs).
     """
     need_numpy("measuring")
+    margin = read_fraction("--margin", options.margin)
+    if margin == 0:
+        message = "invalid value for `--margin`: no number of starts proves equality"
+        raise UsageError(message, hint="use 2%, for example")
+    if options.objective == "goodput" and not options.slo:
+        raise UsageError("`--objective goodput` needs limits", hint="for example `--slo ttft:200ms`")
+    command = ("omni", *sys.argv[1:])
+    if options.url is not None:
+        from omni_cli.cli.tune.server import server_search
+
+        wanted = server_search(options, margin)
+        from omni_cli.cli.tune.run import search
+
+        return search(wanted, options, command)
+    return _search_profile(options, margin, command)
+
+
+def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...]) -> ExitCode:
     from omni_cli.bench.search import plan_space
     from omni_cli.bench.workload import lengths_given_by
 
     source = profile_source(options)
     config = source.load()
-    margin = read_fraction("--margin", options.margin)
-    if margin == 0:
-        raise UsageError(
-            "invalid value for `--margin`: no number of starts proves equality", hint="use 2%, for example"
-        )
     quality = tuple(read_quality(text) for text in options.quality or ())
     max_memory_bytes = options.max_memory_bytes()
     workload = replace(options.workload(options.stage, config), given_lengths=lengths_given_by(source.overrides))
@@ -44,18 +59,26 @@ def tune(options: TuneOptions) -> ExitCode:
         )
     space = plan_space(options.search or (), config, workload, source, len(os.sched_getaffinity(0)))
     from omni_cli.bench.tuning import Limits
-    from omni_cli.cli.tune.run import Search, search
+    from omni_cli.cli.tune.run import local_search, search
 
     limits = Limits(max_memory_bytes, quality, bool(workload.slo) and options.objective != "goodput")
-    wanted = Search(source, workload, space, OBJECTIVES[options.objective], margin, limits)
-    return search(wanted, options, ("omni", *sys.argv[1:]))
+    with TemporaryDirectory(prefix="omni-tune-") as folder:
+        wanted = local_search(
+            source,
+            workload,
+            space,
+            OBJECTIVES[options.objective],
+            margin,
+            limits,
+            inputs=Path(folder),
+            verbose=options.verbose,
+        )
+        return search(wanted, options, command)
 
 
 def _read_slo(options: TuneOptions, kinds: Sequence[str]) -> tuple[tuple[str, float], ...]:
     from omni_cli.loadtest.slo import COLUMNS, parse_slos
 
-    if options.objective == "goodput" and not options.slo:
-        raise UsageError("`--objective goodput` needs limits", hint="for example `--slo ttft:200ms`")
     of_tokens = ("ttft", "tpot", "itl") if "ar" in kinds else ()
     slos = parse_slos(tuple(options.slo or ()), (*of_tokens, "e2e", "ttfp", "rtf"))
     return tuple((COLUMNS[slo.metric], slo.limit) for slo in slos)

@@ -38,6 +38,15 @@ class TuneOptions(WorkloadOptions):
             "combinations are settings. Repeatable. Default: keys that suit the stages and this machine.",
         ),
     ] = None
+    url: Annotated[
+        str | None,
+        option(
+            "--url",
+            "URL",
+            "Search the load of a running server instead: `--search concurrency=1..16` or `request_rate=1,2,4`, "
+            "sent as by `omni loadtest`.",
+        ),
+    ] = None
     stage: Annotated[
         str, option("--stage", "NAME|ar|diffusion|all", "The stages to measure: one, all of a kind, or end to end.")
     ] = "all"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -41,26 +40,31 @@ RECORD, PROFILE = "tune.json", "profile.yaml"
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, and for what."""
+    """The settings to search, and what they are judged by. `plan` plans a heat; `profile` writes a setting as a
+    profile, which the load of a server is not."""
 
-    source: ProfileSource
-    workload: Workload
+    workload: dict[str, object]
     space: Space
     objective: str
     margin: float
     limits: Limits
+    plan: Callable[[Sequence[Treatment]], AbstractContextManager[Plan]]
+    profile: Callable[[Treatment], str] | None = None
+    url: str | None = None
 
     def record(self, command: tuple[str, ...]) -> TuneRecord:
         """The record of this search before its first round."""
         limits: dict[str, object] = {"quality": [str(limit) for limit in self.limits.quality]}
         if self.limits.max_memory_bytes is not None:
             limits["max_memory_bytes"] = self.limits.max_memory_bytes
+        if self.url is not None:
+            limits["url"] = self.url
         refused = self.space.refused
         return TuneRecord(
             created=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
             command=command,
             environment=read_environment(),
-            workload=self.workload.describe(self.source.load()),
+            workload=self.workload,
             objective=self.objective,
             margin=self.margin,
             limits=limits,
@@ -69,6 +73,40 @@ class Search:
                 for item in self.space.treatments
             ),
         )
+
+
+def local_search(
+    source: ProfileSource,
+    workload: Workload,
+    space: Space,
+    objective: str,
+    margin: float,
+    limits: Limits,
+    *,
+    inputs: Path,
+    verbose: bool,
+) -> Search:
+    """A search over a profile's settings; `inputs` is a folder for the inputs of a stage in the middle of the chain."""
+
+    def plan(treatments: Sequence[Treatment]) -> AbstractContextManager[Plan]:
+        return local_plan(
+            source,
+            workload,
+            tuple(treatments),
+            against=None,
+            command=(),
+            verbose=verbose,
+            inputs=inputs / "inputs",
+        )
+
+    def profile(treatment: Treatment) -> str:
+        """Return the complete profile, checked by loading it; variables are named in a comment."""
+        config = source.load(treatment.overrides)
+        lines = [f"# Written by omni tune: {treatment.name}."]
+        lines += [f"# Set in the environment: {name}={value}" for name, value in treatment.environment.items()]
+        return "\n".join(lines) + "\n" + to_yaml(profile_data(config))
+
+    return Search(workload.describe(source.load()), space, objective, margin, limits, plan, profile)
 
 
 def search(wanted: Search, options: TuneOptions, command: tuple[str, ...]) -> ExitCode:
@@ -81,30 +119,17 @@ def search(wanted: Search, options: TuneOptions, command: tuple[str, ...]) -> Ex
         raise cannot_write(folder, error) from error
     record = _continued(wanted.record(command), folder / RECORD)
     progress = TuneProgress(quiet=options.quiet, verbose=options.verbose)
-    with tempfile.TemporaryDirectory(prefix="omni-tune-") as inputs:
-
-        def plan(treatments: Sequence[Treatment]) -> AbstractContextManager[Plan]:
-            return local_plan(
-                wanted.source,
-                wanted.workload,
-                tuple(treatments),
-                against=None,
-                command=command,
-                verbose=options.verbose,
-                inputs=Path(inputs) / "inputs",
-            )
-
-        tuning = Tuning(
-            wanted.space.treatments,
-            record,
-            plan,
-            limits=wanted.limits,
-            iterations=RunLimits(options.num_iters, options.num_iters_warmup, None),
-            time_budget_s=options.time_budget,
-            watcher=progress,
-            path=folder / RECORD,
-        )
-        work, stopped = asyncio.run(_run(tuning, options.timeout))
+    tuning = Tuning(
+        wanted.space.treatments,
+        record,
+        wanted.plan,
+        limits=wanted.limits,
+        iterations=RunLimits(options.num_iters, options.num_iters_warmup, None),
+        time_budget_s=options.time_budget,
+        watcher=progress,
+        path=folder / RECORD,
+    )
+    work, stopped = asyncio.run(_run(tuning, options.timeout))
     progress.hide()
     if stopped is None and (failure := work.exception()) is not None:
         raise failure
@@ -144,9 +169,10 @@ def _report(wanted: Search, record: TuneRecord, options: TuneOptions, stopped: O
         again = f"run the same command to continue; {path} has {count(record.starts, 'start')}"
         stopped.hint = again
     written = None
-    if record.winner is not None and stopped is None:
+    if record.winner is not None and stopped is None and wanted.profile is not None:
+        winner = next(item for item in wanted.space.treatments if item.name == record.winner)
         written = options.output_dir / PROFILE
-        write_report(written, _profile(wanted, record))
+        write_report(written, wanted.profile(winner))
     if options.as_json:
         console.print_json(tune_document(record))
     else:
@@ -174,15 +200,6 @@ def _failure(record: TuneRecord) -> OmniError | None:
         "it is not shown that no other setting is better by more than the margin",
         hint="raise `--time-budget` or `--num-iters`, widen `--margin`, or use a quieter machine",
     )
-
-
-def _profile(wanted: Search, record: TuneRecord) -> str:
-    """Return the winner as a complete profile, checked by loading it; variables are named in a comment."""
-    treatment = next(item for item in wanted.space.treatments if item.name == record.winner)
-    config = wanted.source.load(treatment.overrides)
-    lines = [f"# Written by omni tune: {treatment.name}."]
-    lines += [f"# Set in the environment: {name}={value}" for name, value in treatment.environment.items()]
-    return "\n".join(lines) + "\n" + to_yaml(profile_data(config))
 
 
 class TuneProgress:

@@ -1,0 +1,73 @@
+"""`omni tune --url`: searches the load of a running server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from omni_cli.bench.benchmark import Plan
+from omni_cli.bench.search import MAX_SETTINGS, OPTION, Space, expanded
+from omni_cli.bench.treatments import Treatment
+from omni_cli.bench.tuning import Limits
+from omni_cli.cli.bench.options import DEFAULT_INPUT_LEN
+from omni_cli.cli.loadtest.reading import read_endpoint, read_traffics
+from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
+from omni_cli.cli.tune.run import Search
+from omni_cli.errors import UsageError
+from omni_cli.loadtest.plan import server_plan
+from omni_cli.loadtest.slo import parse_slos
+from omni_cli.loadtest.target import parse_url
+from omni_cli.loadtest.workload import ServerWorkload
+
+_DEFAULT = "concurrency=1..16"
+_REQUEST_TIMEOUT_S = 600.0
+# Options of a profile's stages, which a running server does not take.
+_OF_PROFILES = (
+    "profile", "set_", "requests", "batch_size", "quality", "max_memory",
+)  # fmt: skip
+
+
+def server_search(options: TuneOptions, margin: float) -> Search:
+    """A search over loads. Raises `UsageError`."""
+    for name in _OF_PROFILES:
+        if getattr(options, name) is not None:
+            flag = "--" + name.strip("_").replace("_", "-") if name != "requests" else "REQUESTS.jsonl"
+            raise UsageError(f"`{flag}` does not apply to a running server", hint="omit it, or omit `--url`")
+    if options.stage != "all":
+        raise UsageError("`--stage` does not apply to a running server", hint="omit it, or omit `--url`")
+    url, seed = parse_url(options.url or ""), options.seed or 0
+    texts = [expanded(text) for text in options.search or [_DEFAULT]]
+    loads = {}
+    for text in texts:
+        for traffic in read_traffics([text], None, None, seed, option=OPTION):
+            ((key, value),) = traffic.settings.items()
+            loads[f"{key}={value}"] = traffic
+    if len(loads) > MAX_SETTINGS:
+        raise UsageError(f"these are {len(loads)} loads, and at most {MAX_SETTINGS} can be compared at once")
+    endpoint = read_endpoint("chat", "text", options.output_len, ignore_eos=True)
+    workload = ServerWorkload(
+        endpoint=endpoint,
+        num_requests=max(traffic.default_requests for traffic in loads.values()),
+        input_len=options.input_len or DEFAULT_INPUT_LEN,
+        output_len=options.output_len,
+        seed=seed,
+        load={},
+        slos=parse_slos(tuple(options.slo or ()), endpoint.metrics),
+    )
+
+    def plan(treatments: Sequence[Treatment]) -> AbstractContextManager[Plan]:
+        return server_plan(
+            [url],
+            [loads[treatment.name] for treatment in treatments],
+            workload,
+            model=options.model,
+            api_key=os.environ.get("OPENAI_API_KEY"),
+            request_timeout_s=_REQUEST_TIMEOUT_S,
+            command=(),
+        )
+
+    settings = tuple(Treatment(name, settings=traffic.settings) for name, traffic in loads.items())
+    limits = Limits(has_slo=bool(workload.slos) and options.objective != "goodput")
+    described = workload.describe()
+    return Search(described, Space(settings, {}), OBJECTIVES[options.objective], margin, limits, plan, url=url)
