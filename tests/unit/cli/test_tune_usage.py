@@ -67,3 +67,32 @@ def test_another_file_in_the_folder_is_kept(
 )
 def test_sizes(text: str, expected: int) -> None:
     assert TuneOptions(max_memory=text).max_memory_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--search", "max_num_seqs=1,2"], "cannot be varied on a running server"),
+        (["--search", "concurrency=0..4"], "`0` is not from 1 to 4096"),
+        (["--search", "request_rate=1,x"], "is not a number of requests per second"),
+        (["--profile", "tiny-omni"], "`--profile` does not apply to a running server"),
+        (["--quality", "ssim>=0.9"], "`--quality` does not apply to a running server"),
+        (["--stage", "thinker"], "`--stage` does not apply to a running server"),
+        (["--slo", "rtf:1"], "these requests have no rtf"),
+    ],
+)
+def test_mistakes_about_servers(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["tune", "--url", "http://127.0.0.1:9", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("error:") == 1 and message in err
+
+
+def test_a_server_that_does_not_answer(
+    capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["tune", "--url", "http://127.0.0.1:9"]) == 6
+    assert "cannot reach `http://127.0.0.1:9`: connection refused" in capsys.readouterr().err

@@ -1,0 +1,31 @@
+"""`omni tune --url` against a server with known answers: real HTTP, no model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.planned_server import Plan, PlannedServer
+
+from omni_cli.cli.app import run
+from omni_cli.tune_record import load_tune_record
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_load_with_the_most_tokens_per_second(
+    capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.chdir(tmp_path)
+    words = ["tune", "--search", "concurrency=1,8", "--objective", "tokens_per_second", "--margin", "30%"]
+    words += ["--num-iters", "2", "--num-iters-warmup", "1"]
+    with PlannedServer(lambda _: Plan(first_s=0.02, gap_s=0.0, tokens=2)) as server:
+        assert run([*words, "--url", server.url]) == 0
+        record = load_tune_record(tmp_path / "tuned" / "tune.json")
+        # Each of eight clients waits for its own answers, which take as long as those of a single one.
+        assert record.winner == "concurrency=8"
+        assert record.limits["url"] == server.url
+    out, _ = capsys.readouterr()
+    assert "Best: concurrency=8" in out and "chat of a server, objective output tokens per second" in out
+    assert not (tmp_path / "tuned" / "profile.yaml").exists(), "a load is not a profile"
