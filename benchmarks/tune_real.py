@@ -19,21 +19,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from omni_cli.bench.benchmark import Plan
 from omni_cli.bench.harness import RunLimits
-from omni_cli.bench.local import local_plan
 from omni_cli.bench.profile_source import ProfileSource
 from omni_cli.bench.search import plan_space
-from omni_cli.bench.treatments import Treatment
-from omni_cli.bench.tuning import Limits, Tuning
+from omni_cli.bench.tuning import TuneLimits, Tuning
 from omni_cli.bench.workload import Workload
-from omni_cli.cli.tune.run import Search, TuneProgress
+from omni_cli.cli.tune.run import TuneProgress, local_search
 from omni_cli.config.bundled import find_profile
 from omni_cli.stats.race import MIN_ROUNDS, Race, student_quantile
 from omni_cli.stats.sequential import ALPHA, spent
@@ -160,23 +156,17 @@ async def _exhaust(case: str, folder: Path, budget_s: float) -> None:
     config = source.load()
     workload = Workload(of.stage, of.batch_size, output_len=of.output_len)
     space = plan_space(of.searches, config, workload, source, 2)
-    limits = Limits()
-    record = Search(source, workload, space, "e2e_s", of.margin, limits).record(("benchmarks/tune_real.py", case))
+    limits = TuneLimits()
     path = folder / "tune.json"
-    if path.exists():
-        record = load_tune_record(path)
     with tempfile.TemporaryDirectory() as inputs:
-
-        def plan(treatments: Sequence[Treatment]) -> AbstractContextManager[Plan]:
-            return local_plan(
-                source, workload, tuple(treatments), against=None, command=(), verbose=False,
-                inputs=Path(inputs) / "inputs",
-            )  # fmt: skip
-
+        wanted = local_search(
+            source, workload, space, "e2e_s", of.margin, limits, inputs=Path(inputs), verbose=False
+        )  # fmt: skip
+        record = load_tune_record(path) if path.exists() else wanted.record(("benchmarks/tune_real.py", case))
         await Exhaustive(
             space.treatments,
             record,
-            plan,
+            wanted.plan,
             limits=limits,
             iterations=RunLimits(of.num_iters, of.num_iters_warmup, None),
             time_budget_s=budget_s,

@@ -34,7 +34,7 @@ ATTAINMENT = "slo_attainment"
 
 
 @dataclass(frozen=True)
-class Limits:
+class TuneLimits:
     """Limits on a setting; one that misses any cannot be the answer. `has_slo`: good requests are counted, and are not
     the objective."""
 
@@ -60,7 +60,7 @@ class Tuning:
         record: TuneRecord,
         plan: Callable[[Sequence[Treatment]], AbstractContextManager[Plan]],
         *,
-        limits: Limits,
+        limits: TuneLimits,
         iterations: RunLimits,
         time_budget_s: float | None,
         watcher: TuneWatcher,

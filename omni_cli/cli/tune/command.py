@@ -58,10 +58,10 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
             hint="name one with `--stage`, or use `--objective e2e`",
         )
     space = plan_space(options.search or (), config, workload, source, len(os.sched_getaffinity(0)))
-    from omni_cli.bench.tuning import Limits
+    from omni_cli.bench.tuning import TuneLimits
     from omni_cli.cli.tune.run import local_search, search
 
-    limits = Limits(max_memory_bytes, quality, bool(workload.slo) and options.objective != "goodput")
+    limits = TuneLimits(max_memory_bytes, quality, bool(workload.slo) and options.objective != "goodput")
     with TemporaryDirectory(prefix="omni-tune-") as folder:
         wanted = local_search(
             source,

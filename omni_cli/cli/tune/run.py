@@ -18,7 +18,7 @@ from omni_cli.bench.profile_source import ProfileSource
 from omni_cli.bench.protocol import Loading
 from omni_cli.bench.search import Space
 from omni_cli.bench.treatments import Treatment
-from omni_cli.bench.tuning import Limits, Tuning
+from omni_cli.bench.tuning import TuneLimits, Tuning
 from omni_cli.bench.workload import Workload
 from omni_cli.cli.gate_options import write_report
 from omni_cli.cli.terminal import console
@@ -39,7 +39,7 @@ RECORD, PROFILE = "tune.json", "profile.yaml"
 
 
 @dataclass(frozen=True)
-class Search:
+class SettingsSearch:
     """The settings to search, and what they are judged by. `plan` plans a heat; `profile` writes a setting as a
     profile, which the load of a server is not."""
 
@@ -47,7 +47,7 @@ class Search:
     space: Space
     objective: str
     margin: float
-    limits: Limits
+    limits: TuneLimits
     plan: Callable[[Sequence[Treatment]], AbstractContextManager[Plan]]
     profile: Callable[[Treatment], str] | None = None
     url: str | None = None
@@ -81,11 +81,11 @@ def local_search(
     space: Space,
     objective: str,
     margin: float,
-    limits: Limits,
+    limits: TuneLimits,
     *,
     inputs: Path,
     verbose: bool,
-) -> Search:
+) -> SettingsSearch:
     """A search over a profile's settings; `inputs` is a folder for the inputs of a stage in the middle of the chain."""
 
     def plan(treatments: Sequence[Treatment]) -> AbstractContextManager[Plan]:
@@ -106,10 +106,10 @@ def local_search(
         lines += [f"# Set in the environment: {name}={value}" for name, value in treatment.environment.items()]
         return "\n".join(lines) + "\n" + to_yaml(profile_data(config))
 
-    return Search(workload.describe(source.load()), space, objective, margin, limits, plan, profile)
+    return SettingsSearch(workload.describe(source.load()), space, objective, margin, limits, plan, profile)
 
 
-def search(wanted: Search, options: TuneOptions, command: tuple[str, ...]) -> ExitCode:
+def search(wanted: SettingsSearch, options: TuneOptions, command: tuple[str, ...]) -> ExitCode:
     """Search and report. Raises `OmniError` if nothing was measured."""
     folder = options.output_dir
     try:
@@ -160,7 +160,7 @@ def _continued(record: TuneRecord, path: Path) -> TuneRecord:
     return earlier
 
 
-def _report(wanted: Search, record: TuneRecord, options: TuneOptions, stopped: OmniError | None) -> ExitCode:
+def _report(wanted: SettingsSearch, record: TuneRecord, options: TuneOptions, stopped: OmniError | None) -> ExitCode:
     path = options.output_dir / RECORD
     if stopped is not None:
         if not record.starts:

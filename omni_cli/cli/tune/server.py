@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager
 from omni_cli.bench.benchmark import Plan
 from omni_cli.bench.search import MAX_SETTINGS, OPTION, Space, expanded
 from omni_cli.bench.treatments import Treatment
-from omni_cli.bench.tuning import Limits
+from omni_cli.bench.tuning import TuneLimits
 from omni_cli.cli.bench.options import DEFAULT_INPUT_LEN
 from omni_cli.cli.loadtest.reading import read_endpoint, read_traffics
 from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
-from omni_cli.cli.tune.run import Search
+from omni_cli.cli.tune.run import SettingsSearch
 from omni_cli.errors import UsageError
 from omni_cli.loadtest.plan import server_plan
 from omni_cli.loadtest.slo import parse_slos
@@ -28,7 +28,7 @@ _OF_PROFILES = (
 )  # fmt: skip
 
 
-def server_search(options: TuneOptions, margin: float) -> Search:
+def server_search(options: TuneOptions, margin: float) -> SettingsSearch:
     """A search over loads. Raises `UsageError`."""
     for name in _OF_PROFILES:
         if getattr(options, name) is not None:
@@ -68,6 +68,6 @@ def server_search(options: TuneOptions, margin: float) -> Search:
         )
 
     settings = tuple(Treatment(name, settings=traffic.settings) for name, traffic in loads.items())
-    limits = Limits(has_slo=bool(workload.slos) and options.objective != "goodput")
+    limits = TuneLimits(has_slo=bool(workload.slos) and options.objective != "goodput")
     described = workload.describe()
-    return Search(described, Space(settings, {}), OBJECTIVES[options.objective], margin, limits, plan, url=url)
+    return SettingsSearch(described, Space(settings, {}), OBJECTIVES[options.objective], margin, limits, plan, url=url)

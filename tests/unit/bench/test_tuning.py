@@ -18,7 +18,7 @@ from omni_cli.bench.harness import RunLimits
 from omni_cli.bench.protocol import Load, Loaded, LoadedStage, Ran, StagePeaks
 from omni_cli.bench.record_builder import RecordBuilder
 from omni_cli.bench.treatments import Treatment
-from omni_cli.bench.tuning import Limits, Tuning
+from omni_cli.bench.tuning import TuneLimits, Tuning
 from omni_cli.bench.variant_process import VariantError
 from omni_cli.errors import UsageError
 from omni_cli.tune_record import Candidate, TuneRecord, load_tune_record
@@ -102,7 +102,7 @@ def tuning_of(
     notes: Notes,
     *,
     record: TuneRecord | None = None,
-    limits: Limits | None = None,
+    limits: TuneLimits | None = None,
     time_budget_s: float | None = None,
 ) -> Tuning:
     rng = random.Random(0)
@@ -117,7 +117,7 @@ def tuning_of(
         [Treatment(name) for name in settings],
         record or record_of(settings),
         plan,
-        limits=limits or Limits(),
+        limits=limits or TuneLimits(),
         iterations=RunLimits(8, 1, None),
         time_budget_s=time_budget_s,
         watcher=notes,
@@ -173,14 +173,14 @@ def test_no_setting_runs(tmp_path: Path) -> None:
 
 def test_a_limit_on_memory(tmp_path: Path) -> None:
     settings = {"a": Setting(0.1, memory_mib=300), "b": Setting(0.2, memory_mib=100)}
-    record, notes = searched(settings, tmp_path, limits=Limits(max_memory_bytes=200 * MIB))
+    record, notes = searched(settings, tmp_path, limits=TuneLimits(max_memory_bytes=200 * MIB))
     assert record.winner == "b"
     assert notes.refusals == {"a": "its peak memory was 300 MiB, the limit is 200 MiB"}
 
 
 def test_a_limit_on_latency(tmp_path: Path) -> None:
     settings = {"a": Setting(0.1, metrics={"slo_attainment": 0.9}), "b": Setting(0.2, metrics={"slo_attainment": 1.0})}
-    record, notes = searched(settings, tmp_path, limits=Limits(has_slo=True))
+    record, notes = searched(settings, tmp_path, limits=TuneLimits(has_slo=True))
     assert record.winner == "b"
     assert "90.0% of its requests met the limits" in notes.refusals["a"]
 
