@@ -58,7 +58,10 @@ def read_traffics(
     *,
     option: str = "--vary",
 ) -> list[Traffic]:
-    """Return one load, or those that `--vary`, or the `option` like it, compares; `trace` are arrival times. Raises `UsageError`."""
+    """Return one load, or those that `--vary`, or the `option` like it, compares; `trace` are arrival times.
+
+    Raises `UsageError`.
+    """
     if trace is not None:
         if concurrency is not None or any(text.startswith(_CONCURRENCY) for text in vary or ()):
             message = "`--concurrency` and requests with arrival times exclude each other"
