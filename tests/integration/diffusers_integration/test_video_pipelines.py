@@ -117,7 +117,7 @@ def test_without_a_rate_the_pipeline_s_documentation_decides(stage):
     ("diffusion", "message"),
     [
         ({"num_frames": 10}, "makes 1 frame and groups of 4 more, not 10"),
-        ({"num_frames": 0}, "must be a whole number from 1, not 0"),
+        ({"num_frames": 0}, "must be a whole number from 1 to 100000, not 0"),
         ({"fps": "0"}, "must be above 0 and at most 1000"),
         ({"fps": "1e9"}, "must be above 0 and at most 1000"),
         ({"fps": "fast"}, "must be a number of frames per second"),
