@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omni_cli.errors import CheckpointError
 from omni_cli.families import EntryFile, Family, StageRole, family_of
 
+MODULAR_INDEX = "modular_model_index.json"
 _COPY_AGAIN = "the folder is incomplete: download or copy it again"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 # Parsing the vocabulary of a large model takes half a second.
@@ -28,8 +30,8 @@ def read_model_kind(path: str | Path) -> str:
     Raises `CheckpointError` if neither file is readable or names one.
     """
     folder = Path(path)
-    source = folder / entry_file(folder)
-    if source.name == "model_index.json":
+    source = index_file(folder) or folder / "config.json"
+    if source.name != "config.json":
         kind = read_object(source).get("_class_name")
     else:
         architectures = read_object(source).get("architectures")
@@ -48,22 +50,52 @@ def read_family(path: str | Path) -> Family:
 
 def entry_file(folder: Path) -> EntryFile:
     """Return the name of the file that names a checkpoint's architecture."""
-    return "model_index.json" if (folder / "model_index.json").is_file() else "config.json"
+    return "config.json" if index_file(folder) is None else "model_index.json"
+
+
+def index_file(folder: Path) -> Path | None:
+    """Return the file that lists a diffusers pipeline's components, which may be modular; None for other models."""
+    names = ("model_index.json", MODULAR_INDEX)
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+@dataclass(frozen=True)
+class Component:
+    """One component of a diffusers pipeline: its class, and its folder, None if another repository has it."""
+
+    library: str | None
+    class_name: str | None
+    folder: Path | None
+
+
+def components_of(folder: Path) -> dict[str, Component]:
+    """Return the components that a diffusers folder's index names, without those that are null."""
+    index = index_file(folder)
+    entries = {} if index is None else read_object(index)
+    found = {name: _component(folder, name, value) for name, value in entries.items() if not name.startswith("_")}
+    return {name: component for name, component in found.items() if component is not None}
+
+
+def _component(folder: Path, name: str, value: object) -> Component | None:
+    match value:
+        case [str() as library, str() as class_name]:
+            return Component(library, class_name, folder / name)
+        case [_, _, {"type_hint": [library, class_name], "pretrained_model_name_or_path": str() as source, **others}]:
+            # A modular pipeline names where each was loaded from; diffusers prefers a copy in the folder.
+            part = str(others.get("subfolder") or "")
+            elsewhere = Path(source) / part if Path(source).is_absolute() else None
+            return Component(library, class_name, folder / part if (folder / part).is_dir() else elsewhere)
+    return None
 
 
 def check_checkpoint(folder: Path) -> None:
     """Raise `CheckpointError`, naming the file at fault, unless the folder looks like a complete checkpoint."""
     try:
-        if (folder / "model_index.json").is_file():
+        if index_file(folder) is not None:
             _check_pipeline(folder)
         elif (folder / "config.json").is_file():
             _check_weights(folder, read_family(folder).roles)
             _check_json(folder)
-        elif (folder / "modular_model_index.json").is_file():
-            raise CheckpointError(
-                f"`{folder}` is a modular pipeline of diffusers, which omni does not run",
-                hint="use a checkpoint of the model that has a model_index.json",
-            )
         else:
             raise CheckpointError(
                 f"`{folder}` is not a checkpoint: it has neither config.json nor model_index.json",
@@ -133,26 +165,23 @@ def weight_names(folder: Path) -> frozenset[str]:
 
 def _nearby(folder: Path) -> str | None:
     """Return a hint at a checkpoint one level down, as after unpacking into another folder."""
-    for name in ("config.json", "model_index.json"):
+    for name in ("config.json", "model_index.json", MODULAR_INDEX):
         for found in sorted(folder.glob(f"*/{name}")):
             return f"did you mean `{found.parent}`?"
     return None
 
 
 def _check_pipeline(folder: Path) -> None:
-    """Check a diffusers folder: each component that model_index.json names, and weights if it has a config.json."""
+    """Check a diffusers folder: each component that its index names, and weights if it has a config.json."""
     made = read_family(folder).unsaved_parts.get(read_model_kind(folder), ())
-    for name, value in read_object(folder / "model_index.json").items():
-        if name.startswith("_") or not isinstance(value, list) or len(value) != 2 or value[0] is None:
+    for name, component in components_of(folder).items():
+        if component.folder is None or (not component.folder.is_dir() and name in made):
             continue
-        component = folder / name
-        if not component.is_dir() and name in made:
-            continue
-        if not component.is_dir():
+        if not component.folder.is_dir():
             raise CheckpointError(f"`{folder}` has no component `{name}`", hint=_COPY_AGAIN)
-        _check_json(component)
-        if (component / "config.json").is_file():
-            _check_weights(component)
+        _check_json(component.folder)
+        if (component.folder / "config.json").is_file():
+            _check_weights(component.folder)
 
 
 def _check_weights(folder: Path, roles: tuple[StageRole, ...] = ()) -> None:

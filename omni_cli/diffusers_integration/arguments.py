@@ -22,7 +22,7 @@ from omni_cli.diffusers_integration.call_checks import (
 from omni_cli.diffusers_integration.frame_rates import check_num_frames, frame_rate
 from omni_cli.diffusers_integration.prompt_length import check_prompt_lengths
 from omni_cli.diffusers_integration.requests import DiffusionRequest
-from omni_cli.diffusers_integration.signature import Medium, PipelineSignature, signature_of_class
+from omni_cli.diffusers_integration.signature import Medium, PipelineSignature, signature_of_pipeline
 from omni_cli.diffusers_integration.value_types import is_plain, takes_only_lists
 from omni_cli.errors import InputError
 from omni_cli.outputs import holds_files
@@ -54,10 +54,10 @@ class PipelineCall:
 
     @classmethod
     def inspect(cls, pipeline: Any) -> PipelineCall:
-        parameters = inspect.signature(pipeline.__call__).parameters.values()
+        parameters = inspect.signature(pipeline).parameters.values()
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         defaults = {p.name: None if p.default is p.empty else p.default for p in named}
-        return cls.of(pipeline, signature_of_class(type(pipeline)), defaults)
+        return cls.of(pipeline, signature_of_pipeline(pipeline), defaults)
 
     @classmethod
     def of(cls, pipeline: Any, signature: PipelineSignature, defaults: Mapping[str, object]) -> PipelineCall:
@@ -307,7 +307,10 @@ def _check_size(request: DiffusionRequest, call: PipelineCall, max_pixels: int) 
 
 
 def _ask_pipeline(pipeline: object, call: PipelineCall, request: DiffusionRequest) -> None:
-    """Run the pipeline's own `check_inputs`, if it has one, so that it rejects a request before anything runs."""
+    """Run the pipeline's own checks, if it has any, so that it rejects a request before anything runs."""
+    check_given = getattr(pipeline, "check_given", None)
+    if check_given is not None:
+        check_given(call.arguments(request))
     check = getattr(pipeline, "check_inputs", None)
     if check is None:
         return

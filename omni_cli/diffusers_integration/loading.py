@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from omni_cli.checkpoints.files import MODULAR_INDEX, Component, components_of, index_file, read_object
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig
 from omni_cli.diffusers_integration.call_checks import settable
 from omni_cli.diffusers_integration.memory import check_parts
+from omni_cli.diffusers_integration.modular_signature import brings_blocks, checkpoint_signature
 from omni_cli.diffusers_integration.packages import check_packages
 from omni_cli.diffusers_integration.parallel import check_denoiser
 from omni_cli.diffusers_integration.signature import (
     MEDIA_ARGUMENTS,
     PipelineSignature,
     signature_of,
-    signature_of_class,
+    signature_of_pipeline,
 )
 from omni_cli.errors import CheckpointError, OmniError
+
+if TYPE_CHECKING:
+    from omni_cli.diffusers_integration.modular_pipeline import ModularAdapter
 
 
 def load_pipeline(
@@ -40,33 +44,37 @@ def load_pipeline(
     import torch
     from diffusers import DiffusionPipeline
 
-    parts: Mapping[str, tuple[str, str]] = {}
-    if Path(model).is_dir():
-        parts = _check_folder(Path(model), trust_remote_code)
+    parts: Mapping[str, Component] = {}
+    folder = Path(model)
+    if folder.is_dir():
+        parts = _check_folder(folder, trust_remote_code)
     elif model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise CheckpointError(f"no such folder: {model}", hint="name a diffusers folder or a Hugging Face repo id")
     try:
         with _quiet_loading():
-            used = {name: spec for name, spec in parts.items() if name not in unused_parts}
+            used = {name: part for name, part in parts.items() if name not in unused_parts}
             classes = _model_classes(used)
             if parts:
-                check_parts(config, Path(model), classes)
-                check_denoiser(config, Path(model), classes)
+                check_parts(config, folder, classes)
+                check_denoiser(config, folder, classes)
             dtypes = {name: getattr(torch, value) for name, value in (("default", dtype), *config.torch_dtype.items())}
-            models = _load_models(Path(model), classes, dtypes)
-            pipeline = DiffusionPipeline.from_pretrained(
-                model,
-                dtype=dtypes,
-                trust_remote_code=trust_remote_code,
-                **models,
-                **dict.fromkeys(unused_parts),
-            )
-            check_runnable(signature_of_class(type(pipeline)))
+            models = _load_models(used, classes, dtypes)
+            if (folder / MODULAR_INDEX) == index_file(folder):
+                pipeline = _modular(folder, dtypes, models, trust_remote_code)
+            else:
+                pipeline = DiffusionPipeline.from_pretrained(
+                    model,
+                    dtype=dtypes,
+                    trust_remote_code=trust_remote_code,
+                    **models,
+                    **dict.fromkeys(unused_parts),
+                )
+            check_runnable(signature_of_pipeline(pipeline))
     except (OmniError, MemoryError):
         raise
     except Exception as error:
         # diffusers, transformers, safetensors and the hub client each raise their own exceptions for broken files.
-        hint = "check that the folder is complete" if Path(model).is_dir() else "check the name and the network"
+        hint = "check that the folder is complete" if folder.is_dir() else "check the name and the network"
         hint = "install the package that it names" if isinstance(error, ImportError) else hint
         raise CheckpointError(
             f"cannot load a pipeline from {model}: {type(error).__name__}: {_first_line(error)}",
@@ -76,31 +84,55 @@ def load_pipeline(
     return pipeline
 
 
-def _model_classes(parts: Mapping[str, tuple[str, str]]) -> dict[str, type[Any]]:
-    """The classes of those parts that are models."""
+def _modular(
+    folder: Path, dtypes: Mapping[str, object], models: Mapping[str, object], trust_remote_code: bool
+) -> ModularAdapter:
+    """The modular pipeline of a folder with `models` and its other components.
+
+    Not by `load_components`, which only logs that a component cannot be loaded, and leaves it out.
+    """
+    from diffusers.modular_pipelines import ModularPipeline
+
+    from omni_cli.diffusers_integration.modular_pipeline import ModularAdapter
+
+    pipeline = ModularPipeline.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    specs = {name: pipeline.get_component_spec(name) for name in pipeline.pretrained_component_names}
+    others = {
+        name: spec.load(dtype=dtypes.get(name, dtypes["default"]))
+        for name, spec in specs.items()
+        if name not in models and spec.pretrained_model_name_or_path is not None
+    }
+    pipeline.update_components(**{name: part for name, part in models.items() if name in specs}, **others)
+    return ModularAdapter(pipeline)
+
+
+def _model_classes(parts: Mapping[str, Component]) -> dict[str, type[Any]]:
+    """The classes of those parts in this folder that are models."""
     import torch
 
     named = {
-        part: getattr(importlib.import_module(library), name)
-        for part, (library, name) in parts.items()
-        if library in ("diffusers", "transformers")
+        name: getattr(importlib.import_module(part.library), part.class_name)
+        for name, part in parts.items()
+        if part.library in ("diffusers", "transformers") and part.class_name and part.folder is not None
     }
     return {part: found for part, found in named.items() if issubclass(found, torch.nn.Module)}
 
 
-def _load_models(folder: Path, classes: Mapping[str, type[Any]], dtypes: Mapping[str, object]) -> dict[str, object]:
+def _load_models(
+    parts: Mapping[str, Component], classes: Mapping[str, type[Any]], dtypes: Mapping[str, object]
+) -> dict[str, object]:
     """Load the pipeline's models and check that each has all its weights.
 
     Both libraries, and so the pipeline, would initialise missing weights randomly and only log that.
     """
     models = {}
     for part, model_class in classes.items():
-        dtype = dtypes.get(part, dtypes["default"])
-        models[part], info = model_class.from_pretrained(folder / part, dtype=dtype, output_loading_info=True)
+        dtype, folder = dtypes.get(part, dtypes["default"]), parts[part].folder
+        models[part], info = model_class.from_pretrained(folder, dtype=dtype, output_loading_info=True)
         missing = sorted(info["missing_keys"])
         if missing:
             raise CheckpointError(
-                f"{folder / part} lacks {len(missing)} of its weights, the first is {missing[0]}",
+                f"{folder} lacks {len(missing)} of its weights, the first is {missing[0]}",
                 hint="get the checkpoint again, or save it again with `save_pretrained`",
             )
     return models
@@ -120,39 +152,36 @@ def check_runnable(signature: PipelineSignature) -> None:
         raise CheckpointError(f"{signature.name} cannot run: {why}", hint="use a checkpoint of another pipeline")
 
 
-def _check_folder(folder: Path, trust_remote_code: bool) -> Mapping[str, tuple[str, str]]:
-    """Check a folder before any weights are read; returns its parts, name to (library, class)."""
+def _check_folder(folder: Path, trust_remote_code: bool) -> Mapping[str, Component]:
+    """Check a folder before any weights are read; returns its parts."""
     import diffusers
 
-    index = folder / "model_index.json"
-    if not index.is_file():
+    index = index_file(folder)
+    if index is None:
         raise CheckpointError(
             f"{folder} has no model_index.json", hint="name the folder that `pipeline.save_pretrained` wrote"
         )
-    try:
-        content = json.loads(index.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{index} cannot be read: {error}") from error
-    name = content.get("_class_name") if isinstance(content, dict) else None
-    if isinstance(name, list) and not trust_remote_code:
+    content = read_object(index)
+    name = content.get("_class_name")
+    brings_code = isinstance(name, list) or brings_blocks(folder)
+    if brings_code and not trust_remote_code:
         raise CheckpointError(
             f"{folder} brings its own pipeline code", hint="if you trust it, add `--trust-remote-code`"
         )
-    if isinstance(name, str):
-        signature = signature_of(name)
+    if isinstance(name, str) and not brings_code:
+        signature = signature_of(name) if index.name != MODULAR_INDEX else checkpoint_signature(folder)
         if signature is None:
             near = difflib.get_close_matches(name, [n for n in dir(diffusers) if n.endswith("Pipeline")], n=1)
             hint = f"did you mean `{near[0]}`?" if near else f"this is diffusers {diffusers.__version__}"
             raise CheckpointError(f"{index}: diffusers has no pipeline class `{name}`", hint=hint)
         check_runnable(signature)
-    elif not isinstance(name, list):
+    elif not brings_code:
         raise CheckpointError(f"{index} names no pipeline class (`_class_name`)")
-    specs = {part: spec for part, spec in content.items() if not part.startswith("_") and isinstance(spec, list)}
-    parts = {part: (spec[0], spec[1]) for part, spec in specs.items() if len(spec) == 2 and all(spec)}
-    diffusers_classes = [class_name for library, class_name in parts.values() if library == "diffusers"]
+    parts = components_of(folder)
+    diffusers_classes = [each.class_name for each in parts.values() if each.library == "diffusers" and each.class_name]
     check_packages([name, *diffusers_classes] if isinstance(name, str) else diffusers_classes)
-    missing = {part for part in parts if not (folder / part).is_dir()}
-    if missing and isinstance(name, str):
+    missing = {part for part, each in parts.items() if each.folder is not None and not each.folder.is_dir()}
+    if missing and isinstance(name, str) and index.name != MODULAR_INDEX:
         # A pipeline makes parts itself whose argument has a default, and diffusers saves none of those.
         needed, _ = getattr(diffusers, name)._get_signature_keys(getattr(diffusers, name))
         parts = {part: spec for part, spec in parts.items() if part in needed or part not in missing}

@@ -25,6 +25,8 @@ _PLACES = (
     "vae.config.sampling_rate",
     "vae.config.sample_rate",
     "sound_tokenizer.config.sampling_rate",
+    # Last: that of an audio VAE whose output a vocoder may bring to another rate.
+    "audio_sampling_rate",
 )
 
 

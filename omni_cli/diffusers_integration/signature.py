@@ -25,7 +25,7 @@ MEDIA_ARGUMENTS: Mapping[Medium, tuple[str, ...]] = {
     "image": ("image", "images", "input_images"),
     "mask": ("mask_image", "mask"),
     "control_image": ("control_image",),
-    "video": ("video",),
+    "video": ("video", "driving_video"),
     "audio": ("audio", "initial_audio_waveforms", "src_audio"),
 }
 # Arguments of pipelines with a network for a control image; where no other takes that, `image` does.
@@ -47,6 +47,8 @@ SOUND_FIELDS = ("audio", "sound")
 TEXT_FIELDS = ("texts", "sequences")
 # The call of diffusers' function that writes a file, in the example of a pipeline's documentation.
 _EXAMPLE_FPS = re.compile(r"(?:export_to_video|encode_video)\((?:[^()]|\([^()]*\))*?fps=(\d+(?:\.\d+)?)")
+# The rate of a model that knows only one.
+_FIXED_FPS = re.compile(r"^[A-Z0-9_]*FPS = (\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class PipelineSignature:
 
     Of each group in `alternatives` the call needs one: its own checks raise if all are None. It assigns those in
     `replaced` where they are None. With `tensors_are_latents`, `output_type="pt"` returns what is not yet an image.
+    With `needs_are_declared`, the call needs its required arguments alone.
     """
 
     name: str
@@ -99,6 +102,7 @@ class PipelineSignature:
     alternatives: tuple[tuple[str, ...], ...] = ()
     replaced: frozenset[str] = frozenset()
     tensors_are_latents: bool = False
+    needs_are_declared: bool = False
 
     @functools.cached_property
     def needed(self) -> tuple[tuple[str, ...], ...]:
@@ -170,6 +174,9 @@ class PipelineSignature:
     @property
     def needed_media(self) -> tuple[Medium, ...]:
         """Media without which a call fails: required ones, and those that have a default only to keep a place."""
+        if self.needs_are_declared:
+            media = {medium: self.argument_for(medium) for medium in MEDIA_ARGUMENTS}
+            return tuple(medium for medium, name in media.items() if name and self.arguments[name].is_required)
         if self.makes == "video":
             return self._media_of_video
         needed: list[Medium] = []
@@ -208,6 +215,12 @@ def signature_of(class_name: str) -> PipelineSignature | None:
     bases = (signature_of(base.id) for base in found.bases if isinstance(base, ast.Name))
     inherited = next(filter(None, bases), None)
     return None if inherited is None else replace(inherited, name=class_name)
+
+
+def signature_of_pipeline(pipeline: object) -> PipelineSignature:
+    """Return the signature of a loaded pipeline: its own, as a modular one has it, else that of its class."""
+    own = getattr(pipeline, "signature", None)
+    return own if isinstance(own, PipelineSignature) else signature_of_class(type(pipeline))
 
 
 def signature_of_class(pipeline_class: type) -> PipelineSignature:
@@ -280,8 +293,13 @@ def _is_raw(call: ast.FunctionDef) -> bool:
 
 @functools.cache
 def example_fps(class_name: str) -> Fraction | None:
-    """Frames per second of the file that a class's example in diffusers' documentation writes; None if unknown."""
-    found = _EXAMPLE_FPS.search(source_of_class(class_name) or "")
+    """Frames per second of the file that a class's example in diffusers' documentation writes; None if unknown.
+
+    A modular pipeline has the rate that its file names, else that of the class of the same name that is not modular.
+    """
+    file = file_of_class(class_name, "modular_pipelines")
+    found = None if file is None else _FIXED_FPS.search(file.read_text(encoding="utf-8"))
+    found = found or _EXAMPLE_FPS.search(source_of_class(class_name.replace("Modular", "")) or "")
     return None if found is None else Fraction(found[1])
 
 
@@ -301,16 +319,19 @@ def module_of_class(name: str) -> tuple[ast.stmt, ...]:
 @functools.cache
 def source_of_class(name: str, folder: Literal["pipelines", "models"] = "pipelines") -> str | None:
     """The source of the file that defines one of diffusers' pipelines, their outputs, or models; None without one."""
+    file = file_of_class(name, folder)
+    return None if file is None else file.read_text(encoding="utf-8")
+
+
+def file_of_class(name: str, folder: str) -> Path | None:
+    """The file in one of diffusers' folders that defines a class; None if there is no such class."""
     spec = importlib.util.find_spec("diffusers")
     if spec is None or spec.origin is None or not name.isidentifier():
         return None
     # Searching bytes takes a quarter of the time of decoded text: every command with a diffusers profile comes here.
     opening = f"\nclass {name}(".encode()
-    for file in sorted((Path(spec.origin).parent / folder).rglob("*.py")):
-        source = file.read_bytes()
-        if opening in source:
-            return source.decode()
-    return None
+    files = sorted((Path(spec.origin).parent / folder).rglob("*.py"))
+    return next((file for file in files if opening in file.read_bytes()), None)
 
 
 def _arguments(given: ast.arguments) -> Iterator[tuple[str, Argument]]:

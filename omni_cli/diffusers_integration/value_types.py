@@ -26,15 +26,19 @@ def file_kind(annotation: str) -> FileKind | None:
     return "tensor" if names & _TENSORS and not names & {"str"} else None
 
 
+def alternatives(annotation: str) -> set[str]:
+    """Return the names of the types that a value may have, without those of items."""
+    return {_name(each) for each in _alternatives(_parsed(annotation))}
+
+
 def takes_list(annotation: str) -> bool:
     """Tell whether a value may be a list."""
-    names = {_name(each) for each in _alternatives(_parsed(annotation))}
-    return bool(names & (_LISTS | {"PipelineImageInput", "PipelineMaskInput"}))
+    return bool(alternatives(annotation) & (_LISTS | {"PipelineImageInput", "PipelineMaskInput"}))
 
 
 def takes_only_lists(annotation: str) -> bool:
     """Tell whether a value other than null must be a list."""
-    names = {_name(each) for each in _alternatives(_parsed(annotation))} - {"None"}
+    names = alternatives(annotation) - {"None"}
     return bool(names) and names <= _LISTS
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from omni_cli.checkpoints.files import read_model_kind, read_object
+from omni_cli.checkpoints.files import MODULAR_INDEX, components_of, index_file, read_model_kind
 from omni_cli.checkpoints.hub import cached_settings
 from omni_cli.checkpoints.resolve import is_built, resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.call_checks import check_media, checked_value, readings, settable
 from omni_cli.diffusers_integration.loading import check_runnable
+from omni_cli.diffusers_integration.modular_signature import checkpoint_signature
 from omni_cli.diffusers_integration.packages import check_packages
 from omni_cli.diffusers_integration.signature import FIELDS, Kind, PipelineSignature, signature_of
 from omni_cli.diffusers_integration.stand_in import check_request
@@ -95,7 +96,9 @@ class PipelineInputs:
         return {name: self._checked(name, value) for name, value in arguments.items()}
 
     def check_request(self, request: GenerateRequest, stage: DiffusionStageConfig) -> str | None:
-        return None if self.signature is None else check_request(self.signature.name, self.folder, stage, request)
+        if self.signature is None or self.signature.needs_are_declared:
+            return None  # blocks check their requests when they are there
+        return check_request(self.signature.name, self.folder, stage, request)
 
     def _checked(self, name: str, value: object) -> object:
         if self.signature is not None:
@@ -121,7 +124,10 @@ def inputs_of(model: str) -> PipelineInputs:
     class_name = _BUILT.get(model.removeprefix(BUILTIN_PREFIX)) or _class_of(model)
     if class_name is None:
         return PipelineInputs(None)
-    return PipelineInputs(signature_of(class_name), (class_name, *_diffusers_classes(model)), _folder_of(model))
+    folder = _folder_of(model)
+    is_modular = folder is not None and index_file(folder) == folder / MODULAR_INDEX
+    signature = checkpoint_signature(folder) if folder is not None and is_modular else signature_of(class_name)
+    return PipelineInputs(signature, (class_name, *_diffusers_classes(model)), folder)
 
 
 def _class_of(model: str) -> str | None:
@@ -137,12 +143,13 @@ def _class_of(model: str) -> str | None:
 
 def _diffusers_classes(model: str) -> list[str]:
     """Return the classes of diffusers that a checkpoint's index names; none without an index."""
-    index = (_folder_of(model) or Path(model)) / "model_index.json"
-    parts = read_object(index).values() if index.is_file() else ()
-    return [part[1] for part in parts if isinstance(part, list) and part[:1] == ["diffusers"] and len(part) == 2]
+    parts = components_of(_folder_of(model) or Path(model)).values()
+    return [part.class_name for part in parts if part.library == "diffusers" and part.class_name is not None]
 
 
 def _folder_of(model: str) -> Path | None:
     if model.startswith(BUILTIN_PREFIX):
         return Path(resolve_model(model)) if is_built(model) else None
-    return Path(model) if Path(model).is_dir() else cached_settings(model, "model_index.json")
+    if Path(model).is_dir():
+        return Path(model)
+    return cached_settings(model, "model_index.json") or cached_settings(model, MODULAR_INDEX)

@@ -475,7 +475,7 @@ def break_checkpoint(folder: Path, how: str) -> None:
     ("how", "message"),
     [
         ("no index", "has no model_index.json"),
-        ("broken index", "cannot be read"),
+        ("broken index", "model_index.json` is not valid JSON"),
         ("no class", "names no pipeline class"),
         ("unknown class", "no pipeline class `QwenImagePipelin`"),
         ("other task", "LLaDA2Pipeline cannot run: it makes text"),

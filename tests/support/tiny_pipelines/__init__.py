@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @functools.cache
 def declarations() -> Mapping[str, TinyPipeline]:
     """Every class that has a tiny checkpoint, by name."""
-    from support.tiny_pipelines import images, others, stable_diffusion, videos
+    from support.tiny_pipelines import images, modular, others, stable_diffusion, videos
 
-    found = [tiny for module in (stable_diffusion, images, videos, others) for tiny in module.declared()]
+    found = [tiny for module in (stable_diffusion, images, videos, others, modular) for tiny in module.declared()]
     return {tiny.name: tiny for tiny in found}

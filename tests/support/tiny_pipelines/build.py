@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from support.tiny_pipelines.language import MODELS, PROCESSORS, model
+from support.tiny_pipelines.page import is_modular
 from support.tiny_pipelines.sizes import SCHEDULERS, SIZES, SMALL
 from support.tiny_pipelines.tokenizers import TOKENIZERS
 from support.tiny_pipelines.video_sizes import VIDEO_SIZES
@@ -52,7 +53,9 @@ def build(declared: TinyPipeline, folder: Path) -> None:
     if declared.write is not None:
         declared.write(folder)
     else:
-        assemble(declared).save_pretrained(folder)
+        pipeline = assemble(declared)
+        options = {"overwrite_modular_index": True} if is_modular(declared.name) else {}
+        pipeline.save_pretrained(str(folder), **options)
 
 
 def assemble(declared: TinyPipeline) -> Any:
@@ -61,6 +64,8 @@ def assemble(declared: TinyPipeline) -> Any:
     import torch
 
     pipeline_class = getattr(diffusers, declared.name)
+    if is_modular(declared.name):
+        return _assemble_modular(declared, pipeline_class())
     types = pipeline_class._get_signature_types()
     parameters = inspect.signature(pipeline_class.__init__).parameters
     arguments: dict[str, object] = {}
@@ -81,6 +86,23 @@ def assemble(declared: TinyPipeline) -> Any:
     if unknown:
         raise ValueError(f"{declared.name} has no parts {sorted(unknown)}")
     pipeline = pipeline_class(**arguments)
+    if declared.prepare is not None:
+        declared.prepare(pipeline)
+    return pipeline
+
+
+def _assemble_modular(declared: TinyPipeline, pipeline: Any) -> Any:
+    """The modular pipeline with every component that its blocks load; a part that is None is left out."""
+    import torch
+
+    built = {}
+    for name in pipeline.pretrained_component_names:
+        value = declared.parts.get(name, Part())
+        if value is not None:
+            torch.manual_seed(sum(name.encode()))
+            kind = pipeline.get_component_spec(name).type_hint
+            built[name] = make(value, (kind,), sys.modules[kind.__module__]) if isinstance(value, Part) else value
+    pipeline.update_components(**built)
     if declared.prepare is not None:
         declared.prepare(pipeline)
     return pipeline

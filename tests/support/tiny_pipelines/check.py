@@ -14,6 +14,7 @@ import transformers
 from PIL import Image
 
 from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.modular_signature import modular_signature
 from omni_cli.diffusers_integration.requests import DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.signature import PipelineSignature, signature_of
 from omni_cli.diffusers_integration.stage import DiffusersStage
@@ -24,7 +25,7 @@ from omni_cli.stage.messages import Array, CallFileInput, StageRequest, VideoInp
 from support.stage_specs import spec_of
 from support.tiny_pipelines.build import TinyPipeline, build
 from support.tiny_pipelines.media import is_medium
-from support.tiny_pipelines.page import Checked, kind_of
+from support.tiny_pipelines.page import Checked, is_modular, kind_of
 
 SEED = 3
 
@@ -62,6 +63,8 @@ def plain_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
     import torch
     from diffusers import DiffusionPipeline
 
+    if is_modular(declared.name):
+        return _modular_output(declared, folder)
     pipeline = DiffusionPipeline.from_pretrained(folder, dtype=getattr(torch, declared.dtype))
     pipeline.set_progress_bar_config(disable=True)
     if declared.is_tiled:
@@ -80,6 +83,17 @@ def plain_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
     return arrays_of({"images": _shown(pipeline, made.prediction)} if "prediction" in made else made)
 
 
+def _modular_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
+    import torch
+    from diffusers import ModularPipeline
+
+    pipeline = ModularPipeline.from_pretrained(folder)
+    pipeline.load_components()
+    torch.manual_seed(SEED)
+    generator = torch.Generator("cpu").manual_seed(SEED)
+    return arrays_of(pipeline(**declared.call, generator=generator, output=pipeline.blocks.output_names))
+
+
 def _shown(pipeline: Any, prediction: np.ndarray) -> list[Image.Image]:
     """A prediction (N, height, width, 1 or 3) in the colours of the pipeline's own processor."""
     processor, targets = pipeline.image_processor, getattr(pipeline, "target_properties", None)
@@ -92,7 +106,7 @@ def _shown(pipeline: Any, prediction: np.ndarray) -> list[Image.Image]:
 
 def omni_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
     """The output of a stage over the same checkpoint, as `arrays_of`; the frames of a video are not encoded yet."""
-    signature = signature_of(declared.name)
+    signature = signature_of(declared.name) or modular_signature(declared.name)
     assert signature is not None
     config = DiffusionStageConfig.named("image", enable_vae_tiling=declared.is_tiled or None)
     spec = replace(spec_of(config, str(folder)), dtype=declared.dtype)

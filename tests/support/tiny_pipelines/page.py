@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+from omni_cli.diffusers_integration.modular_signature import modular_signature
 from omni_cli.diffusers_integration.signature import signature_of
 
 _LEGEND = """\
@@ -42,6 +43,15 @@ _SOURCES = {
 }
 
 
+_MODULAR = """\
+## Modular pipelines
+
+Compared in the same way, each with inputs of one of its workflows: `ModularPipeline.from_pretrained`, `load_components`
+and a call, beside the stage of `omni` over the same folder with a `modular_model_index.json`. The kind is that of
+the inputs that a call needs; most take further ones, which `omni generate --model DIR --help-inputs` lists.
+"""
+
+
 Verdict = Literal["identical", "runs", "refused", "not run by diffusers", "no tiny model"]
 
 
@@ -56,20 +66,30 @@ class Checked:
 
 
 def classes() -> tuple[str, ...]:
-    """The names of the pipeline classes, by their source."""
+    """The names of the pipeline classes, by their source, modular ones last."""
+    found: dict[bool, set[str]] = {False: set(), True: set()}
+    for package in ("pipelines", "modular_pipelines"):
+        for file in _folder(package).rglob("*.py"):
+            if "deprecated" not in file.parts:
+                for node in ast.parse(file.read_bytes()).body:
+                    if isinstance(node, ast.ClassDef) and _is_pipeline(node, package):
+                        found[is_modular(node.name)].add(node.name)
+    return (*sorted(found[False]), *sorted(found[True]))
+
+
+def is_modular(name: str) -> bool:
+    return name.endswith("ModularPipeline")
+
+
+def _folder(package: str) -> Path:
     spec = importlib.util.find_spec("diffusers")
     assert spec is not None and spec.origin is not None
-    folder = Path(spec.origin).parent / "pipelines"
-    found = set()
-    for file in folder.rglob("*.py"):
-        if "deprecated" not in file.parts:
-            found |= {node.name for node in ast.parse(file.read_bytes()).body if _is_pipeline(node)}
-    return tuple(sorted(found))
+    return Path(spec.origin).parent / package
 
 
-def _is_pipeline(node: ast.stmt) -> bool:
-    if not isinstance(node, ast.ClassDef):
-        return False
+def _is_pipeline(node: ast.ClassDef, package: str) -> bool:
+    if package == "modular_pipelines":
+        return is_modular(node.name) and node.name != "ModularPipeline"
     is_called = any(isinstance(item, ast.FunctionDef) and item.name == "__call__" for item in node.body)
     return is_called and any(ast.unparse(base).endswith("Pipeline") for base in node.bases)
 
@@ -77,17 +97,24 @@ def _is_pipeline(node: ast.stmt) -> bool:
 def page(rows: Collection[Checked]) -> str:
     """The Markdown page of the table."""
     numbers = {name: version(name).partition("+")[0] for name in ("diffusers", "transformers", "torch")}
+    ordered = sorted(rows, key=lambda row: row.name.lower())
+    classes = [row for row in ordered if not is_modular(row.name)]
+    modular = [row for row in ordered if is_modular(row.name)]
+    run, others = ([row for row in classes if (row.verdict in _RUN) == is_run] for is_run in (True, False))
+    parts = (_LEGEND.format(**numbers), *_counted(classes), "", "## Not run", "", *_table(others))
+    parts = (*parts, "", "## Run", "", *_table(run), "", _MODULAR, *_counted(modular), "", *_table(modular))
+    return "\n".join(parts) + "\n"
+
+
+def _counted(rows: Collection[Checked]) -> list[str]:
     counts = Counter(row.verdict for row in rows)
     ran = sum(counts[verdict] for verdict in ("identical", "runs", "refused"))
-    counted = (
+    return textwrap.wrap(
         f"Of {len(rows)} classes, diffusers runs {ran} with a tiny checkpoint. `omni` runs {ran - counts['refused']} "
         f"of them, {counts['identical']} identically, and refuses {counts['refused']}. diffusers does not run "
-        f"{counts['not run by diffusers']}, and {counts['no tiny model']} have no tiny checkpoint."
+        f"{counts['not run by diffusers']}, and {counts['no tiny model']} have no tiny checkpoint.",
+        120,
     )
-    ordered = sorted(rows, key=lambda row: row.name.lower())
-    run, others = ([row for row in ordered if (row.verdict in _RUN) == is_run] for is_run in (True, False))
-    parts = (_LEGEND.format(**numbers), *textwrap.wrap(counted, 120), "", "## Not run", "", *_table(others))
-    return "\n".join((*parts, "", "## Run", "", *_table(run))) + "\n"
 
 
 def _table(rows: Iterable[Checked]) -> Iterator[str]:
@@ -106,10 +133,11 @@ def rows_of(text: str) -> dict[str, Checked]:
 
 def kind_of(name: str) -> str:
     """The kind of output and of input, by the pipeline's call."""
-    signature = signature_of(name)
+    signature = signature_of(name) or modular_signature(name)
     assert signature is not None
-    takes, makes = signature.arguments.keys(), set(signature.output_fields)
-    needed = {name for group in signature.needed for name in group}
+    needed = {each for group in signature.needed for each in group}
+    takes = needed if is_modular(name) else signature.arguments.keys()
+    makes = set(signature.output_fields)
     made = "image"
     if makes & {"frames", "video", "videos"}:
         made = "video with sound" if makes & {"audio", "audios", "sound"} else "video"

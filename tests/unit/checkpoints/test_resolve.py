@@ -101,9 +101,15 @@ def _missing_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def _modular_without_component(folder: Path) -> None:
+    spec = {"type_hint": ["diffusers", "AutoencoderKL"], "pretrained_model_name_or_path": "/gone", "subfolder": "vae"}
+    index = {"_class_name": "ZImageModularPipeline", "vae": ["diffusers", "AutoencoderKL", spec]}
+    (folder / "modular_model_index.json").write_text(json.dumps(index))
+
+
 BREAKS = {
     "neither config.json": lambda folder: (folder / "config.json").unlink(),
-    "is a modular pipeline": lambda folder: (folder / "config.json").rename(folder / "modular_model_index.json"),
+    "has no component `vae`": _modular_without_component,
     "not valid JSON": lambda folder: (folder / "config.json").write_text('{"architectures": '),
     "config.json` is not a JSON object": lambda folder: (folder / "config.json").write_text("[]"),
     "does not name a model class": lambda folder: (folder / "config.json").write_text("{}"),

@@ -1,0 +1,149 @@
+"""A modular pipeline of diffusers behind the interface of its other pipelines. Imports diffusers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from diffusers import DiffusionPipeline
+from diffusers.modular_pipelines import ModularPipeline
+
+from omni_cli.diffusers_integration.modular_signature import modular_signature, parsed
+from omni_cli.errors import InputError
+
+OnStepEnd = Callable[[object, int, object, dict[str, object]], object]
+
+
+class ModularAdapter(DiffusionPipeline):
+    """The pipeline's components, placed and offloaded as those of any pipeline, and its blocks as one call.
+
+    The call takes the blocks' inputs, `guidance_scale` for their guiders and `callback_on_step_end`, and returns what
+    the blocks make. `num_timesteps` is the number of steps of the running loop, None between calls and for loops
+    without a progress bar of their own.
+    """
+
+    def __init__(self, modular: ModularPipeline) -> None:
+        self.modular = modular
+        self.num_timesteps: int | None = None
+        self._on_step: OnStepEnd | None = None
+        # Pipelines of one class share some of their blocks.
+        blocks = modular._blocks = modular.blocks
+        is_known = not type(blocks).__module__.startswith("diffusers_modules")
+        found = modular_signature(type(modular).__name__, type(blocks).__name__) if is_known else None
+        self.signature = found or parsed(type(modular).__name__, modular.doc)
+        self._defaults = {name: value for name, value in modular.default_call_parameters.items() if name is not None}
+        self._guiders = [] if "guidance_scale" in self._defaults else _guiders(modular)
+        if self._guiders:
+            self._defaults["guidance_scale"] = self._guiders[0].guidance_scale
+        self.__signature__ = inspect.Signature(
+            [
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+                for name, default in {**self._defaults, "callback_on_step_end": None}.items()
+            ]
+        )
+        for block in _blocks(blocks):
+            if hasattr(block, "progress_bar"):
+                # No bound method: a copy of the blocks would copy it with the weights.
+                block.progress_bar = lambda total: self._progress_bar(total)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "modular":
+            raise AttributeError(name)
+        return getattr(self.modular, name)
+
+    @staticmethod
+    def _get_signature_keys(adapter: ModularAdapter) -> tuple[list[str], list[str]]:
+        return list(adapter.components), []
+
+    @property
+    def components(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.modular.components
+        return found
+
+    @property
+    def model_cpu_offload_seq(self) -> str:
+        """Every model in the order in which the blocks name them, which is that of their use."""
+        return "->".join(self.components)
+
+    def __call__(self, callback_on_step_end: OnStepEnd | None = None, **inputs: Any) -> SimpleNamespace:
+        self._on_step = callback_on_step_end
+        own = [guider.guidance_scale for guider in self._guiders]
+        if self._guiders:
+            self._guide([inputs.pop("guidance_scale", None)] * len(own))
+        try:
+            made = self.modular(**inputs, output=list(self.signature.output_fields))
+        except ValueError as error:
+            if self.num_timesteps is not None:
+                raise
+            # Blocks check their inputs where they use them, before the first step.
+            raise InputError(f"{self.signature.name} rejects the request: {error}") from error
+        finally:
+            self.num_timesteps = self._on_step = None
+            self._guide(own)
+        self.maybe_free_model_hooks()
+        return SimpleNamespace(**made)
+
+    def _guide(self, scales: list[float | None]) -> None:
+        """Set the guidance of all guiders, as other pipelines do that have several; None leaves one as it is."""
+        for guider, scale in zip(self._guiders, scales, strict=True):
+            if scale is not None:
+                guider.guidance_scale = scale
+
+    def check_given(self, given: Mapping[str, object]) -> None:
+        """Raise `InputError` for inputs that the blocks which these inputs select lack, or would ignore."""
+        plain = (bool, int, float, str, list, tuple)
+        is_default = {
+            name: isinstance(value, plain) and value == self._defaults.get(name) for name, value in given.items()
+        }
+        chosen = {name: value for name, value in given.items() if value is not None and not is_default[name]}
+        selected = {each.name: each for each in self.modular._blocks.get_execution_blocks(**chosen).inputs}
+        for name, parameter in selected.items():
+            if name is not None and parameter.required and parameter.default is None and chosen.get(name) is None:
+                raise InputError(f"{self.signature.name} needs `{name}` beside {_listed(chosen)}")
+        known = {*selected, "guidance_scale"} if self._guiders else set(selected)
+        for name in sorted(chosen.keys() - known):
+            raise InputError(
+                f"{self.signature.name} would ignore `{name}`: it has no effect beside {_listed(chosen, name)}",
+                hint=f"remove `{name}`",
+            )
+
+    @contextmanager
+    def _progress_bar(self, total: int) -> Iterator[SimpleNamespace]:
+        """Count the steps of a loop, in place of diffusers' progress bar."""
+        self.num_timesteps, done = total, 0
+
+        def update(steps: int = 1) -> None:
+            nonlocal done
+            for _ in range(int(steps)):
+                done += 1
+                if self._on_step is not None:
+                    self._on_step(self, done - 1, None, {})
+
+        yield SimpleNamespace(update=update)
+
+
+def _blocks(block: Any) -> Iterator[Any]:
+    yield block
+    for inner in block.sub_blocks.values():
+        yield from _blocks(inner)
+
+
+def _guiders(modular: ModularPipeline) -> list[Any]:
+    """The components that guide a step, which have the scale that is an argument of other pipelines.
+
+    Some models are distilled, and theirs are off.
+    """
+    found = [part for name, part in modular.components.items() if "guider" in name]
+    return [each for each in found if hasattr(each, "guidance_scale") and getattr(each, "_enabled", True)]
+
+
+def _equal(value: object, default: object) -> bool:
+    """Compare with a default, which is never an array or an image."""
+    return value is default or (isinstance(value, bool | int | float | str | list | tuple) and value == default)
+
+
+def _listed(names: Iterable[str], without: str | None = None) -> str:
+    return ", ".join(f"`{name}`" for name in names if name != without) or "no other input"

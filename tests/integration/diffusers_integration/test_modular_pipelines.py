@@ -1,0 +1,132 @@
+"""Modular pipelines: their documentation against their blocks, steps, refusals, and a command."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+from pathlib import Path
+
+import diffusers
+import numpy as np
+import pytest
+from support.in_process import run_here
+from support.omni_process import run_omni
+from support.stage_specs import spec_of
+from support.tiny_pipelines import declarations
+from support.tiny_pipelines.build import build
+from support.tiny_pipelines.page import classes, is_modular
+
+from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.loading import load_pipeline
+from omni_cli.diffusers_integration.modular_signature import modular_signature, parsed
+from omni_cli.diffusers_integration.requests import DiffusionSchedulerOutput
+from omni_cli.diffusers_integration.stage import DiffusersStage
+from omni_cli.errors import CheckpointError, InputError
+from omni_cli.stage.messages import Array, Progress, RequestDone, StageRequest
+
+STAGE = DiffusionStageConfig.named("image", num_inference_steps=3, height=32, width=32)
+Z_IMAGE = "ZImageModularPipeline"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("modular") / "z-image"
+    build(declarations()[Z_IMAGE], made)
+    return made
+
+
+@pytest.mark.parametrize("name", [each for each in classes() if is_modular(each)])
+def test_what_the_source_says_is_what_the_blocks_say(name):
+    static = modular_signature(name)
+    blocks = getattr(diffusers, name)().blocks
+    live = parsed(name, blocks.doc)
+    assert static is not None and list(static.arguments) == list(live.arguments)
+    assert static.output_fields == live.output_fields
+    defaults = {each.name: each.default for each in blocks.inputs}
+    for argument, found in static.arguments.items():
+        if found.default not in (None, "None"):
+            assert ast.literal_eval(found.default) == defaults[argument], argument
+
+
+def test_steps_are_reported_and_an_interrupted_request_ends_at_one(folder):
+    reports: list[object] = []
+    stage = DiffusersStage(spec_of(STAGE, str(folder)), reports.append)
+
+    def interrupt(report: object) -> None:
+        reports.append(report)
+        stage.interrupt("1")
+
+    stage.add(StageRequest("0", prompt="a red cat"))
+    (done,) = stage.step()
+    assert isinstance(done, RequestDone)
+    steps = [(report.done, report.total) for report in reports if isinstance(report, Progress)]
+    assert steps == [(1, 3), (2, 3), (3, 3)]
+    reports.clear()
+    stage.emit = interrupt
+    stage.add(StageRequest("1", prompt="a red cat"))
+    assert stage.step() == [] and len(reports) == 1
+    stage.close()
+
+
+def test_inputs_that_the_chosen_blocks_would_ignore_are_refused(folder):
+    stage = DiffusersStage(spec_of(STAGE, str(folder)), lambda report: None)
+    changed = {"strength": 0.5}
+    with pytest.raises(InputError, match="would ignore `strength`"):
+        stage.add(StageRequest("0", prompt="a red cat", diffusion=changed))
+    with pytest.raises(InputError, match="needs `prompt`"):
+        stage.add(StageRequest("1", prompt=None))
+    grey = Array.of(np.full((32, 32, 3), 128, np.uint8))
+    stage.add(StageRequest("2", prompt="a red cat", images=(grey,), diffusion={**changed, "num_inference_steps": 4}))
+    (done,) = stage.step()
+    assert isinstance(done, RequestDone)
+    stage.close()
+
+
+def test_guidance_goes_to_the_guider_for_one_call(tmp_path):
+    build(declarations()["WanModularPipeline"], tmp_path)
+    stage = DiffusersStage(spec_of(STAGE, str(tmp_path)), lambda report: None)
+    own = stage.executor.pipeline.guider.guidance_scale
+    made = []
+    for scale in (None, own - 2.0, None):
+        given = {"num_frames": 5} if scale is None else {"num_frames": 5, "guidance_scale": scale}
+        request = StageRequest(str(len(made)), prompt="a red cat", diffusion=given)
+        resolved = stage.executor.resolve(stage.diffusion_request(request))
+        (output,) = stage.executor.execute_model(DiffusionSchedulerOutput((resolved,))).outputs
+        assert output.error is None
+        made.append(output.videos[0].numpy())
+    assert stage.executor.pipeline.guider.guidance_scale == own
+    assert np.array_equal(made[0], made[2]) and not np.array_equal(made[0], made[1])
+    stage.close()
+
+
+def test_guidance_is_refused_where_the_guider_is_off(folder):
+    stage = DiffusersStage(spec_of(STAGE, str(folder)), lambda report: None)
+    with pytest.raises(InputError, match="takes no `guidance_scale`"):
+        stage.add(StageRequest("0", prompt="a red cat", diffusion={"guidance_scale": 4.0}))
+    stage.close()
+
+
+def test_omni_generate_runs_a_folder_and_refuses_before_loading(folder, tmp_path):
+    size = ("--height", "32", "--width", "32", "--num-inference-steps", "2")
+    given = ("--model", str(folder), *size, "--output-dir", str(tmp_path / "out"), "--json", "a red cat")
+    ended = run_omni(tmp_path, "generate", *given)
+    assert ended.code == 0, ended.err
+    ((image,),) = (json.loads(ended.out)["results"][0]["outputs"],)
+    assert (image["type"], image["width"], image["height"]) == ("image", 32, 32)
+    (elsewhere := tmp_path / "refused").mkdir()
+    refused = run_here(elsewhere, "generate", *given, "--mask", str(tmp_path / image["path"]))
+    assert refused.code == 2 and "mask" in refused.err
+
+
+def test_folders_that_cannot_be_loaded(folder, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    assert load_pipeline(str(copy), "float32", STAGE).signature.name == Z_IMAGE  # not those of the saved folder
+    (copy / "modular_config.json").write_text(json.dumps({"auto_map": {"ModularPipelineBlocks": "block.Blocks"}}))
+    with pytest.raises(CheckpointError, match="brings its own pipeline code"):
+        load_pipeline(str(copy), "float32", STAGE)
+    (copy / "modular_config.json").unlink()
+    (copy / "tokenizer" / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot load a pipeline"):
+        load_pipeline(str(copy), "float32", STAGE)
