@@ -96,9 +96,7 @@ class PipelineInputs:
         return {name: self._checked(name, value) for name, value in arguments.items()}
 
     def check_request(self, request: GenerateRequest, stage: DiffusionStageConfig) -> str | None:
-        if self.signature is None or self.signature.needs_are_declared:
-            return None  # blocks check their requests when they are there
-        return check_request(self.signature.name, self.folder, stage, request)
+        return None if self.signature is None else check_request(self.signature.name, self.folder, stage, request)
 
     def _checked(self, name: str, value: object) -> object:
         if self.signature is not None:
