@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from omni_cli.cli.gate_options import need_numpy
-from omni_cli.cli.loadtest.options import DEFAULT_LEN, LoadtestOptions, without_key
+from omni_cli.cli.loadtest.options import DEFAULT_LEN, MAX_REQUESTS, LoadtestOptions, without_key
 from omni_cli.cli.terminal import console
 from omni_cli.errors import UsageError
 
@@ -97,16 +98,18 @@ def _find_max_rate(
     workload: ServerWorkload,
     plan_of: Callable[[list[Traffic], ServerWorkload], AbstractContextManager[Plan]],
 ) -> int:
-    from omni_cli.cli.loadtest.max_rate import find_max_rate
+    from omni_cli.cli.loadtest.max_rate import FIRST_RATE, WINDOW_S, find_max_rate
     from omni_cli.cli.loadtest.reading import check_max_rate
-    from omni_cli.loadtest.traffic import OpenLoop
+    from omni_cli.loadtest.traffic import MIN_REQUESTS, OpenLoop
 
     target = check_max_rate(options)
-    trace = traffic.trace if isinstance(traffic, OpenLoop) else None
+    first, trace = (traffic.rate, traffic.trace) if isinstance(traffic, OpenLoop) else (FIRST_RATE, None)
+    # Windows of equal length: a short burst would pass at any rate.
+    window_s = options.num_requests / first if options.num_requests else WINDOW_S
 
     def plan(rate: float) -> AbstractContextManager[Plan]:
         own = OpenLoop(rate, options.seed, trace)
-        size = options.num_requests or own.default_requests
+        size = min(max(math.ceil(rate * window_s), MIN_REQUESTS), MAX_REQUESTS) if trace is None else len(trace)
         return plan_of([own], replace(workload, num_requests=size, load={}))
 
-    return find_max_rate(plan, options, target, traffic.rate if isinstance(traffic, OpenLoop) else None)
+    return find_max_rate(plan, options, target, first)

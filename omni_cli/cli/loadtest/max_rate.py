@@ -24,7 +24,7 @@ from omni_cli.report.bench_server import request_text, server_title, slo_text
 from omni_cli.report.tables import aligned
 from omni_cli.stats.saturation import MIN_WINDOWS, RATE_ALPHA, AttainmentQuestion, RateSearch, RateTrial
 
-FIRST_RATE = 1.0
+FIRST_RATE, WINDOW_S = 1.0, 4.0
 
 RatePlan = Callable[[float], AbstractContextManager[Plan]]
 
@@ -43,10 +43,10 @@ class MaxRateRecord(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None = None
 
 
-def find_max_rate(plan: RatePlan, options: LoadtestOptions, target: float, first: float | None) -> ExitCode:
+def find_max_rate(plan: RatePlan, options: LoadtestOptions, target: float, first: float) -> ExitCode:
     """Try rates until the highest one is enclosed, and report. Raises `OmniError` if none was measured."""
     command = ("omni", *without_key(sys.argv[1:]))
-    search, record = RateSearch(first or FIRST_RATE), MaxRateRecord(command=command, attainment=target)
+    search, record = RateSearch(first), MaxRateRecord(command=command, attainment=target)
     began_s = time.monotonic()
     stopped: OmniError | None = None
     while stopped is None and (rate := search.next_rate()) is not None:
@@ -129,6 +129,6 @@ def _failure(record: MaxRateRecord) -> OmniError | None:
         message = f"no rate down to {lowest:.4g} requests per second is surely within the SLO"
         return _NoRateError(": ".join([message, *reasons[:1]]), hint="relax `--slo`, or raise `--time-budget`")
     if record.high is None:
-        hint = "begin with a higher one: `--request-rate`, or send more: `--num-requests`"
+        hint = "begin with a higher one: `--request-rate`, or make windows longer: `--num-requests`"
         return _NoRateError("no rate that was tried exceeds the SLO", hint=hint)
     return None
