@@ -62,6 +62,7 @@ def test_without_a_size_the_default_of_the_call_holds(name, tmp_path, monkeypatc
     np.testing.assert_array_equal(made, plain)
 
 
+@pytest.mark.nightly
 def test_embeddings_are_written_as_numpy_files(tmp_path):
     prior, folder = declarations()["KandinskyV22PriorPipeline"], tmp_path / "checkpoint"
     build(prior, folder)
