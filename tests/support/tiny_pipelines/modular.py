@@ -36,7 +36,6 @@ def _images() -> Iterator[TinyPipeline]:
     yield TinyPipeline("QwenImageLayeredModularPipeline", {**_PROMPT, **_IMAGE, "layers": 2}, layered)
     yield TinyPipeline("QwenImage21ModularPipeline", {**_TEXT, **_IMAGE, "output_resolution": 32}, _SHIFTED)
     encoder = part("Qwen3VLModel", num_hidden_layers=36)
-    yield TinyPipeline("Krea2ModularPipeline", _TEXT, {**_SHIFTED, "text_encoder": encoder})
     mistral = {"pe": None, "pe_tokenizer": None, "tokenizer": part("LlamaTokenizer")}
     yield TinyPipeline("ErnieImageModularPipeline", _TEXT, mistral)
     deep = {"text_encoder": encoder, "prompt_enhancer_head": None}
@@ -56,10 +55,6 @@ def _videos() -> Iterator[TinyPipeline]:
     optional = {"prompt_enhancer": None, "processor": None, "duration_head": None}
     sounding = {**gemma, **optional, **_SHIFTED, "vocoder": part("LTX2Vocoder")}
     yield TinyPipeline("LTX2ModularPipeline", {**_PROMPT, **large}, sounding)
-    yield TinyPipeline("LTX25ModularPipeline", {**_PROMPT, "height": 96, "width": 96, "num_frames": 9}, sounding)
-    # It makes 5 s or more, and reads the text encoder's 50th layer.
-    parts = {"text_encoder": part(num_hidden_layers=51), "transformer_ref": None}
-    yield TinyPipeline("MiniMaxH3ModularPipeline", {**_TEXT, "num_frames": 124}, parts)
 
 
 def declared() -> Iterator[TinyPipeline]:
