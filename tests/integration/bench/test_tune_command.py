@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 QUICK = ("tune", "--profile", "tiny-image", "--num-iters", "1", "--num-iters-warmup", "0")
 
 
+@pytest.mark.nightly
 def test_the_answer_is_a_profile_and_one_document(tmp_path: Path) -> None:
     """CUDA graphs are refused before anything starts, so that one start of the other setting decides."""
     tuned = tmp_path / "tuned"
