@@ -55,6 +55,9 @@ def find_max_rate(plan: RatePlan, options: LoadtestOptions, target: float, first
             with plan(rate) as made:
                 trial, stopped = _try(made, rate, target, options, left_s)
                 source = made.builder.record()
+            if trial.reason is not None:
+                with plan(rate):  # asks the server: one that is gone says nothing about the rate
+                    pass
         except OmniError as error:
             if not search.trials:
                 raise

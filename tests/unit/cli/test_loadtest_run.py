@@ -298,6 +298,23 @@ def test_the_highest_rate_lies_between_one_that_is_met_and_one_that_is_missed(lo
     assert "answered none of 128 requests" in found["rates"][2]["reason"]
 
 
+def test_a_server_that_ends_misses_no_rate(loadtest: LoadTest) -> None:
+    options = ("--find-max-rate", "80%", "--slo", "e2e:30s", "--request-rate", "500", "--num-requests", "32")
+
+    def plan(number: int) -> Plan:
+        if number == 13 * 32:
+            server.__exit__(None, None, None)
+        if number >= 13 * 32:
+            raise ConnectionError
+        return Plan()
+
+    with PlannedServer(plan) as server:
+        code, out, err = loadtest(server.url, *options, "--num-iters", "12", "--num-iters-warmup", "1", "--json")
+    found = json.loads(out)
+    assert (found["low"], found["high"], len(found["rates"])) == (500, None, 1)
+    assert code == 6 and err.startswith("error: cannot reach")
+
+
 def test_a_server_that_never_meets_the_limit_has_no_highest_rate(loadtest: LoadTest) -> None:
     options = ("--find-max-rate", "80%", "--slo", "e2e:1ms", "--request-rate", "8000", "--num-requests", "8")
     with PlannedServer(lambda _: Plan(first_s=0.002)) as server:
