@@ -148,6 +148,7 @@ def resolve_request(
     """
     _check_names(request, call)
     _check_effect(request, call)
+    _check_steps(request)
     resolved = _fill(request, config, call)
     _check_numbers(resolved, call)
     check_num_frames(pipeline, call.signature, call.defaults, resolved.call)
@@ -231,6 +232,17 @@ def _check_effect(request: DiffusionRequest, call: PipelineCall) -> None:
             "`guidance_scale` has no effect on this model: it is not guidance-distilled",
             hint="set `true_cfg_scale`, together with `negative_prompt`",
         )
+
+
+def _check_steps(request: DiffusionRequest) -> None:
+    """Reject a number of steps beside a schedule that has its own; that of the stage gives way."""
+    for name in ("sigmas", "timesteps"):
+        schedule, steps = request.call.get(name), request.num_inference_steps
+        if isinstance(schedule, list | tuple) and steps is not None and steps != len(schedule):
+            raise InputError(
+                f"`num_inference_steps` {steps} has no effect beside `{name}` of {len(schedule)} steps",
+                hint=f"remove `num_inference_steps`, or `{name}`",
+            )
 
 
 def _check_negative_prompt(request: DiffusionRequest, call: PipelineCall) -> None:

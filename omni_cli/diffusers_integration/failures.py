@@ -12,6 +12,8 @@ from omni_cli.diffusers_integration.requests import DiffusionRequest
 from omni_cli.errors import InputError, OmniError, StageError
 from omni_cli.stage.library_messages import translate
 
+_CHECKING_MODULES = ("diffusers.pipelines.", "diffusers.image_processor", "diffusers.video_processor")
+
 
 def describe_failure(
     raised: Exception, config: DiffusionStageConfig, requests: Sequence[DiffusionRequest]
@@ -23,7 +25,7 @@ def describe_failure(
     import torch
 
     details = "".join(traceback.format_exception(raised))
-    keys = list(_memory_keys(raised, config))
+    keys, is_rejection = list(_memory_keys(raised, config)), _is_rejection(raised)
     traceback.clear_frames(raised.__traceback__)
     # torch's CPU allocator raises a plain RuntimeError.
     out_of_memory = isinstance(raised, torch.OutOfMemoryError | MemoryError) or "can't allocate" in str(raised)
@@ -40,6 +42,8 @@ def describe_failure(
         return InputError(f"{raised}: this model needs more than one step", hint="use 2 `num_inference_steps` or more")
     elif isinstance(raised, BadOutputError):
         message, hint = str(raised), "try more `num_inference_steps`, other guidance, or `dtype: float32`"
+    elif is_rejection:
+        return InputError(f"stage `{config.name}` rejects the request: {translated}", hint=hint)
     else:
         message = translated if hint else f"{type(raised).__name__}: {translated}"
     return StageError(
@@ -49,6 +53,12 @@ def describe_failure(
         hint=hint,
         details=details,
     )
+
+
+def _is_rejection(raised: Exception) -> bool:
+    """Tell whether a pipeline of diffusers raised it itself: some check their inputs only where they use them."""
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(raised.__traceback__)]
+    return isinstance(raised, ValueError) and bool(modules) and modules[-1].startswith(_CHECKING_MODULES)
 
 
 def _memory_keys(raised: Exception, config: DiffusionStageConfig) -> Iterator[str]:

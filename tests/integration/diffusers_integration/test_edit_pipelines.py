@@ -75,6 +75,10 @@ def test_one_and_several_images_to_edit_are_those_of_the_plain_call(tmp_path):
         np.testing.assert_array_equal(image, np.asarray(expected))
         made.append(image.astype(int))
     assert abs(made[0] - made[1]).mean() > 1 and abs(made[1] - made[2]).mean() > 1, "each image must matter"
+    # The pipeline looks at its images within its call.
+    stage.add(StageRequest("small", prompt="make it snow", images=(Array.of(np.asarray(smooth(1, 32, 32))),)))
+    (refused,) = stage.step()
+    assert refused.kind == "input" and "rejects the request: Image too small" in refused.message
     stage.close()
 
 

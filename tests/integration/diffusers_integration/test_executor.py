@@ -270,6 +270,12 @@ def test_an_interrupt_propagates_and_the_executor_continues(executors, plain):
         ("qwen_image", {"prompt_embeds": "@x.npy"}, "`prompt_embeds` cannot name a file here", "omni generate"),
         ("qwen_image", {"sigmas": object()}, "`sigmas` must be `list[float]`", None),
         ("qwen_image", {"sigmas": ["1"]}, '`sigmas` must be `list[float]`, not ["1"]', None),
+        (
+            "qwen_image",
+            {"sigmas": [1.0, 0.5], "num_inference_steps": 3},
+            "3 has no effect beside `sigmas` of 2",
+            "remove",
+        ),
         ("qwen_image", {"max_sequence_length": 0}, "`max_sequence_length` must be at least 1", None),
         ("qwen_image", {"max_sequence_length": 5000}, "rejects the request: `max_sequence_length`", None),
         ("qwen_image", {"guidance_scale": 3.0}, "`guidance_scale` has no effect", "`true_cfg_scale`"),
