@@ -56,7 +56,7 @@ def find_max_rate(plan: RatePlan, options: LoadtestOptions, target: float, first
                 trial, stopped = _try(made, rate, target, options, left_s)
                 source = made.builder.record()
             if trial.reason is not None:
-                with plan(rate):  # asks the server: one that is gone says nothing about the rate
+                with plan(rate):  # asks the server: if it has ended, the rate is not the reason
                     pass
         except OmniError as error:
             if not search.trials:
