@@ -13,7 +13,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline, UNet2DConditionModel
 from diffusers.models import QwenImageTransformer2DModel
-from support.omni_process import GONE_WITHIN_S
+from support.omni_process import GONE_WITHIN_S, OmniProcess
 
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
@@ -102,6 +102,17 @@ def test_a_rank_that_dies_ends_the_stage_with_one_error_and_none_is_left(engine)
     stage, other = ranks_of(engine)
     os.kill(stage, signal.SIGKILL)
     wait_until_gone([other])
+
+
+@pytest.mark.nightly
+def test_a_killed_command_leaves_no_rank(tmp_path):
+    settings = [word for setting in ULYSSES for word in ("--set", setting)]
+    steps = ("--num-inference-steps", "1000", "-q")
+    process = OmniProcess(tmp_path, "generate", "-p", "tiny-image", *settings, *steps, "a cat", warm=True)
+    # Resource tracker, fork server, the stage and its other rank.
+    process.wait_for(lambda: len(process.others()) >= 4)
+    process.popen.kill()
+    assert not [left for left in process.end().leftovers if left.startswith("process")]
 
 
 def test_tokens_that_cannot_be_divided_fail_alone(start_engine):
