@@ -114,7 +114,8 @@ def omni_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
     check_request(declared.name, folder, config, _before_loading(request))
     stage = DiffusersStage(spec, lambda report: None)
     try:
-        _check_stand_in(declared.name, folder, stage.executor.pipeline)
+        if not is_modular(declared.name):
+            _check_stand_in(declared.name, folder, stage.executor.pipeline)
         request = stage.executor.resolve(stage.diffusion_request(request))
         (output,) = stage.executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
         if output.error is not None:

@@ -55,6 +55,10 @@ def _videos() -> Iterator[TinyPipeline]:
     optional = {"prompt_enhancer": None, "processor": None, "duration_head": None}
     sounding = {**gemma, **optional, **_SHIFTED, "vocoder": part("LTX2Vocoder")}
     yield TinyPipeline("LTX2ModularPipeline", {**_PROMPT, **large}, sounding)
+    yield TinyPipeline("LTX25ModularPipeline", {**_PROMPT, "height": 96, "width": 96, "num_frames": 9}, sounding)
+    # It makes 5 s or more, and reads the text encoder's 50th layer.
+    parts = {"text_encoder": part(num_hidden_layers=51), "transformer_ref": None}
+    yield TinyPipeline("MiniMaxH3ModularPipeline", {**_TEXT, "num_inference_steps": 3, "num_frames": 124}, parts)
 
 
 def declared() -> Iterator[TinyPipeline]:
