@@ -9,6 +9,7 @@ from pathlib import Path
 
 import diffusers
 import numpy as np
+import PIL.Image
 import pytest
 from support.in_process import run_here
 from support.omni_process import run_omni
@@ -107,16 +108,24 @@ def test_guidance_is_refused_where_the_guider_is_off(folder):
     stage.close()
 
 
-def test_omni_generate_runs_a_folder_and_refuses_before_loading(folder, tmp_path):
-    size = ("--height", "32", "--width", "32", "--num-inference-steps", "2")
-    given = ("--model", str(folder), *size, "--output-dir", str(tmp_path / "out"), "--json", "a red cat")
-    ended = run_omni(tmp_path, "generate", *given)
+@pytest.mark.nightly
+def test_omni_generate_runs_a_folder(folder, tmp_path):
+    ended = run_omni(tmp_path, "generate", *_options(folder, tmp_path))
     assert ended.code == 0, ended.err
     ((image,),) = (json.loads(ended.out)["results"][0]["outputs"],)
     assert (image["type"], image["width"], image["height"]) == ("image", 32, 32)
-    (elsewhere := tmp_path / "refused").mkdir()
-    refused = run_here(elsewhere, "generate", *given, "--mask", str(tmp_path / image["path"]))
+
+
+def test_omni_generate_refuses_a_mask_before_loading(folder, tmp_path):
+    PIL.Image.new("L", (32, 32)).save(mask := tmp_path / "mask.png")
+    refused = run_here(tmp_path, "generate", *_options(folder, tmp_path), "--mask", str(mask))
     assert refused.code == 2 and "mask" in refused.err
+    assert not (tmp_path / "out").exists()
+
+
+def _options(folder: Path, made: Path) -> tuple[str, ...]:
+    size = ("--height", "32", "--width", "32", "--num-inference-steps", "2")
+    return ("--model", str(folder), *size, "--output-dir", str(made / "out"), "--json", "a red cat")
 
 
 def test_folders_that_cannot_be_loaded(folder, tmp_path):

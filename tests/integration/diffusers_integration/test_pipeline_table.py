@@ -19,7 +19,7 @@ from support.tiny_pipelines.table import check_all
 
 PAGE = Path(__file__).parents[3] / "docs" / "pipelines.md"
 # Inpainting; no prompt; noise from the global generator; pixels without an autoencoder; arrays; a video with sound, and
-# one without an axis for the batch; tensors.
+# one without an axis for the batch; tensors; modular pipelines that make an image, edit one and make a video.
 SAMPLE = (
     "FluxFillPipeline",
     "DDPMPipeline",
@@ -29,6 +29,9 @@ SAMPLE = (
     "LTX2Pipeline",
     "Cosmos3OmniPipeline",
     "KandinskyV22PriorPipeline",
+    "ZImageModularPipeline",
+    "FluxKontextModularPipeline",
+    "WanModularPipeline",
 )
 
 
