@@ -424,16 +424,16 @@ def test_values_come_from_the_request_then_the_stage_then_the_pipeline(folders):
 
 
 def test_a_failure_inside_the_pipeline_is_that_request_s_error(executors, plain):
-    """Timesteps that the scheduler rejects, which diffusers notices in the middle of its call."""
+    """More layers than the text encoder has, and timesteps that the pipeline rejects in the middle of its call."""
     executor = executors["stable_diffusion"]
-    bad = DiffusionRequest(
-        "bad", "a cat", call={"cross_attention_kwargs": {"no_such_option": {"x": 1}}, "timesteps": [5, 9]}
-    )
-    outputs = run(executor, bad, DiffusionRequest("good", "a cat", seed=1))
+    bad = DiffusionRequest("bad", "a cat", call={"clip_skip": 99})
+    rejected = DiffusionRequest("rejected", "a cat", call={"timesteps": [5, 9]})
+    outputs = run(executor, bad, rejected, DiffusionRequest("good", "a cat", seed=1))
     error = outputs[0].error
     assert isinstance(error, StageError) and error.request_id == "bad" and error.stage == "image"
     assert "Traceback" in error.details and "Traceback" not in error.message
-    np.testing.assert_array_equal(outputs[1].pixels, plain_image(plain["stable_diffusion"], "a cat", 1))
+    assert isinstance(outputs[1].error, InputError) and "rejects the request" in outputs[1].error.message
+    np.testing.assert_array_equal(outputs[2].pixels, plain_image(plain["stable_diffusion"], "a cat", 1))
     executor.check_health()
 
 
