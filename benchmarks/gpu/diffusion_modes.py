@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import gc
 import math
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -38,7 +39,17 @@ import torch
 from copies import STEPS, Copies, images_on, measure_copies
 from environment import kit_environment
 from kinds import kinds
-from measure import Busy, Measured, busy_of, compare_outputs, interleave, note_repeats, start
+from measure import (
+    Busy,
+    Measured,
+    busy_of,
+    compare_outputs,
+    flops_of,
+    interleave,
+    matmul_rate,
+    note_repeats,
+    start,
+)
 from models import Model, PipelineModel, Token2WavModel, models
 from sides import PLAIN, ExecutorPipeline, PlainPipeline, Side, Token2Wav
 
@@ -71,8 +82,8 @@ def main() -> int:
         found += reached
         _empty(device)
         _say("\n".join(text))
-    summary = "\n".join([*lines, "", goals.table(found), f"took {time.perf_counter() - started:.0f} s"]) + "\n"
-    (options.output_dir / "summary.txt").write_text(summary)
+        summary = "\n".join([*lines, "", goals.table(found), f"took {time.perf_counter() - started:.0f} s"]) + "\n"
+        (options.output_dir / "summary.txt").write_text(summary)
     sys.stdout.write(summary)
     return 0
 
@@ -84,27 +95,38 @@ def measure(
     begin = time.perf_counter()
     base = model.make(device)
     made_s = time.perf_counter() - begin
-    sides = [start(PLAIN, lambda: _plain(model, base, options.device))]
+    sides = [start(PLAIN, lambda: _plain(model, base, options.device), device)]
     if sides[0].error is not None:
         raise SystemExit(f"{model.name} does not run at all: {sides[0].error}")
+    _say(f"{model.name}: made in {made_s:.1f} s, first call {sides[0].first_call_s:.1f} s")
     for mode in EXECUTIONS:
-        sides.append(start(f"execution={mode}", lambda mode=mode: _ours(model, base, options.device, mode)))
+        sides.append(start(f"execution={mode}", lambda mode=mode: _ours(model, base, options.device, mode), device))
+        _say(f"{model.name}: {mode}: {sides[-1].error or f'first call {sides[-1].first_call_s:.1f} s'}")
     by_name = {measured.name: measured for measured in sides}
+
+    def save() -> Record:
+        record = record_of(model.name, workload_of(model), [variant_of(measured) for measured in sides], device)
+        save_record(record, options.output_dir / f"{model.name}.json")
+        return record
+
     try:
-        compare_outputs(sides, sides[0], device)
+        compare_outputs(sides, sides[0])
         if isinstance(model, Token2WavModel):
             note_repeats(sides[0])
+        else:
+            _note_roofline(sides, device)
+        save()
         interleave(
-            sides, lambda side, seed: side.run(seed), _work(model), blocks=options.blocks or model.blocks, until=until
-        )
+            sides, lambda side, seed: side.run(seed), _work(model), blocks=options.blocks or model.blocks, until=until,
+            after_block=save,
+        )  # fmt: skip
         lines, reached = [], []
         if with_copies:
             lines, reached = _measure_copies(model, base, by_name, device, options)
         # Last, because a profiler that has run would affect timings.
         for measured in sides:
             measured.busy = _busy(measured, device)
-        record = _record(model.name, _workload(model), [_variant(measured) for measured in sides], device)
-        save_record(record, options.output_dir / f"{model.name}.json")
+        record = save()
         return [*_lines(model, made_s, by_name, record), *lines], [*_goals(model, by_name, record), *reached]
     finally:
         for measured in sides:
@@ -124,6 +146,7 @@ def _measure_copies(
         start(
             f"output_copy={copy}",
             lambda copy=copy: ExecutorPipeline(model, base, options.device, mode, copy, batch_size=BATCH_SIZE),
+            device,
         )
         for copy in ("sync", "async")
     ]
@@ -131,7 +154,7 @@ def _measure_copies(
         work = {name: value * BATCH_SIZE for name, value in _work(model).items()}
         until = time.perf_counter() + 60
         interleave(batch, lambda side, seed: side.run(seed), work, blocks=MIN_BLOCKS, until=until)
-        record = _record("batch", {**_workload(model), "batch_size": BATCH_SIZE}, map(_variant, batch), device)
+        record = record_of("batch", {**workload_of(model), "batch_size": BATCH_SIZE}, map(variant_of, batch), device)
         save_record(record, options.output_dir / "batch.json")
     finally:
         for measured in batch:
@@ -165,6 +188,22 @@ def _ours(model: Model, base: Any, device: str, execution: str) -> Side:
     if isinstance(model, PipelineModel):
         return ExecutorPipeline(model, base, device, execution)
     return Token2Wav(model, base, device, execution)
+
+
+def _note_roofline(sides: list[Measured], device: torch.device) -> None:
+    """Note the operations of the denoiser's loop, and the rate of a large matrix product: the roofline."""
+    counted = {"denoise_loop_flops": float(flops_of(sides[0].side))}
+    if device.type == "cuda":
+        counted["matmul_flops_per_s"] = matmul_rate(device)
+    for measured in sides:
+        measured.notes |= counted
+
+
+def _roofline_share(measured: Measured) -> float | None:
+    """The rate at which the denoiser's loop does its operations, as a share of a large matrix product's."""
+    seconds = [sample.metrics["denoise_loop_s"] for sample in measured.samples if "denoise_loop_s" in sample.metrics]
+    rate = measured.notes.get("matmul_flops_per_s")
+    return measured.notes["denoise_loop_flops"] / statistics.median(seconds) / rate if seconds and rate else None
 
 
 def _busy(measured: Measured, device: torch.device) -> Busy | None:
@@ -203,18 +242,20 @@ def _work(model: Model) -> dict[str, float]:
     return {"denoise_steps": float(model.num_inference_steps - 1), "audio_s": model.num_codes / 50}
 
 
-def _workload(model: Model) -> dict[str, Any]:
+def workload_of(model: Model) -> dict[str, Any]:
     described = {name: value for name, value in asdict(replace(model, make=None)).items() if name != "make"}
     return {**described, "fingerprint": workload_fingerprint(described)}
 
 
-def _variant(measured: Measured) -> Variant:
+def variant_of(measured: Measured) -> Variant:
     execution = {} if measured.name == PLAIN else {"execution": measured.name.partition("=")[2]}
     effective: dict[str, Any] = {"first_call_s": measured.first_call_s, **measured.notes}
     if measured.side is not None:
         effective |= {"engagement": measured.side.counters(), **measured.side.effective()}
     if measured.busy is not None:
         effective["gpu_busy"] = asdict(measured.busy)
+    if (share := _roofline_share(measured)) is not None:
+        effective["roofline_share"] = share
     if measured.denoiser_max_abs_diff is not None:
         effective["denoiser_max_abs_diff"] = measured.denoiser_max_abs_diff
     variant = Variant(
@@ -229,7 +270,7 @@ def _with_summary(variant: Variant) -> Variant:
     return msgspec.structs.replace(variant, summary={name: item for name, item in found.items() if item})
 
 
-def _record(name: str, workload: dict[str, Any], variants: Sequence[Variant], device: torch.device) -> Record:
+def record_of(name: str, workload: dict[str, Any], variants: Sequence[Variant], device: torch.device) -> Record:
     return Record(
         created=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         command=("python", *sys.argv),
@@ -244,7 +285,7 @@ def _save_copies(copies: Copies, device: torch.device, path: Path) -> None:
     variants = {f"{kind}: {variant.name}": variant for kind, group in
                 (("alone", copies.bandwidth), ("beside work", copies.hiding)) for variant in group}  # fmt: skip
     named = [_with_summary(msgspec.structs.replace(variant, name=name)) for name, variant in variants.items()]
-    record = _record("copies", {"name": "copies", "steps": STEPS}, named, device)
+    record = record_of("copies", {"name": "copies", "steps": STEPS}, named, device)
     record.environment["conditions"]["hidden_share"] = copies.hidden
     save_record(record, path)
 
@@ -278,6 +319,9 @@ def _lines(model: Model, made_s: float, sides: dict[str, Measured], record: Reco
         text += [*repeats, f"first call {measured.first_call_s:.1f} s", f"difference {_differences(measured)}"]
         if measured.memory.peak_allocated_bytes:
             text.append(f"peak {measured.memory.peak_allocated_bytes / 2**30:.2f} GiB")
+            text.append(f"reserved {measured.memory.peak_reserved_bytes / 2**30:.2f} GiB")
+        if (share := _roofline_share(measured)) is not None:
+            text.append(f"{share:.3f} of {measured.notes['matmul_flops_per_s'] / 1e12:.0f} TFLOP/s")
         if measured.busy is not None:
             busy = measured.busy
             text.append(f"GPU busy {busy.busy_s * 1e3:.2f} ms of {busy.wall_s * 1e3:.2f}, {busy.kernels} kernels")
@@ -290,7 +334,8 @@ def _differences(measured: Measured) -> str:
     notes = measured.notes
     return (
         f"{measured.max_abs_diff:g} (std {notes['output_std']:.3g}), "
-        f"of the denoiser {measured.denoiser_max_abs_diff:g} (std {notes['denoiser_output_std']:.3g})"
+        f"of the denoiser {measured.denoiser_max_abs_diff:g} (std {notes['denoiser_output_std']:.3g}), "
+        f"relative {notes['relative_difference']:.2g} and {notes['denoiser_relative_difference']:.2g}"
     )
 
 

@@ -1,8 +1,9 @@
 """Released pipelines of further kinds with random weights: videos, a video with sound, images, an edited image.
 
 Sizes of transformers and autoencoders are those of the published configurations: Wan 2.2 (5B, text to video), LTX-2
-(19B), Z-Image (6B), FLUX.2 klein (4B) and Qwen-Image-Edit (20B); the calls have the sizes of their model cards, and
-fewer steps. As in `models`, there are no text encoders: random embeddings replace their output.
+(19B), Z-Image (6B), FLUX.2 klein (4B) and Qwen-Image-Edit (20B). Calls have the sizes of the model cards, videos two
+steps; Wan 2.2 is called with a quarter of its frames as well, so that enough calls fit into some minutes. As in
+`models`, there are no text encoders: random embeddings replace their output.
 """
 
 from __future__ import annotations
@@ -85,13 +86,16 @@ def kinds(*, tiny: bool) -> dict[str, Model]:
     steps, side = (2, 64) if tiny else (4, 1024)
     wan, ltx2 = ((64, 64, 5), (64, 64, 9)) if tiny else ((704, 1280, 121), (512, 768, 121))
     found = [
-        PipelineModel(
-            "wan2.2-ti2v-5b", f"Wan 2.2, 5B, guided, {wan[2]} frames", lambda device: make_wan(device, tiny=tiny),
-            wan[0], steps, 8, width=wan[1], num_frames=wan[2],
+        *(
+            PipelineModel(
+                name, f"Wan 2.2, 5B, guided, {frames} frames", lambda device: make_wan(device, tiny=tiny), wan[0], 2, 8,
+                width=wan[1], num_frames=frames,
+            )
+            for name, frames in (("wan2.2-ti2v-5b-short", 5 if tiny else 33), ("wan2.2-ti2v-5b", wan[2]))
         ),
         PipelineModel(
             "ltx-2", f"LTX-2, 19B, guided, {ltx2[2]} frames with sound", lambda device: make_ltx2(device, tiny=tiny),
-            ltx2[0], steps, 8, width=ltx2[1], num_frames=ltx2[2],
+            ltx2[0], 2, 8, width=ltx2[1], num_frames=ltx2[2],
         ),
         PipelineModel(
             "z-image", "Z-Image, 6B, no guidance", lambda device: make_z_image(device, tiny=tiny), side, steps, 8,

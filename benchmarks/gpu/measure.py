@@ -45,10 +45,11 @@ class Busy:
     wall_s: float
 
 
-def start(name: str, make: Callable[[], Side]) -> Measured:
+def start(name: str, make: Callable[[], Side], device: torch.device) -> Measured:
     """Make a side and run it once: loading, compiling and capturing are in `first_call_s`.
 
-    A side that cannot run is a result and does not affect the others.
+    Its second call measures peak memory, weights included. A side that cannot run is a result and does not affect the
+    others.
     """
     measured = Measured(name)
     begin = time.perf_counter()
@@ -62,12 +63,20 @@ def start(name: str, make: Callable[[], Side]) -> Measured:
         return measured
     measured.first_call_s = time.perf_counter() - begin
     # Some caches fill only with the second call.
+    forget_peaks(device)
     measured.side.run(1)
+    measured.memory = peaks(device)
     return measured
 
 
 def interleave(
-    sides: Sequence[Measured], run: Callable[[Side, int], Call], work: dict[str, float], *, blocks: int, until: float
+    sides: Sequence[Measured],
+    run: Callable[[Side, int], Call],
+    work: dict[str, float],
+    *,
+    blocks: int,
+    until: float,
+    after_block: Callable[[], None] = lambda: None,
 ) -> None:
     """`blocks` blocks of A B C C B A, each side on the seeds of the block; fewer when time is up at `until`."""
     running = [measured for measured in sides if measured.side is not None]
@@ -83,6 +92,7 @@ def interleave(
                     **_engagement(measured.name, before, measured.side.counters()),
                 )
             )  # fmt: skip
+        after_block()
 
 
 def _engagement(name: str, before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
@@ -91,25 +101,29 @@ def _engagement(name: str, before: dict[str, float], after: dict[str, float]) ->
     return {"engagement": {name: since(before, after)}} if after else {}
 
 
-def compare_outputs(sides: Sequence[Measured], reference: Measured, device: torch.device) -> None:
-    """Hash each side's output for the same seeds, and its denoiser's last answer; record their differences.
-
-    The same calls measure peak memory, weights included.
-    """
-    expected = _outputs(reference, device)
+def compare_outputs(sides: Sequence[Measured], reference: Measured) -> None:
+    """Hash each side's output for the same seeds, and its denoiser's last answer; record their differences."""
+    expected = _outputs(reference)
     for measured in sides:
         if measured.side is None:
             continue
-        found = expected if measured is reference else _outputs(measured, device)
+        found = expected if measured is reference else _outputs(measured)
         digest = hashlib.sha256()
         for output, answer in found:
             digest.update(output.tobytes())
             digest.update(answer.tobytes())
         measured.output_sha256 = "sha256:" + digest.hexdigest()
-        measured.max_abs_diff = max(_distance(a, b) for (a, _), (b, _) in zip(found, expected, strict=True))
-        measured.denoiser_max_abs_diff = max(_distance(a, b) for (_, a), (_, b) in zip(found, expected, strict=True))
-        measured.notes["output_std"] = float(np.std(found[0][0].astype(np.float64)))
+        measured.max_abs_diff = max(distance(a, b) for (a, _), (b, _) in zip(found, expected, strict=True))
+        measured.denoiser_max_abs_diff = max(distance(a, b) for (_, a), (_, b) in zip(found, expected, strict=True))
+        measured.notes["output_std"] = float(np.std(found[0][0], dtype=np.float32))
         measured.notes["denoiser_output_std"] = float(np.std(found[0][1]))
+        measured.notes["max_abs_diff"] = measured.max_abs_diff
+        measured.notes["relative_difference"] = max(
+            relative(a, b) for (a, _), (b, _) in zip(found, expected, strict=True)
+        )
+        measured.notes["denoiser_relative_difference"] = max(
+            relative(a, b) for (_, a), (_, b) in zip(found, expected, strict=True)
+        )
 
 
 def note_repeats(measured: Measured) -> None:
@@ -117,10 +131,10 @@ def note_repeats(measured: Measured) -> None:
     for name, deterministic in (("default", False), ("deterministic", True)):
         with torch.backends.cudnn.flags(enabled=True, deterministic=deterministic):
             first, second = (measured.side.run(0) for _ in range(2))
-        measured.notes[f"waveform_repeat_max_abs_diff_{name}"] = _distance(first.waveform, second.waveform)
+        measured.notes[f"waveform_repeat_max_abs_diff_{name}"] = distance(first.waveform, second.waveform)
 
 
-def _outputs(measured: Measured, device: torch.device) -> list[tuple[np.ndarray, np.ndarray]]:
+def _outputs(measured: Measured) -> list[tuple[np.ndarray, np.ndarray]]:
     """(output, last answer of the denoiser as float32) for each of `OUTPUT_SEEDS`."""
     side = measured.side
     last: list[torch.Tensor] = []
@@ -131,36 +145,65 @@ def _outputs(measured: Measured, device: torch.device) -> list[tuple[np.ndarray,
             answer = answer[0]
         last[:] = [answer.detach().clone()]
 
-    _forget_peaks(device)
     handle = side.denoiser.register_forward_hook(keep)
     try:
         found = [(side.run(seed).output, last[0].float().cpu().numpy()) for seed in OUTPUT_SEEDS]
     finally:
         handle.remove()
-    measured.memory = _peaks(device)
     return found
 
 
-def _distance(a: np.ndarray, b: np.ndarray) -> float:
+def distance(a: np.ndarray, b: np.ndarray) -> float:
     """Largest absolute difference; NaN counts as infinite."""
+    if a.dtype == b.dtype == np.uint8:  # of a video, a tenth of the time
+        return float((np.maximum(a, b) - np.minimum(a, b)).max())
     gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
     return float(np.where(np.isnan(gap), np.inf, gap).max())
 
 
-def _forget_peaks(device: torch.device) -> None:
+def relative(a: np.ndarray, b: np.ndarray) -> float:
+    """The norm of the difference over that of `b`; NaN if either has one."""
+    expected = b.astype(np.float32)
+    return float(np.linalg.norm(a.astype(np.float32) - expected) / np.linalg.norm(expected))
+
+
+def forget_peaks(device: torch.device) -> None:
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def _peaks(device: torch.device) -> Memory:
+def peaks(device: torch.device) -> Memory:
     if device.type != "cuda":
         return Memory()
     return Memory(
         peak_allocated_bytes=torch.cuda.max_memory_allocated(device),
         peak_reserved_bytes=torch.cuda.max_memory_reserved(device),
     )
+
+
+def flops_of(side: Side) -> int:
+    """Floating-point operations of the denoiser in one loop, counted by torch; it must run eagerly."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        side.denoise(0)
+    return sum(counter.get_flop_counts()[type(side.denoiser).__name__].values())
+
+
+def matmul_rate(device: torch.device, size: int = 8192) -> float:
+    """Floating-point operations per second of a large bfloat16 product of random values on this device."""
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    seconds = []
+    for _ in range(12):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        torch.mm(a, b)
+        end.record()
+        end.synchronize()
+        seconds.append(begin.elapsed_time(end) / 1e3)
+    return 2 * size**3 / float(np.median(seconds[2:]))
 
 
 def busy_of(denoise: Callable[[int], None], device: torch.device) -> Busy | None:

@@ -105,10 +105,7 @@ class ExecutorPipeline:
         self._batch_size = batch_size
         self._pipeline = own = twin_pipeline(pipeline)
         self.denoiser = own.transformer
-        stage = DiffusionStageConfig.named(
-            name=model.name, num_inference_steps=model.num_inference_steps, execution=execution,
-            output_copy=output_copy, **_of_stage({**model.shape, **model.call}),
-        )  # fmt: skip
+        stage = stage_of(model, execution=execution, output_copy=output_copy)
         self._executor = DiffusersPipelineExecutor(
             stage, model.name, model.dtype, device, prompt_cache_entries=0, make_pipeline=lambda: own
         )
@@ -145,6 +142,14 @@ class ExecutorPipeline:
 
     def close(self) -> None:
         self._executor.shutdown()
+
+
+def stage_of(model: PipelineModel, **keys: Any) -> DiffusionStageConfig:
+    """A stage for the model's call with these keys."""
+    return DiffusionStageConfig.named(
+        name=model.name, num_inference_steps=model.num_inference_steps, **keys,
+        **_of_stage({**model.shape, **model.call}),
+    )  # fmt: skip
 
 
 def _of_stage(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from omni_cli.compat.torchvision import ensure_torchvision_importable
 ensure_torchvision_importable()
 
 import torch
-from diffusion_modes import _record, _variant, _work, _workload
+from diffusion_modes import _work, record_of, variant_of, workload_of
 from goals import compared
 from measure import interleave, note_repeats, start
 from models import models
@@ -59,14 +59,14 @@ def main() -> int:
     options = parser.parse_args()
     device = torch.device(options.device)
     model = models(tiny=options.tiny)["token2wav"]
-    plain = start(PLAIN, lambda: Token2Wav(model, model.make(device), options.device, None))
+    plain = start(PLAIN, lambda: Token2Wav(model, model.make(device), options.device, None), device)
     if plain.error is not None:
         raise SystemExit(plain.error)
     note_repeats(plain)
-    sides = [start(name, lambda flag=flag: Repeating(plain.side, flag)) for name, flag in SIDES.items()]
+    sides = [start(name, lambda flag=flag: Repeating(plain.side, flag), device) for name, flag in SIDES.items()]
     until = time.perf_counter() + options.time_budget
     interleave(sides, lambda side, seed: side.run(seed), _work(model), blocks=model.blocks * 4, until=until)
-    record = _record("token2wav-cudnn", _workload(model), [_variant(each) for each in sides], device)
+    record = record_of("token2wav-cudnn", workload_of(model), [variant_of(each) for each in sides], device)
     options.output_dir.mkdir(parents=True, exist_ok=True)
     save_record(record, options.output_dir / "token2wav-cudnn.json")
     for name, value in plain.notes.items():

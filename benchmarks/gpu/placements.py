@@ -1,0 +1,231 @@
+"""One pipeline on several GPUs (diffusers' context parallelism), or with its weights offloaded, against one GPU.
+
+    PYTHONPATH=. python benchmarks/gpu/placements.py -o DIR [--of parallel] [--of offload] [--ranks 2] [--calls 3]
+
+Each side is a process of its own, which starts its other ranks as a stage does (`Ranks`: forked, NCCL or gloo) and runs
+the project's executor; weights are random and equal on all. `parallel` is Wan 2.2 (5B) with Ulysses and ring attention,
+`offload` Z-Image with each of diffusers' ways to offload. DIR gets a record per group (`parallel-2.json`,
+`offload.json`) with times, peak memory of the first GPU and the difference to the first side's output.
+`--tiny --device cpu` tries it without a GPU; there is nothing to offload from then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omni_cli.compat.torchvision import ensure_torchvision_importable
+
+ensure_torchvision_importable()
+
+import numpy as np
+import torch
+from diffusion_modes import record_of, variant_of, workload_of
+from kinds import kinds
+from measure import Measured, distance, forget_peaks, peaks, relative
+from models import PipelineModel
+from sides import PROMPT, stage_of
+
+from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
+from omni_cli.diffusers_integration.parallel import Rank
+from omni_cli.diffusers_integration.ranks import Ranks
+from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.record import Memory, Sample, save_record
+from omni_cli.stage.messages import Failure, StageRequest
+from omni_cli.stage.protocol import StageSpec
+
+LONGEST_S = 240.0
+# As in a stage: without it, asking torch for its devices would make forked ranks unable to use them.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+
+def sides_of(group: str, num_ranks: int, device: str) -> dict[str, dict[str, Any]]:
+    """The stage's keys of each side; the first one is the reference."""
+    if group == "offload":
+        modes = {name: {"offload": name} for name in ("none", "model", "sequential", "group")}
+        return {**modes, "group, leaf level": {"offload": "group", "offload_type": "leaf_level"}}
+    found: dict[str, dict[str, Any]] = {"one device": {}}
+    found[f"ulysses {num_ranks}"] = {"context_parallel": {"ulysses_degree": num_ranks}}
+    if device != "cpu":  # torch has no attention with sums for a CPU
+        exact = {"attention_backend": "_native_cudnn"}
+        found["one device, cuDNN"] = exact
+        found[f"ulysses {num_ranks}, cuDNN"] = {"context_parallel": {"ulysses_degree": num_ranks}, **exact}
+        found[f"ring {num_ranks}, cuDNN"] = {"context_parallel": {"ring_degree": num_ranks}, **exact}
+    return found
+
+
+class Stage:
+    """A stage of one request at a time, on each of its ranks."""
+
+    def __init__(self, model: PipelineModel, config: DiffusionStageConfig, device: str, rank: Rank | None) -> None:
+        self.device = torch.device(device if rank is None or device == "cpu" else f"{device}:{rank.number}")
+        self.executor = DiffusersPipelineExecutor(
+            config, model.name, model.dtype, str(self.device), prompt_cache_entries=0, rank=rank,
+            make_pipeline=lambda: model.make(self.device),
+        )  # fmt: skip
+        self.given = model.given
+        self.requests: list[StageRequest] = []
+
+    def add(self, request: StageRequest) -> None:
+        self.requests.append(request)
+
+    def abort(self, request_id: str) -> None:
+        """Do nothing: no request is aborted here."""
+
+    def step(self) -> list[Any]:
+        """Run the next request; what a rank reports are failures."""
+        request = self.requests.pop(0)
+        wanted = DiffusionRequest(request.request_id, PROMPT, seed=request.seed, conditions=self.given)
+        (self.output,) = self.executor.execute_model(DiffusionSchedulerOutput((wanted,))).outputs
+        return [] if self.output.error is None else [Failure.of(self.output.error)]
+
+
+def run_side(model: PipelineModel, config: DiffusionStageConfig, device: str, calls: int, out: Path) -> None:
+    """Run a side in this process and write what it measured to `out`; other ranks are processes of its own."""
+    spec = StageSpec(config, model.name, "diffusers", "", model.dtype, 0, False)
+    ranks = None
+    if config.num_ranks > 1:
+        ranks = Ranks(spec, lambda spec, rank: Stage(model, spec.stage, device, rank), _say)
+    stage = Stage(model, config, device, None if ranks is None else ranks.rank)
+    samples = []
+    for number in range(calls + 1):
+        if number == 1:
+            forget_peaks(stage.device)
+        request = StageRequest(str(number), prompt=PROMPT, seed=0)
+        stage.add(request)
+        begin = time.perf_counter()
+        if ranks is not None:
+            ranks.send(request)
+            ranks.start_step()
+        failures = stage.step()
+        if ranks is not None:
+            ranks.finish_step(failed=bool(failures))
+        if failures:
+            raise RuntimeError(failures[0].message)
+        made = stage.output.videos[0].numpy() if stage.output.videos else stage.output.pixels
+        samples.append((time.perf_counter() - begin, float(np.median(stage.output.times.denoise_step_s))))
+    memory = peaks(stage.device)
+    np.savez(
+        out, output=made, effective=str(dict(stage.executor.effective)), samples=samples[1:], first_s=samples[0][0],
+        memory=[memory.peak_allocated_bytes or 0, memory.peak_reserved_bytes or 0],
+    )  # fmt: skip
+    if ranks is not None:
+        ranks.close()
+
+
+def in_child(target: Callable[..., None], *args: object) -> int | None:
+    """Call it in a process of its own, so that this one never uses a GPU: ranks are forked. Return the exit code."""
+    process = multiprocessing.get_context("fork").Process(target=target, args=args)
+    process.start()
+    process.join(LONGEST_S)
+    process.kill()
+    return process.exitcode
+
+
+def measured_side(name: str, run: Any, out: Path, expected: np.ndarray | None) -> tuple[Measured, np.ndarray | None]:
+    """Run a side as a process of its own; its output is returned as well."""
+    out.unlink(missing_ok=True)
+    measured = Measured(name)
+    exit_code = in_child(_reporting, run, out)
+    if exit_code != 0:
+        why = out.with_suffix(".error")
+        measured.error = why.read_text() if why.exists() else f"exit code {exit_code} in {LONGEST_S:.0f} s"
+        return measured, expected
+    found = np.load(out)
+    output = found["output"]
+    expected = output if expected is None else expected
+    for number, (e2e_s, step_s) in enumerate(found["samples"]):
+        metrics = {"denoise_step_s": float(step_s)}
+        measured.samples.append(Sample(block=number, position=0, e2e_s=float(e2e_s), metrics=metrics, work={}))
+    measured.first_call_s = float(found["first_s"])
+    allocated, reserved = map(int, found["memory"])
+    measured.memory = Memory(peak_allocated_bytes=allocated, peak_reserved_bytes=reserved)
+    measured.max_abs_diff = distance(output, expected)
+    measured.notes |= {
+        "max_abs_diff": measured.max_abs_diff,
+        "relative_difference": relative(output, expected),
+        "output_std": float(np.std(output, dtype=np.float32)),
+        "effective": str(found["effective"]),
+    }
+    return measured, expected
+
+
+def _reporting(run: Any, out: Path) -> None:
+    try:
+        run(out)
+    except BaseException as error:
+        traceback.print_exc()
+        out.with_suffix(".error").write_text(f"{type(error).__name__}: {error}")
+        raise
+
+
+def main() -> int:
+    options = _options()
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    for group in options.of or ["parallel", "offload"]:
+        name = f"parallel-{options.ranks}" if group == "parallel" else group
+        named = kinds(tiny=options.tiny)
+        model = named["wan2.2-ti2v-5b" if group == "parallel" else "z-image"]
+        sides: list[Measured] = []
+        expected = None
+        for number, (side, keys) in enumerate(sides_of(group, options.ranks, options.device).items()):
+            config = stage_of(model, devices="cpu" if options.device == "cpu" else None, **keys)
+            run = partial(run_side, model, config, options.device, options.calls)
+            measured, expected = measured_side(side, run, options.output_dir / f"{number}.npz", expected)
+            measured.notes["keys"] = {key: str(value) for key, value in keys.items()}
+            sides.append(measured)
+            _say(_line(name, measured))
+            in_child(_save, name, model, sides, options)
+            text = "\n".join(_line(name, each) for each in sides) + "\n"
+            (options.output_dir / f"{name}.txt").write_text(text)
+        sys.stdout.write(text)
+    return 0
+
+
+def _save(name: str, model: PipelineModel, sides: list[Measured], options: argparse.Namespace) -> None:
+    variants = [variant_of(each) for each in sides]
+    record = record_of(name, workload_of(model), variants, torch.device(options.device))
+    save_record(record, options.output_dir / f"{name}.json")
+
+
+def _say(text: object) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def _line(group: str, measured: Measured) -> str:
+    if measured.error is not None:
+        return f"{group:12} {measured.name:22} did not run: {measured.error}"
+    e2e_s = statistics.median(sample.e2e_s for sample in measured.samples)
+    step_s = statistics.median(sample.metrics["denoise_step_s"] for sample in measured.samples)
+    return (
+        f"{group:12} {measured.name:22} e2e_s {e2e_s * 1e3:9.1f} ms   denoise_step_s {step_s * 1e3:9.1f} ms   "
+        f"peak {(measured.memory.peak_allocated_bytes or 0) / 2**30:.2f} GiB   "
+        f"first call {measured.first_call_s:.1f} s   difference {measured.max_abs_diff:g}, "
+        f"relative {measured.notes['relative_difference']:.2g} (std {measured.notes['output_std']:.3g})"
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--output-dir", type=Path, required=True)
+    parser.add_argument("--of", action="append", choices=("parallel", "offload"), help="repeatable; default: both")
+    parser.add_argument("--ranks", type=int, default=2, help="GPUs that share one request")
+    parser.add_argument("--calls", type=int, default=3, help="of each side, after one that is not counted")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--tiny", action="store_true", help="small models, to try the script")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
