@@ -71,10 +71,15 @@ class Stage:
         self.device = torch.device(device if rank is None or device == "cpu" else f"{device}:{rank.number}")
         self.executor = DiffusersPipelineExecutor(
             config, model.name, model.dtype, str(self.device), prompt_cache_entries=0, rank=rank,
-            make_pipeline=lambda: model.make(self.device),
+            make_pipeline=lambda: self._made(model, config),
         )  # fmt: skip
         self.given = model.given
         self.requests: list[StageRequest] = []
+
+    def _made(self, model: PipelineModel, config: DiffusionStageConfig) -> Any:
+        pipeline = model.make(self.device)
+        # As read from files: the keys for offload find the weights on the host.
+        return pipeline if config.offload == "none" else pipeline.to("cpu")
 
     def add(self, request: StageRequest) -> None:
         self.requests.append(request)
