@@ -123,8 +123,8 @@ def test_ar_modes_on_a_cpu(tmp_path):
 @pytest.mark.slow
 def test_the_chain_of_qwen3_omni_on_a_cpu(tmp_path):
     run_script(
-        "chain_qwen3_omni.py", "-o", str(tmp_path), "--clients", "2", "--rounds", "1", "--text-tokens", "12",
-        "--frames", "20",
+        "chain.py", "qwen3-omni", "-o", str(tmp_path), "--clients", "2", "--rounds", "1", "--text-tokens", "12",
+        "--codes", "20", "--stream", "on",
     )  # fmt: skip
     (variant,) = load_record(tmp_path / "qwen3-omni.json").variants
     (sample,) = variant.samples
