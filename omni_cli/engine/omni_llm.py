@@ -17,7 +17,7 @@ from typing import Any
 from omni_cli.checkpoints.files import read_family, read_model_kind
 from omni_cli.checkpoints.resolve import is_built, resolve_model
 from omni_cli.config.roles import for_family
-from omni_cli.config.schema import EngineConfig
+from omni_cli.config.schema import ARStageConfig, EngineConfig, StageConfig
 from omni_cli.engine.checkpoint_fit import check_fit
 from omni_cli.engine.devices import check_devices, has_cuda_device
 from omni_cli.engine.process.building import provide_in_child
@@ -132,18 +132,18 @@ class OmniLLM:
             self._loaded[client.name] = loop.create_future()
         self._watchdog = asyncio.create_task(Watchdog(lambda: self._clients.values(), self._give_up).run())
         groups = _load_groups(list(self._clients.values()))
-        for group in groups:
-            await self._start_client(group[0], context)
+        for client in (client for group in groups for client in group[0]):
+            await self._start_client(client, context)
         await asyncio.gather(*(self._load_in_turn(group, context) for group in groups))
         for name, failure in self._dead.items():
             raise failure.error(name)  # it had loaded, and ended while the others were loading
 
-    async def _load_in_turn(self, group: list[StageClient], context: ForkServerContext) -> None:
-        """Start each stage of the group once the previous one has loaded; the first is already starting."""
-        await self._loaded[group[0].name]
-        for client in group[1:]:
-            await self._start_client(client, context)
-            await self._loaded[client.name]
+    async def _load_in_turn(self, waves: list[list[StageClient]], context: ForkServerContext) -> None:
+        """Start the stages of each wave once those of the previous one have loaded; the first is already starting."""
+        for number, wave in enumerate(waves):
+            for client in wave if number else ():
+                await self._start_client(client, context)
+            await asyncio.gather(*(self._loaded[client.name] for client in wave))
 
     async def _start_client(self, client: StageClient, context: ForkServerContext) -> None:
         self._on_event(StageLoading(client.name, client.kind))
@@ -309,17 +309,25 @@ def _stage_error(name: str, failure: Failure) -> StageError:
     return error if isinstance(error, StageError) else StageError(error.message, stage=name, hint=error.hint)
 
 
-def _load_groups(clients: list[StageClient]) -> list[list[StageClient]]:
-    """Group stages that must load one after another; the groups load in parallel.
+def _load_groups(clients: list[StageClient]) -> list[list[list[StageClient]]]:
+    """Group stages by CUDA device, in waves that load one after another; groups, and a wave's stages, load in parallel.
 
-    vLLM sizes a stage by the free memory of its CUDA device, so stages that share a device load sequentially.
+    vLLM sizes an AR stage by the free memory of its device, unless the size of its KV cache is given: it loads alone.
     """
     if not has_cuda_device():
-        return [[client] for client in clients]
-    groups: dict[str | None, list[StageClient]] = {}
+        return [[clients]]
+    devices: dict[str | None, list[StageClient]] = {}
     for client in clients:
-        groups.setdefault(client.spec.stage.devices, []).append(client)
-    return list(groups.values())
+        devices.setdefault(client.spec.stage.devices, []).append(client)
+    groups = []
+    for sharing in devices.values():
+        sized = [client for client in sharing if _is_sized(client.spec.stage)]
+        groups.append([*([sized] if sized else []), *([client] for client in sharing if client not in sized)])
+    return groups
+
+
+def _is_sized(stage: StageConfig) -> bool:
+    return not isinstance(stage, ARStageConfig) or stage.kv_cache_memory_bytes is not None
 
 
 def _streams(request: GenerateRequest, config: EngineConfig) -> bool:

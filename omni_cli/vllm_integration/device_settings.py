@@ -33,8 +33,11 @@ def use_whole_float32() -> None:
 def with_given_cache(args: dict[str, object]) -> dict[str, object]:
     """Return `EngineArgs` that reserve no share of the device's memory if they set the size of the KV cache.
 
-    vLLM checks the share in any case: by default, 92 % of the device would have to be free.
+    vLLM checks the share in any case: by default, 92 % of the device would have to be free. A diffusion has
+    no KV cache: its share, where the profile has one, must be free.
     """
     if current_platform.is_cpu() or "kv_cache_memory_bytes" not in args:
         return args
-    return {"gpu_memory_utilization": SMALLEST_SHARE, **args}
+    if args.get("runner") == "pooling":
+        return {"gpu_memory_utilization": SMALLEST_SHARE, **args}
+    return {**args, "gpu_memory_utilization": SMALLEST_SHARE}
