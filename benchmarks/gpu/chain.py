@@ -161,7 +161,11 @@ async def _measure(model: Model, config: EngineConfig, prompts: Prompts, options
                     )
                 )
                 seconds = time.perf_counter() - began_s
-                _say(f"{clients} clients, {_way(streams)}, round {number}: {seconds:.2f} s")
+                latencies = (
+                    f"{name} {_median(one.traces[name].latency_s for one in served):.2f} s" for name in served[0].traces
+                )
+                said = f"{clients} clients, {_way(streams)}, round {number}: {seconds:.2f} s, {', '.join(latencies)}"
+                _say(said)
                 if number >= 0:
                     ran = {info.name: since(before[info.name], info.engagement) for info in llm.stages}
                     samples[streams].append(_sample(model, number, seconds, served, ran))
