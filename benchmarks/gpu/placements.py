@@ -19,9 +19,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
+
+# As in a stage: without it, what asks torch for its devices while it is imported makes ranks unable to use them.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 from omni_cli.compat.torchvision import ensure_torchvision_importable
 
@@ -45,8 +47,6 @@ from omni_cli.stage.messages import Failure, StageRequest
 from omni_cli.stage.protocol import StageSpec
 
 LONGEST_S = 240.0
-# As in a stage: without it, asking torch for its devices would make forked ranks unable to use them.
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
 def sides_of(group: str, num_ranks: int, device: str) -> dict[str, dict[str, Any]]:
@@ -59,7 +59,6 @@ def sides_of(group: str, num_ranks: int, device: str) -> dict[str, dict[str, Any
     if device != "cpu":  # torch has no attention with sums for a CPU
         exact = {"attention_backend": "_native_cudnn"}
         found["one device, cuDNN"] = exact
-        found[f"ulysses {num_ranks}, cuDNN"] = {"context_parallel": {"ulysses_degree": num_ranks}, **exact}
         found[f"ring {num_ranks}, cuDNN"] = {"context_parallel": {"ring_degree": num_ranks}, **exact}
     return found
 
@@ -129,19 +128,23 @@ def run_side(model: PipelineModel, config: DiffusionStageConfig, device: str, ca
 
 
 def in_child(target: Callable[..., None], *args: object) -> int | None:
-    """Call it in a process of its own, so that this one never uses a GPU: ranks are forked. Return the exit code."""
-    process = multiprocessing.get_context("fork").Process(target=target, args=args)
+    """Call it in a new process, as ranks are forked from one that has not used a GPU. Return the exit code."""
+    process = multiprocessing.get_context("spawn").Process(target=target, args=args)
     process.start()
     process.join(LONGEST_S)
     process.kill()
     return process.exitcode
 
 
-def measured_side(name: str, run: Any, out: Path, expected: np.ndarray | None) -> tuple[Measured, np.ndarray | None]:
-    """Run a side as a process of its own; its output is returned as well."""
+def measured_side(
+    group: str, name: str, options: argparse.Namespace, expected: np.ndarray | None
+) -> tuple[Measured, np.ndarray | None]:
+    """Run a side as a process of its own; the expected output, that of the first side, is returned as well."""
+    out = options.output_dir / "side.npz"
     out.unlink(missing_ok=True)
+    out.with_suffix(".error").unlink(missing_ok=True)
     measured = Measured(name)
-    exit_code = in_child(_reporting, run, out)
+    exit_code = in_child(_reporting, group, name, options, out)
     if exit_code != 0:
         why = out.with_suffix(".error")
         measured.error = why.read_text() if why.exists() else f"exit code {exit_code} in {LONGEST_S:.0f} s"
@@ -165,9 +168,12 @@ def measured_side(name: str, run: Any, out: Path, expected: np.ndarray | None) -
     return measured, expected
 
 
-def _reporting(run: Any, out: Path) -> None:
+def _reporting(group: str, name: str, options: argparse.Namespace, out: Path) -> None:
     try:
-        run(out)
+        model = model_of(group, options)
+        keys = sides_of(group, options.ranks, options.device)[name]
+        config = stage_of(model, devices="cpu" if options.device == "cpu" else None, **keys)
+        run_side(model, config, options.device, options.calls, out)
     except BaseException as error:
         traceback.print_exc()
         out.with_suffix(".error").write_text(f"{type(error).__name__}: {error}")
@@ -179,27 +185,27 @@ def main() -> int:
     options.output_dir.mkdir(parents=True, exist_ok=True)
     for group in options.of or ["parallel", "offload"]:
         name = f"parallel-{options.ranks}" if group == "parallel" else group
-        named = kinds(tiny=options.tiny)
-        model = named["wan2.2-ti2v-5b" if group == "parallel" else "z-image"]
         sides: list[Measured] = []
         expected = None
-        for number, (side, keys) in enumerate(sides_of(group, options.ranks, options.device).items()):
-            config = stage_of(model, devices="cpu" if options.device == "cpu" else None, **keys)
-            run = partial(run_side, model, config, options.device, options.calls)
-            measured, expected = measured_side(side, run, options.output_dir / f"{number}.npz", expected)
+        for side, keys in sides_of(group, options.ranks, options.device).items():
+            measured, expected = measured_side(group, side, options, expected)
             measured.notes["keys"] = {key: str(value) for key, value in keys.items()}
             sides.append(measured)
             _say(_line(name, measured))
-            in_child(_save, name, model, sides, options)
+            in_child(_save, group, name, sides, options)
             text = "\n".join(_line(name, each) for each in sides) + "\n"
             (options.output_dir / f"{name}.txt").write_text(text)
         sys.stdout.write(text)
     return 0
 
 
-def _save(name: str, model: PipelineModel, sides: list[Measured], options: argparse.Namespace) -> None:
+def model_of(group: str, options: argparse.Namespace) -> PipelineModel:
+    return kinds(tiny=options.tiny)["wan2.2-ti2v-5b" if group == "parallel" else "z-image"]
+
+
+def _save(group: str, name: str, sides: list[Measured], options: argparse.Namespace) -> None:
     variants = [variant_of(each) for each in sides]
-    record = record_of(name, workload_of(model), variants, torch.device(options.device))
+    record = record_of(name, workload_of(model_of(group, options)), variants, torch.device(options.device))
     save_record(record, options.output_dir / f"{name}.json")
 
 

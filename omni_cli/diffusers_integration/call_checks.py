@@ -35,6 +35,8 @@ OWNED_ARGUMENTS: Mapping[str, str] = {
     "callback": "progress is reported by omni itself",
     "callback_steps": "progress is reported by omni itself",
 }
+# Pipelines whose `image` is rows of images, which no annotation tells.
+_TAKE_ROWS = frozenset({"VisualClozePipeline", "VisualClozeGenerationPipeline"})
 # Longer values are cut in messages.
 _SHOWN_CHARACTERS = 40
 
@@ -57,6 +59,7 @@ def check_media(fields: Mapping[str, object], signature: PipelineSignature) -> N
         name = signature.argument_for(medium)
         if not isinstance(files, Sized) or not files or name is None:
             continue
+        _check_rows(name, files, signature)
         if name in taken:
             raise InputError(
                 f"{signature.name} takes {MEDIA[taken[name]]} or {MEDIA[medium]}, not both",
@@ -106,9 +109,9 @@ def checked_value(name: str, value: object, signature: PipelineSignature) -> obj
     argument = check_name(name, signature)
     files = _files(value) if argument.file_kind is not None else None
     if files is not None:
+        _check_rows(name, files, signature)
         if isinstance(files, Path):
             return (files,) if takes_only_lists(argument.type) else files
-        # Whether a call takes rows of images, its annotation does not tell.
         if not takes_list(argument.type) and not any(isinstance(each, tuple) for each in files):
             raise InputError(f"`{name}` takes one file, not {len(files)}")
         return files
@@ -122,6 +125,16 @@ def checked_value(name: str, value: object, signature: PipelineSignature) -> obj
     raise InputError(
         f"`{name}` must be {_described(argument)}, not {shown}", hint=_file_hint(name, argument, signature)
     )
+
+
+def _check_rows(name: str, files: object, signature: PipelineSignature) -> None:
+    rows = files if isinstance(files, tuple) else ()
+    is_rows = all(isinstance(row, tuple) for row in rows) and len({len(row) for row in rows}) == 1
+    if signature.name in _TAKE_ROWS and name == "image" and not is_rows:
+        raise InputError(
+            f"{signature.name} takes equal rows of images: complete examples, then one with null for what it makes",
+            hint="""`--arg 'image=[["@a.png", "@b.png"], ["@c.png", null]]'`""",
+        )
 
 
 def readings(value: object) -> list[object]:

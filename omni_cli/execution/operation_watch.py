@@ -38,10 +38,11 @@ class OperationWatch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         # In inference mode, composite operations arrive whole, but only their parts matter.
-        with self:
-            result = func.decompose(*args, **kwargs)
-        if result is not NotImplemented:
-            return result
+        if not self._has_kernel(func):
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         self.last = func.name()
         inputs = [leaf for leaf in _tensors((args, kwargs)) if leaf.device == self._device]
         if self._strict:
@@ -57,6 +58,10 @@ class OperationWatch(TorchDispatchMode):
             if tensor.untyped_storage()._cdata not in self.external:
                 self._made.add(tensor.untyped_storage()._cdata)
         return result
+
+    def _has_kernel(self, func: Any) -> bool:
+        """Tell whether the device has a kernel of its own for it, as for fused norms: it runs, and not the parts."""
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), self._device.type.upper()))
 
     def _refuse(self, func: Any, inputs: list[torch.Tensor], args: Any, kwargs: Any) -> None:
         if not inputs:

@@ -279,3 +279,23 @@ def test_graphs_captured_outside_of_inference_mode_replay_inside_and_back():
         graphs(torch.zeros(3))
     assert graphs(torch.ones(3))[0].tolist() == [2, 2, 2]
     assert counters.graphs_captured == 2
+
+
+def test_an_operation_runs_as_the_devices_own_kernel_also_if_it_has_parts():
+    # As `_fused_rms_norm` on CUDA: its parts are more kernels, and round otherwise.
+    library = torch.library.Library("watched", "DEF")
+    library.define("norm(Tensor x) -> Tensor")
+    library.impl("norm", lambda x: x * 2, "CompositeImplicitAutograd")
+    library.impl("norm", lambda x: x * 3, "CPU")
+
+    class Norm(torch.nn.Module):
+        def forward(self, x):
+            return torch.ops.watched.norm(x)
+
+    x = torch.ones(2)
+    with torch.no_grad():
+        expected = Norm()(x)
+    assert expected.tolist() == [3, 3]
+    backend = FakeBackend()
+    graphs, _ = manager(Norm(), backend)
+    assert torch.equal(graphs(x), expected)

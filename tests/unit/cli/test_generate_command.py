@@ -434,6 +434,9 @@ _WORDS = ("--arg", "task_prompt=a drawing", "--arg", "content_prompt=a cat")
         ("DreamLitePipeline", ["a cat", "--image", "a.png", "--image", "b.png"], "takes one image, not 2"),
         ("MarigoldDepthPipeline", [], "`--image` is missing"),
         ("VisualClozePipeline", [*_WORDS, "--arg", 'image=[["@no.png", null]]'], "cannot open the image file `no.png`"),
+        ("VisualClozePipeline", [*_WORDS, "--image", "a.png"], "takes equal rows of images"),
+        ("VisualClozePipeline", [*_WORDS, "--arg", 'image=["@a.png", "@b.png"]'], "takes equal rows of images"),
+        ("VisualClozePipeline", [*_WORDS, "--arg", 'image=[["@a.png", "@b"], [null]]'], "takes equal rows of images"),
         ("LLaDA2Pipeline", ["a cat"], "LLaDA2Pipeline cannot run: it makes text"),
     ],
 )
