@@ -1,11 +1,15 @@
 """Searches of real models with `omni tune`, against the exhaustive search of the same settings on the same machine.
 
-    python benchmarks/tune_real.py CASE FOLDER [--exhaustive-s SECONDS] [--search-only | --compare]
+    python benchmarks/tune_real.py CASE FOLDER [--minutes N]       # measures; again: continues from FOLDER
+    python benchmarks/tune_real.py CASE FOLDER --compare           # measures nothing and prints the result
 
 The exhaustive search starts every setting in every round, with the same heats, iterations, bounds and margin, until it
-has ranked every pair: the interval of each lies on one side of 0 or within the margin. It continues from FOLDER like
-`omni tune` does, and stops after `--exhaustive-s` seconds of measuring in all, ranked or not; a comparison with one
-that is not ranked yet says that it would have taken longer. `--compare` measures nothing and prints the result.
+has ranked every pair: the interval of each lies on one side of 0 or within the margin. The rounds of both searches
+alternate, so that other programs on the machine slow both alike. An exhaustive search that has taken more than
+`PATIENCE` times as long as the other one ends unranked; the result says that it would have taken longer.
+
+With `--warm`, starts are new processes forked from one that has done the imports, as in the tests: on two busy cores
+the imports would be most of either search's time.
 """
 
 from __future__ import annotations
@@ -15,9 +19,9 @@ import asyncio
 import itertools
 import json
 import math
-import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +33,7 @@ from omni_cli.bench.profile_source import ProfileSource
 from omni_cli.bench.search import plan_space
 from omni_cli.bench.tuning import TuneLimits, Tuning
 from omni_cli.bench.workload import Workload
-from omni_cli.cli.tune.run import TuneProgress, local_search
+from omni_cli.cli.tune.run import SettingsSearch, TuneProgress, local_search
 from omni_cli.config.bundled import find_profile
 from omni_cli.stats.race import MIN_ROUNDS, Race, student_quantile
 from omni_cli.stats.sequential import ALPHA, spent
@@ -37,6 +41,7 @@ from omni_cli.stats.tuning import race_of
 from omni_cli.tune_record import TuneRecord, load_tune_record
 
 LOOKS = 60
+PATIENCE = 4.0
 
 
 @dataclass(frozen=True)
@@ -44,9 +49,7 @@ class Case:
     """A search, and the iterations of each start."""
 
     profile: str
-    stage: str
-    batch_size: int
-    output_len: int
+    workload: Workload
     searches: tuple[str, ...]
     num_iters: int
     num_iters_warmup: int
@@ -57,20 +60,16 @@ class Case:
 CASES = {
     "tiny-image": Case(
         "tiny-image",
-        "all",
-        4,
-        32,
-        ("num_inference_steps=4,8,16", "batching=exact,stacked"),
+        Workload("all", 8),
+        ("max_num_seqs=1,2,4,8", "batching=exact,stacked"),
         12,
-        3,
+        2,
     ),
     "thinker": Case(
         "small-omni",
-        "thinker",
-        8,
-        4,
+        Workload("thinker", 8, output_len=4),
         ("max_num_seqs=1..8",),
-        4,
+        6,
         1,
         # Room for eight copies in the memory of a small machine.
         overrides=("thinker.max_model_len=256", "thinker.kv_cache_memory_bytes=67108864"),
@@ -124,55 +123,62 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", choices=list(CASES))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--exhaustive-s", type=float, default=3600.0)
-    parser.add_argument("--search-only", action="store_true")
+    parser.add_argument("--minutes", type=float, default=120.0, help="start no round after this time")
+    parser.add_argument("--warm", action="store_true")
     parser.add_argument("--compare", action="store_true")
     options = parser.parse_args()
-    if options.compare:
-        sys.stdout.write(json.dumps(_compared(options.folder), indent=2) + "\n")
-        return 0
-    if options.search_only:
-        return _search(options.case, options.folder / "search")
-    asyncio.run(_exhaust(options.case, options.folder / "exhaustive", options.exhaustive_s))
+    if options.warm:
+        return _run_warm([options.case, str(options.folder.resolve()), "--minutes", str(options.minutes)])
+    if not options.compare:
+        asyncio.run(_measure(CASES[options.case], options.folder, time.monotonic() + 60 * options.minutes))
+    sys.stdout.write(json.dumps({"case": options.case, **_compared(options.folder)}, indent=2) + "\n")
     return 0
 
 
-def _search(case: str, folder: Path) -> int:
-    of = CASES[case]
-    command = [sys.executable, "-m", "omni_cli", "tune", "-p", of.profile, "--stage", of.stage]
-    command += ["--batch-size", str(of.batch_size), "--output-len", str(of.output_len), "--margin", f"{of.margin:.0%}"]
-    command += ["--num-iters", str(of.num_iters), "--num-iters-warmup", str(of.num_iters_warmup)]
-    command += ["--output-dir", str(folder)]
-    for text in of.searches:
-        command += ["--search", text]
-    for text in of.overrides:
-        command += ["--set", text]
-    return subprocess.run(command, check=False).returncode
+def _run_warm(arguments: list[str]) -> int:
+    """Run this script with these arguments beside a process that has done the imports."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from support.omni_process import OmniProcess
+
+    with tempfile.TemporaryDirectory() as folder:
+        process = OmniProcess(Path(folder), *arguments, warm=True, program=(str(Path(__file__).resolve()),), stderr=-2)
+        out, _ = process.popen.communicate()
+    sys.stdout.write(out)
+    return process.popen.returncode
 
 
-async def _exhaust(case: str, folder: Path, budget_s: float) -> None:
-    of = CASES[case]
-    source = ProfileSource(str(find_profile(of.profile)), of.overrides, None, None, False)
-    config = source.load()
-    workload = Workload(of.stage, of.batch_size, output_len=of.output_len)
-    space = plan_space(of.searches, config, workload, source, 2)
-    limits = TuneLimits()
-    path = folder / "tune.json"
+async def _measure(case: Case, folder: Path, end_s: float) -> None:
+    """Alternate the rounds of both searches until both have ended or the time is up."""
+    source = ProfileSource(str(find_profile(case.profile)), case.overrides, None, None, False)
+    space = plan_space(case.searches, source.load(), case.workload, source, 2)
     with tempfile.TemporaryDirectory() as inputs:
         wanted = local_search(
-            source, workload, space, "e2e_s", of.margin, limits, inputs=Path(inputs), verbose=False
-        )  # fmt: skip
-        record = load_tune_record(path) if path.exists() else wanted.record(("benchmarks/tune_real.py", case))
-        await Exhaustive(
-            space.treatments,
-            record,
-            wanted.plan,
-            limits=limits,
-            iterations=RunLimits(of.num_iters, of.num_iters_warmup, None),
-            time_budget_s=budget_s,
-            watcher=TuneProgress(quiet=False, verbose=False),
-            path=path,
-        ).run()
+            source, case.workload, space, "e2e_s", case.margin, TuneLimits(), inputs=Path(inputs), verbose=False
+        )
+        search = _tuning(Tuning, case, wanted, folder / "search")
+        every = _tuning(Exhaustive, case, wanted, folder / "exhaustive")
+        runs = {search, every}
+        while runs and time.monotonic() < end_s:
+            for tuning in [found for found in (search, every) if found in runs]:
+                is_patient = tuning is search or every.record.elapsed_s <= PATIENCE * search.record.elapsed_s
+                if (search not in runs and not is_patient) or not await tuning.advance():
+                    runs.discard(tuning)
+
+
+def _tuning(kind: type[Tuning], case: Case, wanted: SettingsSearch, folder: Path) -> Tuning:
+    """Return a search that continues from the folder."""
+    path = folder / "tune.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    return kind(
+        wanted.space.treatments,
+        load_tune_record(path) if path.exists() else wanted.record(tuple(sys.argv)),
+        wanted.plan,
+        limits=wanted.limits,
+        iterations=RunLimits(case.num_iters, case.num_iters_warmup, None),
+        time_budget_s=None,
+        watcher=TuneProgress(quiet=False, verbose=False),
+        path=path,
+    )
 
 
 def _compared(folder: Path) -> dict[str, object]:

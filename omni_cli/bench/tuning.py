@@ -46,7 +46,7 @@ class TuneLimits:
 class TuneWatcher(Watcher, Protocol):
     """Receives the events of a search, and those of each heat."""
 
-    def round_started(self, number: int, race: Race) -> None: ...
+    def heat_started(self, where: str, race: Race) -> None: ...
 
     def refused(self, name: str, reason: str) -> None: ...
 
@@ -78,12 +78,17 @@ class Tuning:
 
     async def run(self) -> None:
         """Search until the answer is known, the time is up, or no setting is left. Raises `OmniError`."""
-        while True:
-            race = self._race()
-            if race.is_decided or race.is_exhausted or self._is_late():
-                break
-            await self._round(race)
-        self._keep(concluded(self.record, stopped=True))
+        while await self.advance():
+            pass
+
+    async def advance(self) -> bool:
+        """Run the next round; return False if the search has ended. Raises `OmniError`."""
+        race = self._race()
+        if race.is_decided or race.is_exhausted or self._is_late():
+            self._keep(concluded(self.record, stopped=True))
+            return False
+        await self._round(race)
+        return True
 
     def _race(self) -> Race:
         return race_of(self.record)
@@ -95,10 +100,12 @@ class Tuning:
         control = race.leader
         assert control is not None  # the race is not exhausted
         number = len(self.record.rounds)
-        self._watcher.round_started(number + 1, race)
         self.record = msgspec.structs.replace(self.record, rounds=(*self.record.rounds, Round(control=control)))
         shuffled = random.Random(number)
-        for group in groups_of(race, shuffled):
+        groups = list(groups_of(race, shuffled))
+        for heat, group in enumerate(groups, 1):
+            of = f", heat {heat} of {len(groups)}" if len(groups) > 1 else ""
+            self._watcher.heat_started(f"round {number + 1}{of}", race)
             # A setting that failed in an earlier heat of this round cannot lead a later one.
             lead = [control] if self._problem(control) is None else []
             names = [*lead, *group]
@@ -188,8 +195,8 @@ class Tuning:
         names = metric_names(ran[0]) if ran else (self.record.objective,)
         if self.record.objective not in names:
             raise UsageError(
-                f"these stages have no `{self.record.objective}`, so that it cannot be the objective",
-                hint=f"measured are {', '.join(names)}: use `--objective e2e`, or another `--stage`",
+                f"these requests have no `{self.record.objective}`, so that it cannot be the objective",
+                hint=f"use another `--objective`; measured are {', '.join(names)}",
             )
 
     def _slim(self, variant: Variant) -> Variant:

@@ -32,11 +32,15 @@ def server_plan(
     api_key: str | None,
     request_timeout_s: float,
     command: tuple[str, ...],
+    is_varied: bool = False,
 ) -> Iterator[Plan]:
-    """Plan the test of these servers under these loads; asks each for its models. Raises `OmniError`."""
+    """Plan the test of these servers under these loads; asks each for its models. Raises `OmniError`.
+
+    `is_varied`: variants are named by their load even if there is only one.
+    """
     _allow_open_files(traffics, workload.num_requests)
     pairs = [(target, traffic) for target in find_targets(urls, model, api_key) for traffic in traffics]
-    treatments = _treatments(pairs, varied=len(traffics) > 1)
+    treatments = _treatments(pairs, varied=is_varied or len(traffics) > 1)
     environment = read_environment()
     environment["versions"]["aiohttp"] = version("aiohttp")
 

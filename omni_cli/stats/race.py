@@ -31,6 +31,9 @@ MIN_ROUNDS = 3
 MAX_ROUNDS = 20
 """The last look; a pair that is open then is closer to the margin than is worth the time."""
 
+_CLOSE = 0.25
+"""Share of the margin by which the best estimate may be ahead of a leader that stays."""
+
 _MIN_SPREAD = 0.001
 """Floor of a pair's standard deviation, for counts of requests, which may be equal by chance."""
 
@@ -86,7 +89,7 @@ class Race:
     @property
     def rivals(self) -> tuple[str, ...]:
         """The settings that may be better than the leader by more than the margin."""
-        return tuple(name for name in self._running() if self._is_open(name))
+        return self._rivals_of(self._leader)
 
     @property
     def is_decided(self) -> bool:
@@ -98,7 +101,7 @@ class Race:
         """True if an open pair has had all its looks, or no setting is left."""
         if self.leader is None:
             return True
-        return any(self.gap(self._leader, name).rounds >= self._max_rounds for name in self.rivals)
+        return any(len(self._pair(self._leader, name).values) >= self._max_rounds for name in self.rivals)
 
     @property
     def has_started(self) -> bool:
@@ -107,8 +110,7 @@ class Race:
     @property
     def excess(self) -> float:
         """The share by which the leader's cost may exceed that of the best setting: 0.02 is 2 %; may be infinite."""
-        bounds = [self.gap(self._leader, name).upper for name in self._running()]
-        bound = max(bounds, default=0.0)
+        bound = max((self._pair(self._leader, name).upper for name in self._running()), default=0.0)
         return max(0.0, math.expm1(bound)) if bound < 100 else math.inf
 
     def add(self, control: str, heats: Sequence[Heat]) -> None:
@@ -116,7 +118,7 @@ class Race:
         self._rounds.append((control, list(heats)))
         self._lead()
         for name in self._running():
-            if self.gap(self._leader, name).upper <= 0:
+            if self._pair(self._leader, name).upper <= 0:
                 self._beaten_by[name] = self._leader
 
     def exclude(self, name: str) -> None:
@@ -166,17 +168,23 @@ class Race:
             and self._beaten_by.get(name, name) in (name, *self._excluded)
         ]
 
-    def _is_open(self, name: str) -> bool:
-        return self.gap(self._leader, name).upper > self._edge
+    def _rivals_of(self, leader: str) -> tuple[str, ...]:
+        names = (self._leader, *self._running())
+        return tuple(name for name in names if name != leader and self._pair(leader, name).upper > self._edge)
 
     def _lead(self) -> None:
-        """Take the setting with the smallest estimate; one that never ran with the leader only if there is no other."""
+        """Take the setting with the smallest estimate; one that never ran with the leader only if there is no other.
+
+        The leader stays if it is close to that setting and has fewer rivals: the others ran side by side with it.
+        """
         names = [self._leader, *self._running()]
         gaps = {name: self.gap(self._leader, name) for name in names if name not in self._excluded}
-        if gaps:
-            self._leader = min(
-                gaps, key=lambda name: (name != self._leader and not gaps[name].rounds, -gaps[name].centre)
-            )
+        if not gaps:
+            return
+        best = min(gaps, key=lambda name: (name != self._leader and not gaps[name].rounds, -gaps[name].centre))
+        is_close = self._leader in gaps and gaps[best].centre <= _CLOSE * self._edge
+        if not is_close or len(self._rivals_of(best)) <= len(self.rivals):
+            self._leader = best
 
 
 def _difference(heats: Sequence[Heat], a: str, b: str, control: str) -> float | None:

@@ -101,6 +101,7 @@ class OmniProcess:
         prefix: tuple[str, ...] = (),
         warm: bool = False,
         planted: str | None = None,
+        program: tuple[str, ...] = ("-m", "omni_cli"),
         **options: Any,
     ) -> None:
         self._mark = uuid.uuid4().hex
@@ -122,7 +123,7 @@ class OmniProcess:
                 prefix = (*_PRIVATE_SHARED_MEMORY, str(self._shared_memory), *prefix)
         self._began = time.monotonic()
         self.popen = start(
-            [*prefix, options.pop("python", sys.executable), "-m", "omni_cli", *arguments],
+            [*prefix, options.pop("python", sys.executable), *program, *arguments],
             cwd=options.pop("cwd", folder),
             env={
                 **os.environ,

@@ -32,12 +32,12 @@ def tune(options: TuneOptions) -> ExitCode:
         raise UsageError("`--objective goodput` needs limits", hint="for example `--slo ttft:200ms`")
     command = ("omni", *sys.argv[1:])
     if options.url is not None:
+        from omni_cli.cli.tune.run import search
         from omni_cli.cli.tune.server import server_search
 
-        wanted = server_search(options, margin)
-        from omni_cli.cli.tune.run import search
-
-        return search(wanted, options, command)
+        return search(server_search(options, margin), options, command)
+    if options.endpoint is not None:
+        raise UsageError("`--endpoint` is for a running server", hint="add `--url`, or omit it")
     return _search_profile(options, margin, command)
 
 

@@ -47,6 +47,10 @@ class TuneOptions(WorkloadOptions):
             "sent as by `omni loadtest`.",
         ),
     ] = None
+    endpoint: Annotated[
+        Literal["chat", "speech", "images"] | None,
+        option("--endpoint", None, "The endpoint of `--url` to call. Default: chat."),
+    ] = None
     stage: Annotated[
         str, option("--stage", "NAME|ar|diffusion|all", "The stages to measure: one, all of a kind, or end to end.")
     ] = "all"

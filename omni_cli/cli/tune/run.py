@@ -208,11 +208,12 @@ class TuneProgress:
     def __init__(self, *, quiet: bool, verbose: bool) -> None:
         self._line = LiveLine(sys.stderr, quiet=quiet, verbose=verbose)
         self._quiet = quiet
-        self._round = ""
+        self._heat, self._leader = "", ""
 
-    def round_started(self, number: int, race: Race) -> None:
-        self._round = f"round {number}: {count(len(race.rivals), 'rival')} of {race.leader}"
-        self._line.say(self._round)
+    def heat_started(self, where: str, race: Race) -> None:
+        self._heat = f"{where}, {count(len(race.rivals) + 1, 'setting')}"
+        self._leader = f", so far the best: {race.leader}" if race.has_started else ""
+        self._line.say(self._heat + self._leader)
 
     def refused(self, name: str, reason: str) -> None:
         self.hide()
@@ -220,16 +221,16 @@ class TuneProgress:
             console.print_note(f"{name}: {reason}")
 
     def loading(self, variant: str, event: Loading) -> None:
-        self._line.say(f"{self._round}   {variant}: loading {event.stage}")
+        self._line.say(f"{self._heat}: loading {event.stage} of {variant}")
 
     def warming_up(self, variant: str) -> None:
-        self._line.say(f"{self._round}   {variant}: warming up")
+        self._line.say(f"{self._heat}: warming up {variant}")
 
     def falling_back(self, reason: str) -> None:
-        self._line.say(f"{self._round}   loaded one after another: {reason}")
+        self._line.say(f"{self._heat}: loaded one after another: {reason}")
 
     def block_done(self, state: State) -> None:
-        self._line.say(f"{self._round}   block {state.blocks}/{state.planned_blocks}")
+        self._line.say(f"{self._heat}: block {state.blocks}/{state.planned_blocks}{self._leader}")
 
     def hide(self) -> None:
         """Clear the live line, so that other lines can be written."""

@@ -23,9 +23,7 @@ from omni_cli.loadtest.workload import ServerWorkload
 _DEFAULT = "concurrency=1..16"
 _REQUEST_TIMEOUT_S = 600.0
 # Options of a profile's stages, which a running server does not take.
-_OF_PROFILES = (
-    "profile", "set_", "requests", "batch_size", "quality", "max_memory",
-)  # fmt: skip
+_OF_PROFILES = ("profile", "set_", "requests", "batch_size", "quality", "max_memory")
 
 
 def server_search(options: TuneOptions, margin: float) -> SettingsSearch:
@@ -45,12 +43,12 @@ def server_search(options: TuneOptions, margin: float) -> SettingsSearch:
             loads[f"{key}={value}"] = traffic
     if len(loads) > MAX_SETTINGS:
         raise UsageError(f"these are {len(loads)} loads, and at most {MAX_SETTINGS} can be compared at once")
-    endpoint = read_endpoint("chat", "text", options.output_len, ignore_eos=True)
+    endpoint = read_endpoint(options.endpoint or "chat", "text", options.output_len, ignore_eos=True)
     workload = ServerWorkload(
         endpoint=endpoint,
         num_requests=max(traffic.default_requests for traffic in loads.values()),
         input_len=options.input_len or DEFAULT_INPUT_LEN,
-        output_len=options.output_len,
+        output_len=options.output_len if endpoint.name == "chat" else None,
         seed=seed,
         load={},
         slos=parse_slos(tuple(options.slo or ()), endpoint.metrics),
@@ -65,6 +63,7 @@ def server_search(options: TuneOptions, margin: float) -> SettingsSearch:
             api_key=os.environ.get("OPENAI_API_KEY"),
             request_timeout_s=_REQUEST_TIMEOUT_S,
             command=(),
+            is_varied=True,
         )
 
     settings = tuple(Treatment(name, settings=traffic.settings) for name, traffic in loads.items())

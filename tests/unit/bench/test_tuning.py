@@ -72,7 +72,8 @@ class Notes:
         self.refusals: dict[str, str] = {}
         self.rounds: list[int] = []
 
-    def round_started(self, number: int, race: Any) -> None:
+    def heat_started(self, where: str, race: Any) -> None:
+        number = int(where.removeprefix("round ").partition(",")[0])
         if self.stop_after is not None and number > self.stop_after:
             raise asyncio.CancelledError
         self.rounds.append(number)
@@ -196,7 +197,7 @@ def test_goodput_is_a_rate_that_may_be_zero(tmp_path: Path) -> None:
 
 def test_an_objective_that_the_stages_lack(tmp_path: Path) -> None:
     settings = {"a": Setting(0.1), "b": Setting(0.1)}
-    with pytest.raises(UsageError, match="these stages have no `images_per_second`"):
+    with pytest.raises(UsageError, match="these requests have no `images_per_second`"):
         searched(settings, tmp_path, record=record_of(settings, "images_per_second"))
 
 

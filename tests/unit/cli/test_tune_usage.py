@@ -29,6 +29,7 @@ from omni_cli.cli.tune.options import TuneOptions
         (["--margin", "5"], 2, ["write `5%`"]),
         (["--time-budget", "-1"], 2, ["--time-budget"]),
         (["--num-iters", "0"], 2, ["--num-iters"]),
+        (["--endpoint", "images"], 2, ["`--endpoint` is for a running server"]),
         (["--profile", "nothing"], 2, ["no profile named `nothing`"]),
         (["--search", "env.A=1,2", "--output-dir", "file"], 2, ["cannot write `file`", "--output-dir"]),
     ],
@@ -79,6 +80,7 @@ def test_sizes(text: str, expected: int) -> None:
         (["--quality", "ssim>=0.9"], "`--quality` does not apply to a running server"),
         (["--stage", "thinker"], "`--stage` does not apply to a running server"),
         (["--slo", "rtf:1"], "these requests have no rtf"),
+        (["--endpoint", "images", "--slo", "ttft:1s"], "these requests have no ttft"),
     ],
 )
 def test_mistakes_about_servers(

@@ -135,9 +135,24 @@ def test_answers_are_within_the_margin(calibration: ModuleType, surface: str) ->
         assert outcome.blocks < MAX_ROUNDS * 28
 
 
-def test_elimination_saves_two_thirds(calibration: ModuleType) -> None:
-    costs = calibration.unimodal(random.Random(0))
-    outcome = calibration.search(costs, calibration.Noise(0, uneven=False), 0.05, 0)
-    full = calibration.full_comparison(costs, calibration.Noise(1, uneven=False), 0.05)
-    assert outcome.decided
-    assert outcome.blocks <= full / 3
+@pytest.mark.parametrize("surface", ["unimodal", "flat"])
+def test_a_search_saves_two_thirds(calibration: ModuleType, surface: str) -> None:
+    blocks = full = 0
+    for seed in range(4):
+        costs = calibration.SURFACES[surface](random.Random(seed))
+        outcome = calibration.search(costs, calibration.Noise(seed, uneven=False), 0.05, seed)
+        assert outcome.decided
+        blocks += outcome.blocks
+        full += calibration.full_comparison(costs, calibration.Noise(seed + 10, uneven=False), 0.05)
+    assert blocks <= full / 3
+
+
+@pytest.mark.parametrize(("ahead", "leader"), [(0.01, "a"), (0.03, "b")])
+def test_a_leader_stays_while_another_is_hardly_ahead(ahead: float, leader: str) -> None:
+    """`a` ran side by side with `c` and `d`; `b`, which is noisier, is compared with them through it."""
+    race = Race(["a", "b", "c", "d"], margin=0.05)
+    for noise in (0.05, 0.01, 0.03, -0.05, -0.01, -0.03):
+        heats = [heat(a=0.0, b=noise - ahead), heat(a=0.0, c=0.001), heat(a=0.0, d=0.001)]
+        race.add("a", heats)
+    assert race.gap("a", "b").centre == pytest.approx(ahead)
+    assert race.leader == leader
