@@ -26,15 +26,15 @@ def unengaged(
     if not total:
         return None
     name = stage.name
-    match stage.effective.get("execution"):
-        case "cudagraph" if not ran.get("graph_replays"):
-            return f"{name}.execution is cudagraph, but no graph was replayed"
-        case "cudagraph" if ran.get("eager_calls"):
-            return f"{name}.execution is cudagraph, but {ran['eager_calls']:g} calls of its denoiser ran eagerly"
-        case "compile" if not total.get("compiled_graphs"):
-            return f"{name}.execution is compile, but nothing was compiled"
-        case "eager" if ran.get("graph_replays"):
-            return f"{name}.execution is eager, but {ran['graph_replays']:g} graphs were replayed"
+    execution = str(stage.effective.get("execution"))
+    if "cudagraph" in execution and not ran.get("graph_replays"):
+        return f"{name}.execution is {execution}, but no graph was replayed"
+    if "cudagraph" in execution and ran.get("eager_calls"):
+        return f"{name}.execution is {execution}, but {ran['eager_calls']:g} calls of its denoiser ran eagerly"
+    if "compile" in execution and not total.get("compiled_graphs"):
+        return f"{name}.execution is {execution}, but nothing was compiled"
+    if execution == "eager" and ran.get("graph_replays"):
+        return f"{name}.execution is eager, but {ran['graph_replays']:g} graphs were replayed"
     mode = stage.effective.get("cudagraph_mode")
     if mode not in (None, "none") and not ran.get("graph_replays"):
         return f"{name}.cudagraph_mode is {mode}, but no graph was replayed"

@@ -68,6 +68,65 @@ class ContextParallel(StrictKeys):
         return (self.ulysses_degree or 1) * (self.ring_degree or 1)
 
 
+CacheMethod = Literal["none", "first_block", "mag", "taylorseer", "pyramid_attention_broadcast"]
+# Fields of `StepCache` that a method takes.
+CACHE_FIELDS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "first_block": ("threshold",),
+    "mag": ("threshold", "max_skip_steps", "retention_ratio", "mag_ratios"),
+    "taylorseer": ("cache_interval", "disable_cache_before_step", "disable_cache_after_step", "max_order"),
+    "pyramid_attention_broadcast": (
+        "spatial_attention_block_skip_range", "spatial_attention_timestep_skip_range",
+        "cross_attention_block_skip_range", "cross_attention_timestep_skip_range",
+    ),
+}  # fmt: skip
+# Methods that decide between blocks; the others decide within them, where compiled code has no place for it.
+CACHES_BETWEEN_BLOCKS = frozenset({"none", "first_block", "mag"})
+_Steps = Annotated[int, Field(ge=0, le=1000)]
+_Timesteps = Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
+class StepCache(StrictKeys):
+    """A cache of diffusers between denoising steps; fields are those of its configuration class."""
+
+    method: CacheMethod = Field("none", description="What is taken from earlier steps. Changes outputs.")
+    threshold: float | None = Field(
+        None, ge=0, description="Largest change for which a step is skipped (`first_block`, `mag`); 0: none is skipped."
+    )
+    max_skip_steps: _Steps | None = Field(None, description="Steps that `mag` skips in a row, at most.")
+    retention_ratio: float | None = Field(None, ge=0, le=1, description="Share of first steps that `mag` computes.")
+    mag_ratios: Annotated[list[float], Field(min_length=1, max_length=1000)] | None = Field(
+        None, description="Ratios of the checkpoint for `mag`, as its calibration in diffusers prints them."
+    )
+    cache_interval: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        None, description="Steps from one that `taylorseer` computes to the next."
+    )
+    disable_cache_before_step: _Steps | None = Field(None, description="First steps that `taylorseer` computes.")
+    disable_cache_after_step: _Steps | None = Field(None, description="Step from which `taylorseer` computes all.")
+    max_order: Annotated[int, Field(ge=0, le=10)] | None = Field(None, description="Order of `taylorseer`.")
+    spatial_attention_block_skip_range: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        None, description="Steps from one in which self-attention is computed to the next."
+    )
+    spatial_attention_timestep_skip_range: _Timesteps | None = Field(
+        None, description="Timesteps between which self-attention may be skipped."
+    )
+    cross_attention_block_skip_range: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        None, description="Steps from one in which cross-attention is computed to the next."
+    )
+    cross_attention_timestep_skip_range: _Timesteps | None = Field(
+        None, description="Timesteps between which cross-attention may be skipped."
+    )
+
+
+class AccelerationKeys(StrictKeys):
+    """Keys of a diffusers pipeline that trade exactness, or time at the start, for speed."""
+
+    cache: Annotated[StepCache, DIFFUSERS_ONLY] = Field(
+        default_factory=lambda: StepCache.model_validate({}),
+        description="What denoising steps take from earlier ones instead of computing it.",
+    )
+
+
 class ParallelKeys(StrictKeys):
     """Keys of a diffusers pipeline that share its work between devices."""
 

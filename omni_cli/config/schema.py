@@ -16,11 +16,11 @@ from pydantic import Field, PrivateAttr, StringConstraints
 from pydantic.fields import FieldInfo
 
 from omni_cli.config.key_notes import DIFFUSERS_ONLY, VLLM_ONLY, Backend, KeyNotes, StrictKeys, has_effect
-from omni_cli.config.pipeline_keys import ArgumentName, Dtype, MemoryKeys, ParallelKeys, Ranks
+from omni_cli.config.pipeline_keys import AccelerationKeys, ArgumentName, Dtype, MemoryKeys, ParallelKeys, Ranks
 from omni_cli.families import BUILTIN_PREFIX, builtins
 
 CudagraphMode = Literal["none", "piecewise", "full", "full_decode_only", "full_and_piecewise"]
-Execution = Literal["eager", "compile", "cudagraph"]
+Execution = Literal["eager", "compile", "cudagraph", "compile_cudagraph"]
 OutputCopy = Literal["async", "sync"]
 Batching = Literal["exact", "stacked", "padded"]
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -226,7 +226,7 @@ class ImageSize(StrictKeys):
     width: Pixels | None = Field(None, description="Width of the image in pixels.")
 
 
-class DiffusionStageConfig(ParallelKeys, MemoryKeys, ImageSize, _Stage):
+class DiffusionStageConfig(AccelerationKeys, ParallelKeys, MemoryKeys, ImageSize, _Stage):
     """A diffusion stage: a fixed number of denoising steps, on vLLM or on a diffusers pipeline."""
 
     kind: Annotated[Literal["diffusion"], _KIND] = Field(description="Denoises in a fixed number of steps.")
@@ -240,7 +240,11 @@ class DiffusionStageConfig(ParallelKeys, MemoryKeys, ImageSize, _Stage):
         le=1000,
         description="Frames per second of a video; passed to pipelines whose call takes it. Default: the pipeline's.",
     )
-    execution: Execution = Field("eager", description="Execution mode of a denoising step.")
+    execution: Annotated[Execution, KeyNotes(values={"vllm": ("eager", "compile", "cudagraph")})] = Field(
+        "eager",
+        description="Execution mode of a denoising step: as Python, with compiled blocks, from a CUDA graph, or from a "
+        "CUDA graph over compiled blocks (diffusers only).",
+    )
     batching: Annotated[Batching, KeyNotes(values={"vllm": ("exact", "padded"), "diffusers": ("exact", "stacked")})] = (
         Field(
             "exact",

@@ -11,6 +11,7 @@ from omni_cli.config import chain
 from omni_cli.config.diagnostics import Diagnostic
 from omni_cli.config.key_notes import Backend, has_effect, notes_on
 from omni_cli.config.messages import describe_error, is_misspelt, missing_key, to_path, unknown_key, value_at
+from omni_cli.config.pipeline_keys import CACHE_FIELDS, CACHES_BETWEEN_BLOCKS
 from omni_cli.config.roles import family_of_model, stage_model
 from omni_cli.config.schema import (
     MAX_STAGES,
@@ -28,7 +29,8 @@ Checked = TypeVar("Checked", bound=BaseModel)
 Default = TypeVar("Default")
 _GROUP_KEYS = frozenset({"offload_type", "num_blocks_per_group", "use_stream", "exclude_modules"})
 # Compiled blocks stay whole while a model is offloaded between its calls.
-_IN_PLACE = {("cudagraph", offload) for offload in ("model", "sequential", "group")} | {
+_GRAPHS = ("cudagraph", "compile_cudagraph")
+_IN_PLACE = {(mode, offload) for mode in _GRAPHS for offload in ("model", "sequential", "group")} | {
     ("compile", "sequential"),
     ("compile", "group"),
 }
@@ -232,6 +234,7 @@ class _Checker:
     def _check_diffusion(self, path: Path, stage: Mapping[str, object]) -> None:
         self._check_offload(path, stage)
         self._check_context_parallel(path, stage)
+        self._check_cache(path, stage)
         for key in ("tensor_parallel_size", "pipeline_parallel_size"):
             if stage.get("backend") == "vllm" and _integer(stage, key, 1) > 1:
                 message = f"`{key}` cannot be {stage[key]}: a diffusion stage on vLLM runs on one device"
@@ -263,6 +266,29 @@ class _Checker:
             if stage.get(key, value) != value:
                 message = f"`{key}: {visible(str(stage[key]), 80)}` cannot be used with `context_parallel`"
                 self._add((*path[:-1], key), message, f"write `{key}: {value}`, or remove `context_parallel`")
+
+    def _check_cache(self, path: Path, stage: Mapping[str, object]) -> None:
+        keys, path = _mapping(stage, "cache"), (*path, "cache")
+        method = keys.get("method", "none")
+        if not isinstance(method, str) or method not in CACHE_FIELDS:
+            return  # reported by the schema
+        for key in keys.keys() - {"method", *CACHE_FIELDS[method]}:
+            with_it = [f"`{name}`" for name, fields in CACHE_FIELDS.items() if key in fields]
+            if with_it:
+                message = f"`{key}` has no effect with `method: {method}`"
+                self._add((*path, key), message, f"it belongs to {', '.join(with_it)}", at_key=True)
+        if method == "mag" and "mag_ratios" not in keys:
+            message = "`method: mag` needs `mag_ratios`, which differ between checkpoints"
+            self._add((*path, "method"), message, "diffusers' `MagCacheConfig(calibrate=True)` prints them")
+        if method == "none":
+            return
+        execution = stage.get("execution", "eager")
+        if execution in _GRAPHS or (execution == "compile" and method not in CACHES_BETWEEN_BLOCKS):
+            message = f"`execution: {execution}` cannot be used with the cache `{method}`, which decides in each step"
+            self._add((*path[:-1], "execution"), message, "write `execution: eager`, or remove `cache`")
+        if stage.get("batching") == "stacked":
+            message = "`batching: stacked` cannot be used with `cache`: requests would decide for each other"
+            self._add((*path[:-1], "batching"), message, "write `batching: exact`, or remove `cache`")
 
     def _check_offload(self, path: Path, stage: Mapping[str, object]) -> None:
         offload = stage.get("offload", "none")

@@ -28,10 +28,10 @@ def check_supported(config: DiffusionStageConfig) -> None:
 
 def check_device(config: DiffusionStageConfig, device: str) -> None:
     """Raise `StageError` if the stage's execution mode needs another device than `device`."""
-    if config.execution == "cudagraph":
+    if config.execution in ("cudagraph", "compile_cudagraph"):
         from omni_cli.execution.denoiser import require_cuda
 
-        require_cuda(stage=config.name, device=device)
+        require_cuda(stage=config.name, device=device, execution=config.execution)
 
 
 def prepare_execution(pipeline: object, config: DiffusionStageConfig, device: str) -> Denoiser | None:

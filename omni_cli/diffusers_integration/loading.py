@@ -22,6 +22,7 @@ from omni_cli.diffusers_integration.signature import (
     signature_of,
     signature_of_pipeline,
 )
+from omni_cli.diffusers_integration.step_cache import check_cache
 from omni_cli.errors import CheckpointError, OmniError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def load_pipeline(
     """Load the pipeline at `model` (folder or Hugging Face repo id) to the host, without its `unused_parts`.
 
     Raises `CheckpointError` for a missing or broken folder and for a pipeline that cannot run here, and `StageError`
-    for a stage's key that the pipeline cannot follow.
+    or `UsageError` for a stage's key that the pipeline cannot follow.
     """
     import torch
     from diffusers import DiffusionPipeline
@@ -57,6 +58,7 @@ def load_pipeline(
             if parts:
                 check_parts(config, folder, classes)
                 check_denoiser(config, folder, classes)
+                check_cache(config, folder, classes)
             dtypes = {name: getattr(torch, value) for name, value in (("default", dtype), *config.torch_dtype.items())}
             models = _load_models(used, classes, dtypes)
             if (folder / MODULAR_INDEX) == index_file(folder):

@@ -11,7 +11,7 @@ from typing import Any
 from omni_cli.compat.parallel_on_cpu import one_device_at_least
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.memory import Parts
-from omni_cli.errors import StageError
+from omni_cli.errors import UsageError
 from omni_cli.text import suggest
 
 # The models that run in each step, by diffusers' names; Wan 2.2 has two.
@@ -21,9 +21,8 @@ _WITHOUT_SUMS = frozenset({"native"})
 
 
 def check_denoiser(config: DiffusionStageConfig, folder: Path, parts: Parts) -> None:
-    """Raise `StageError` for parallel keys that the models in `folder` cannot follow, before weights are read."""
+    """Raise `UsageError` for parallel keys that the models in `folder` cannot follow, before weights are read."""
     from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
-    from diffusers.models.modeling_utils import ModelMixin
 
     backend, ranks = config.attention_backend, config.num_ranks
     if backend is None and ranks == 1:
@@ -31,13 +30,13 @@ def check_denoiser(config: DiffusionStageConfig, folder: Path, parts: Parts) -> 
     names = [each.value for each in AttentionBackendName]
     if backend is not None and backend not in names:
         raise _refusal(config, f"diffusers has no attention backend `{backend}`", suggest(backend, names))
-    denoisers = {name: parts[name] for name in _DENOISERS if issubclass(parts.get(name, object), ModelMixin)}
-    if not denoisers:
+    models = denoiser_classes(parts)
+    if not models:
         raise _refusal(config, "`attention_backend` and `context_parallel` need a pipeline with a transformer")
     if ranks == 1:
         return
     shared = config.context_parallel
-    for name, model in denoisers.items():
+    for name, model in models.items():
         if not getattr(model, "_cp_plan", None):
             raise _refusal(
                 config,
@@ -63,8 +62,8 @@ def check_denoiser(config: DiffusionStageConfig, folder: Path, parts: Parts) -> 
         )
 
 
-def _refusal(config: DiffusionStageConfig, why: str, hint: str | None = None) -> StageError:
-    return StageError(f"stage `{config.name}`: {why}", stage=config.name, hint=hint)
+def _refusal(config: DiffusionStageConfig, why: str, hint: str | None = None) -> UsageError:
+    return UsageError(f"stage `{config.name}`: {why}", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -90,14 +89,14 @@ def new_meeting_place() -> Path:
 
 
 def start_sharing(pipeline: Any, config: DiffusionStageConfig, rank: Rank, device: str) -> None:
-    """Set the denoiser's attention backend, and share its work with the other ranks. Raises `StageError`."""
+    """Set the denoiser's attention backend, and share its work with the other ranks. Raises `UsageError`."""
     import torch
     from diffusers import ContextParallelConfig
 
-    denoisers = list(_denoisers(pipeline))
+    models = list(denoisers(pipeline))
     try:
         if config.attention_backend is not None:
-            for model in denoisers:
+            for model in models:
                 model.set_attention_backend(config.attention_backend)
         if config.num_ranks == 1:
             return
@@ -112,7 +111,7 @@ def start_sharing(pipeline: Any, config: DiffusionStageConfig, rank: Rank, devic
             rank=rank.number,
             world_size=config.num_ranks,
         )
-        for model in denoisers:
+        for model in models:
             with one_device_at_least():
                 model.enable_parallelism(
                     config=ContextParallelConfig(**config.context_parallel.model_dump(exclude_none=True))
@@ -137,7 +136,7 @@ def sharing_of(pipeline: Any, config: DiffusionStageConfig) -> dict[str, object]
     values: dict[str, object] = {}
     if config.attention_backend is None and config.num_ranks == 1:
         return values
-    for model in _denoisers(pipeline):
+    for model in denoisers(pipeline):
         processors = [getattr(module, "processor", None) for module in model.modules()]
         backends = {each._attention_backend for each in processors if each and hasattr(each, "_attention_backend")}
         if backends:
@@ -150,7 +149,15 @@ def sharing_of(pipeline: Any, config: DiffusionStageConfig) -> dict[str, object]
     return values
 
 
-def _denoisers(pipeline: Any) -> Iterator[Any]:
+def denoiser_classes(parts: Parts) -> dict[str, type[Any]]:
+    """The classes of the models that run in each step, by the names of their components."""
+    from diffusers.models.modeling_utils import ModelMixin
+
+    return {name: parts[name] for name in _DENOISERS if issubclass(parts.get(name, object), ModelMixin)}
+
+
+def denoisers(pipeline: Any) -> Iterator[Any]:
+    """The models of a pipeline that run in each step."""
     from diffusers.models.modeling_utils import ModelMixin
 
     models = (getattr(pipeline, name, None) for name in _DENOISERS)

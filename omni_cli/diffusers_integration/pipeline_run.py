@@ -120,9 +120,18 @@ class PipelineRunner:
     """
 
     def __init__(
-        self, pipeline: Any, call: PipelineCall, clock: Clock, output_copy: OutputCopy, prompt_cache_entries: int
+        self,
+        pipeline: Any,
+        call: PipelineCall,
+        clock: Clock,
+        output_copy: OutputCopy,
+        prompt_cache_entries: int,
+        *,
+        on_start: Callable[[int | None], None],
     ) -> None:
+        """`on_start` is called with the number of denoising steps before each call."""
         self._pipeline = pipeline
+        self._on_start = on_start
         self._call = call
         self._clock = clock
         self._output_copy = output_copy
@@ -164,6 +173,7 @@ class PipelineRunner:
         Exceptions of `on_step` and of the pipeline propagate, with the pipeline ready for its next call.
         """
         arguments = self._arguments(requests)
+        self._on_start(requests[0].num_inference_steps)
         self._marks = marks = _Marks(self._clock.mark())
         try:
             made = self._pipeline(**arguments, **self._callback(marks, requests[0], on_step))

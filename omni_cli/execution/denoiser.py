@@ -1,4 +1,4 @@
-"""The three execution modes of a denoiser's forward, one object each, chosen once when a stage loads.
+"""The execution modes of a denoiser's forward, one object each, chosen once when a stage loads.
 
 `forward` is replaced, not the module: weights keep their names, and hooks on the module see every call.
 """
@@ -19,6 +19,7 @@ from omni_cli.config.schema import Execution
 from omni_cli.errors import StageError
 from omni_cli.execution.engagement import ExecutionCounters
 from omni_cli.execution.graphs import MAX_GRAPHS, GraphBackend, GraphManager
+from omni_cli.execution.operation_watch import unwatched
 
 
 class Denoiser:
@@ -58,20 +59,24 @@ class EagerDenoiser(Denoiser):
 
 
 class _ReplacedForward(Denoiser):
-    """A module whose `forward` is replaced by another callable."""
+    """A module of which it, or some of its parts, have another callable as `forward`."""
 
     _is_eager = False
 
-    def _replace(self, forward: Callable[..., object]) -> None:
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module)
+        self._own_forwards: list[tuple[torch.nn.Module, Callable[..., object] | None]] = []
+
+    def _replace(self, module: torch.nn.Module, forward: Callable[..., object]) -> None:
         # diffusers' hooks also set `forward` on the instance; otherwise it is the class's.
-        self._own_forward = vars(self._module).get("forward")
-        original = self._module.forward
+        self._own_forwards.append((module, vars(module).get("forward")))
+        original = module.forward
 
         @functools.wraps(original)
         def replaced(*args: object, **kwargs: object) -> object:
             return (original if self._is_eager else forward)(*args, **kwargs)
 
-        self._module.forward = replaced
+        module.forward = replaced
 
     @contextmanager
     def eagerly(self) -> Iterator[None]:
@@ -83,9 +88,10 @@ class _ReplacedForward(Denoiser):
 
     def close(self) -> None:
         self.forget()
-        del self._module.forward
-        if self._own_forward is not None:
-            self._module.forward = self._own_forward
+        for module, own in reversed(self._own_forwards):
+            del module.forward
+            if own is not None:
+                module.forward = own
 
 
 class GraphDenoiser(_ReplacedForward):
@@ -98,9 +104,15 @@ class GraphDenoiser(_ReplacedForward):
     ) -> None:
         super().__init__(module)
         self.graphs = GraphManager(
-            module, backend, stage=stage, device=device, counters=self.counters, max_graphs=max_graphs
+            module,
+            backend,
+            stage=stage,
+            device=device,
+            counters=self.counters,
+            max_graphs=max_graphs,
+            execution=self.execution,
         )
-        self._replace(self.graphs)
+        self._replace(module, self.graphs)
 
     def forget(self) -> None:
         self.graphs.clear()
@@ -122,11 +134,12 @@ class CompiledDenoiser(_ReplacedForward):
         self._running = False
         self._blocks = repeated_blocks(module)
         self.counters.compiled_regions = len(self._blocks) or 1
+        # Not `block.compile`, which would compile the hooks of the block too, and a cache's decide in Python.
         for block in self._blocks:
-            block.compile(fullgraph=True, dynamic=dynamic)
+            self._replace(block, unwatched(torch.compile(block.forward, fullgraph=True, dynamic=dynamic)))
         forward = module.forward
-        self._call = forward if self._blocks else torch.compile(forward, fullgraph=True, dynamic=dynamic)
-        self._replace(self._run)
+        self._call = forward if self._blocks else unwatched(torch.compile(forward, fullgraph=True, dynamic=dynamic))
+        self._replace(module, self._run)
         # torch reports every compilation to every listener; those during our calls are ours.
         _callbacks().register_start_callback(self._on_compile_start)
         _callbacks().register_end_callback(self._on_compile_end)
@@ -154,24 +167,34 @@ class CompiledDenoiser(_ReplacedForward):
         if re.search(r"/0\b", str(compilation.compile_id)) is None:
             self.counters.recompiles += 1
 
-    @contextmanager
-    def eagerly(self) -> Iterator[None]:
-        compiled = [block._compiled_call_impl for block in self._blocks]
-        with super().eagerly():
-            for block in self._blocks:
-                block._compiled_call_impl = None
-            try:
-                yield
-            finally:
-                for block, call in zip(self._blocks, compiled, strict=True):
-                    block._compiled_call_impl = call
-
     def close(self) -> None:
         _callbacks().remove_start_callback(self._on_compile_start)
         _callbacks().remove_end_callback(self._on_compile_end)
-        for block in self._blocks:
-            block._compiled_call_impl = None
         super().close()
+
+
+class CompiledGraphDenoiser(GraphDenoiser):
+    """Replays CUDA graphs of a forward whose blocks are compiled: fewer kernels, and no launches from the host."""
+
+    execution: Execution = "compile_cudagraph"
+
+    def __init__(
+        self, module: torch.nn.Module, backend: GraphBackend, *, stage: str, device: torch.device, max_graphs: int
+    ) -> None:
+        self._compiled = CompiledDenoiser(module, stage=stage, dynamic=None)
+        super().__init__(module, backend, stage=stage, device=device, max_graphs=max_graphs)
+        regions = self._compiled.counters.compiled_regions
+        self._compiled.counters = self.counters
+        self.counters.compiled_regions = regions
+
+    @contextmanager
+    def eagerly(self) -> Iterator[None]:
+        with super().eagerly(), self._compiled.eagerly():
+            yield
+
+    def close(self) -> None:
+        super().close()
+        self._compiled.close()
 
 
 def prepare_denoiser(
@@ -192,10 +215,10 @@ def prepare_denoiser(
         return EagerDenoiser(module)
     if mode == "compile":
         return CompiledDenoiser(module, stage=stage, dynamic=dynamic)
-    require_cuda(stage=stage, device=device)
+    require_cuda(stage=stage, device=device, execution=mode)
     if getattr(module, "is_cache_enabled", False):
         raise StageError(
-            f"stage `{stage}`: `execution: cudagraph` cannot capture {type(module).__name__} with a cache of "
+            f"stage `{stage}`: `execution: {mode}` cannot capture {type(module).__name__} with a cache of "
             "diffusers, which decides in each step what to compute",
             stage=stage,
             hint="call `disable_cache()` on it first",
@@ -204,10 +227,11 @@ def prepare_denoiser(
 
     index = torch.device(device).index
     exact = torch.device("cuda", torch.cuda.current_device() if index is None else index)
-    return GraphDenoiser(module, CudaGraphBackend(exact), stage=stage, device=exact, max_graphs=max_graphs)
+    graphed = GraphDenoiser if mode == "cudagraph" else CompiledGraphDenoiser
+    return graphed(module, CudaGraphBackend(exact), stage=stage, device=exact, max_graphs=max_graphs)
 
 
-def require_cuda(*, stage: str, device: str) -> None:
+def require_cuda(*, stage: str, device: str, execution: Execution = "cudagraph") -> None:
     """Raise `StageError` unless `device` is a CUDA device of this machine."""
     lack = None
     if not torch.cuda.is_available():
@@ -216,7 +240,7 @@ def require_cuda(*, stage: str, device: str) -> None:
         lack = f"the stage runs on `{device}`"
     if lack is not None:
         raise StageError(
-            f"stage `{stage}`: `execution: cudagraph` needs a CUDA device, and {lack}",
+            f"stage `{stage}`: `execution: {execution}` needs a CUDA device, and {lack}",
             stage=stage,
             hint=f"--set {stage}.execution=eager",
         )

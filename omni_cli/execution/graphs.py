@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from omni_cli.config.schema import Execution
 from omni_cli.errors import StageError
 from omni_cli.execution.engagement import ExecutionCounters
 from omni_cli.execution.graph_inputs import (
@@ -108,6 +109,7 @@ class GraphManager:
         max_graphs: int = MAX_GRAPHS,
         num_warmups: int = NUM_WARMUPS,
         clone_outputs: bool = True,
+        execution: Execution = "cudagraph",
     ) -> None:
         self._module = module
         self._forward: Callable[..., object] = module.forward
@@ -119,6 +121,7 @@ class GraphManager:
         self._max_graphs = max_graphs
         self._num_warmups = num_warmups
         self._clone_outputs = clone_outputs
+        self._execution = execution
         self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
         self._captures_in_a_row = 0
         self._last_captured: dict[str, str] = {}
@@ -177,6 +180,8 @@ class GraphManager:
                     return run()
 
             graph, outputs = self._backend.capture(watched)
+        except StageError:
+            raise  # of a region that cannot be compiled
         except Exception as error:  # noqa: BLE001 - models and CUDA raise anything; converted to the stage's error
             # The frames of the calls hold their tensors.
             raise self._failed(error, watch) from None
@@ -255,7 +260,7 @@ class GraphManager:
 
     def _error(self, message: str, details: str | None = None) -> StageError:
         return StageError(
-            f"stage `{self._stage}`: `execution: cudagraph` {message}",
+            f"stage `{self._stage}`: `execution: {self._execution}` {message}",
             stage=self._stage,
             hint=f"--set {self._stage}.execution=eager",
             details=details,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 
 _LIBRARY = str(Path(torch.__file__).parent)
 
@@ -50,6 +52,11 @@ class OperationWatch(TorchDispatchMode):
             result = self._without_random_numbers(func, args, kwargs)
         else:
             result = func(*args, **kwargs)
+        self.note(inputs, result)
+        return result
+
+    def note(self, inputs: list[torch.Tensor], result: object) -> None:
+        """Record what an operation, or a region of several, read and made."""
         for tensor in inputs:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._made:
@@ -57,7 +64,6 @@ class OperationWatch(TorchDispatchMode):
         for tensor in _tensors(result):
             if tensor.untyped_storage()._cdata not in self.external:
                 self._made.add(tensor.untyped_storage()._cdata)
-        return result
 
     def _has_kernel(self, func: Any) -> bool:
         """Tell whether the device has a kernel of its own for it, as for fused norms: it runs, and not the parts."""
@@ -90,6 +96,25 @@ class OperationWatch(TorchDispatchMode):
     def _generator_states(self) -> list[torch.Tensor]:
         states = [torch.get_rng_state()]
         return [*states, torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else states
+
+
+def unwatched(region: Callable[..., object]) -> Callable[..., object]:
+    """Return compiled code that hides its operations from a watch: under one, torch would run them uncompiled.
+
+    The watch sees what goes in and comes out. Weights that only the region reads must live as long as its module.
+    """
+
+    @functools.wraps(region)
+    def run(*args: object, **kwargs: object) -> object:
+        watch = _get_current_dispatch_mode()
+        if not isinstance(watch, OperationWatch):
+            return region(*args, **kwargs)
+        with _disable_current_modes():
+            result = region(*args, **kwargs)
+        watch.note(_tensors((args, kwargs)), result)
+        return result
+
+    return run
 
 
 def _shape_depends_on_values(func: Any, args: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniError, OutputError, StageError
+from omni_cli.errors import CheckpointError, DeadlineError, InputError, OmniError, OutputError, StageError, UsageError
 from omni_cli.outputs import Message
 from omni_cli.stage.recording import RecordingCommand, RecordingReport
 
@@ -135,11 +135,12 @@ class StageReady(msgspec.Struct, frozen=True, tag=True):
     engagement: dict[str, float] = {}
 
 
-FailureKind = Literal["input", "checkpoint", "output", "deadline", "stage"]
+FailureKind = Literal["input", "checkpoint", "output", "usage", "deadline", "stage"]
 _KINDS: Mapping[FailureKind, type[OmniError]] = {
     "input": InputError,
     "checkpoint": CheckpointError,
     "output": OutputError,
+    "usage": UsageError,  # after its subclasses
     "deadline": DeadlineError,
 }
 

@@ -156,7 +156,7 @@ class Recorder:
     def _marks_modules(self) -> bool:
         """Tell whether modules can be marked: hooks split a compiled model, and graph replays bypass them."""
         effective: dict[str, object] = self._stage.effective
-        return effective.get("execution") != "compile" and effective.get("cudagraph_mode", "none") == "none"
+        return "compile" not in str(effective.get("execution")) and effective.get("cudagraph_mode", "none") == "none"
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:

@@ -19,7 +19,7 @@ from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.execution import device_of
 from omni_cli.diffusers_integration.parallel import check_denoiser
-from omni_cli.errors import StageError
+from omni_cli.errors import StageError, UsageError
 from omni_cli.outputs import Event, GenerateRequest, ImageOutput, StageProgress
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two ranks need two CUDA devices, or none")
@@ -125,8 +125,8 @@ def test_tokens_that_cannot_be_divided_fail_alone(start_engine):
     assert "`--set image.context_parallel.ulysses_anything=true`" in results[0].error.hint
 
 
-def refusal(folder: Path, parts: dict[str, type], **keys: Any) -> StageError:
-    with pytest.raises(StageError) as raised:
+def refusal(folder: Path, parts: dict[str, type], **keys: Any) -> UsageError:
+    with pytest.raises(UsageError) as raised:
         check_denoiser(DiffusionStageConfig.named("image", **keys), folder, parts)
     return raised.value
 

@@ -13,7 +13,12 @@ ensure_torchvision_importable()
 from diffusers import FirstBlockCacheConfig, QwenImageTransformer2DModel, UNet2DConditionModel  # noqa: E402
 
 from omni_cli.errors import StageError  # noqa: E402
-from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser, repeated_blocks  # noqa: E402
+from omni_cli.execution.denoiser import (  # noqa: E402
+    CompiledGraphDenoiser,
+    GraphDenoiser,
+    prepare_denoiser,
+    repeated_blocks,
+)
 
 CPU = torch.device("cpu")
 
@@ -177,6 +182,27 @@ def test_compiled_blocks_are_compiled_once_and_give_nearly_the_same(transformer)
     denoise(transformer)
     assert counters.as_dict() == compiled
     denoiser.close()
+    assert all(torch.equal(a, b) for a, b in zip(denoise(transformer), expected, strict=True))
+
+
+@pytest.mark.slow
+def test_a_graph_over_compiled_blocks_holds_the_compiled_code(transformer):
+    torch.compiler.reset()
+    expected = denoise(transformer)
+    denoiser = CompiledGraphDenoiser(transformer, FakeBackend(), stage="image", device=CPU, max_graphs=4)
+    made = denoise(transformer)
+    assert max((a - b).abs().max().item() for a, b in zip(made, expected, strict=True)) < 1e-5
+    counters = denoiser.counters
+    # Two lengths of text, so two graphs; the rehearsal of each runs compiled code as well.
+    assert (counters.graphs_captured, counters.graph_replays, counters.eager_calls) == (2, 6, 0)
+    assert counters.compiled_regions == 2 and 1 <= counters.compiled_graphs <= 3
+    weights = {weight.untyped_storage()._cdata for weight in transformer.transformer_blocks.parameters()}
+    seen = {storage._cdata for graph in denoiser.graphs._graphs.values() for storage in graph.external}
+    assert seen and not seen & weights, "the blocks ran as single operations"
+    with denoiser.eagerly():
+        assert all(torch.equal(a, b) for a, b in zip(denoise(transformer), expected, strict=True))
+    denoiser.close()
+    assert "forward" not in vars(transformer) and "forward" not in vars(transformer.transformer_blocks[0])
     assert all(torch.equal(a, b) for a, b in zip(denoise(transformer), expected, strict=True))
 
 

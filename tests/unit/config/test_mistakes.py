@@ -304,6 +304,30 @@ SINGLE = {
         "11:16 'compile': `execution: compile` cannot be used with `context_parallel`"
         " (write `execution: eager`, or remove `context_parallel`)",
     ),
+    "a threshold without a cache": (
+        ("    backend: vllm\n", "    cache: {threshold: 0.1}\n"),
+        "11:13 'threshold': `threshold` has no effect with `method: none` (it belongs to `first_block`, `mag`)",
+    ),
+    "a cache without its ratios": (
+        ("    backend: vllm\n", "    cache: {method: mag}\n"),
+        "11:21 'mag': `method: mag` needs `mag_ratios`, which differ between checkpoints"
+        " (diffusers' `MagCacheConfig(calibrate=True)` prints them)",
+    ),
+    "a cache in a graph": (
+        ("    backend: vllm\n", "    cache: {method: first_block}\n    execution: compile_cudagraph\n"),
+        "12:16 'compile_cudagraph': `execution: compile_cudagraph` cannot be used with the cache `first_block`, which"
+        " decides in each step (write `execution: eager`, or remove `cache`)",
+    ),
+    "a cache within compiled blocks": (
+        ("    backend: vllm\n", "    cache: {method: taylorseer}\n    execution: compile\n"),
+        "12:16 'compile': `execution: compile` cannot be used with the cache `taylorseer`, which decides in each step"
+        " (write `execution: eager`, or remove `cache`)",
+    ),
+    "a cache for several requests": (
+        ("    backend: vllm\n", "    cache: {method: first_block}\n    batching: stacked\n"),
+        "12:15 'stacked': `batching: stacked` cannot be used with `cache`: requests would decide for each other"
+        " (write `batching: exact`, or remove `cache`)",
+    ),
     "duplicate key": (
         ("dtype: float32\n", "dtype: float32\ndtype: float16\n"),
         "5:1 'dtype': duplicate key `dtype` (the first one is on line 4)",

@@ -1,0 +1,185 @@
+"""A cache of diffusers between denoising steps: switched on, counted, and refused where it cannot work."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from omni_cli.checkpoints.files import index_file, read_object
+from omni_cli.config.pipeline_keys import CACHE_FIELDS, StepCache
+from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.memory import Parts
+from omni_cli.diffusers_integration.parallel import denoiser_classes, denoisers
+from omni_cli.errors import UsageError
+
+_CONFIGURATIONS = {
+    "first_block": "FirstBlockCacheConfig",
+    "mag": "MagCacheConfig",
+    "taylorseer": "TaylorSeerCacheConfig",
+    "pyramid_attention_broadcast": "PyramidAttentionBroadcastConfig",
+}
+
+
+def check_cache(config: DiffusionStageConfig, folder: Path, parts: Parts) -> None:
+    """Raise `UsageError` for a cache that the models in `folder` cannot have, before weights are read."""
+    import diffusers
+    import torch
+
+    if config.cache.method == "none":
+        return
+    index = index_file(folder)
+    name = read_object(index).get("_class_name") if index is not None else None
+    _check_contexts(config, getattr(diffusers, name, None) if isinstance(name, str) else None)
+    empty = []
+    for name, model in denoiser_classes(parts).items():
+        with torch.device("meta"):
+            empty.append(model.from_config(model.load_config(folder / name)))
+    StepCaches(empty, config, lambda: 0.0)
+
+
+class StepCaches:
+    """The cache of each denoiser of a pipeline, and counts of what came out of it.
+
+    `cached_calls` are calls of the denoiser in which at least one of its parts was not computed;
+    `cached_module_calls` counts these parts: blocks, or their attention.
+    """
+
+    def __init__(self, models: Sequence[Any], config: DiffusionStageConfig, timestep: Callable[[], float]) -> None:
+        """Switch the caches on. Raises `UsageError` for a model that cannot have this one."""
+        self.cached_calls = self.cached_module_calls = 0
+        self._models = models
+        self._config = config
+        self._timestep = timestep
+        self._num_inference_steps = config.num_inference_steps or 1
+        self._skipped = 0
+        self._restore: list[Callable[[], object]] = []
+        self._enable()
+
+    @classmethod
+    def of(cls, pipeline: Any, config: DiffusionStageConfig) -> StepCaches:
+        """The stage's caches in a loaded pipeline. Raises `UsageError` if it cannot have them."""
+        if config.cache.method != "none":
+            _check_contexts(config, type(pipeline))
+        return cls(list(denoisers(pipeline)), config, lambda: float(pipeline._current_timestep))
+
+    def _enable(self) -> None:
+        cache = self._config.cache
+        if cache.method != "none" and not self._models:
+            raise _refusal(self._config, "the pipeline has no transformer")
+        for model in self._models if cache.method != "none" else ():
+            if not hasattr(model, "enable_cache"):
+                raise _refusal(self._config, f"diffusers has no caches for {type(model).__name__}")
+            configuration = self._configuration(cache)
+            try:
+                model.enable_cache(configuration)
+            except (ValueError, IndexError) as error:
+                raise _refusal(self._config, f"{type(model).__name__} cannot have it: {error}") from error
+            hooks = [hook for hook in _hooks_in(model) if type(hook).__module__ == type(configuration).__module__]
+            if not hooks:
+                model.disable_cache()
+                raise _refusal(self._config, f"it finds none of its modules in {type(model).__name__}")
+            for hook in hooks:
+                self._count(hook)
+            self._restore += [model.register_forward_hook(self._note_call).remove, model.disable_cache]
+
+    def _configuration(self, cache: StepCache) -> Any:
+        """The configuration of diffusers' class for this method."""
+        import diffusers
+        import torch
+
+        given = {name: getattr(cache, name) for name in CACHE_FIELDS[cache.method]}
+        given = {name: value for name, value in given.items() if value is not None}
+        match cache.method:
+            case "mag":
+                given["num_inference_steps"] = self._num_inference_steps
+            case "taylorseer":
+                # diffusers' default is bfloat16, whatever the model's type is.
+                given["taylor_factors_dtype"] = torch.float32
+            case "pyramid_attention_broadcast":
+                given["current_timestep_callback"] = self._timestep
+        return getattr(diffusers, _CONFIGURATIONS[cache.method])(**given)
+
+    def _count(self, hook: Any) -> None:
+        reference = hook.fn_ref
+        answer, compute = reference.forward, reference.original_forward
+
+        def answered(*args: object, **kwargs: object) -> object:
+            self._skipped += 1
+            return answer(*args, **kwargs)
+
+        def computed(*args: object, **kwargs: object) -> object:
+            self._skipped -= 1
+            return compute(*args, **kwargs)
+
+        def restore() -> None:
+            reference.forward, reference.original_forward = answer, compute
+
+        reference.forward, reference.original_forward = answered, computed
+        self._restore.append(restore)
+
+    def _note_call(self, *_: object) -> None:
+        self.cached_calls += self._skipped > 0
+        self.cached_module_calls += self._skipped
+        self._skipped = 0
+
+    def start(self, num_inference_steps: int | None) -> None:
+        """Forget earlier requests, those included that ended within their steps."""
+        if self._config.cache.method == "mag" and num_inference_steps not in (None, self._num_inference_steps):
+            assert num_inference_steps is not None
+            self.close()
+            self._num_inference_steps = num_inference_steps
+            self._enable()
+        for model in self._models if self._restore else ():
+            model._reset_stateful_cache()
+        self._skipped = 0
+
+    def close(self) -> None:
+        """Switch the caches off."""
+        while self._restore:
+            self._restore.pop(0)()
+
+    @property
+    def effective(self) -> dict[str, object]:
+        """The cache in effect, read from the denoisers; empty without one."""
+        configurations = [model._cache_config for model in self._models if getattr(model, "_cache_config", None)]
+        methods = {name: method for method, name in _CONFIGURATIONS.items()}
+        for configuration in configurations:
+            method = methods[type(configuration).__name__]
+            fields = {name: getattr(configuration, name) for name in CACHE_FIELDS[method]}
+            plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in fields.items()}
+            return {"cache": {"method": method, **plain}}
+        return {}
+
+    @property
+    def counters(self) -> dict[str, float]:
+        if not self._restore:
+            return {}
+        return {"cached_calls": self.cached_calls, "cached_module_calls": self.cached_module_calls}
+
+
+def _check_contexts(config: DiffusionStageConfig, pipeline_class: type[Any] | None) -> None:
+    """Raise `UsageError` if both halves of guidance would take each other's results.
+
+    Pipelines name the half that they compute, which `pyramid_attention_broadcast` ignores.
+    """
+    kinds = [kind for kind in getattr(pipeline_class, "__mro__", ()) if kind.__module__.startswith("diffusers.")]
+    code = "".join(Path(inspect.getfile(kind)).read_text() for kind in kinds)
+    separates = 'cache_context("uncond"' in code
+    if "cache_context(" not in code or (separates and config.cache.method == "pyramid_attention_broadcast"):
+        name = "the pipeline" if pipeline_class is None else pipeline_class.__name__
+        why = "computes the halves of guidance one after another" if separates else "does not tell it the halves apart"
+        raise _refusal(config, f"{name} {why}")
+
+
+def _hooks_in(model: Any) -> Iterable[Any]:
+    registries = [module._diffusers_hook for module in model.modules() if hasattr(module, "_diffusers_hook")]
+    return (hook for registry in registries for hook in registry.hooks.values())
+
+
+def _refusal(config: DiffusionStageConfig, why: str) -> UsageError:
+    return UsageError(
+        f"stage `{config.name}`: the cache `{config.cache.method}` cannot be used: {why}",
+        hint=f"--set {config.name}.cache.method=none",
+    )

@@ -1,0 +1,140 @@
+"""Step caches of diffusers, against the same pipeline without one and against diffusers' own hooks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.hooks.first_block_cache import FBCHeadBlockHook
+from diffusers.models import QwenImageTransformer2DModel, SanaTransformer2DModel
+
+from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
+from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.diffusers_integration.step_cache import check_cache
+from omni_cli.errors import UsageError
+
+STEPS = 6
+SKIPPING = {
+    "first_block": {"threshold": 1e9},
+    "mag": {"threshold": 10.0, "mag_ratios": [1.0], "retention_ratio": 0.0},
+    "taylorseer": {"cache_interval": 2, "disable_cache_before_step": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def folder() -> str:
+    return resolve_model("builtin:tiny-image")
+
+
+def start(folder: str, **keys: Any) -> DiffusersPipelineExecutor:
+    stage = DiffusionStageConfig.named("image", num_inference_steps=STEPS, height=64, width=64, **keys)
+    return DiffusersPipelineExecutor(stage, folder, "float32", "cpu")
+
+
+def guided(seed: int) -> DiffusionRequest:
+    arguments = {"negative_prompt": "blurry", "true_cfg_scale": 3.0}
+    return DiffusionRequest.from_arguments(str(seed), "a red cat", seed, arguments)
+
+
+def run(executor: DiffusersPipelineExecutor, request: DiffusionRequest, **callbacks: Any) -> DiffusionOutput:
+    (output,) = executor.execute_model(DiffusionSchedulerOutput((request,)), **callbacks).outputs
+    if output.error is not None:
+        raise output.error
+    return output
+
+
+def plain(folder: str, seed: int) -> np.ndarray:
+    pipeline = DiffusionPipeline.from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return np.asarray(
+        pipeline(
+            "a red cat", "blurry", true_cfg_scale=3.0, num_inference_steps=STEPS, height=64, width=64,
+            generator=generator,
+        ).images[0]
+    )  # fmt: skip
+
+
+def test_threshold_0_is_the_exact_run_and_skips_nothing(folder):
+    executor = start(folder, cache={"method": "first_block", "threshold": 0.0})
+    np.testing.assert_array_equal(run(executor, guided(1)).pixels, plain(folder, 1))
+    assert (executor.engagement["cached_calls"], executor.engagement["eager_calls"]) == (0, 2 * STEPS)
+    assert executor.effective["cache"] == {"method": "first_block", "threshold": 0.0}
+    executor.shutdown()
+
+
+def test_skipped_steps_are_those_of_the_hook(folder, monkeypatch):
+    decisions: list[bool] = []
+    decide = FBCHeadBlockHook._should_compute_remaining_blocks
+
+    def noted(self: Any, residual: torch.Tensor) -> bool:
+        decisions.append(decide(self, residual))
+        return decisions[-1]
+
+    monkeypatch.setattr(FBCHeadBlockHook, "_should_compute_remaining_blocks", noted)
+    executor = start(folder, cache={"method": "first_block", "threshold": 1e9})
+    run(executor, guided(1))
+    monkeypatch.undo()
+    blocks = len(executor.pipeline.transformer.transformer_blocks)
+    # The first step of each half of guidance is computed.
+    assert executor.engagement["cached_calls"] == decisions.count(False) == 2 * (STEPS - 1)
+    assert executor.engagement["cached_module_calls"] == decisions.count(False) * (blocks - 1)
+    executor.shutdown()
+
+
+@pytest.mark.parametrize("method", SKIPPING)
+def test_each_cache_engages_and_a_request_takes_nothing_from_those_before(folder, method):
+    executor = start(folder, cache={"method": method, **SKIPPING[method]})
+    alone = run(executor, guided(2)).pixels
+    assert np.abs(alone.astype(int) - plain(folder, 2)).max() > 0
+    counted = executor.engagement
+    assert 0 < counted["cached_calls"] < counted["eager_calls"] <= counted["cached_module_calls"] * 10
+
+    def abort(request_id: str, done: int, _total: int) -> None:
+        if done == 3:
+            executor.abort_requests([request_id])
+
+    aborted = executor.execute_model(DiffusionSchedulerOutput((guided(1),)), on_step=abort).outputs[0]
+    assert aborted.finish_reason == "abort"
+    np.testing.assert_array_equal(run(executor, guided(2)).pixels, alone)
+    executor.shutdown()
+
+
+@pytest.mark.slow
+def test_a_cache_decides_between_compiled_blocks(folder):
+    torch.compiler.reset()
+    keys: dict[str, Any] = {"cache": {"method": "first_block", "threshold": 1e9}}
+    eager, compiled = start(folder, **keys), start(folder, execution="compile", **keys)
+    pixels = [run(executor, guided(3)).pixels.astype(int) for executor in (eager, compiled)]
+    assert np.abs(pixels[0] - pixels[1]).max() <= 1
+    assert compiled.engagement["compiled_graphs"] > 0
+    assert compiled.engagement["cached_calls"] == eager.engagement["cached_calls"] == 2 * (STEPS - 1)
+    for executor in (eager, compiled):
+        executor.shutdown()
+
+
+def test_what_cannot_have_a_cache_is_refused_before_weights_are_read(folder):
+    def refused(parts: dict[str, type], **cache: Any) -> str:
+        with pytest.raises(UsageError) as raised:
+            check_cache(DiffusionStageConfig.named("image", cache=cache), Path(folder), parts)
+        return raised.value.message
+
+    first_block = {"method": "first_block", "threshold": 0.1}
+    start_of = "stage `image`: the cache `first_block` cannot be used: "
+    assert refused({"transformer": SanaTransformer2DModel}, **first_block) == (
+        start_of + "diffusers has no caches for SanaTransformer2DModel"
+    )
+    broadcast = refused({"transformer": QwenImageTransformer2DModel}, method="pyramid_attention_broadcast")
+    assert broadcast.endswith("QwenImagePipeline computes the halves of guidance one after another")
+    assert refused({}, **first_block) == start_of + "the pipeline has no transformer"
+    check_cache(
+        DiffusionStageConfig.named("image", cache=first_block),
+        Path(folder),
+        {"transformer": QwenImageTransformer2DModel},
+    )
