@@ -4,7 +4,8 @@
 
 Needs Python, torch, transformers and diffusers (and what omni-cli itself needs: msgspec, numpy, PyYAML, pydantic), no
 vLLM, no network and no checkpoint. Weights are random and made on the device; Qwen-Image takes 60 GB of its memory.
-`--kinds` measures other models: videos (with sound), images and an edited image (`kinds.py`).
+`--kinds` measures other models: videos (with sound), images and an edited image (`kinds.py`). `--accelerations` adds
+sides with a profile's accelerations, and takes more steps.
 
 For each model four sides are interleaved in one process, A B C D D C B A in each block, over the same weights: the
 plain library call (diffusers' pipeline, transformers' token2wav) and the project's own code
@@ -23,7 +24,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,19 +45,29 @@ from measure import (
     Measured,
     busy_of,
     compare_outputs,
+    counted,
     flops_of,
     interleave,
     matmul_rate,
     note_repeats,
     start,
 )
-from models import Model, PipelineModel, Token2WavModel, models
-from sides import PLAIN, ExecutorPipeline, PlainPipeline, Side, Token2Wav
+from models import Model, PipelineModel, Token2WavModel, longer, models
+from sides import (
+    ACCELERATIONS,
+    EXECUTIONS,
+    PLAIN,
+    ExecutorPipeline,
+    PlainPipeline,
+    Side,
+    Token2Wav,
+    name_of,
+    settings_of,
+)
 
 from omni_cli.record import Record, StoppingPlan, Variant, save_record, workload_fingerprint
 from omni_cli.stats.summary import summarise
 
-EXECUTIONS = ("eager", "compile", "cudagraph")
 MIN_BLOCKS = 8
 BATCH_SIZE = 4
 LAUNCH_BOUND = ("sana-0.6b", "sana-1.6b")
@@ -67,6 +78,9 @@ def main() -> int:
     started = time.perf_counter()
     device = torch.device(options.device)
     named = (kinds if options.kinds else models)(tiny=options.tiny)
+    if options.accelerations:
+        named = {**models(tiny=options.tiny), **kinds(tiny=options.tiny)}
+        named = {name: longer(model) for name, model in named.items() if isinstance(model, PipelineModel)}
     unknown = sorted({*options.only} - named.keys())
     if unknown:
         raise SystemExit(f"no model {', '.join(unknown)}; there are {', '.join(named)}")
@@ -77,7 +91,9 @@ def main() -> int:
         # The rest in equal parts, so that a fast model leaves more to the others.
         left = options.time_budget - (time.perf_counter() - started)
         until = time.perf_counter() + left / (len(chosen) - number)
-        text, reached = measure(model, device, options, until, with_copies=number == 0 and not options.kinds)
+        text, reached = measure(
+            model, device, options, until, with_copies=number == 0 and not (options.kinds or options.accelerations)
+        )
         lines += text
         found += reached
         _empty(device)
@@ -99,9 +115,9 @@ def measure(
     if sides[0].error is not None:
         raise SystemExit(f"{model.name} does not run at all: {sides[0].error}")
     _say(f"{model.name}: made in {made_s:.1f} s, first call {sides[0].first_call_s:.1f} s")
-    for mode in EXECUTIONS:
-        sides.append(start(f"execution={mode}", lambda mode=mode: _ours(model, base, options.device, mode), device))
-        _say(f"{model.name}: {mode}: {sides[-1].error or f'first call {sides[-1].first_call_s:.1f} s'}")
+    for keys in (*EXECUTIONS, *(ACCELERATIONS if options.accelerations else ())):
+        sides.append(start(name_of(keys), lambda keys=keys: _ours(model, base, options.device, keys), device))
+        _say(f"{model.name}: {sides[-1].name}: {sides[-1].error or f'first call {sides[-1].first_call_s:.1f} s'}")
     by_name = {measured.name: measured for measured in sides}
 
     def save() -> Record:
@@ -145,7 +161,9 @@ def _measure_copies(
     batch = [
         start(
             f"output_copy={copy}",
-            lambda copy=copy: ExecutorPipeline(model, base, options.device, mode, copy, batch_size=BATCH_SIZE),
+            lambda copy=copy: ExecutorPipeline(
+                model, base, options.device, {"execution": mode, "output_copy": copy}, batch_size=BATCH_SIZE
+            ),
             device,
         )
         for copy in ("sync", "async")
@@ -184,10 +202,10 @@ def _plain(model: Model, base: Any, device: str) -> Side:
     return PlainPipeline(model, base) if isinstance(model, PipelineModel) else Token2Wav(model, base, device, None)
 
 
-def _ours(model: Model, base: Any, device: str, execution: str) -> Side:
+def _ours(model: Model, base: Any, device: str, keys: Mapping[str, Any]) -> Side:
     if isinstance(model, PipelineModel):
-        return ExecutorPipeline(model, base, device, execution)
-    return Token2Wav(model, base, device, execution)
+        return ExecutorPipeline(model, base, device, keys)
+    return Token2Wav(model, base, device, keys["execution"])
 
 
 def _note_roofline(sides: list[Measured], device: torch.device) -> None:
@@ -252,7 +270,6 @@ def workload_of(model: Model) -> dict[str, Any]:
 
 
 def variant_of(measured: Measured) -> Variant:
-    execution = {} if measured.name == PLAIN else {"execution": measured.name.partition("=")[2]}
     effective: dict[str, Any] = {"first_call_s": measured.first_call_s, **measured.notes}
     if measured.side is not None:
         effective |= {"engagement": measured.side.counters(), **measured.side.effective()}
@@ -263,7 +280,7 @@ def variant_of(measured: Measured) -> Variant:
     if measured.denoiser_max_abs_diff is not None:
         effective["denoiser_max_abs_diff"] = measured.denoiser_max_abs_diff
     variant = Variant(
-        name=measured.name, settings=execution, effective=effective, samples=tuple(measured.samples),
+        name=measured.name, settings=settings_of(measured.name), effective=effective, samples=tuple(measured.samples),
         memory=measured.memory, output_sha256=measured.output_sha256, error=measured.error,
     )  # fmt: skip
     return _with_summary(variant)
@@ -321,6 +338,8 @@ def _lines(model: Model, made_s: float, sides: dict[str, Measured], record: Reco
             text.append(f"ratio to plain {comparison.ratio:.4f} ({comparison.verdict})")
         repeats = [f"{key} {value:g}" for key, value in measured.notes.items() if key.startswith("waveform")]
         text += [*repeats, f"first call {measured.first_call_s:.1f} s", f"difference {_differences(measured)}"]
+        text += [f"{key} {value:.4g}" for key, value in measured.notes.items() if key in ("psnr_db", "ssim")]
+        text += counted(measured)
         if measured.memory.peak_allocated_bytes:
             text.append(f"peak {measured.memory.peak_allocated_bytes / 2**30:.2f} GiB")
             text.append(f"reserved {measured.memory.peak_reserved_bytes / 2**30:.2f} GiB")
@@ -367,6 +386,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="small models, to try the script")
     parser.add_argument("--only", action="append", default=[], help="a model, repeatable; default: all")
     parser.add_argument("--kinds", action="store_true", help="Wan 2.2, LTX-2, Z-Image, FLUX.2 klein, Qwen-Image-Edit")
+    parser.add_argument("--accelerations", action="store_true", help="images and videos of both, with more sides")
     parser.add_argument("--blocks", type=int, help=f"per model; a verdict needs {MIN_BLOCKS}; default: 8 or 16")
     parser.add_argument("--copy-blocks", type=int, default=12)
     parser.add_argument("--time-budget", type=float, default=420.0, help="seconds; blocks are left out after that")

@@ -15,6 +15,7 @@ import torch
 from sides import Call, Side
 
 from omni_cli.record import Memory, Sample
+from omni_cli.stats.output_quality import quality_of, worst_of
 
 OUTPUT_SEEDS = (0, 1)
 
@@ -118,12 +119,34 @@ def compare_outputs(sides: Sequence[Measured], reference: Measured) -> None:
         measured.notes["output_std"] = float(np.std(found[0][0], dtype=np.float32))
         measured.notes["denoiser_output_std"] = float(np.std(found[0][1]))
         measured.notes["max_abs_diff"] = measured.max_abs_diff
+        measured.notes |= worst_of(_quality(a, b) for (a, _), (b, _) in zip(found, expected, strict=True))
         measured.notes["relative_difference"] = max(
             relative(a, b) for (a, _), (b, _) in zip(found, expected, strict=True)
         )
         measured.notes["denoiser_relative_difference"] = max(
             relative(a, b) for (_, a), (_, b) in zip(found, expected, strict=True)
         )
+
+
+def _quality(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
+    """PSNR and SSIM of an image, or of every eighth frame of a video; nothing if equal."""
+    if a.dtype != np.uint8:
+        return {}
+    kind = "image" if a.ndim == 3 else "video"
+    return quality_of(*({f"0.{kind}": each if kind == "image" else each[::8]} for each in (a, b)))
+
+
+def counted(measured: Measured) -> list[str]:
+    """Report what an acceleration did in the measured calls."""
+    counters = {} if measured.side is None else measured.side.counters()
+    text = []
+    if "cached_calls" in counters:
+        calls = counters["eager_calls"]
+        text.append(f"{counters['cached_calls']:g} of {calls:g} calls cached")
+    if "weight_bytes" in counters:
+        before, after = (counters[name] / 2**30 for name in ("loaded_weight_bytes", "weight_bytes"))
+        text.append(f"weights {before:.2f} to {after:.2f} GiB")
+    return text
 
 
 def note_repeats(measured: Measured) -> None:

@@ -15,7 +15,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -127,6 +127,16 @@ class Token2WavModel:
 
 
 Model = PipelineModel | Token2WavModel
+
+
+# A cache has nothing to take from in a few steps.
+_MIN_STEPS = {"video": 6, "image": 8}
+
+
+def longer(model: PipelineModel) -> PipelineModel:
+    """The same model with steps enough for accelerations that take from one step to the next."""
+    steps = _MIN_STEPS["image" if model.num_frames is None else "video"]
+    return replace(model, num_inference_steps=max(model.num_inference_steps, steps))
 
 
 def models(*, tiny: bool) -> dict[str, Model]:

@@ -11,13 +11,19 @@ import numpy as np
 import torch
 from models import PipelineModel, Token2WavModel, twin, twin_pipeline
 
-from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, Execution, OutputCopy
+from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, Execution
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.execution.timeline import clock_for
 
 PLAIN = "plain"
 PROMPT = "an image"
+EXECUTIONS = tuple({"execution": mode} for mode in ("eager", "compile", "cudagraph"))
+ACCELERATIONS = (
+    {"execution": "compile_cudagraph"},
+    *({"cache": {"method": "first_block", "threshold": threshold}} for threshold in (0.0, 0.2, 0.4)),
+    {"quantization": "float8_dynamic", "execution": "compile"},
+)
 
 
 @dataclass(frozen=True)
@@ -95,17 +101,17 @@ class ExecutorPipeline:
         model: PipelineModel,
         pipeline: Any,
         device: str,
-        execution: Execution,
-        output_copy: OutputCopy = "sync",
+        keys: Mapping[str, Any],
         *,
         batch_size: int = 1,
     ) -> None:
-        self.name = f"execution={execution}"
+        """`keys` are those of the stage."""
+        self.name = name_of(keys)
         self._model = model
         self._batch_size = batch_size
         self._pipeline = own = twin_pipeline(pipeline)
         self.denoiser = own.transformer
-        stage = stage_of(model, execution=execution, output_copy=output_copy)
+        stage = stage_of(model, **{"output_copy": "sync", **keys})
         self._executor = DiffusersPipelineExecutor(
             stage, model.name, model.dtype, device, prompt_cache_entries=0, make_pipeline=lambda: own
         )
@@ -142,6 +148,18 @@ class ExecutorPipeline:
 
     def close(self) -> None:
         self._executor.shutdown()
+
+
+def name_of(keys: Mapping[str, Any]) -> str:
+    """A side's name, from which `settings_of` reads its settings: `execution=eager`, `cache.threshold=0.1`."""
+    given = {key: value if isinstance(value, dict) else {"": value} for key, value in keys.items()}
+    return " ".join(
+        f"{key}.{field}={value}".replace(".=", "=") for key, fields in given.items() for field, value in fields.items()
+    )
+
+
+def settings_of(name: str) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in name.split() if "=" in part)
 
 
 def stage_of(model: PipelineModel, **keys: Any) -> DiffusionStageConfig:

@@ -6,7 +6,10 @@ from collections.abc import Collection, Mapping
 
 from omni_cli.bench.protocol import LoadedStage
 
-LEVELS = frozenset({"graph_pool_bytes", "predictor_graph_pool_bytes", "compiled_regions"})
+LEVELS = frozenset({
+    "graph_pool_bytes", "predictor_graph_pool_bytes", "compiled_regions", "loaded_weight_bytes", "weight_bytes",
+    "channels_last_convolutions",
+})  # fmt: skip
 """Counters of a level, such as a number of graphs, and not of events."""
 
 

@@ -68,7 +68,8 @@ class ContextParallel(StrictKeys):
         return (self.ulysses_degree or 1) * (self.ring_degree or 1)
 
 
-CacheMethod = Literal["none", "first_block", "mag", "taylorseer", "pyramid_attention_broadcast"]
+CacheMethod = Literal["none", "first_block", "mag", "taylorseer", "pyramid_attention_broadcast", "faster"]
+Quantization = Literal["none", "int8_weight_only", "int8_dynamic", "float8_weight_only", "float8_dynamic"]
 # Fields of `StepCache` that a method takes.
 CACHE_FIELDS: dict[str, tuple[str, ...]] = {
     "none": (),
@@ -78,6 +79,10 @@ CACHE_FIELDS: dict[str, tuple[str, ...]] = {
     "pyramid_attention_broadcast": (
         "spatial_attention_block_skip_range", "spatial_attention_timestep_skip_range",
         "cross_attention_block_skip_range", "cross_attention_timestep_skip_range",
+    ),
+    "faster": (
+        "spatial_attention_block_skip_range", "spatial_attention_timestep_skip_range",
+        "unconditional_batch_skip_range", "unconditional_batch_timestep_skip_range", "tensor_format",
     ),
 }  # fmt: skip
 # Methods that decide between blocks; the others decide within them, where compiled code has no place for it.
@@ -116,6 +121,15 @@ class StepCache(StrictKeys):
     cross_attention_timestep_skip_range: _Timesteps | None = Field(
         None, description="Timesteps between which cross-attention may be skipped."
     )
+    unconditional_batch_skip_range: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        None, description="Steps from one in which `faster` computes both halves of guidance to the next."
+    )
+    unconditional_batch_timestep_skip_range: _Timesteps | None = Field(
+        None, description="Timesteps between which `faster` may leave out the half without the prompt."
+    )
+    tensor_format: Literal["BCFHW", "BFCHW", "BCHW"] | None = Field(
+        None, description="Order of the axes of the denoiser's input, for `faster`."
+    )
 
 
 class AccelerationKeys(StrictKeys):
@@ -124,6 +138,14 @@ class AccelerationKeys(StrictKeys):
     cache: Annotated[StepCache, DIFFUSERS_ONLY] = Field(
         default_factory=lambda: StepCache.model_validate({}),
         description="What denoising steps take from earlier ones instead of computing it.",
+    )
+    quantization: Annotated[Quantization, DIFFUSERS_ONLY] = Field(
+        "none",
+        description="Types of the denoiser's linear layers, by torchao: of their weights only, or of products too "
+        "(`dynamic`). Changes outputs.",
+    )
+    channels_last: Annotated[bool, DIFFUSERS_ONLY] = Field(
+        False, description="Store the weights of convolutions with channels last. Changes outputs by rounding."
     )
 
 

@@ -298,6 +298,9 @@ class _Checker:
         if stage.get("offload_type") == "leaf_level" and "num_blocks_per_group" in stage:
             message = "`num_blocks_per_group` has no effect with `offload_type: leaf_level`"
             self._add((*path, "num_blocks_per_group"), message, "remove one of them", at_key=True)
+        if offload in ("sequential", "group") and stage.get("quantization", "none") != "none":
+            message = f"`offload: {offload}` cannot move quantized weights"
+            self._add((*path, "offload"), message, "write `offload: model`, or remove `quantization`")
         if (stage.get("execution"), offload) in _IN_PLACE:
             message = f"`offload: {offload}` moves weights that `execution: {stage['execution']}` needs in place"
             self._add((*path, "offload"), message, "write `execution: eager` or `offload: none`")

@@ -113,7 +113,6 @@ class DiffusersPipelineExecutor:
         self._runner: PipelineRunner | None = None
         self._memory: PipelineMemory | None = None
         self._denoiser: Denoiser | None = None
-        self._caches: StepCaches | None = None
         self._output_copy = make_output_copy(config.output_copy, self.device)
         self._load_model()
 
@@ -139,15 +138,10 @@ class DiffusersPipelineExecutor:
         self.config = without_arguments(self.config, self.dropped_arguments)
         check_stage(self.config, self.call)
         self._denoiser = prepare_execution(pipeline, self.config, self.device)
-        # After compilation: its decisions are made between compiled blocks.
-        self._caches = StepCaches.of(pipeline, self.config)
+        # After compilation: they decide between compiled blocks.
+        caches = StepCaches.of(pipeline, self.config)
         self._runner = PipelineRunner(
-            pipeline,
-            self.call,
-            clock_for(self.device),
-            self._output_copy,
-            self.prompt_cache_entries,
-            on_start=self._caches.start,
+            pipeline, self.call, clock_for(self.device), self._output_copy, self.prompt_cache_entries, caches
         )
         self.sample_rate = sample_rate_of(pipeline)
         if self.sample_rate is None and makes_sound(pipeline, self.call.signature):
@@ -161,7 +155,7 @@ class DiffusersPipelineExecutor:
     def effective(self) -> Mapping[str, object]:
         """Return the effective settings and how often each was used; empty after `shutdown`."""
         runner = self._runner
-        if runner is None or self._memory is None or self._caches is None:
+        if runner is None or self._memory is None:
             return {}
         values: dict[str, object] = {
             "execution": "eager" if self._denoiser is None else self._denoiser.execution,
@@ -173,7 +167,7 @@ class DiffusersPipelineExecutor:
             "step_callback": runner.step_callback,
             **self._memory.effective,
             **sharing_of(self._pipeline, self.config),
-            **self._caches.effective,
+            **runner.step_caches.effective,
         }
         if self.dropped_arguments:
             values["dropped_arguments"] = list(self.dropped_arguments)
@@ -199,11 +193,11 @@ class DiffusersPipelineExecutor:
 
     @property
     def engagement(self) -> dict[str, float]:
-        """Counts of the denoiser's calls, of tiled decodes and of the copies of images since loading."""
+        """Counts of the denoiser's calls, what they took from caches, tiled decodes and copies since loading."""
         execution = {} if self._denoiser is None else self._denoiser.counters.as_dict()
-        tiled = {} if self._memory is None else {"tiled_decodes": self._memory.tiled_decodes}
-        caches = {} if self._caches is None else self._caches.counters
-        return {**execution, **self._output_copy.counters.as_dict(), **tiled, **caches}
+        memory = {} if self._memory is None else self._memory.counters
+        caches = {} if self._runner is None else self._runner.step_caches.counters
+        return {**execution, **self._output_copy.counters.as_dict(), **memory, **caches}
 
     def resolve(self, request: DiffusionRequest) -> DiffusionRequest:
         """Fill in the stage's and the pipeline's values and check the request; raises `InputError`."""
@@ -391,13 +385,11 @@ class DiffusersPipelineExecutor:
     def _release(self) -> None:
         if self._runner is not None:
             self._runner.close()
-        if self._caches is not None:
-            self._caches.close()
         if self._denoiser is not None:
             self._denoiser.close()
         if self._memory is not None:
             self._memory.close()
-        self._runner = self._caches = self._denoiser = self._memory = self._pipeline = None
+        self._runner = self._denoiser = self._memory = self._pipeline = None
         stop_sharing()
         # A pipeline has reference cycles; collect now, so that its weights are freed.
         gc.collect()

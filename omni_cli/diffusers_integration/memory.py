@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.parallel import Parts
+from omni_cli.diffusers_integration.weights import check_quantization, reshape_weights
 from omni_cli.errors import StageError
 from omni_cli.text import suggest
-
-Parts = Mapping[str, type[Any]]
-"""The classes of a pipeline's models, by the names of its components."""
 
 _TILED = ("tiled_decode", "_tiled_decode")
 _VAE_SWITCHES = {"enable_vae_tiling": "tiling", "enable_vae_slicing": "slicing"}
 
 
 def check_accelerator(config: DiffusionStageConfig, device: str) -> None:
-    """Raise `StageError` for an offload without a device to offload from."""
+    """Raise `StageError` or `UsageError` for an offload or a quantization that this machine cannot follow."""
+    check_quantization(config, device)
     if config.offload != "none" and device == "cpu":
         raise StageError(
             f"stage `{config.name}`: `offload: {config.offload}` moves weights between a GPU and the host, and the "
@@ -73,12 +73,16 @@ class PipelineMemory:
     """Follows a stage's memory keys for one pipeline, and reports which of them are in effect."""
 
     def __init__(self, pipeline: Any, config: DiffusionStageConfig, device: str) -> None:
-        """Switch the VAE, and move or offload the weights. Raises `StageError` if a component does not support that."""
+        """Switch the VAE, and quantize, move or offload the weights.
+
+        Raises `StageError` or `UsageError` if a component does not support that.
+        """
         self._pipeline = pipeline
         self._config = config
         self._device = device
         self.tiled_decodes = 0
         self._switch_vae()
+        self._weights = reshape_weights(pipeline, config)
         self._place()
 
     def _switch_vae(self) -> None:
@@ -159,7 +163,12 @@ class PipelineMemory:
         vae = getattr(self._pipeline, "vae", None)
         switches = {f"vae_{name}": getattr(vae, f"use_{name}") for name in _VAE_SWITCHES.values() if _has(vae, name)}
         types = {name: _dtype_of(getattr(self._pipeline, name)) for name in self._config.torch_dtype}
-        return {"offload": _offload_of(self._pipeline), **switches, **({"torch_dtype": types} if types else {})}
+        named = {"torch_dtype": types} if types else {}
+        return {"offload": _offload_of(self._pipeline), **switches, **named, **self._weights.effective}
+
+    @property
+    def counters(self) -> dict[str, float]:
+        return {"tiled_decodes": self.tiled_decodes, **self._weights.counters}
 
 
 def _has(vae: object, switch: str) -> bool:

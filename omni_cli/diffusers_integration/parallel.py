@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omni_cli.compat.parallel_on_cpu import one_device_at_least
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.memory import Parts
 from omni_cli.errors import UsageError
 from omni_cli.text import suggest
+
+Parts = Mapping[str, type[Any]]
+"""The classes of a pipeline's models, by the names of its components."""
 
 # The models that run in each step, by diffusers' names; Wan 2.2 has two.
 _DENOISERS = ("transformer", "transformer_2", "unet", "prior")
@@ -33,6 +35,11 @@ def check_denoiser(config: DiffusionStageConfig, folder: Path, parts: Parts) -> 
     models = denoiser_classes(parts)
     if not models:
         raise _refusal(config, "`attention_backend` and `context_parallel` need a pipeline with a transformer")
+    for model in empty_models(folder, models) if backend is not None else ():
+        if not _backends_of(model):
+            raise _refusal(
+                config, f"`attention_backend` has no effect: {type(model).__name__} computes its attention itself"
+            )
     if ranks == 1:
         return
     shared = config.context_parallel
@@ -137,9 +144,7 @@ def sharing_of(pipeline: Any, config: DiffusionStageConfig) -> dict[str, object]
     if config.attention_backend is None and config.num_ranks == 1:
         return values
     for model in denoisers(pipeline):
-        processors = [getattr(module, "processor", None) for module in model.modules()]
-        backends = {each._attention_backend for each in processors if each and hasattr(each, "_attention_backend")}
-        if backends:
+        if backends := _backends_of(model):
             (backend,) = backends
             values["attention_backend"] = (backend or _AttentionBackendRegistry.get_active_backend()[0]).value
         shared = getattr(model._parallel_config, "context_parallel_config", None)
@@ -147,6 +152,21 @@ def sharing_of(pipeline: Any, config: DiffusionStageConfig) -> dict[str, object]
             names = ("ulysses_degree", "ring_degree", "ulysses_anything", "ring_anything")
             values["context_parallel"] = {name: getattr(shared, name) for name in names}
     return values
+
+
+def _backends_of(model: Any) -> set[Any]:
+    """The attention backends of a model's layers, None for the default; empty if it has no choice."""
+    processors = [getattr(module, "processor", None) for module in model.modules()]
+    return {each._attention_backend for each in processors if each and hasattr(each, "_attention_backend")}
+
+
+def empty_models(folder: Path, classes: Mapping[str, type[Any]]) -> Iterator[Any]:
+    """Make the models in `folder` from their configurations, without weights and their memory."""
+    import torch
+
+    for name, model in classes.items():
+        with torch.device("meta"):
+            yield model.from_config(model.load_config(folder / name))
 
 
 def denoiser_classes(parts: Parts) -> dict[str, type[Any]]:

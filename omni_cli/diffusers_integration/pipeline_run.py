@@ -28,6 +28,7 @@ from omni_cli.diffusers_integration.prompt_cache import PromptCache
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionTimes
 from omni_cli.diffusers_integration.samples import PendingSamples
 from omni_cli.diffusers_integration.signature import AUDIO_FIELDS, IMAGE_FIELDS, SOUND_FIELDS, VIDEO_FIELDS
+from omni_cli.diffusers_integration.step_cache import StepCaches
 from omni_cli.execution.ranges import Consecutive, mark
 from omni_cli.execution.timeline import Clock
 
@@ -126,12 +127,10 @@ class PipelineRunner:
         clock: Clock,
         output_copy: OutputCopy,
         prompt_cache_entries: int,
-        *,
-        on_start: Callable[[int | None], None],
+        step_caches: StepCaches,
     ) -> None:
-        """`on_start` is called with the number of denoising steps before each call."""
+        self.step_caches = step_caches
         self._pipeline = pipeline
-        self._on_start = on_start
         self._call = call
         self._clock = clock
         self._output_copy = output_copy
@@ -156,6 +155,7 @@ class PipelineRunner:
 
     def close(self) -> None:
         """Restore the pipeline and release it."""
+        self.step_caches.close()
         if self.prompt_cache is not None:
             self.prompt_cache.clear()
             self.prompt_cache = None
@@ -173,7 +173,7 @@ class PipelineRunner:
         Exceptions of `on_step` and of the pipeline propagate, with the pipeline ready for its next call.
         """
         arguments = self._arguments(requests)
-        self._on_start(requests[0].num_inference_steps)
+        self.step_caches.start(requests[0].num_inference_steps)
         self._marks = marks = _Marks(self._clock.mark())
         try:
             made = self._pipeline(**arguments, **self._callback(marks, requests[0], on_step))

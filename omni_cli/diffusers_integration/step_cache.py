@@ -10,8 +10,7 @@ from typing import Any
 from omni_cli.checkpoints.files import index_file, read_object
 from omni_cli.config.pipeline_keys import CACHE_FIELDS, StepCache
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.memory import Parts
-from omni_cli.diffusers_integration.parallel import denoiser_classes, denoisers
+from omni_cli.diffusers_integration.parallel import Parts, denoiser_classes, denoisers, empty_models
 from omni_cli.errors import UsageError
 
 _CONFIGURATIONS = {
@@ -19,24 +18,22 @@ _CONFIGURATIONS = {
     "mag": "MagCacheConfig",
     "taylorseer": "TaylorSeerCacheConfig",
     "pyramid_attention_broadcast": "PyramidAttentionBroadcastConfig",
+    "faster": "FasterCacheConfig",
 }
+# These take no notice of which half of guidance is computed.
+_FOR_BOTH_HALVES_AT_ONCE = ("pyramid_attention_broadcast", "faster")
 
 
 def check_cache(config: DiffusionStageConfig, folder: Path, parts: Parts) -> None:
     """Raise `UsageError` for a cache that the models in `folder` cannot have, before weights are read."""
     import diffusers
-    import torch
 
     if config.cache.method == "none":
         return
     index = index_file(folder)
     name = read_object(index).get("_class_name") if index is not None else None
     _check_contexts(config, getattr(diffusers, name, None) if isinstance(name, str) else None)
-    empty = []
-    for name, model in denoiser_classes(parts).items():
-        with torch.device("meta"):
-            empty.append(model.from_config(model.load_config(folder / name)))
-    StepCaches(empty, config, lambda: 0.0)
+    StepCaches(list(empty_models(folder, denoiser_classes(parts))), config, lambda: 0.0)
 
 
 class StepCaches:
@@ -80,6 +77,9 @@ class StepCaches:
             if not hooks:
                 model.disable_cache()
                 raise _refusal(self._config, f"it finds none of its modules in {type(model).__name__}")
+            if cache.method == "first_block" and len({_returns_text(hook) for hook in hooks}) > 1:
+                model.disable_cache()
+                raise _refusal(self._config, f"blocks of {type(model).__name__} return different things")
             for hook in hooks:
                 self._count(hook)
             self._restore += [model.register_forward_hook(self._note_call).remove, model.disable_cache]
@@ -97,8 +97,11 @@ class StepCaches:
             case "taylorseer":
                 # diffusers' default is bfloat16, whatever the model's type is.
                 given["taylor_factors_dtype"] = torch.float32
-            case "pyramid_attention_broadcast":
+            case "pyramid_attention_broadcast" | "faster":
                 given["current_timestep_callback"] = self._timestep
+        if cache.method == "faster":
+            # diffusers' default, which it logs otherwise.
+            given["attention_weight_callback"] = lambda _: 0.5
         return getattr(diffusers, _CONFIGURATIONS[cache.method])(**given)
 
     def _count(self, hook: Any) -> None:
@@ -162,12 +165,12 @@ class StepCaches:
 def _check_contexts(config: DiffusionStageConfig, pipeline_class: type[Any] | None) -> None:
     """Raise `UsageError` if both halves of guidance would take each other's results.
 
-    Pipelines name the half that they compute, which `pyramid_attention_broadcast` ignores.
+    Pipelines name the half that they compute, which not all caches heed.
     """
     kinds = [kind for kind in getattr(pipeline_class, "__mro__", ()) if kind.__module__.startswith("diffusers.")]
     code = "".join(Path(inspect.getfile(kind)).read_text() for kind in kinds)
     separates = 'cache_context("uncond"' in code
-    if "cache_context(" not in code or (separates and config.cache.method == "pyramid_attention_broadcast"):
+    if "cache_context(" not in code or (separates and config.cache.method in _FOR_BOTH_HALVES_AT_ONCE):
         name = "the pipeline" if pipeline_class is None else pipeline_class.__name__
         why = "computes the halves of guidance one after another" if separates else "does not tell it the halves apart"
         raise _refusal(config, f"{name} {why}")
@@ -176,6 +179,11 @@ def _check_contexts(config: DiffusionStageConfig, pipeline_class: type[Any] | No
 def _hooks_in(model: Any) -> Iterable[Any]:
     registries = [module._diffusers_hook for module in model.modules() if hasattr(module, "_diffusers_hook")]
     return (hook for registry in registries for hook in registry.hooks.values())
+
+
+def _returns_text(hook: Any) -> bool:
+    """True if the block of the hook returns the text's state, too; diffusers subtracts first from last."""
+    return hook._metadata.return_encoder_hidden_states_index is not None
 
 
 def _refusal(config: DiffusionStageConfig, why: str) -> UsageError:

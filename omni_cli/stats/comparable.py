@@ -20,7 +20,8 @@ _WORK_NEUTRAL = frozenset({
     "max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_memory_bytes", "block_size", "enable_prefix_caching",
     "enable_chunked_prefill", "tensor_parallel_size", "pipeline_parallel_size", "distributed_executor_backend",
     "max_payload_bytes", "max_payload_tensor_bytes", "max_payload_entries", "max_payload_items", "load_timeout_s",
-    "step_timeout_s", "attention_backend", "ulysses_degree", "ring_degree",
+    "step_timeout_s", "attention_backend", "ulysses_degree", "ring_degree", "method", "threshold", "quantization",
+    "channels_last",
 })  # fmt: skip
 
 

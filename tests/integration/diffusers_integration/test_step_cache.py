@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import torch
 from diffusers import DiffusionPipeline
 from diffusers.hooks.first_block_cache import FBCHeadBlockHook
 from diffusers.models import QwenImageTransformer2DModel, SanaTransformer2DModel
+from support.tiny_pipelines import declarations
+from support.tiny_pipelines.build import build
 
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
+from omni_cli.diffusers_integration.parallel import check_denoiser
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.step_cache import check_cache
 from omni_cli.errors import UsageError
@@ -25,6 +29,26 @@ SKIPPING = {
     "mag": {"threshold": 10.0, "mag_ratios": [1.0], "retention_ratio": 0.0},
     "taylorseer": {"cache_interval": 2, "disable_cache_before_step": 2},
 }
+
+
+ALWAYS = [-1.0, 2000.0]
+BROADCASTING: dict[str, dict[str, Any]] = {
+    "pyramid_attention_broadcast": {
+        "spatial_attention_block_skip_range": 2, "spatial_attention_timestep_skip_range": ALWAYS,
+    },
+    "faster": {
+        "spatial_attention_block_skip_range": 2, "spatial_attention_timestep_skip_range": ALWAYS,
+        "unconditional_batch_skip_range": 2, "unconditional_batch_timestep_skip_range": ALWAYS,
+        "tensor_format": "BFCHW",
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def video_folder(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("cogvideox")
+    build(declarations()["CogVideoXPipeline"], folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +130,24 @@ def test_each_cache_engages_and_a_request_takes_nothing_from_those_before(folder
     executor.shutdown()
 
 
+@pytest.mark.parametrize("method", BROADCASTING)
+def test_a_cache_of_attention_engages_where_guidance_is_one_call(video_folder, method):
+    declared = declarations()["CogVideoXPipeline"]
+    made = []
+    for keys in ({}, {"cache": {"method": method, **BROADCASTING[method]}}):
+        sizes = {name: declared.call[name] for name in ("height", "width", "guidance_scale") if name in declared.call}
+        call = {"num_frames": declared.call["num_frames"]}
+        stage = DiffusionStageConfig.named("video", num_inference_steps=STEPS, call=call, **sizes, **keys)
+        executor = DiffusersPipelineExecutor(stage, video_folder, "float32", "cpu")
+        frames = [run(executor, DiffusionRequest("0", "a cat", seed=seed)).videos[0].numpy() for seed in (1, 2, 1)]
+        np.testing.assert_array_equal(frames[0], frames[2])
+        made.append(frames[0].astype(int))
+        counted = executor.engagement
+        executor.shutdown()
+    assert np.abs(made[0] - made[1]).max() > 0
+    assert 0 < counted["cached_calls"] < counted["eager_calls"] == 3 * STEPS
+
+
 @pytest.mark.slow
 def test_a_cache_decides_between_compiled_blocks(folder):
     torch.compiler.reset()
@@ -119,17 +161,25 @@ def test_a_cache_decides_between_compiled_blocks(folder):
         executor.shutdown()
 
 
-def test_what_cannot_have_a_cache_is_refused_before_weights_are_read(folder):
-    def refused(parts: dict[str, type], **cache: Any) -> str:
+def test_what_cannot_have_a_cache_is_refused_before_weights_are_read(folder, tmp_path):
+    def refused(parts: dict[str, type], at: Path = Path(folder), **cache: Any) -> str:
         with pytest.raises(UsageError) as raised:
-            check_cache(DiffusionStageConfig.named("image", cache=cache), Path(folder), parts)
+            check_cache(DiffusionStageConfig.named("image", cache=cache), at, parts)
         return raised.value.message
 
     first_block = {"method": "first_block", "threshold": 0.1}
     start_of = "stage `image`: the cache `first_block` cannot be used: "
-    assert refused({"transformer": SanaTransformer2DModel}, **first_block) == (
+    SanaTransformer2DModel(num_layers=1, caption_channels=8).save_config(tmp_path / "transformer")
+    shutil.copy(Path(folder) / "model_index.json", tmp_path)
+    assert refused({"transformer": SanaTransformer2DModel}, at=tmp_path, **first_block) == (
         start_of + "diffusers has no caches for SanaTransformer2DModel"
     )
+    with pytest.raises(UsageError, match="SanaTransformer2DModel computes its attention itself"):
+        check_denoiser(
+            DiffusionStageConfig.named("image", attention_backend="native"),
+            tmp_path,
+            {"transformer": SanaTransformer2DModel},
+        )
     broadcast = refused({"transformer": QwenImageTransformer2DModel}, method="pyramid_attention_broadcast")
     assert broadcast.endswith("QwenImagePipeline computes the halves of guidance one after another")
     assert refused({}, **first_block) == start_of + "the pipeline has no transformer"

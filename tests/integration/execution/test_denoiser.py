@@ -193,9 +193,9 @@ def test_a_graph_over_compiled_blocks_holds_the_compiled_code(transformer):
     made = denoise(transformer)
     assert max((a - b).abs().max().item() for a, b in zip(made, expected, strict=True)) < 1e-5
     counters = denoiser.counters
-    # Two lengths of text, so two graphs; the rehearsal of each runs compiled code as well.
+    # Two lengths of text, so two graphs. The fake's replays compile again, for inference mode.
     assert (counters.graphs_captured, counters.graph_replays, counters.eager_calls) == (2, 6, 0)
-    assert counters.compiled_regions == 2 and 1 <= counters.compiled_graphs <= 3
+    assert counters.compiled_regions == 2 and counters.compiled_graphs >= 1
     weights = {weight.untyped_storage()._cdata for weight in transformer.transformer_blocks.parameters()}
     seen = {storage._cdata for graph in denoiser.graphs._graphs.values() for storage in graph.external}
     assert seen and not seen & weights, "the blocks ran as single operations"

@@ -1,0 +1,45 @@
+"""CUDA graphs over compiled blocks, and products in float8, on the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
+from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
+
+STEPS = 4
+
+
+def images(folder, **keys) -> tuple[list[np.ndarray], dict[str, float]]:
+    stage = DiffusionStageConfig.named("image", num_inference_steps=STEPS, height=64, width=64, **keys)
+    executor = DiffusersPipelineExecutor(stage, str(folder), "bfloat16", "cuda")
+    requests = tuple(DiffusionRequest(str(seed), "a cat", seed=seed) for seed in (1, 2))
+    outputs = executor.execute_model(DiffusionSchedulerOutput(requests)).outputs
+    for output in outputs:
+        if output.error is not None:
+            raise output.error
+    counters = dict(executor.engagement)
+    executor.shutdown()
+    return [output.pixels for output in outputs], counters
+
+
+def test_a_graph_over_compiled_blocks_makes_the_images_of_the_compiled_blocks(folders):
+    torch.compiler.reset()
+    compiled, _ = images(folders["qwen_image"], execution="compile")
+    graphed, counters = images(folders["qwen_image"], execution="compile_cudagraph")
+    for a, b in zip(compiled, graphed, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert counters["graph_replays"] == 2 * STEPS and counters["eager_calls"] == 0
+    assert counters["graphs_captured"] == 1 and counters["compiled_graphs"] >= 1
+
+
+def test_products_in_float8_shrink_the_weights(folders):
+    pytest.importorskip("torchao")
+    plain, _ = images(folders["qwen_image"])
+    reduced, counters = images(folders["qwen_image"], quantization="float8_dynamic")
+    assert counters["weight_bytes"] < counters["loaded_weight_bytes"]
+    gap = np.abs(plain[0].astype(int) - reduced[0])
+    assert gap.max() > 0 and gap.mean() < 16
