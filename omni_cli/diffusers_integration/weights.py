@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Mapping
 from typing import Any
@@ -40,10 +41,9 @@ def reshape_weights(pipeline: Any, config: DiffusionStageConfig) -> WeightForms:
     models = list(denoisers(pipeline))
     before = sum(map(weight_bytes, models))
     if config.quantization != "none":
-        import torchao.quantization
-
+        torchao = importlib.import_module("torchao.quantization")
         for model in models:
-            torchao.quantization.quantize_(model, getattr(torchao.quantization, _CONFIGURATIONS[config.quantization])())
+            torchao.quantize_(model, getattr(torchao, _CONFIGURATIONS[config.quantization])())
         if sum(map(weight_bytes, models)) == before:
             raise _refusal(config, "a transformer with linear layers, and the pipeline has none")
     forms = WeightForms(pipeline, config, before)
