@@ -162,7 +162,8 @@ class Family:
     vLLM's own models; `inner_architectures` are those that vLLM looks up while it builds one of them. `published` maps
     repo ids of the Hugging Face hub to their needs, for `omni doctor`. `prompt_frame` is the text around the words of a
     generated prompt, for models that need the tokens of a conversation's turns. `unsaved_parts` are those that a
-    pipeline's index names and its folder lacks, because the pipeline makes them itself.
+    pipeline's index names and its folder lacks, because the pipeline makes them itself. `check` is a function of a
+    `GenerateRequest` and an `EngineConfig` that raises `InputError` for what can be rejected before anything is loaded.
     """
 
     name: str
@@ -173,6 +174,7 @@ class Family:
     vllm_models: Mapping[str, Reference] = field(default_factory=dict)
     builtins: Mapping[str, Reference] = field(default_factory=dict)
     profile: Reference | None = None
+    check: Reference | None = None
     preload: tuple[str, ...] = ()
     inner_architectures: tuple[str, ...] = ()
     published: Mapping[str, CheckpointNeeds] = field(default_factory=dict)

@@ -27,7 +27,7 @@ class Capabilities:
     """`modalities` are the profile's outputs in stage order; `fields` the request fields that affect it.
 
     `call` is what the call of a pipeline takes, if the first stage is one, and `preset` the arguments that the profile
-    gives it.
+    gives it; `check` is the family's own check of a request.
     """
 
     profile: str
@@ -35,6 +35,7 @@ class Capabilities:
     fields: frozenset[str]
     call: CallInputs | None = None
     preset: frozenset[str] = frozenset()
+    check: Callable[[GenerateRequest, EngineConfig], None] | None = None
 
     @classmethod
     def of(cls, config: EngineConfig) -> Capabilities:
@@ -62,7 +63,7 @@ class Capabilities:
             assert role is not None  # or the family would not fit
             fields |= _OF_DIFFUSION if stage.kind == "diffusion" else frozenset()
             fields |= set(role.takes) | (_FIELDS[kind] if kind is not None else frozenset())
-        return cls(config.name, made, fields)
+        return cls(config.name, made, fields, check=None if family.check is None else load(family.check))
 
     def makes_files(self, modalities: frozenset[Modality] | None) -> bool:
         """Tell whether a request for these modalities (None: all) writes to the output folder."""
@@ -105,6 +106,8 @@ class Capabilities:
 
     def check_request(self, request: GenerateRequest, config: EngineConfig) -> str | None:
         """Raise `InputError` for a request whose values or files the pipeline would reject; returns a warning."""
+        if self.check is not None:
+            self.check(request, config)
         return None if self.call is None else self.call.check_request(request, config.stages[0])
 
     def check_modalities(self, modalities: frozenset[str], label: str) -> None:

@@ -11,7 +11,8 @@ from omni_cli.config.schema import DiffusionStageConfig, StageConfig
 from omni_cli.diffusers_integration.requests import DiffusionRequest
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.errors import InputError, StageError
-from omni_cli.models.glm_image.grids import FACTOR, PriorHandoff, upsampled
+from omni_cli.models.glm_image.checks import FACTOR
+from omni_cli.models.glm_image.grids import PriorHandoff, upsampled
 from omni_cli.stage.messages import Report, StageRequest
 from omni_cli.stage.payloads import PayloadLimits, decode_additional_information
 from omni_cli.stage.protocol import StageSpec

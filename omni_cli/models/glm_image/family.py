@@ -51,5 +51,6 @@ FAMILY = Family(
     inner_architectures=("Glm4ForCausalLM",),
     builtins={"tiny-glm-image": f"{_HERE}.checkpoint.builder:tiny_glm_image"},
     profile=f"{_HERE}.profile:stages_of",
+    check=f"{_HERE}.checks:check_request",
     published={"zai-org/GLM-Image": CheckpointNeeds(download_bytes=36 * 10**9, gpu_bytes=80 * 10**9)},
 )

@@ -10,9 +10,6 @@ import torch
 
 from omni_cli.stage.payloads import PayloadError, tensor_of
 
-FACTOR = 32
-"""Pixels per token in either direction, before the tokens are upsampled."""
-
 Grid = tuple[int, int]
 """Rows and columns."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,15 @@ from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 
 from omni_cli.errors import InputError, StageError
+from omni_cli.models.glm_image.checks import check_arguments, check_sampling, size_of
 from omni_cli.models.glm_image.grids import PriorHandoff, mrope_positions
-from omni_cli.models.glm_image.prompts import PriorProcessor, PriorPrompt, check_size
+from omni_cli.models.glm_image.prompts import PriorProcessor, PriorPrompt
 from omni_cli.models.glm_image.settings import PriorConfig
 from omni_cli.stage.messages import Report, StageRequest
 from omni_cli.stage.payloads import encode_additional_information
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
 from omni_cli.vllm_integration.stage import ActiveRequest, TextStage
-
-_DEFAULT_PIXELS = 1024
-# The pipeline's arguments that a request can set.
-_ARGUMENTS = ("height", "width", "num_inference_steps", "guidance_scale")
-# The other fields of `Sampling` set the number of tokens, which is fixed, or concern prompt tokens without logits.
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
 
 
 @dataclass(frozen=True)
@@ -43,8 +38,8 @@ class PriorStage(TextStage):
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         assert isinstance(spec.stage, PriorConfig)
-        _check_sampling(spec.stage.sampling.given(), f"stage `{spec.stage.name}`: ")
-        self._default_size = (spec.stage.height, spec.stage.width)
+        check_sampling(spec.stage.sampling.given(), f"stage `{spec.stage.name}`: ")
+        self._prior = spec.stage
         self._processor = PriorProcessor(Path(spec.model, "processor"))
         # For vLLM, this component of the pipeline is the checkpoint.
         super().__init__(replace(spec, model=str(Path(spec.model, "vision_language_encoder"))), emit)
@@ -65,8 +60,7 @@ class PriorStage(TextStage):
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         request = active.request
         self._check_arguments(request)
-        height, width = self._size(request)
-        check_size(height, width)
+        height, width = size_of(request.diffusion, self._prior, [image.shape for image in request.images])
         images = [image.numpy() for image in request.images]
         prompt = self._processor.make(request.prompt or "", images, height, width, raw=request.raw)
         self._check_length(prompt, height, width)
@@ -89,22 +83,10 @@ class PriorStage(TextStage):
         return {"prompt_token_ids": self._filled(prompt.token_ids, image_token_ids), "cache_salt": salt}, params
 
     def _check_arguments(self, request: StageRequest) -> None:
-        for name in request.diffusion:
-            if name not in _ARGUMENTS:
-                raise InputError(f"this pipeline takes no `{name}`", hint=f"remove `{name}`")
-        _check_sampling(request.sampling)
+        check_arguments(request.diffusion)
+        check_sampling(request.sampling)
         if request.messages or request.audio or request.videos:
             raise InputError("this model takes a prompt and images")
-
-    def _size(self, request: StageRequest) -> tuple[int, int]:
-        """Return height and width in pixels: the request's, else the profile's, else those of the first image."""
-        given = (request.diffusion.get("height"), request.diffusion.get("width"))
-        of_image = request.images[0].shape[:2] if request.images else (_DEFAULT_PIXELS, _DEFAULT_PIXELS)
-        height, width = (
-            next(int(pixels) for pixels in choices if pixels is not None)
-            for choices in zip(given, self._default_size, of_image, strict=True)
-        )
-        return height, width
 
     def _check_length(self, prompt: PriorPrompt, height: int, width: int) -> None:
         length = len(prompt.token_ids) + prompt.num_new_tokens
@@ -155,12 +137,3 @@ class PriorStage(TextStage):
         images = tuple(torch.from_numpy(array.numpy().copy()) for array in active.request.images)
         handoff = PriorHandoff(active.request.prompt or "", token_ids, images, image.image_token_ids)
         return encode_additional_information(handoff.information())
-
-
-def _check_sampling(sampling: Mapping[str, object], prefix: str = "") -> None:
-    for name in sampling:
-        if name not in _SAMPLING:
-            raise InputError(
-                f"{prefix}this model's sampling has no `{name}`: the size of the image determines the number of tokens",
-                hint=f"remove `{name}`; it has {', '.join(f'`{name}`' for name in _SAMPLING)}",
-            )

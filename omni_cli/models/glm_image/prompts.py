@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from omni_cli.errors import CheckpointError, InputError
-from omni_cli.models.glm_image.grids import FACTOR, Grid
+from omni_cli.models.glm_image.checks import FACTOR
+from omni_cli.models.glm_image.grids import Grid
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,17 +99,6 @@ class PriorProcessor:
         for token in (tokenizer.image_token, tokenizer.bos_token, tokenizer.eos_token):
             if token in prompt:
                 raise InputError(f"the prompt contains `{token}`, which the model reserves", hint="remove it")
-
-
-def check_size(height: int, width: int) -> None:
-    """Raise `InputError` unless an image of this size is a whole number of tokens."""
-    for name, pixels in (("height", height), ("width", width)):
-        if pixels % FACTOR or not pixels:
-            below, above = pixels // FACTOR * FACTOR, (pixels // FACTOR + 1) * FACTOR
-            near = f"{below} or {above}" if below else str(above)
-            raise InputError(
-                f"`{name}` must be a multiple of {FACTOR} for this model, not {pixels}", hint=f"use {near}"
-            )
 
 
 def _check_images(images: Sequence[np.ndarray], grids: Sequence[Grid]) -> None:

@@ -436,7 +436,7 @@ _WORDS = ("--arg", "task_prompt=a drawing", "--arg", "content_prompt=a cat")
         ("VisualClozePipeline", [*_WORDS, "--arg", 'image=[["@no.png", null]]'], "cannot open the image file `no.png`"),
         ("VisualClozePipeline", [*_WORDS, "--image", "a.png"], "takes equal rows of images"),
         ("VisualClozePipeline", [*_WORDS, "--arg", 'image=["@a.png", "@b.png"]'], "takes equal rows of images"),
-        ("VisualClozePipeline", [*_WORDS, "--arg", 'image=[["@a.png", "@b"], [null]]'], "takes equal rows of images"),
+        ("VisualClozePipeline", [*_WORDS, "--arg", 'image=[["@a.png", null], ["@b"]]'], "takes equal rows of images"),
         ("LLaDA2Pipeline", ["a cat"], "LLaDA2Pipeline cannot run: it makes text"),
     ],
 )
@@ -445,6 +445,12 @@ def test_what_a_pipeline_cannot_take_is_refused_before_any_engine(
 ) -> None:
     result = omni("--profile", "tiny-image", "--model", pipeline_folder(tmp_path, pipeline), *arguments)
     assert result.code == ExitCode.USAGE and message in result.err and not result.engines
+
+
+@pytest.mark.parametrize("size", [("--height", "33"), ("--width", "16")])
+def test_a_chain_that_cannot_make_a_size_refuses_it_before_any_engine(omni: Omni, size: tuple[str, str]) -> None:
+    result = omni("--profile", "tiny-glm-image", "a cat", *size)
+    assert result.code == ExitCode.USAGE and "must be a multiple of 32" in result.err and not result.engines
 
 
 @needs_diffusers
