@@ -3,8 +3,8 @@
     PYTHONPATH=. python benchmarks/gpu/omni_checkpoint.py DIR
 
 Needs torch, transformers and 18 GB on the disk and on the device. Weights are bfloat16, drawn on the device. Sizes are
-those of the released configuration; the text's and the codecs' tokens are those of a small tokenizer and 8,192 codes,
-in vocabularies of the real size, so answers can be read and heard, but are meaningless.
+those of the released configuration, and so are the codecs' ids; the text's are those of a small tokenizer in a
+vocabulary of the real size, so answers can be read and heard, but are meaningless.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ SEVEN_B = OmniSizes(
     vision=EncoderSizes(1280, 3420, 32, 16),
 )
 TOKENIZER_SIZE = 2048
+CODEC_IDS = {
+    "vocab_size": 8448, "tts_codec_pad_token_id": 8292, "tts_codec_start_token_id": 8293,
+    "tts_codec_end_token_id": 8294, "tts_codec_mask_token_id": 8296,
+}  # fmt: skip
 
 
 def main() -> None:
@@ -48,8 +52,10 @@ def main() -> None:
     tokenizer = train_tokenizer(TOKENIZER_SIZE, sizes.max_position_embeddings)
     with quiet_transformers():
         parts = omni_config(sizes, tokenizer).to_dict()
+        talker = {**parts["talker_config"], **CODEC_IDS}
+        token2wav = Qwen2_5OmniToken2WavConfig().to_dict()
         config = Qwen2_5OmniConfig(
-            **{**parts, "token2wav_config": Qwen2_5OmniToken2WavConfig().to_dict(), "dtype": "bfloat16"}
+            **{**parts, "talker_config": talker, "token2wav_config": token2wav, "dtype": "bfloat16"}
         )
     options.folder.mkdir(parents=True, exist_ok=True)
     write_checkpoint(options.folder, config, tokenizer, seed=0, draw=_on_device)

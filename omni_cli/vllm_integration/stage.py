@@ -266,7 +266,14 @@ class TextStage(VllmStage):
             "skip_mm_profiling": self.spec.ar.kv_cache_memory_bytes is not None,
             # vLLM processes cached media without their metadata, and returns them without their data.
             "mm_processor_cache_gb": 0,
+            **({} if current_platform.is_cpu() else {"kernel_config": {"enable_jit_warmup": self._cuts_off}}),
         }
+
+    @property
+    def _cuts_off(self) -> bool:
+        """True if the profile samples with `top_k` or `top_p`, whose kernels vLLM compiles for half a minute."""
+        sampling = self.spec.ar.sampling
+        return sampling.top_k is not None or sampling.top_p is not None
 
     @property
     def effective(self) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -24,6 +25,9 @@ from omni_cli.models.qwen2_5_omni.velocity import Velocity
 
 if torch.cuda.is_available():
     from omni_cli.models.qwen2_5_omni.fused_activation import fused_activation
+
+
+KIT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
 
 
 def speech_parts() -> tuple[torch.nn.Module, dict[str, dict[str, torch.Tensor]], list[Any]]:
@@ -112,3 +116,25 @@ def test_packed_neighbours_of_nan_do_not_affect_others():
     made = denoised(denoising)
     assert made["1"].isnan().all()
     assert all(torch.equal(made[name], expected[name]) for name in ("0", "2", "3"))
+
+
+def test_padded_tf32_at_real_size_stays_within_the_bound_that_the_profiles_state(monkeypatch):
+    monkeypatch.syspath_prepend(str(KIT))
+    from models import twin
+    from token2wav_batching import After, distances, make_model, requests_of, run
+
+    device = torch.device("cuda")
+    model = make_model("7b", device)
+    config = model.config.dit_config
+    speaker = {
+        "cond": torch.randn(1, config.enc_emb_dim, device=device),
+        "ref_mel": torch.randn(1, 300, config.mel_dim, device=device),
+    }
+    requests = requests_of([60, 200, 340], config.num_embeds, device)
+    with torch.inference_mode():
+        padded = After(twin(model), speaker, execution="eager", batching="padded", precision="tf32")
+        made = run(padded, requests).waveforms
+        # Last, because the arithmetic is the process's.
+        exact = After(twin(model), speaker, execution="eager", batching="exact", precision="float32")
+        distance = distances(made, run(exact, requests).waveforms)
+    assert 0 < distance["log_mel"] <= 1e-3

@@ -198,3 +198,17 @@ def test_the_default_share_of_the_memory_ends_with_our_words(tmp_path: Path) -> 
     assert "--set thinker.kv_cache_memory_bytes=" in ended.err
     assert "--set thinker.gpu_memory_utilization=0." in ended.err
     assert not any(word in ended.err for word in FOREIGN)
+
+
+def test_a_cache_of_given_size_needs_no_free_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's check on a GPU passes beside other stages; a diffusion's share stays what must be free."""
+    from vllm.v1.worker.utils import request_memory
+
+    from omni_cli.vllm_integration import device_settings
+
+    monkeypatch.setattr(device_settings, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    given = {"kv_cache_memory_bytes": GIB, "gpu_memory_utilization": 0.55}
+    share = device_settings.with_given_cache(given)["gpu_memory_utilization"]
+    snapshot = SimpleNamespace(total_memory=80 * GIB, free_memory=2 * GIB, device_="cuda:0")
+    assert request_memory(snapshot, SimpleNamespace(gpu_memory_utilization=share)) < GIB
+    assert device_settings.with_given_cache({**given, "runner": "pooling"})["gpu_memory_utilization"] == 0.55

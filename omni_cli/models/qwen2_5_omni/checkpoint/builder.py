@@ -184,7 +184,8 @@ def _weights(
         model,
         tokenizer,
         seed,
-        first_special=talker.tts_codec_pad_token_id,
+        # Released talkers have unused ids between token2wav's codes and the special tokens.
+        first_special=min(talker.tts_codec_pad_token_id, config.token2wav_config.dit_config.num_embeds - 1),
         end=talker.tts_codec_end_token_id,
         gains=_GAINS,
         draw=draw,
