@@ -1,14 +1,16 @@
 """Change points of a series of records: steps that neither noise nor drift nor outliers explain.
 
 A step is looked for as a nightly job meets it: after each record, among the records so far, with at least `AFTER` of
-them behind it. Three guards keep the probability of a false alarm small over the whole series (measured by
+them behind it. Four guards keep the probability of a false alarm small over the whole series (measured by
 `benchmarks/history_calibration.py`):
 
 * Records close in time are alike, and how much is unknown. The step is therefore estimated by generalised least squares
   under a grid of noise models (white, autocorrelated up to 0.9, with and without a white part, and random walks, which
   are drift), and counts as much as under the least favourable of those models that the series does not rule out.
 * A step has to explain the series better than a straight line, and count beside a possible one: a ramp has no commit.
-* Outliers are replaced by the median of their neighbours, so that fewer than `AFTER` of them are no step.
+* Outliers are taken as unknown values, which speak neither for a step nor against it, and `ORDINARY` records on either
+  side have to be none. Replacing them by their neighbours would make records that confirm each other.
+* Single records have to confirm a step of the estimated size, so that one record, or a few outliers, are none.
 
 No library fits: those for change points (ruptures) segment a whole series for a given penalty, and leave both the
 autocorrelation and the rate of false alarms over repeated looks to the caller.
@@ -21,7 +23,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,9 @@ from omni_cli.stats.power import POWER
 
 BEFORE, AFTER = 8, 5
 """Records that a step needs on either side."""
+
+ORDINARY = 4
+"""Records on either side of a step that have to be no outliers."""
 
 WINDOW = 100
 """Records that a look takes into account."""
@@ -46,6 +50,8 @@ _PLACES = 3.0  # the same, for the place of a step
 _HALF_SPAN = 4  # records to either side that an outlier is judged by
 _OUTLIER = 3.0  # robust standard deviations
 _MAD = 1.4826
+_CONFIRMING = 0.75  # share of the records next to a step
+_TINY = 1e-9  # of a place without a known value on one side, in the unit of whitened values
 
 
 @dataclass(frozen=True)
@@ -95,25 +101,44 @@ def look(values: np.ndarray, noise: float = 0.0, threshold: float = THRESHOLD) -
     if len(values) < BEFORE + AFTER:
         return None
     skipped = max(len(values) - WINDOW, 0)
-    kept = without_outliers(values[skipped:])
-    fits = _Fits.of(kept - np.median(kept), noise)
+    kept = values[skipped:]
+    outliers = outliers_of(kept)
+    fits = _Fits.of(kept - np.median(kept), noise, outliers)
     score = fits.scores()
+    for candidate in np.flatnonzero(score > threshold):
+        if not _is_confirmed(kept, int(candidate) + BEFORE, _step(fits, int(candidate), score).size):
+            score[candidate] = 0.0
     place = int(score.argmax())
     found = _step(fits, place, score)
-    freedom = len(kept) - 2
     last = fits.plausible[:, -AFTER]
     error = float(fits.errors[last, -AFTER].max())
-    reach = _size_at(threshold, freedom) + NormalDist().inv_cdf(POWER)
+    reach = _size_at(threshold, fits.freedom) + NormalDist().inv_cdf(POWER)
     return Look(_moved(found, skipped), reach * error)
 
 
-def without_outliers(values: np.ndarray) -> np.ndarray:
-    """Replace values beyond three robust standard deviations by the median of their neighbourhood."""
+def _is_confirmed(values: np.ndarray, at: int, size: float) -> bool:
+    """Tell whether single records show a step of this size: at least `AFTER`, and three of four of its neighbours."""
+    shows = (values - np.median(values[at - BEFORE : at])) / size > 0.5
+    shares = np.mean(~shows[at - BEFORE : at]), np.mean(shows[at : at + BEFORE])
+    return bool(min(shares) >= _CONFIRMING and np.sum(shows[at:]) >= AFTER)
+
+
+def outliers_of(values: np.ndarray) -> np.ndarray:
+    """Return bool (n,): values beyond three robust standard deviations from the median of their neighbourhood.
+
+    The deviation is that of the series, or of the neighbourhood where it is larger: noise may grow with a step.
+    """
+    away = np.abs(values - _local_medians(values))
+    reach = _OUTLIER * _MAD * 1.1 * np.maximum(np.median(away), _local_medians(away))
+    found: np.ndarray = away > reach
+    return found
+
+
+def _local_medians(values: np.ndarray) -> np.ndarray:
     span = 2 * _HALF_SPAN + 1
     medians = np.median(np.lib.stride_tricks.sliding_window_view(values, span), axis=1)
-    around = medians[np.clip(np.arange(len(values)) - _HALF_SPAN, 0, len(medians) - 1)]
-    reach = _OUTLIER * _MAD * 1.1 * float(np.median(np.abs(values - around)))
-    return np.where(np.abs(values - around) <= reach, values, around)
+    around: np.ndarray = medians[np.clip(np.arange(len(values)) - _HALF_SPAN, 0, len(medians) - 1)]
+    return around
 
 
 @dataclass(frozen=True)
@@ -128,51 +153,61 @@ class _Fits:
     plausible: np.ndarray
     beats_line: np.ndarray
     residuals: np.ndarray
+    is_step: np.ndarray
     records: int
+    freedom: int
 
     @classmethod
-    def of(cls, values: np.ndarray, noise: float) -> _Fits:
-        count = len(values)
-        basis, freedom = _basis(), count - 2
-        places = slice(BEFORE, count)
-        white = _applied(basis.whitening[:, :count, :count], values)
-        constant = basis.steps[:, :count, 0]
-        step_squares = basis.step_squares[:, count - 1, places]
-        with_constant = basis.step_constants[:, count - 1, places]
-        squares = basis.step_constants[:, count - 1, :1]
-        mean = np.sum(white * constant, axis=1)[:, None]
-        along = np.einsum("mi,mij->mj", white, basis.steps[:, :count, places])
-        spread = step_squares - with_constant**2 / squares
-        sizes = (along - mean * with_constant / squares) / spread
-        around_mean = np.sum(white**2, axis=1)[:, None] - mean**2 / squares
-        residuals = np.maximum(around_mean - sizes**2 * spread, max(freedom * noise**2, 1e-300))
-        determinants = basis.log_determinants[:, count - 1 : count]
-        likelihoods = -freedom / 2 * np.log(residuals) - determinants - np.log(squares * spread) / 2
-        line = _line_residuals(basis, white, constant, around_mean)
+    def of(cls, values: np.ndarray, noise: float, outliers: np.ndarray) -> _Fits:
+        count, basis = len(values), _basis()
+        freedom = count - 2 - int(outliers.sum())
+        whitening = basis.whitening[:, :count, :count]
+        white = np.einsum("mij,j->mi", whitening, values)[:, :, None]
+        columns = slice(0, 2 + count - BEFORE)
+        regressors = basis.regressors[:, :count, columns]
+        # Each outlier has a parameter of its own: what these explain is subtracted from all products.
+        free, scale = np.linalg.qr(whitening[:, :, outliers])
+        free = free.transpose(0, 2, 1)
+        lost, lost_values = free @ regressors, free @ white
+        squares = basis.squares[:, count - 1, columns] - np.sum(lost**2, axis=1)
+        with_constant = basis.with_constant[:, count - 1, columns] - np.sum(lost[:, :, :1] * lost, axis=1)
+        along = np.einsum("mik,mij->mj", white, regressors) - np.sum(lost_values * lost, axis=1)
+        total = np.sum(white**2, axis=1) - np.sum(lost_values**2, axis=1)
+        # Beside a mean, which is column 0: column 1 is the line, the others are the places.
+        ratio = with_constant[:, 1:] / squares[:, :1]
+        spread = np.maximum(squares[:, 1:] - ratio * with_constant[:, 1:], _TINY)
+        sizes = (along[:, 1:] - along[:, :1] * ratio) / spread
+        left = total - along[:, :1] ** 2 / squares[:, :1] - sizes**2 * spread
+        residuals = np.maximum(left[:, 1:], max(freedom * noise**2, 1e-300))
+        free_determinants = np.log(np.abs(np.diagonal(scale, axis1=1, axis2=2))).sum(axis=1)
+        determinants = (basis.log_determinants[:, count - 1] + free_determinants)[:, None]
+        likelihoods = -freedom / 2 * np.log(residuals) - determinants - np.log(squares[:, :1] * spread[:, 1:]) / 2
+        ordinary = np.cumsum(~outliers)
+        before = ordinary[BEFORE - 1 : -1]
         return cls(
-            sizes=sizes,
-            errors=np.sqrt(residuals / freedom / spread),
+            sizes=sizes[:, 1:],
+            errors=np.sqrt(residuals / freedom / spread[:, 1:]),
             plausible=likelihoods >= likelihoods.max(axis=0) - _PLAUSIBLE,
-            beats_line=line >= residuals,
+            beats_line=left[:, :1] >= residuals,
             residuals=residuals,
+            is_step=(before >= ORDINARY) & (ordinary[-1] - before >= ORDINARY),
             records=count,
+            freedom=freedom,
         )
 
     def scores(self) -> np.ndarray:
         """Return (places,): the score under the least favourable plausible model; 0 for places that are no steps."""
-        freedom = self.records - 2
         ratios = np.where(self.beats_line, np.abs(self.sizes) / self.errors, 0.0)
         least = np.where(self.plausible, ratios, np.inf).min(axis=0)
-        scores: np.ndarray = np.sqrt((freedom - 0.5) * np.log1p(least**2 / freedom))
+        scores: np.ndarray = np.sqrt((self.freedom - 0.5) * np.log1p(least**2 / self.freedom))
         scores[1 - AFTER :] = 0.0
-        return scores
+        return np.where(self.is_step, scores, 0.0)
 
 
 def _step(fits: _Fits, place: int, scores: np.ndarray) -> Shift:
     """Describe the step at `place` by its least favourable plausible model."""
-    freedom = fits.records - 2
     model = int(np.where(fits.plausible[:, place], fits.errors[:, place], 0.0).argmax())
-    lost = freedom / 2 * np.log(fits.residuals / fits.residuals[:, place : place + 1])
+    lost = fits.freedom / 2 * np.log(fits.residuals / fits.residuals[:, place : place + 1])
     near = np.flatnonzero((np.where(fits.plausible[:, place : place + 1], lost, np.inf).min(axis=0)) <= _PLACES)
     best = int(near[fits.residuals[model, near].argmin()])
     return Shift(
@@ -188,13 +223,15 @@ def _step(fits: _Fits, place: int, scores: np.ndarray) -> Shift:
 
 @dataclass(frozen=True)
 class _Basis:
-    """Per noise model, for series of up to `WINDOW` records: the matrix that whitens it, whitened steps (model, record,
-    place) and running sums of their products. A shorter series uses the leading parts."""
+    """Per noise model, for series of up to `WINDOW` records: the matrix that whitens it, the whitened regressors
+    (model, record, column) and running sums of their products. A shorter series uses the leading parts.
+
+    Columns: a mean, a straight line, and a step at each place."""
 
     whitening: np.ndarray
-    steps: np.ndarray
-    step_squares: np.ndarray
-    step_constants: np.ndarray
+    regressors: np.ndarray
+    squares: np.ndarray
+    with_constant: np.ndarray
     log_determinants: np.ndarray
 
 
@@ -202,12 +239,14 @@ class _Basis:
 def _basis() -> _Basis:
     factors = np.linalg.cholesky(_covariances())
     whitening = np.tril(np.linalg.inv(factors))
-    steps = np.cumsum(whitening[:, :, ::-1], axis=2)[:, :, ::-1]
+    records = np.arange(WINDOW)
+    steps = records[:, None] >= records[BEFORE:]
+    regressors = whitening @ np.column_stack([np.ones(WINDOW), records - (WINDOW - 1) / 2, steps])
     return _Basis(
         whitening=whitening,
-        steps=steps,
-        step_squares=np.cumsum(steps**2, axis=1),
-        step_constants=np.cumsum(steps[:, :, :1] * steps, axis=1),
+        regressors=regressors,
+        squares=np.cumsum(regressors**2, axis=1),
+        with_constant=np.cumsum(regressors[:, :, :1] * regressors, axis=1),
         log_determinants=np.cumsum(np.log(np.diagonal(factors, axis1=1, axis2=2)), axis=1),
     )
 
@@ -222,20 +261,6 @@ def _covariances() -> np.ndarray:
     line = np.outer(records, records) * (_SLOPE / WINDOW) ** 2
     lines = [r**lags + line for r in _LINE_CORRELATIONS]
     return np.array([white, *correlated, *walks, *lines])
-
-
-def _line_residuals(basis: _Basis, white: np.ndarray, constant: np.ndarray, around_mean: np.ndarray) -> np.ndarray:
-    """Return (models, 1): what a mean and a straight line leave of the whitened values."""
-    count = white.shape[1]
-    line = _applied(basis.whitening[:, :count, :count], np.arange(count) - (count - 1) / 2)
-    squares = np.sum(constant**2, axis=1)
-    line = line - constant * (np.sum(constant * line, axis=1) / squares)[:, None]
-    explained: np.ndarray = around_mean - (np.sum(white * line, axis=1) ** 2 / np.sum(line**2, axis=1))[:, None]
-    return explained
-
-
-def _applied(matrices: np.ndarray, values: np.ndarray) -> Any:
-    return np.einsum("mij,j->mi", matrices, values)
 
 
 def _size_at(score: float, freedom: int) -> float:
