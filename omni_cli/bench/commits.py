@@ -123,18 +123,23 @@ async def run_program(command: str, folder: Path, timeout_s: float | None = None
 
     All that it started is killed if it is cancelled or takes too long.
     """
-    process = await asyncio.create_subprocess_shell(
-        command,
-        cwd=folder,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        # Ctrl-C in a terminal goes to the command alone.
-        start_new_session=True,
+    started = asyncio.ensure_future(
+        asyncio.create_subprocess_shell(
+            command,
+            cwd=folder,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            # Ctrl-C in a terminal goes to the command alone.
+            start_new_session=True,
+        )
     )
     try:
+        # asyncio warns of an unknown process if it is cancelled while it starts one.
+        process = await asyncio.shield(started)
         out, err = await asyncio.wait_for(process.communicate(), timeout_s)
     finally:
+        process = await started
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

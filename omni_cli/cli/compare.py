@@ -140,4 +140,5 @@ def _failure(findings: Findings, code: ExitCode) -> Note | None:
         return gate_failure(findings.gate)
     if code == ExitCode.NOT_COMPARABLE:
         return not_comparable(findings.mismatches)
-    return Note("no verdict: too noisy, or too few blocks", "measure more: raise `--time-budget` or `--num-iters`")
+    hint = "measure more: raise `--time-budget` or `--num-iters`, or the runs of another tool"
+    return Note("no verdict: too noisy, or too few blocks", hint)

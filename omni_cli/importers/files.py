@@ -14,7 +14,7 @@ import msgspec
 from omni_cli.errors import InputError
 from omni_cli.importers.building import Imported
 from omni_cli.importers.serving import aiperf_requests, aiperf_summary, sglang_serving, vllm_serve
-from omni_cli.importers.timings import action_data, action_values, hyperfine, pytest_benchmark
+from omni_cli.importers.timings import LEFT_OUT, action_data, action_values, hyperfine, pytest_benchmark
 from omni_cli.record import first_problem, read_record
 from omni_cli.record_file import Kind, located, read_bytes
 from omni_cli.text import visible
@@ -48,23 +48,24 @@ def load_any(path: Path, *, commit: str | None = None) -> list[Imported]:
 def load_foreign(path: Path) -> list[Imported]:
     """Return the records of another tool's file, the oldest first; empty for any other file. Raises `InputError`."""
     label = visible(str(path))
-    found = _recognised(read_bytes(label, path, _KIND))
-    if found is None:
-        return []
-    tool, read = found
-    written = f"{datetime.fromtimestamp(path.stat().st_mtime, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    content, tool = read_bytes(label, path, _KIND), "another tool"
     try:
-        imported = read(written)
+        found = _recognised(content)
+        if found is None:
+            return []
+        tool, read = found
+        imported = read(f"{datetime.fromtimestamp(path.stat().st_mtime, UTC):%Y-%m-%dT%H:%M:%SZ}")
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"`{label}` is not a complete file of {tool}: {located(error)}") from error
     except InputError as error:
         raise InputError(f"`{label}`: {error.message}", hint=error.hint) from error
+    if not all(item.record.variants for item in imported) or not imported:
+        left_out = [text for item in imported for text in item.missing if text.startswith(LEFT_OUT)]
+        raise InputError(f"`{label}` of {tool} has no results", hint="; ".join(left_out) or None)
     for item in imported:
         problem = first_problem(item.record)
         if problem is not None:
             raise InputError(f"`{label}` of {tool}: {problem}")
-    if not imported:
-        raise InputError(f"`{label}` of {tool} has no results")
     return imported
 
 
@@ -105,11 +106,15 @@ def _document(document: Any) -> tuple[str, Callable[[str], list[Imported]]] | No
 
 
 def _lines(text: bytes) -> tuple[str, Callable[[str], list[Imported]]] | None:
-    """Recognise files with one document per line."""
-    try:
-        documents = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (ValueError, RecursionError):
-        return None
+    """Recognise files with one document per line. Raises `InputError` for a broken line after those of a tool."""
+    documents: list[Any] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            documents += [json.loads(line)] if line.strip() else []
+        except (ValueError, RecursionError) as error:
+            if documents and _document(documents[0]) is not None:
+                raise InputError(f"line {number} is not JSON", hint="is the file truncated? write it again") from error
+            return None
     if documents and all(_has(item, frozenset({"metadata", "metrics"})) for item in documents):
         return "aiperf", partial(aiperf_requests, documents)
     runs = [_document(item) for item in documents]

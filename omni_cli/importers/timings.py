@@ -16,6 +16,7 @@ NO_ORIGIN: Final = "it names neither the machine nor versions nor a commit: they
 _ONE_VALUE = "it has one value per benchmark, from which no interval follows: `omni history` can use it"
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "usec": 1e-6, "ms": 1e-3, "msec": 1e-3, "s": 1.0, "sec": 1.0,
           "second": 1.0, "seconds": 1.0}  # fmt: skip
+LEFT_OUT: Final = "left out, because their units are neither times nor rates"
 _RATE = re.compile(r"(?:ops|iter|req|requests|iterations|it|runs)/(?:s|sec|second)")
 
 
@@ -135,7 +136,7 @@ def _action_record(created: str, benches: list[ActionBench], settings: dict[str,
     unread = [f"`{item.name}` ({item.unit})" for item in benches if _seconds(item) is None]
     missing = [_ONE_VALUE, "it names neither the machine nor versions: they are assumed to be equal"]
     if unread:
-        missing.append(f"left out, because their units are neither times nor rates: {', '.join(unread)}")
+        missing.append(f"{LEFT_OUT}: {', '.join(unread)}")
     record = record_of("github-action-benchmark", created, variants, settings, commit=commit)
     return Imported(record, tuple(missing))
 

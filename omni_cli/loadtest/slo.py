@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from omni_cli.errors import UsageError
+from omni_cli.stats.saturation import PRECISION
 from omni_cli.text import suggest, visible
 
 # Option's name -> value of a request. A reader notices the longest gap, so `itl` limits that.
@@ -15,6 +16,7 @@ COLUMNS = {
     "ttft": "ttft_s", "tpot": "tpot_s", "itl": "itl_max_s", "e2e": "e2e_s", "ttfp": "ttfp_s", "rtf": "rtf",
 }  # fmt: skip
 _LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|)")
+_SHORTEST_WINDOW_S, _OTHER_WINDOW_S = 1.0, 4.0
 _SCALES = {"ms": 1e-3, "s": 1.0, "": 1.0}
 
 
@@ -29,6 +31,15 @@ class SLO:
         """Return True if a request's value is within the limit; a missing value is not."""
         value = request.get(COLUMNS[self.metric])
         return value is not None and value <= self.limit
+
+
+def window_of(slos: Sequence[SLO]) -> float:
+    """Return the seconds of a window by whose end the queue of a rate beyond the highest one exceeds the SLO.
+
+    At a rate that is too high by `PRECISION`, the wait grows by that part of a second per second.
+    """
+    waits = [slo.limit for slo in slos if slo.metric in ("ttft", "ttfp", "e2e")]
+    return max(_SHORTEST_WINDOW_S, max(waits, default=_OTHER_WINDOW_S * PRECISION) / PRECISION)
 
 
 def parse_slos(texts: Sequence[str], metrics: Sequence[str]) -> tuple[SLO, ...]:

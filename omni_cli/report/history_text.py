@@ -56,7 +56,7 @@ def check_failure(history: HistoryRecord) -> Note | None:
     elif history.verdict == "not comparable":
         hint = "nothing to do: a new series has begun; `--allow-difference FIELD` would continue the old one"
     elif history.verdict == "inconclusive":
-        hint = "add more records, or longer ones: raise `--time-budget` or `--num-iters` of `omni bench`"
+        hint = "add more records, or longer ones: raise `--time-budget` of `omni bench`, or the runs of another tool"
     return Note(f"{history.verdict}: {reasons}", hint)
 
 

@@ -129,6 +129,14 @@ def attainment_interval(blocks: Sequence[float], num_requests: int, level: float
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
+def requests_needed(target: float) -> int:
+    """Return the number of requests that shows more than `target` if half of the misses that it allows happen."""
+    share, count = (1 + target) / 2, 1
+    while attainment_interval([share] * MIN_WINDOWS, count, RATE_ALPHA)[0] <= target:
+        count += 1 + count // 10
+    return count
+
+
 def _by_block(variant: Variant) -> list[float]:
     values = defaultdict(list)
     for sample in variant.samples:

@@ -22,7 +22,7 @@ class BisectProgress(BenchProgress):
         self._commits = commits
 
     def step_begins(self, step: NextTrial) -> None:
-        self._line.say(f"{self._commits[step.b].short}: {step.b} of {len(self._commits) - 1}")
+        self._line.say(f"{self._commits[step.b].short}: commit {step.b} of {len(self._commits) - 1}")
 
     def step_done(self, trial: Trial) -> None:
         self._line.say("  ".join(filter(None, trial_cells(trial, self._commits))))

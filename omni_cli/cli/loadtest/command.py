@@ -98,18 +98,24 @@ def _find_max_rate(
     workload: ServerWorkload,
     plan_of: Callable[[list[Traffic], ServerWorkload], AbstractContextManager[Plan]],
 ) -> int:
-    from omni_cli.cli.loadtest.max_rate import FIRST_RATE, WINDOW_S, find_max_rate
+    from omni_cli.cli.loadtest.max_rate import find_max_rate
     from omni_cli.cli.loadtest.reading import check_max_rate
+    from omni_cli.loadtest.slo import window_of
     from omni_cli.loadtest.traffic import MIN_REQUESTS, OpenLoop
+    from omni_cli.stats.saturation import MIN_WINDOWS
 
     target = check_max_rate(options)
-    first, trace = (traffic.rate, traffic.trace) if isinstance(traffic, OpenLoop) else (FIRST_RATE, None)
+    first, trace = (traffic.rate, traffic.trace) if isinstance(traffic, OpenLoop) else (None, None)
     # Windows of equal length: a short burst would pass at any rate.
-    window_s = options.num_requests / first if options.num_requests else WINDOW_S
+    window_s = min(window_of(workload.slos), (options.budget_s(1) or math.inf) / MIN_WINDOWS)
+    if options.num_requests:
+        window_s = options.num_requests / (first or 1.0)
+
+    def size(rate: float) -> int:
+        return len(trace) if trace else min(max(math.ceil(rate * window_s), MIN_REQUESTS), MAX_REQUESTS)
 
     def plan(rate: float) -> AbstractContextManager[Plan]:
         own = OpenLoop(rate, options.seed, trace)
-        size = min(max(math.ceil(rate * window_s), MIN_REQUESTS), MAX_REQUESTS) if trace is None else len(trace)
-        return plan_of([own], replace(workload, num_requests=size, load={}))
+        return plan_of([own], replace(workload, num_requests=size(rate), load={}))
 
-    return find_max_rate(plan, options, target, first)
+    return find_max_rate(plan, size, options, target, first)

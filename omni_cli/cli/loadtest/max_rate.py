@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -22,9 +23,16 @@ from omni_cli.errors import ExitCode, OmniError
 from omni_cli.record_file import with_digest, write_document
 from omni_cli.report.bench_server import request_text, server_title, slo_text
 from omni_cli.report.tables import aligned
-from omni_cli.stats.saturation import MIN_WINDOWS, RATE_ALPHA, AttainmentQuestion, RateSearch, RateTrial
+from omni_cli.stats.saturation import (
+    MIN_WINDOWS,
+    RATE_ALPHA,
+    AttainmentQuestion,
+    RateSearch,
+    RateTrial,
+    requests_needed,
+)
 
-FIRST_RATE, WINDOW_S = 1.0, 4.0
+_FIRST, _LOWEST, _GROWTH = 4.0, 0.05, 4.0  # of the outline, in requests per second
 
 RatePlan = Callable[[float], AbstractContextManager[Plan]]
 
@@ -43,17 +51,31 @@ class MaxRateRecord(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None = None
 
 
-def find_max_rate(plan: RatePlan, options: LoadtestOptions, target: float, first: float) -> ExitCode:
-    """Try rates until the highest one is enclosed, and report. Raises `OmniError` if none was measured."""
+def find_max_rate(
+    plan: RatePlan, size: Callable[[float], int], options: LoadtestOptions, target: float, first: float | None
+) -> ExitCode:
+    """Try rates until the highest one is enclosed, and report; `size(rate)` is the number of requests of a window.
+
+    Raises `OmniError` if none was measured.
+    """
     command = ("omni", *without_key(sys.argv[1:]))
-    search, record = RateSearch(first), MaxRateRecord(command=command, attainment=target)
     began_s = time.monotonic()
-    stopped: OmniError | None = None
+
+    def left_s() -> float | None:
+        return None if options.timeout is None else max(options.timeout - (time.monotonic() - began_s), 0.001)
+
+    warmup, stopped = options.num_iters_warmup, None
+    if first is None:
+        first, stopped = _outline(plan, options, target, left_s)
+        warmup = 1
+        if stopped is not None:
+            raise stopped
+    search, record = RateSearch(first), MaxRateRecord(command=command, attainment=target)
     while stopped is None and (rate := search.next_rate()) is not None:
-        left_s = None if options.timeout is None else max(options.timeout - (time.monotonic() - began_s), 0.001)
+        limits = _limits(options, target, size(rate), rate, warmup if not search.trials else 1)
         try:
             with plan(rate) as made:
-                trial, stopped = _try(made, rate, target, options, left_s)
+                trial, stopped = _try(made, rate, target, options, limits, left_s())
                 source = made.builder.record()
             if trial.reason is not None:
                 with plan(rate):  # asks the server: if it has ended, the rate is not the reason
@@ -82,13 +104,39 @@ def find_max_rate(plan: RatePlan, options: LoadtestOptions, target: float, first
     return ExitCode.OK if ended is None else ended.exit_code
 
 
+def _outline(
+    plan: RatePlan, options: LoadtestOptions, target: float, left_s: Callable[[], float | None]
+) -> tuple[float, OmniError | None]:
+    """Return a rate near the highest, from one window each of rates that grow, or fall, until the answer changes."""
+    rate, grows = _FIRST, None
+    while True:
+        with plan(rate) as made:
+            trial, stopped = _try(made, rate, target, options, RunLimits(1, 0, None), left_s())
+        is_met = trial.attainment is not None and trial.attainment >= target
+        grows = is_met if grows is None else grows
+        step = _GROWTH if grows else 1 / _GROWTH
+        if stopped is not None or is_met != grows or rate < _LOWEST:
+            return rate / math.sqrt(step), stopped
+        rate *= step
+
+
+def _limits(options: LoadtestOptions, target: float, size: int, rate: float, warmup: int) -> RunLimits:
+    """Plan as many windows as have the requests that decide, within the time budget."""
+    window_s, budget_s = size / rate, options.budget_s(1)
+    windows = math.ceil(requests_needed(target) / size)
+    if budget_s is not None:
+        windows = min(windows, int(budget_s / window_s))
+    windows = max(windows, MIN_WINDOWS)
+    time_s = None if options.num_iters is not None else windows * window_s
+    return RunLimits(options.num_iters, warmup, time_s, RATE_ALPHA, windows)
+
+
 def _try(
-    plan: Plan, rate: float, target: float, options: LoadtestOptions, timeout_s: float | None
+    plan: Plan, rate: float, target: float, options: LoadtestOptions, limits: RunLimits, timeout_s: float | None
 ) -> tuple[RateTrial, OmniError | None]:
     """Measure one rate; the second value is the reason for an early end. A server that answers nothing misses it."""
     question = AttainmentQuestion(target=target)
     progress = BenchProgress(sys.stderr, question, quiet=options.quiet, verbose=options.verbose)
-    limits = RunLimits(options.num_iters, options.num_iters_warmup, options.budget_s(1), RATE_ALPHA, MIN_WINDOWS)
     benchmark = Benchmark(plan, question, limits, progress)
 
     async def run() -> tuple[OmniError | None, BaseException | None]:

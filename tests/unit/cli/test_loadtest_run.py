@@ -298,6 +298,16 @@ def test_the_highest_rate_lies_between_one_that_is_met_and_one_that_is_missed(lo
     assert "answered none of 128 requests" in found["rates"][2]["reason"]
 
 
+def test_the_first_rate_is_near_the_highest(loadtest: LoadTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of 8 requests, after one to warm up, are met at 500, 2,000 and 8,000 per second, and missed beyond."""
+    monkeypatch.setattr("omni_cli.cli.loadtest.max_rate._FIRST", 500.0)
+    options = ("--find-max-rate", "80%", "--slo", "e2e:30s", "--time-budget", "0.01", "--num-iters", "12")
+    with PlannedServer(lambda n: Plan() if n < 3 * 2 * 8 + 4 * 8 else Plan(status=503)) as server:
+        code, out, _ = loadtest(server.url, *options, "--json")
+    found = json.loads(out)
+    assert (code, found["low"], found["rates"][0]["rate"]) == (3, None, 16000.0)
+
+
 def test_a_server_that_ends_misses_no_rate(loadtest: LoadTest) -> None:
     options = ("--find-max-rate", "80%", "--slo", "e2e:30s", "--request-rate", "500", "--num-requests", "32")
 

@@ -131,16 +131,16 @@ def test_the_script_that_the_action_writes_for_its_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"results": [{"command": "x"}]}', "the record has no variants"),
+        ('{"results": [{"command": "x"}]}', "hyperfine has no results"),
         ('{"results": [{"command": "x", "times": [0.1, "fast"]}]}', "got `str` at `results[0].times[1]`"),
-        ('{"results": []}', "the record has no variants"),
+        ('{"results": []}', "hyperfine has no results"),
         ('{"results": [{"command": "x", "times": [-1]}]}', "not a duration"),
         ('{"model_id": "m", "tokenizer_id": "t", "completed": 0}', "no latency from end to end"),
         ('{"model_id": "m", "tokenizer_id": "t", "completed": 2, "latencies": [1, 2], "ttfts": [1]}', "lengths: 1, 2"),
         ('{"model_id": "m", "tokenizer_id": "t", "completed": 1, "latencies": [1], "errors": ["no"]}', "none of its 1"),
         ('{"lastUpdate": 1, "entries": {"a": [{"commit": {"id": "c"}}]}}', "missing required field"),
         ('{"lastUpdate": 1, "entries": {}}', "has no results"),
-        ('[{"name": "a", "unit": "MB", "value": 1}]', "no variants"),
+        ('[{"name": "a", "unit": "MB", "value": 1}]', "has no results"),
         ('{"times": [1]}', "has no `schema`"),
         ('{"results": [', "is truncated"),
     ],
@@ -155,3 +155,10 @@ def test_broken_files(content: str, message: str, tmp_path: Path, capsys: pytest
     assert run(["history", "add", str(good), str(path), "--history", str(tmp_path / "history")]) == 2
     assert not (tmp_path / "history").exists()
     assert capsys.readouterr().err.count("error: ") == 1
+
+
+def test_a_truncated_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "profile_export.jsonl"
+    path.write_bytes((DATA / "aiperf-1.jsonl").read_bytes()[:3000])
+    with pytest.raises(InputError, match=r"line 2 is not JSON"):
+        load_any(path)
