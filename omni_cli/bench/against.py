@@ -32,13 +32,12 @@ def find_commit(ref: str, repository: Path | None = None) -> Commit:
 
     Raises `UsageError` if omni does not run from a clone, there is no such commit, or it is too old to be
     measured.
-    measured.
     """
     root = repository or Path(omni_cli.__file__).parents[1]
     if not (root / ".git").exists():
         raise UsageError(
-            "`--against` works only if omni runs from a clone of its repository; this one is installed",
-            hint="run it from a clone, or save a record with `--output-json` and use `--baseline`",
+            "another commit can be measured only if omni runs from a clone of its repository; this one is installed",
+            hint="run it from a clone, or save a record with `omni bench --output-json` and use `--baseline`",
         )
     commit = resolve_commit(root, ref)
     if run_git(root, "cat-file", "-e", f"{commit}:{_WORKER}").returncode:

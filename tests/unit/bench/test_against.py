@@ -66,6 +66,6 @@ def test_refs_that_cannot_be_measured(repository: Path, ref: str, message: str) 
 
 
 def test_an_omni_outside_a_clone(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="works only if omni runs from a clone") as raised:
+    with pytest.raises(UsageError, match="only if omni runs from a clone") as raised:
         find_commit("main", tmp_path)
     assert "--baseline" in raised.value.hint
