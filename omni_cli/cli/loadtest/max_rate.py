@@ -32,7 +32,7 @@ from omni_cli.stats.saturation import (
     requests_needed,
 )
 
-_FIRST, _LOWEST, _GROWTH = 4.0, 0.05, 4.0  # of the outline, in requests per second
+_FIRST, _LOWEST, _GROWTH = 4.0, 0.25, 4.0  # of the outline, in requests per second
 
 RatePlan = Callable[[float], AbstractContextManager[Plan]]
 
@@ -64,15 +64,12 @@ def find_max_rate(
     def left_s() -> float | None:
         return None if options.timeout is None else max(options.timeout - (time.monotonic() - began_s), 0.001)
 
-    warmup, stopped = options.num_iters_warmup, None
-    if first is None:
-        first, stopped = _outline(plan, options, target, left_s)
-        warmup = 1
-        if stopped is not None:
-            raise stopped
-    search, record = RateSearch(first), MaxRateRecord(command=command, attainment=target)
+    warmup = 1 if first is None else options.num_iters_warmup  # the outline has warmed up the server
+    search = RateSearch(_outline(plan, options, target, left_s) if first is None else first)
+    record = MaxRateRecord(command=command, attainment=target)
+    stopped: OmniError | None = None
     while stopped is None and (rate := search.next_rate()) is not None:
-        limits = _limits(options, target, size(rate), rate, warmup if not search.trials else 1)
+        limits = _limits(options, target, size(rate), rate, 1 if search.trials else warmup)
         try:
             with plan(rate) as made:
                 trial, stopped = _try(made, rate, target, options, limits, left_s())
@@ -104,19 +101,24 @@ def find_max_rate(
     return ExitCode.OK if ended is None else ended.exit_code
 
 
-def _outline(
-    plan: RatePlan, options: LoadtestOptions, target: float, left_s: Callable[[], float | None]
-) -> tuple[float, OmniError | None]:
-    """Return a rate near the highest, from one window each of rates that grow, or fall, until the answer changes."""
+def _outline(plan: RatePlan, options: LoadtestOptions, target: float, left_s: Callable[[], float | None]) -> float:
+    """Return a rate near the highest, from one window each of rates that grow, or fall, until the answer changes.
+
+    Raises `OmniError` for an early end, and if the server answers none of the first requests.
+    """
     rate, grows = _FIRST, None
     while True:
         with plan(rate) as made:
             trial, stopped = _try(made, rate, target, options, RunLimits(1, 0, None), left_s())
+        if stopped is not None:
+            raise stopped
+        if grows is None and trial.reason is not None:
+            raise OmniError(trial.reason, hint="correct the requests, or begin with a lower rate: `--request-rate`")
         is_met = trial.attainment is not None and trial.attainment >= target
         grows = is_met if grows is None else grows
         step = _GROWTH if grows else 1 / _GROWTH
-        if stopped is not None or is_met != grows or rate < _LOWEST:
-            return rate / math.sqrt(step), stopped
+        if is_met != grows or rate <= _LOWEST:
+            return rate / math.sqrt(step)
         rate *= step
 
 

@@ -308,6 +308,16 @@ def test_the_first_rate_is_near_the_highest(loadtest: LoadTest, monkeypatch: pyt
     assert (code, found["low"], found["rates"][0]["rate"]) == (3, None, 16000.0)
 
 
+def test_a_server_that_refuses_the_first_requests_is_not_searched(
+    loadtest: LoadTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omni_cli.cli.loadtest.max_rate._FIRST", 500.0)
+    options = ("--find-max-rate", "80%", "--slo", "e2e:1s", "--time-budget", "0.01")
+    with PlannedServer(lambda _: Plan(status=400)) as server:
+        code, out, err = loadtest(server.url, *options)
+    assert (code, out, err.count("error: ")) == (6, "", 1) and "answered none of 8 requests" in err
+
+
 def test_a_server_that_ends_misses_no_rate(loadtest: LoadTest) -> None:
     options = ("--find-max-rate", "80%", "--slo", "e2e:30s", "--request-rate", "500", "--num-requests", "32")
 
