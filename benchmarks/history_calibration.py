@@ -16,7 +16,7 @@ Disturbed series, on top of the noise within a night at a CV of 5 %: a machine t
 20 to 100 % slower).
 
 For noise alone, "at most" is the power within five nights of the best test there can be with an error of one in 200:
-Neyman and Pearson's, which is told the noise, the level before, and the one night to look at. Rates are
+Neyman and Pearson's, which knows the noise, the level before, and the one night to look at. Rates are
 printed with the 95 % Wilson interval of a proportion.
 """
 
