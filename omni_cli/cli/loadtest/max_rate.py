@@ -123,11 +123,11 @@ def _outline(plan: RatePlan, options: LoadtestOptions, target: float, left_s: Ca
 
 
 def _limits(options: LoadtestOptions, target: float, size: int, rate: float, warmup: int) -> RunLimits:
-    """Plan as many windows as have the requests that decide, within the time budget."""
-    window_s, budget_s = size / rate, options.budget_s(1)
+    """Plan as many windows as have the requests that decide, within the time budget if one is given."""
+    window_s = size / rate
     windows = math.ceil(requests_needed(target) / size)
-    if budget_s is not None:
-        windows = min(windows, int(budget_s / window_s))
+    if options.time_budget is not None:
+        windows = min(windows, int(options.time_budget / window_s))
     windows = max(windows, MIN_WINDOWS)
     time_s = None if options.num_iters is not None else windows * window_s
     return RunLimits(options.num_iters, warmup, time_s, RATE_ALPHA, windows)

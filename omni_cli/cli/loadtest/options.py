@@ -77,7 +77,7 @@ class LoadtestOptions(MeasureOptions):
             "--find-max-rate",
             "PERCENT",
             "Find the highest rate at which this share of the requests meets every `--slo`, such as 90%. "
-            "`--request-rate` is the first one; `--time-budget` is for each.",
+            "`--request-rate` is the first one; `--time-budget` limits each.",
         ),
     ] = None
     margin: MarginOption = DEFAULT_MARGIN
