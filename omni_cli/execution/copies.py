@@ -68,8 +68,11 @@ class OutputCopy(Protocol):
     mode: ClassVar[Mode]
     counters: CopyCounters
 
-    def start(self, tensor: torch.Tensor, *, reused: bool = False) -> PendingCopy:
-        """Copy `tensor` once the work queued on the current stream is done.
+    def mark(self) -> object:
+        """Mark the end of the work queued on the current stream so far, for `start`."""
+
+    def start(self, tensor: torch.Tensor, *, reused: bool = False, made: object = None) -> PendingCopy:
+        """Copy `tensor` once the work queued on the current stream is done, or that before the mark `made`.
 
         With `reused`, its memory will be overwritten without notice, as a CUDA graph does with its outputs. Nothing
         else may write to it before the copy is done.
@@ -98,8 +101,10 @@ class CopyBackend(Protocol):
 
     def is_pinned(self, tensor: torch.Tensor) -> bool: ...
 
-    def copy(self, source: torch.Tensor, destination: torch.Tensor) -> Transfer:
-        """Queue the copy after all work on the current stream, on a separate stream."""
+    def mark(self) -> object: ...
+
+    def copy(self, source: torch.Tensor, destination: torch.Tensor, made: object) -> Transfer:
+        """Queue the copy on a separate stream, after `made` or, if that is None, all work on the current stream."""
 
 
 def make_output_copy(mode: Mode, device: torch.device | str) -> OutputCopy:
@@ -124,7 +129,10 @@ class SyncCopy:
     def __init__(self) -> None:
         self.counters = CopyCounters()
 
-    def start(self, tensor: torch.Tensor, *, reused: bool = False) -> PendingCopy:
+    def mark(self) -> object:
+        return None
+
+    def start(self, tensor: torch.Tensor, *, reused: bool = False, made: object = None) -> PendingCopy:
         """On the CPU, a tensor that is not `reused` is already in place and is neither copied nor counted."""
         tensor = tensor.detach()
         if tensor.device.type == "cpu" and not reused:
@@ -154,7 +162,10 @@ class AsyncCopy:
         self._under_way: deque[_Copying] = deque()
         self._lock = threading.Lock()
 
-    def start(self, tensor: torch.Tensor, *, reused: bool = False) -> PendingCopy:
+    def mark(self) -> object:
+        return self._backend.mark()
+
+    def start(self, tensor: torch.Tensor, *, reused: bool = False, made: object = None) -> PendingCopy:
         import torch
 
         began_s = time.perf_counter()
@@ -171,7 +182,7 @@ class AsyncCopy:
                 "the destination of an asynchronous copy is pageable memory, which would make the copy blocking",
                 hint="`--set STAGE.output_copy=sync` copies without page-locked memory",
             )
-        copying = _Copying(source, host, self._backend.copy(source, host), self._count)
+        copying = _Copying(source, host, self._backend.copy(source, host, made), self._count)
         self._under_way.append(copying)
         with self._lock:
             self.counters.copies += 1
@@ -249,11 +260,21 @@ class CudaBackend:
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return bool(tensor.is_pinned())
 
-    def copy(self, source: torch.Tensor, destination: torch.Tensor) -> Transfer:
+    def mark(self) -> object:
+        import torch
+
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+    def copy(self, source: torch.Tensor, destination: torch.Tensor, made: object) -> Transfer:
         import torch
 
         makes_source = torch.cuda.current_stream(source.device)
-        self._stream.wait_stream(makes_source)
+        if isinstance(made, torch.cuda.Event):
+            self._stream.wait_event(made)
+        else:
+            self._stream.wait_stream(makes_source)
         with torch.cuda.stream(self._stream):
             began = _timing_event()
             destination.copy_(source, non_blocking=True)

@@ -8,6 +8,8 @@ import torch
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 
+from omni_cli.vllm_integration.row_staging import OwedRows
+
 
 class OmniOutputProcessor(OutputProcessor):
     """vLLM's output processor, which first removes `pooling_output` from outputs of sampling requests.
@@ -19,25 +21,38 @@ class OmniOutputProcessor(OutputProcessor):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.hidden_rows: dict[str, list[torch.Tensor]] = {}
+        self.owed_rows: dict[str, OwedRows] = {}
         self.not_numbers: set[str] = set()
 
     def process_outputs(self, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> OutputProcessorOutput:
         for output in engine_core_outputs:
-            state = self.request_states.get(output.request_id)
-            if state is not None and output.num_nans_in_logits:
-                self.not_numbers.add(state.external_req_id)
-            if state is not None and output.pooling_output is not None:
-                self.hidden_rows.setdefault(state.external_req_id, []).append(output.pooling_output)
+            made = output.pooling_output
+            if made is None and not output.num_nans_in_logits:
+                continue
             output.pooling_output = None
+            state = self.request_states.get(output.request_id)
+            if state is None:
+                continue
+            if output.num_nans_in_logits:
+                self.not_numbers.add(state.external_req_id)
+            if isinstance(made, OwedRows):
+                # The latest ones include all before them.
+                self.owed_rows[state.external_req_id] = made
+            elif made is not None:
+                self.hidden_rows.setdefault(state.external_req_id, []).append(made)
         return super().process_outputs(engine_core_outputs, *args, **kwargs)
 
     def forget(self, request_id: str) -> None:
         """Drop the state of a request that has ended."""
         self.hidden_rows.pop(request_id, None)
+        self.owed_rows.pop(request_id, None)
         self.not_numbers.discard(request_id)
 
     def take_hidden_rows(self, request_id: str) -> torch.Tensor | None:
         """Remove and return a request's rows so far, (num_rows, hidden_size); None if it asked for none."""
+        owed = self.owed_rows.pop(request_id, None)
+        if owed is not None:
+            return owed.take()
         rows = self.hidden_rows.pop(request_id, None)
         return None if rows is None else torch.cat(rows)
 

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_cli.vllm_integration.diffusion_entry import NoOutput
+from omni_cli.vllm_integration.row_staging import OwedRows
+
+Payload: TypeAlias = torch.Tensor | OwedRows | NoOutput
 
 
 @dataclass
 class OmniModelRunnerOutput(ModelRunnerOutput):
-    """vLLM's output, whose `pooler_output` holds a host tensor or None per request, in the order of `req_ids`.
+    """vLLM's output, whose `pooler_output` holds a payload or None per request, in the order of `req_ids`.
 
-    For AR runners these are hidden states (num_rows, hidden_size) beside the sampled tokens; for diffusion runners, the
-    finished tensor or a `NoOutput`.
+    For AR runners these are hidden states or a host tensor of codes beside the sampled tokens; for diffusion runners,
+    the finished tensor or a `NoOutput`.
     """
 
     @classmethod
-    def with_payloads(
-        cls, output: ModelRunnerOutput, payloads: Mapping[str, torch.Tensor | NoOutput]
-    ) -> OmniModelRunnerOutput:
-        """Copy `output` with one tensor for each request named in `payloads`."""
-        fields = {name: getattr(output, name) for name in ModelRunnerOutput.__dataclass_fields__}
-        fields["pooler_output"] = [payloads.get(req_id) for req_id in output.req_ids]
-        return cls(**fields)
+    def with_payloads(cls, output: ModelRunnerOutput, payloads: Mapping[str, Payload]) -> OmniModelRunnerOutput:
+        """Copy `output` with a payload for each request named in `payloads`."""
+        # Not through the constructor: this runs in every step, and there are many fields.
+        made = cls.__new__(cls)
+        made.__dict__.update(output.__dict__, pooler_output=[payloads.get(req_id) for req_id in output.req_ids])
+        return made
 
 
 class AsyncOmniModelRunnerOutput(AsyncModelRunnerOutput):
@@ -42,7 +45,7 @@ class AsyncOmniModelRunnerOutput(AsyncModelRunnerOutput):
 
 def with_payloads(
     output: ModelRunnerOutput | AsyncModelRunnerOutput,
-    payloads: Callable[[ModelRunnerOutput], Mapping[str, torch.Tensor]],
+    payloads: Callable[[ModelRunnerOutput], Mapping[str, Payload]],
 ) -> OmniModelRunnerOutput | AsyncOmniModelRunnerOutput:
     """Attach `payloads(output)`; for an output that is still being copied to the host, once the copy is done."""
     if isinstance(output, AsyncModelRunnerOutput):

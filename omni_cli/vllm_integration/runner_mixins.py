@@ -19,7 +19,7 @@ from vllm.distributed import get_pp_group, get_tp_group
 from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import ModelRunnerOutput
 
-from omni_cli.execution.copies import PendingCopy, make_output_copy
+from omni_cli.execution.copies import make_output_copy
 from omni_cli.execution.ranges import mark
 from omni_cli.stage.payloads import DEFAULT_LIMITS
 from omni_cli.stage.request_payloads import RequestPayload, read_request_payload
@@ -34,7 +34,8 @@ from omni_cli.vllm_integration.diffusion_entry import (
 )
 from omni_cli.vllm_integration.graph_counters import GraphCounters
 from omni_cli.vllm_integration.outputs import AsyncOmniModelRunnerOutput, OmniModelRunnerOutput, with_payloads
-from omni_cli.vllm_integration.row_ledger import ComputedSpan, RowLedger
+from omni_cli.vllm_integration.row_ledger import ComputedSpan, RequestRows, RowLedger
+from omni_cli.vllm_integration.row_staging import OwedRows, RowStaging, StepRows
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -55,6 +56,7 @@ class OmniRunnerMixin(VllmRunner):
         self.request_payloads: dict[str, RequestPayload] = {}
         self.payload_limits = DEFAULT_LIMITS
         self._step_spans: list[ComputedSpan] = []
+        self._row_owners: dict[str, RequestRows] = {}
         self._has_later_positions = False
         # vLLM's executor uses the outputs of one rank, so the others copy nothing. With an external launcher each
         # rank has its own executor.
@@ -93,11 +95,13 @@ class OmniRunnerMixin(VllmRunner):
 
     def _check_plan(self, scheduler_output: SchedulerOutput) -> None:
         """Raise `ValueError`, naming the request, if the scheduler and this worker disagree about the requests."""
-        known = self.request_payloads.keys() | {request.req_id for request in scheduler_output.scheduled_new_reqs}
-        for request_id in arrived_with(scheduler_output).keys() | scheduler_output.num_scheduled_tokens.keys():
-            if request_id not in known:
+        planned = {**dict.fromkeys(arrived_with(scheduler_output), 0), **scheduler_output.num_scheduled_tokens}
+        known = self.request_payloads
+        new = {request.req_id for request in scheduler_output.scheduled_new_reqs}
+        for request_id, count in planned.items():
+            if request_id not in known and request_id not in new:
                 raise ValueError(f"request {request_id}: a step is planned for it, and this worker does not know it")
-            if scheduler_output.num_scheduled_tokens.get(request_id, 0) < 1:
+            if count < 1:
                 raise ValueError(f"request {request_id}: a step is planned for it with none of its tokens")
 
     def _forget_request(self, request_id: str) -> None:
@@ -136,17 +140,15 @@ class OmniRunnerMixin(VllmRunner):
         """Return this step's spans in batch order, which vLLM may change while it prepares the inputs."""
         spans = []
         row = 0
-        for index, request_id in enumerate(self.input_batch.req_ids):
-            length = scheduler_output.num_scheduled_tokens[request_id]
-            spans.append(
-                ComputedSpan(
-                    request_id=request_id,
-                    start=int(self.input_batch.num_computed_tokens_cpu[index]),
-                    length=length,
-                    row=row,
-                    num_draft_tokens=len(scheduler_output.scheduled_spec_decode_tokens.get(request_id, ())),
-                )
-            )
+        lengths, drafts = scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_spec_decode_tokens
+        request_ids = self.input_batch.req_ids
+        starts = self.input_batch.num_computed_tokens_cpu[: len(request_ids)].tolist()
+        for request_id, start in zip(request_ids, starts, strict=True):
+            length = lengths[request_id]
+            num_drafts = len(drafts[request_id]) if request_id in drafts else 0
+            owner = self._row_owners.get(request_id)
+            block_ids = self.requests[request_id].block_ids[0] if owner is not None else ()
+            spans.append(ComputedSpan(request_id, start, length, row, num_drafts, owner, block_ids))
             row += length
         return spans
 
@@ -163,8 +165,9 @@ class ARRunnerMixin(OmniRunnerMixin):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.row_ledger = RowLedger()
+        self._row_owners = self.row_ledger.owners
+        self._row_staging = RowStaging(self.row_ledger, lambda: self.output_copy)
         self.graph_counters = GraphCounters()
-        self._step_replays = False
         self._num_preemptions = 0
 
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -207,8 +210,7 @@ class ARRunnerMixin(OmniRunnerMixin):
         self._project_conditions = getattr(model, "project_conditions", None)
 
     def _needs_spans(self) -> bool:
-        wanted = any(payload.wants_hidden_states for payload in self.request_payloads.values())
-        return wanted or self._fill_conditions is not None
+        return bool(self.row_ledger.owners) or self._fill_conditions is not None
 
     def _fill_inputs(self) -> None:
         """Set the model's inputs for the next forward pass, except for token ids."""
@@ -223,78 +225,50 @@ class ARRunnerMixin(OmniRunnerMixin):
 
     def _model_forward(self, *args: object, **kwargs: object) -> object:
         self._fill_inputs()
-        self._step_replays = self.graph_counters.count_step()
+        self.graph_counters.count_step()
         with mark("model forward"):
             return super()._model_forward(*args, **kwargs)
 
     def sample_tokens(self, grammar_output: object) -> object:
         state = self.execute_model_state
-        spans = self._wanted_spans() if state is not None and self.returns_outputs else []
-        # Before sampling: a drafter may overwrite the buffers, and the copy can overlap with it.
-        pending = self._start_copy(self._handoff_rows(state.hidden_states), spans) if spans else None
+        is_wanted = state is not None and self.returns_outputs
+        spans = [span for span in self._step_spans if span.owner is not None] if is_wanted else []
+        # Before sampling: a drafter may overwrite the buffers.
+        kept = self._keep_rows(self._handoff_rows(state.hidden_states), spans) if spans else None
         with mark("sampling"):
             output = super().sample_tokens(grammar_output)
-        if pending is None:
+        if kept is None:
             return output
-        return with_payloads(output, lambda plain: self._hidden_states(spans, pending, plain))
+        return with_payloads(output, lambda plain: self._owed_rows(kept, plain))
 
     def _handoff_rows(self, hidden_states: torch.Tensor) -> torch.Tensor:
         rows: torch.Tensor | None = getattr(self.get_model(), "handoff_rows", None)
         return hidden_states if rows is None else rows
 
-    def _wanted_spans(self) -> list[ComputedSpan]:
-        wanted = [s for s in self._step_spans if self.request_payloads[s.request_id].wants_hidden_states]
-        if not self.row_ledger.keeps_cached_rows:
-            return wanted
-        # With asynchronous outputs, vLLM may have assigned the next step's blocks before this one is settled.
-        return [self.row_ledger.with_blocks(s, self.requests[s.request_id].block_ids[0]) for s in wanted]
+    def _keep_rows(self, hidden_states: torch.Tensor, spans: list[ComputedSpan]) -> StepRows:
+        """Keep the rows (num_rows, hidden_size) of the requests that want them, before they are overwritten."""
+        return self._row_staging.keep([hidden_states[begin:end] for begin, end in _joined(spans)], spans)
 
-    def _start_copy(self, hidden_states: torch.Tensor, spans: list[ComputedSpan]) -> PendingCopy:
-        """Start one copy per step of the rows (num_rows, hidden_size) of the requests that want them."""
-        parts = [hidden_states[begin:end] for begin, end in _joined(spans)]
-        with mark("output copy"):
-            if len(parts) > 1:
-                return self.output_copy.start(torch.cat(parts))
-            # The next replay of a graph overwrites this output, a drafter may, and on a CPU a layer might.
-            reused = self._step_replays or self.speculative_config is not None or self.device.type == "cpu"
-            reused = reused or hasattr(self.get_model(), "handoff_rows")
-            return self.output_copy.start(parts[0], reused=reused)
-
-    def _hidden_states(
-        self, spans: list[ComputedSpan], pending: PendingCopy, output: ModelRunnerOutput
-    ) -> dict[str, torch.Tensor]:
-        """Wait for the step's rows and return them by request."""
-        with mark("wait for output copy"):
-            rows = pending.get()
-        if rows.is_pinned():
-            # These are kept until the request ends, and page-locked memory is reused by the next steps.
-            rows = rows.clone()
-        if any(span.num_draft_tokens for span in spans):
-            spans, rows = self._accepted(spans, rows, output)
-        owed = self.row_ledger.settle_step(spans, rows)
-        return {span.request_id: part for span, part in zip(spans, owed, strict=True) if len(part)}
-
-    def _accepted(
-        self, spans: list[ComputedSpan], rows: torch.Tensor, output: ModelRunnerOutput
-    ) -> tuple[list[ComputedSpan], torch.Tensor]:
-        """Remove the positions of rejected draft tokens from `spans` and their rows."""
-        accepted, parts = [], []
-        for span, part in zip(spans, rows.split([span.length for span in spans]), strict=True):
-            sampled = output.sampled_token_ids[output.req_id_to_index[span.request_id]]
-            accepted.append(span.accepted(len(sampled)))
-            parts.append(part[: accepted[-1].length])
-        return accepted, torch.cat(parts)
+    def _owed_rows(self, step: StepRows, output: ModelRunnerOutput) -> dict[str, OwedRows]:
+        """Note which draft tokens were accepted, and return the step's rows by request."""
+        step.accepted = step.spans
+        if any(span.num_draft_tokens for span in step.spans):
+            sampled, index = output.sampled_token_ids, output.req_id_to_index
+            step.accepted = [span.accepted(len(sampled[index[span.request_id]])) for span in step.spans]
+        staging = self._row_staging
+        return {span.request_id: OwedRows(staging, span.owner, step) for span in step.spans if span.owner is not None}
 
 
 def _joined(spans: list[ComputedSpan]) -> list[tuple[int, int]]:
     """Return (begin, end) of the rows of `spans`, with adjacent spans joined."""
+    begin, end = spans[0].row, spans[0].row
     rows: list[tuple[int, int]] = []
     for span in spans:
-        if rows and rows[-1][1] == span.row:
-            rows[-1] = (rows[-1][0], span.row + span.length)
-        else:
-            rows.append((span.row, span.row + span.length))
-    return rows
+        if span.row != end:
+            rows.append((begin, end))
+            begin = span.row
+        end = span.row + span.length
+    return [*rows, (begin, end)]
 
 
 class DiffusionRunnerMixin(OmniRunnerMixin):

@@ -44,10 +44,14 @@ class LateDevice:
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return self._buffer_of(tensor) is not None
 
-    def copy(self, source: torch.Tensor, destination: torch.Tensor) -> LateTransfer:
+    def mark(self) -> float:
+        return max(self.now, self._busy_until)
+
+    def copy(self, source: torch.Tensor, destination: torch.Tensor, made: float | None = None) -> LateTransfer:
         buffer = self._buffer_of(destination)
         assert buffer is not None
-        begins = max(self.now, self._busy_until, self._queued[-1].ends if self._queued else 0.0)
+        complete = self.mark() if made is None else made
+        begins = max(self.now, complete, self._queued[-1].ends if self._queued else 0.0)
         target = buffer[: destination.nbytes]
         target.fill_(GARBAGE)
         self._queued.append(LateTransfer(self, source, target, begins, destination.nbytes / self._bytes_per_s))

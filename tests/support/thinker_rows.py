@@ -80,7 +80,7 @@ def main() -> None:
     if ranks == 1 and not task["stock"]:
         # One more step tells the runner which requests have ended.
         engine.engine_core.engine_core.step()
-        answer["left"] = _left(_runner(engine)) + len(processor.hidden_rows)
+        answer["left"] = _left(_runner(engine)) + len(processor.hidden_rows) + len(processor.owed_rows)
     if not task["stock"]:
         (answer["engagement"],) = filter(None, engine.collective_rpc("engagement"))
     Path(sys.argv[1]).write_text(json.dumps(answer))
@@ -106,7 +106,7 @@ def _runner(engine: Any) -> Any:
 
 def _left(runner: Any) -> int:
     """Number of requests of which the runner still holds something."""
-    return len(runner.request_payloads) + len(runner.row_ledger._next_position)
+    return len(runner.request_payloads) + len(runner.row_ledger.owners)
 
 
 def _be_late(runner: Any) -> None:

@@ -223,13 +223,24 @@ def test_waiting_while_the_device_works_exposes_nothing(device):
     assert counted(copy) == (100, 0, 100, 100)
 
 
+def test_a_marked_source_does_not_wait_for_later_work(device):
+    copy = AsyncCopy(device)
+    device.compute(100)
+    made = copy.mark()
+    device.compute(500)
+    copy.start(torch.zeros(100, dtype=torch.uint8), made=made).get()
+    assert device.now == 200
+    copy.start(torch.zeros(100, dtype=torch.uint8)).get()
+    assert device.now == 700, "without a mark it waits for everything"
+
+
 def test_a_start_that_blocks_is_noticed(device):
     """Like a copy to pageable memory, or one that waits for the device."""
     queue = device.copy
 
-    def blocks(source, destination):
+    def blocks(source, destination, made):
         device.pass_time(240)
-        return queue(source, destination)
+        return queue(source, destination, made)
 
     device.copy = blocks
     copy = AsyncCopy(device)

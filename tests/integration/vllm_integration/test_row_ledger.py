@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,10 +21,17 @@ def row_values(start: int, end: int) -> torch.Tensor:
     return torch.stack([positions, -positions], dim=1)
 
 
-def settle(ledger: RowLedger, span: ComputedSpan, rows: torch.Tensor) -> torch.Tensor:
-    """A step of one span."""
-    (owed,) = ledger.settle_step([span], rows)
-    return owed
+def span_of(
+    ledger: RowLedger, name: str, start: int, length: int, blocks: Sequence[int] = (), num_drafts: int = 0
+) -> ComputedSpan:
+    return ComputedSpan(name, start, length, 0, num_drafts, ledger.owners[name], blocks)
+
+
+def settle(ledger: RowLedger, span: ComputedSpan, rows: torch.Tensor) -> torch.Tensor | None:
+    """A step of one span, whose rows are taken at once."""
+    assert span.owner is not None
+    ledger.settle([span], rows)
+    return span.owner.take()
 
 
 @settings(max_examples=100, deadline=None)
@@ -37,74 +46,83 @@ def test_every_position_gets_exactly_one_row(data):
     cached = data.draw(st.integers(0, length // BLOCK_SIZE), label="cached blocks") * BLOCK_SIZE
     if cached:
         ledger.begin("other")
-        span = ledger.with_blocks(ComputedSpan("other", 0, cached, 0), blocks)
+        span = span_of(ledger, "other", 0, cached, blocks)
         if data.draw(st.booleans(), label="other aborted while its step was under way"):
             ledger.forget("other")
         settle(ledger, span, row_values(0, cached))
     computed = min(cached, length - 1)
-    received, on_their_way = [], []
-    late = data.draw(st.booleans(), label="late")
+    on_their_way = []
+    late = data.draw(st.integers(0, 3), label="late")
     # Another request decodes beside it all the time, in separate blocks.
     ledger.begin("beside")
-    beside_blocks, beside_received, beside_computed = list(range(127, 63, -1)), [], 0
+    beside_blocks, beside_computed = list(range(127, 63, -1)), 0
+    owner, beside_owner = ledger.owners["request"], ledger.owners["beside"]
     while computed < length:
         count = data.draw(st.integers(1, length - computed), label="chunk")
         rejected = data.draw(st.integers(0, count - 1), label="rejected")
-        span = ComputedSpan("request", computed, count, 0, num_draft_tokens=count - 1)
-        span = ledger.with_blocks(span, blocks).accepted(num_sampled_tokens=count - rejected)
+        span = span_of(ledger, "request", computed, count, blocks, num_drafts=count - 1)
+        span = span.accepted(num_sampled_tokens=count - rejected)
         assert span.length == count - rejected
         step = [(span, row_values(computed, computed + span.length))]
         if beside_computed < 64 * BLOCK_SIZE:
-            beside = ledger.with_blocks(ComputedSpan("beside", beside_computed, 1, 0), beside_blocks)
+            beside = span_of(ledger, "beside", beside_computed, 1, beside_blocks)
             step.append((beside, row_values(1000 + beside_computed, 1001 + beside_computed)))
             beside_computed += 1
         on_their_way.append(data.draw(st.permutations(step), label="order in the batch"))
         computed += span.length
         # With asynchronous scheduling, the next step has been scheduled when a step's rows arrive.
         while len(on_their_way) > late:
-            _settle(ledger, on_their_way.pop(0), received, beside_received)
+            _settle(ledger, on_their_way, data.draw(st.integers(1, len(on_their_way)), label="steps settled together"))
         if data.draw(st.booleans(), label="preempted"):
             computed = data.draw(st.integers(0, computed // BLOCK_SIZE), label="kept blocks") * BLOCK_SIZE
             computed = min(computed, length - 1)
-    for step in on_their_way:
-        _settle(ledger, step, received, beside_received)
-    assert torch.equal(torch.cat(received), row_values(0, length))
-    assert torch.equal(torch.cat(beside_received), row_values(1000, 1000 + beside_computed))
+    _settle(ledger, on_their_way, len(on_their_way))
+    assert torch.equal(owner.take(), row_values(0, length))
+    if beside_computed:
+        assert torch.equal(beside_owner.take(), row_values(1000, 1000 + beside_computed))
     # A later request finds its rows in the cache as well.
     ledger.begin("later")
     whole = (beside_computed - 1) // BLOCK_SIZE * BLOCK_SIZE
-    last = ledger.with_blocks(ComputedSpan("later", whole, beside_computed - whole, 0), beside_blocks)
+    last = span_of(ledger, "later", whole, beside_computed - whole, beside_blocks)
     owed = settle(ledger, last, row_values(1000 + whole, 1000 + beside_computed))
     assert torch.equal(owed, row_values(1000, 1000 + beside_computed))
 
 
-def _settle(ledger, step, received, beside_received):
-    spans, rows = zip(*step, strict=True)
-    for span, owed in zip(spans, ledger.settle_step(spans, torch.cat(rows)), strict=True):
-        (received if span.request_id == "request" else beside_received).append(owed)
+def _settle(ledger, on_their_way, num_steps):
+    parts = [part for step in on_their_way[:num_steps] for part in step]
+    del on_their_way[:num_steps]
+    if parts:
+        spans, rows = zip(*parts, strict=True)
+        ledger.settle(spans, torch.cat(rows))
 
 
 def test_a_position_computed_again_is_not_sent_again():
     ledger = RowLedger()
     ledger.begin("request")
-    span = ComputedSpan("request", 0, 3, 0)
+    span = span_of(ledger, "request", 0, 3)
     assert torch.equal(settle(ledger, span, row_values(0, 3)), row_values(0, 3))
     ledger.begin("request")
-    assert settle(ledger, span, row_values(0, 3)).shape == (0, HIDDEN_SIZE)
+    assert span_of(ledger, "request", 0, 3).owner is span.owner
+    assert settle(ledger, span, row_values(0, 3)) is None
 
 
 def test_a_step_that_outlives_its_request_leaves_nothing_behind():
     """With asynchronous scheduling, a request's last step is settled after the request has ended."""
     ledger = RowLedger()
     ledger.begin("request")
-    settle(ledger, ComputedSpan("request", 0, 3, 0), row_values(0, 3))
+    first, last = span_of(ledger, "request", 0, 3), span_of(ledger, "request", 3, 1)
     ledger.forget("request")
-    assert settle(ledger, ComputedSpan("request", 3, 1, 0), row_values(3, 4)).shape == (0, HIDDEN_SIZE)
-    assert ledger._next_position == {}
+    settle(ledger, first, row_values(0, 3))
+    assert torch.equal(settle(ledger, last, row_values(3, 4)), row_values(3, 4)), "its taker may be late, too"
+    assert ledger.owners == {}
 
 
-def test_a_cached_prefix_without_kept_rows_is_an_error_that_names_the_request():
+def test_a_cached_prefix_without_kept_rows_is_an_error_of_this_request_only():
     ledger = RowLedger()
     ledger.begin("late")
+    ledger.begin("beside")
+    spans = [span_of(ledger, "late", 4, 2), span_of(ledger, "beside", 0, 2)]
+    ledger.settle(spans, torch.cat([row_values(4, 6), row_values(0, 2)]))
     with pytest.raises(RuntimeError, match=r"request late: positions 0 to 3 were never computed here"):
-        settle(ledger, ComputedSpan("late", 4, 2, 0), row_values(4, 6))
+        ledger.owners["late"].take()
+    assert torch.equal(ledger.owners["beside"].take(), row_values(0, 2))
