@@ -286,6 +286,9 @@ class _Checker:
         if execution in _GRAPHS or (execution == "compile" and method not in CACHES_BETWEEN_BLOCKS):
             message = f"`execution: {execution}` cannot be used with the cache `{method}`, which decides in each step"
             self._add((*path[:-1], "execution"), message, "write `execution: eager`, or remove `cache`")
+        if _mapping(stage, "context_parallel"):
+            message = "`cache` cannot be used with `context_parallel`: ranks would decide differently"
+            self._add(path, message, "remove one of them", at_key=True)
         if stage.get("batching") == "stacked":
             message = "`batching: stacked` cannot be used with `cache`: requests would decide for each other"
             self._add((*path[:-1], "batching"), message, "write `batching: exact`, or remove `cache`")

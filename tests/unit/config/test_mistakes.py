@@ -323,6 +323,11 @@ SINGLE = {
         "12:16 'compile': `execution: compile` cannot be used with the cache `taylorseer`, which decides in each step"
         " (write `execution: eager`, or remove `cache`)",
     ),
+    "a cache on several devices": (
+        ("    backend: vllm\n", "    cache: {method: first_block}\n    context_parallel: {ulysses_degree: 2}\n"),
+        "11:5 'cache': `cache` cannot be used with `context_parallel`: ranks would decide differently"
+        " (remove one of them)",
+    ),
     "a cache for several requests": (
         ("    backend: vllm\n", "    cache: {method: first_block}\n    batching: stacked\n"),
         "12:15 'stacked': `batching: stacked` cannot be used with `cache`: requests would decide for each other"
