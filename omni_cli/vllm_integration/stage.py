@@ -19,6 +19,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from omni_cli.checkpoints.files import describes_encoder
 from omni_cli.compat.separate_videos import accept_separate_videos
+from omni_cli.config.key_notes import has_effect
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.errors import InputError, StageError
 from omni_cli.execution.ranges import mark
@@ -103,7 +104,8 @@ class VllmStage:
         """Return vLLM `EngineArgs` from the stage's configuration; `None` keeps vLLM's default."""
         stage = self.spec.stage
         # Profile keys have vLLM's names, so engine arguments need no list here.
-        names = type(stage).model_fields.keys() & {item.name for item in fields(EngineArgs)}
+        keys = {name for name, key in type(stage).model_fields.items() if has_effect(key, "vllm")}
+        names = keys & {item.name for item in fields(EngineArgs)}
         given = {name: getattr(stage, name) for name in sorted(names)}
         return {
             **{name: value for name, value in given.items() if value is not None},
