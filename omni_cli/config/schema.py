@@ -250,8 +250,15 @@ class DiffusionStageConfig(AccelerationKeys, ParallelKeys, MemoryKeys, ImageSize
             "exact",
             description="How requests share a batch: one after another, each with the output that it has alone "
             "(`exact`); as one tensor of equal shapes (`stacked`, diffusers); or in blocks padded to a common size "
-            "(`padded`, token2wav). The latter two are faster and change outputs by rounding.",
+            "(`padded`, token2wav). The latter two are faster and change outputs by rounding: in float32 by at most "
+            "one of a pixel's 256 values, or 1e-5 of a sample.",
         )
+    )
+    precision: Precision | None = Field(
+        None,
+        description="Arithmetic of all matrix products and convolutions; `tf32` needs a CUDA device. On diffusers, "
+        "weights are loaded in `bfloat16` or `float32` accordingly, and the default is `dtype`, on a CUDA device with "
+        "the convolutions of float32 in TF32, as torch has it. Default of Qwen2.5-Omni's token2wav: float32.",
     )
     call: Annotated[dict[ArgumentName, CallValue], DIFFUSERS_ONLY] = Field(
         default_factory=dict,

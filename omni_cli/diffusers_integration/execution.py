@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omni_cli.config.key_notes import notes_on
 from omni_cli.config.schema import DiffusionStageConfig
@@ -24,6 +24,12 @@ def check_supported(config: DiffusionStageConfig) -> None:
                 stage=config.name,
                 hint=notes.hint or f"remove `{name}` from the stage",
             )
+    if config.precision is not None and config.torch_dtype:
+        raise StageError(
+            f"stage `{config.name}`: `precision` is that of every part, and `torch_dtype` that of some",
+            stage=config.name,
+            hint="remove one of the two",
+        )
 
 
 def check_device(config: DiffusionStageConfig, device: str) -> None:
@@ -32,6 +38,23 @@ def check_device(config: DiffusionStageConfig, device: str) -> None:
         from omni_cli.execution.denoiser import require_cuda
 
         require_cuda(stage=config.name, device=device, execution=config.execution)
+
+
+def set_precision(config: DiffusionStageConfig, device: str) -> None:
+    """Make float32's arithmetic that of the stage's `precision`, if it has one. Raises `StageError` without TF32."""
+    if config.precision is not None:
+        from omni_cli.execution.precision import use_precision
+
+        use_precision(config.precision, stage=config.name, device=device)
+
+
+def precision_in(pipeline: Any) -> str:
+    """Read back the arithmetic of all layers of the pipeline's models."""
+    from torch import nn
+
+    from omni_cli.execution.precision import precision_of
+
+    return precision_of([part for part in pipeline.components.values() if isinstance(part, nn.Module)])
 
 
 def prepare_execution(pipeline: object, config: DiffusionStageConfig, device: str) -> Denoiser | None:

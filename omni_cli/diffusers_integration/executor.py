@@ -18,7 +18,14 @@ from omni_cli.diffusers_integration.arguments import (
     without_arguments,
 )
 from omni_cli.diffusers_integration.batch_run import BatchRun, OnOutput, OnStep
-from omni_cli.diffusers_integration.execution import check_device, check_supported, device_of, prepare_execution
+from omni_cli.diffusers_integration.execution import (
+    check_device,
+    check_supported,
+    device_of,
+    precision_in,
+    prepare_execution,
+    set_precision,
+)
 from omni_cli.diffusers_integration.loading import load_pipeline
 from omni_cli.diffusers_integration.memory import PipelineMemory, check_accelerator, empty_cache, memory_errors
 from omni_cli.diffusers_integration.parallel import Rank, sharing_of, start_sharing, stop_sharing
@@ -51,9 +58,8 @@ class DiffusersPipelineExecutor:
     - "exact", the default: one pipeline call per request, back to back. The same seed gives the same image bit for
       bit, independent of the batch, and equal to that of a plain diffusers call.
     - "stacked": one pipeline call for all requests of a batch whose prompts have equally many tokens. Larger matrix
-      products sum in another order, so images differ from single ones in the last bits. Measured with
-      `tiny-image`, float32, four requests on one CPU thread: half the processor time (0.49 to 0.55 of "exact" at 64x64
-      to 256x256), at most 1.1e-6 of [0, 1] away, and after rounding to uint8 one value in 50,000 off by one.
+      products sum in another order. Measured with `tiny-image`, float32, four requests on one CPU thread: half the
+      processor time, at most 1.1e-6 of [0, 1] away, and after rounding to uint8 one value in 50,000 off by one.
 
     Methods may be called from several threads. `execute_model`, `sleep` and `wake_up` exclude each other;
     `abort_requests`, `check_health` and `shutdown` act at once, on a running call at its next step.
@@ -82,15 +88,15 @@ class DiffusersPipelineExecutor:
         the CPU. `unused_parts` of the pipeline are not loaded. `prompt_cache_entries` bounds the prompt cache, 0 turns
         it off. `make_pipeline` gives a pipeline, on `device` and in `dtype`, instead of the one at `model`, which is
         then only a name; it is called again when the executor wakes up from level 2. `rank` is this process's part of
-        a stage that several run together. Raises `CheckpointError` for a
-        model that cannot be used, `UsageError` for stage settings that the pipeline does not take, `StageError`
-        otherwise.
+        a stage that several run together. Raises `CheckpointError` for a model that cannot be used, `UsageError` for
+        stage settings that the pipeline does not take, `StageError` otherwise.
         """
         check_supported(config)
         self.config = config
         self.dropped_arguments: tuple[str, ...] = ()
         self.model = model
-        self.dtype = dtype
+        # TF32 multiplies float32 weights.
+        self.dtype = dtype if config.precision is None else config.precision.replace("tf32", "float32")
         self.max_pixels = max_pixels
         self.trust_remote_code = trust_remote_code
         self.unused_parts = unused_parts
@@ -99,6 +105,7 @@ class DiffusersPipelineExecutor:
         self.device = device or device_of(config, self._rank.number)
         check_device(config, self.device)
         check_accelerator(config, self.device)
+        set_precision(config, self.device)
         self._make_pipeline = make_pipeline
         self.is_sleeping = False
         self.sleeping_tags: set[str] = set()
@@ -117,13 +124,8 @@ class DiffusersPipelineExecutor:
         self._load_model()
 
     def _load_pipeline(self) -> Any:
-        return load_pipeline(
-            self.model,
-            self.dtype,
-            self.config,
-            trust_remote_code=self.trust_remote_code,
-            unused_parts=self.unused_parts,
-        )
+        code, unused = self.trust_remote_code, self.unused_parts
+        return load_pipeline(self.model, self.dtype, self.config, trust_remote_code=code, unused_parts=unused)
 
     def _load_model(self) -> None:
         start = time.perf_counter()
@@ -137,6 +139,7 @@ class DiffusersPipelineExecutor:
         self.dropped_arguments += foreign_arguments(self.config, self.call)
         self.config = without_arguments(self.config, self.dropped_arguments)
         check_stage(self.config, self.call)
+        self._precision = precision_in(pipeline)
         self._denoiser = prepare_execution(pipeline, self.config, self.device)
         # After compilation: they decide between compiled blocks.
         caches = StepCaches.of(pipeline, self.config)
@@ -162,6 +165,7 @@ class DiffusersPipelineExecutor:
             "device": self.device,
             "dtype": self.dtype,
             "batching": self.config.batching,
+            "precision": self._precision,
             "output_copy": self._output_copy.mode,
             "output_type": runner.output_type,
             "step_callback": runner.step_callback,

@@ -10,7 +10,9 @@ from torch import nn
 from omni_cli.config.schema import Precision
 from omni_cli.errors import StageError
 
-_LAYERS = (nn.Linear, nn.Conv1d, nn.ConvTranspose1d)
+_LAYERS = (
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
 
 
 def use_precision(precision: Precision, *, stage: str, device: str) -> None:
@@ -50,7 +52,7 @@ def arithmetic(precision: Precision, device: str) -> AbstractContextManager[obje
 def precision_of(modules: list[nn.Module]) -> str:
     """Read back the arithmetic of the layers of `modules`, in `precision`'s words; several are joined by `+`."""
     layers = [layer for module in modules for layer in module.modules() if isinstance(layer, _LAYERS)]
-    return "+".join(sorted({_of(layer) for layer in layers}))
+    return "+".join(sorted({_of(layer) for layer in layers if layer.weight.is_floating_point()}))
 
 
 def _of(layer: nn.Module) -> str:

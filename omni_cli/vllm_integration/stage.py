@@ -78,15 +78,14 @@ class VllmStage:
 
     engine_cls: ClassVar[type[LLMEngine]] = LLMEngine
     can_pad: ClassVar[bool] = False
-    """It has `batching: padded`."""
+    """It has `batching: padded`, and a choice of `precision`."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
-        if getattr(spec.stage, "batching", "exact") == "padded" and not self.can_pad:
-            raise StageError(
-                "this model has no `batching: padded`",
-                stage=spec.stage.name,
-                hint=f"--set {spec.stage.name}.batching=exact",
-            )
+        for key, default in (("batching", "exact"), ("precision", None)):
+            value = getattr(spec.stage, key, default)
+            if value != default and not self.can_pad:
+                hint = f"--set {spec.stage.name}.{key}={default or 'null'}"
+                raise StageError(f"this model has no `{key}: {value}`", stage=spec.stage.name, hint=hint)
         self.spec = spec
         self.emit = emit
         self.active: dict[str, ActiveRequest] = {}

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from omni_cli.config.key_notes import VLLM_ONLY
-from omni_cli.config.schema import MAX_TOKENS, ARStageConfig, Precision
+from omni_cli.config.schema import MAX_TOKENS, ARStageConfig
 from omni_cli.models.codec.settings import Codes, WaveformConfig
 
 TalkerPrompt = Literal["full", "plain"]
@@ -26,9 +26,6 @@ class TalkerConfig(ARStageConfig):
 class Token2WavConfig(WaveformConfig):
     """Keys of token2wav."""
 
-    precision: Annotated[Precision, VLLM_ONLY] = Field(
-        "float32", description="Arithmetic of all matrix products and convolutions; `tf32` needs a CUDA device."
-    )
     sway_coefficient: Annotated[float | None, VLLM_ONLY] = Field(
         None, ge=-1, le=1, description="Bends the time steps towards the start (below 0); vLLM's token2wav."
     )

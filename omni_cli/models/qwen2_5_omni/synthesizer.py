@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
+from omni_cli.config.schema import Precision
 from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser
 from omni_cli.execution.graphs import MAX_GRAPHS
 from omni_cli.execution.precision import arithmetic, precision_of, reduce_weights, use_precision
@@ -42,17 +43,18 @@ class Synthesizer:
     ) -> None:
         dit, vocoder = token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model
         self._stage, self.device = stage, str(dit.device)
-        use_precision(stage.precision, stage=stage.name, device=self.device)
+        self._precision: Precision = stage.precision or "float32"
+        use_precision(self._precision, stage=stage.name, device=self.device)
         self._is_packed = stage.batching == "padded"
         self.velocity = PackedVelocity(dit) if self._is_packed else Velocity(dit)
         self._conditioner = Conditioner(dit, speakers)
-        if stage.precision == "bfloat16":
+        if self._precision == "bfloat16":
             for module in (*self._evaluated, vocoder):
                 reduce_weights(module)
         self.vocoder = Vocoder(vocoder)
         if self._is_packed and dit.device.type == "cpu":
             use_banded_activations(vocoder)
-            if stage.execution == "eager" and stage.precision == "float32":
+            if stage.execution == "eager" and self._precision == "float32":
                 self.velocity.fuse()
         elif self._is_packed:
             from omni_cli.models.qwen2_5_omni.fused_activation import fused_activation
@@ -94,7 +96,7 @@ class Synthesizer:
         return self._is_packed and self.device != "cpu"
 
     def arithmetic(self) -> AbstractContextManager[object]:
-        return arithmetic(self._stage.precision, self.device)
+        return arithmetic(self._precision, self.device)
 
     def groups(self, requests: Sequence[SynthesisRequest]) -> Iterator[list[SynthesisRequest]]:
         """Yield the requests that run together: single ones, or those with the same denoising settings."""

@@ -133,6 +133,33 @@ def test_stacked_images_differ_by_rounding_only(folders, plain, model):
     executor.shutdown()
 
 
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bfloat16", "float32"), ("float32", "bfloat16")], ids=["reduced", "whole"]
+)
+def test_precision_is_that_of_a_plain_pipeline_in_this_type(folders, plain, monkeypatch, precision, dtype):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    stage = STAGE.model_copy(update={"precision": precision})
+    executor = DiffusersPipelineExecutor(stage, str(folders["stable_diffusion"]), dtype, "cpu")
+    assert (executor.effective["precision"], executor.effective["dtype"]) == (precision, precision)
+    assert not torch.backends.cudnn.allow_tf32, "convolutions, too"
+    same = plain["stable_diffusion"]
+    if precision == "bfloat16":
+        same = DiffusionPipeline.from_pretrained(folders["stable_diffusion"], torch_dtype=torch.bfloat16)
+        same.set_progress_bar_config(disable=True)
+    made = make_image(executor, DiffusionRequest("0", "a red cat", seed=11))
+    np.testing.assert_array_equal(made, plain_image(same, "a red cat", 11))
+    executor.shutdown()
+
+
+def test_a_precision_that_cannot_take_effect_is_refused(folders):
+    for settings, reason in (
+        ({"precision": "tf32"}, "`precision: tf32` needs a CUDA device"),
+        ({"precision": "float32", "torch_dtype": {"vae": "bfloat16"}}, "`precision` is that of every part"),
+    ):
+        with pytest.raises(StageError, match=reason):
+            start(folders["stable_diffusion"], STAGE.model_copy(update=settings))
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_the_prompt_cache_works_and_changes_no_image(folders, plain, model):
     cached, uncached = start(folders[model]), start(folders[model], prompt_cache_entries=0)
