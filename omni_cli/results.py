@@ -62,12 +62,21 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, rename={"minimum": "min
         return {90: self.p90, 99: self.p99}[percentile]
 
 
+class MeasureMean(msgspec.Struct, frozen=True):
+    """The mean of a measure over `n` requests, each with its own prompt and seed; `ci95` is None for fewer than 8."""
+
+    n: int
+    mean: float
+    ci95: Bounds | None = None
+
+
 class Outputs(msgspec.Struct, frozen=True):
     """Agreement of the outputs of b with those of a; None if it was not recorded.
 
     The others exist for outputs that differ, by kind, and are the worst of all outputs: decibels and similarity of
     images and videos, decibels of audio, the share of equal token sequences and the first token that differs. With
-    `reduced`, they are those of smaller copies, all that two records have.
+    `reduced`, they are those of smaller copies, all that two records have. `means` are the means of the same measures
+    over the requests that differ, of `compared` requests.
     """
 
     identical: bool | None = None
@@ -81,6 +90,8 @@ class Outputs(msgspec.Struct, frozen=True):
     exact_match: float | UnsetType = UNSET
     first_difference: float | UnsetType = UNSET
     reduced: bool | UnsetType = UNSET
+    compared: int | UnsetType = UNSET
+    means: dict[str, MeasureMean] | UnsetType = UNSET
 
     @property
     def measures(self) -> dict[str, float]:
@@ -89,7 +100,7 @@ class Outputs(msgspec.Struct, frozen=True):
         return {name: value for name, value in values.items() if value is not UNSET}
 
 
-MEASURES = Outputs.__struct_fields__[1:-1]
+MEASURES = Outputs.__struct_fields__[1 : Outputs.__struct_fields__.index("reduced")]
 """Names of the measures of outputs that differ, `max_abs_diff` first."""
 
 
@@ -176,6 +187,23 @@ class GateMetric(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     blocks_needed: int | None = None
 
 
+class GateQuality(msgspec.Struct, frozen=True, kw_only=True):
+    """One limit on a measure of outputs, such as `psnr_db>=40`, which every output has to meet.
+
+    `worst` is the value of the output that is furthest off, None if outputs are equal or have no such measure.
+    `sure_share` is the share of prompts that meet the limit at least, with 95 % confidence: all `compared` ones did.
+    """
+
+    limit: str
+    a: str
+    b: str
+    verdict: GateVerdict
+    worst: float | None = None
+    spread: MeasureMean | None = None
+    compared: int | None = None
+    sure_share: float | None = None
+
+
 class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on all limits. `blocks_needed` estimates how many more blocks would decide every open limit."""
 
@@ -184,6 +212,7 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     max_abs_diff: float | None = None
     blocks_needed: int | None = None
     metrics: tuple[GateMetric, ...] = ()
+    quality: tuple[GateQuality, ...] | UnsetType = UNSET
     mismatches: tuple[Difference, ...] = ()
     reasons: tuple[str, ...] = ()
 

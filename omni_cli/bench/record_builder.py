@@ -18,10 +18,12 @@ from omni_cli.bench.protocol import LoadedStage, Ran
 from omni_cli.bench.treatments import Treatment
 from omni_cli.record import E2E, KeptOutput, Memory, Record, Sample, StoppingPlan, Utilisation, Variant
 from omni_cli.results import Comparison, Outputs
-from omni_cli.stats.output_quality import max_abs_difference, quality_of, worst_of
+from omni_cli.stats.estimate import MIN_BLOCKS
+from omni_cli.stats.output_quality import max_abs_difference, outputs_quality, request_qualities
 
-MAX_OUTPUT_FILES = 4
-"""Number of first iterations whose outputs are kept and compared; later ones are compared by hash."""
+MAX_OUTPUT_FILES = MIN_BLOCKS
+"""Number of first iterations whose outputs are kept and compared; later ones are compared by hash. Each has its own
+prompts and seeds, so that there are as many as an interval needs."""
 
 
 @dataclass
@@ -89,7 +91,7 @@ class RecordBuilder:
         self._folder = folder
         self._keeps_outputs = keeps_outputs
         self._kept: dict[int, tuple[KeptOutput, ...]] = {}
-        self._differences: dict[tuple[int, int], tuple[float | None, Mapping[str, float]]] = {}
+        self._differences: dict[tuple[int, int], tuple[float | None, Sequence[Mapping[str, float]]]] = {}
 
     @property
     def has_samples(self) -> bool:
@@ -162,17 +164,18 @@ class RecordBuilder:
             known = [value for value, _ in found if value is not None]
             # 0 would claim equality, although later outputs, of which only hashes are left, differ.
             difference = max(known) if len(known) == len(found) and any(known) else None
-            quality = worst_of(measures for _, measures in found)
+            requests = [measures for _, several in found for measures in several]
+            quality = outputs_quality(requests)
         outputs = Outputs(identical, difference, **quality)
         return Comparison(metric=E2E, a=first.treatment.name, b=other.treatment.name, outputs=outputs)
 
-    def _difference(self, variant: int, number: int) -> tuple[float | None, Mapping[str, float]]:
-        """Return the largest difference and the measures of one iteration's outputs."""
+    def _difference(self, variant: int, number: int) -> tuple[float | None, Sequence[Mapping[str, float]]]:
+        """Return the largest difference and each request's measures of one iteration's outputs."""
         if (variant, number) not in self._differences:
             mine, other = self._saved(0, number), self._saved(variant, number)
             if mine is None or other is None:
-                return None, {}
-            self._differences[variant, number] = max_abs_difference(mine, other), quality_of(mine, other)
+                return None, ()
+            self._differences[variant, number] = max_abs_difference(mine, other), request_qualities(mine, other)
         return self._differences[variant, number]
 
     def _saved(self, variant: int, number: int) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ import re
 from xml.etree import ElementTree
 
 from omni_cli.report.bench_notes import gate_failure, not_comparable
-from omni_cli.report.bench_text import change, gate_rows, open_end
+from omni_cli.report.bench_text import change, gate_rows, open_end, quality_text
 from omni_cli.report.bench_units import limit, title
 from omni_cli.results import GateResult
 from omni_cli.stats.findings import Findings, Pair
@@ -45,6 +45,12 @@ def _gate_cases(suite: ElementTree.Element, gate: GateResult, pairs: tuple[Pair,
             _outcome(case, "failure", "regression", sentence)
         elif metric.verdict == "inconclusive":
             _outcome(case, "skipped", "inconclusive", f"{sentence}: {open_end(metric)}")
+    for item in gate.quality or ():
+        case = _case(suite, f"{item.b}: {item.limit}")
+        if item.verdict == "output mismatch":
+            _outcome(case, "failure", item.verdict, quality_text(item))
+        elif item.verdict == "inconclusive":
+            _outcome(case, "skipped", item.verdict, quality_text(item))
     if gate.max_abs_diff is not None:
         case = _case(suite, "outputs")
         if gate.verdict == "output mismatch":

@@ -12,6 +12,7 @@ from omni_cli.report.bench_text import (
     gate_rows,
     pair_sentence,
     payback_sentence,
+    quality_text,
     work_sentence,
 )
 from omni_cli.report.bench_units import limit, title
@@ -30,7 +31,7 @@ def findings_markdown(findings: Findings, labels: Labels, further: Sequence[Note
         rows = [(f"`{cell(item.field)}`", cell(item.a), cell(item.b)) for item in findings.mismatches]
         parts.append(table(("Field", cell(labels.a), cell(labels.b)), rows))
     else:
-        if findings.gate is not None and findings.gate.metrics:
+        if findings.gate is not None and (findings.gate.metrics or findings.gate.quality):
             parts.append(_gate_table(findings.gate, findings.pairs))
         parts += [_pair(pair, labels, findings.differences) for pair in findings.pairs]
     parts += [f"> **Warning:** {_note(note)}" for note in (*warnings(findings), *further)]
@@ -54,6 +55,10 @@ def _gate_table(gate: GateResult, pairs: Sequence[Pair]) -> str:
             f"**{metric.verdict}**" if metric.verdict != "pass" else "pass",
         )
         for metric, name, a, b in gate_rows(gate, pairs)
+    ]
+    rows += [
+        (cell(f"{item.b}: {item.limit}"), "", "", cell(quality_text(item)), "", f"**{item.verdict}**")
+        for item in gate.quality or ()
     ]
     return table(("Gated", "A", "B", "Change [95% CI]", "Limit", "Verdict"), rows)
 

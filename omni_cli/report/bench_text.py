@@ -18,7 +18,18 @@ from omni_cli.report.bench_units import (
 )
 from omni_cli.report.tables import aligned
 from omni_cli.report.units import count
-from omni_cli.results import Comparison, Difference, GateMetric, GateResult, MemoryPeak, Outputs, Payback, Summary
+from omni_cli.results import (
+    Comparison,
+    Difference,
+    GateMetric,
+    GateQuality,
+    GateResult,
+    MeasureMean,
+    MemoryPeak,
+    Outputs,
+    Payback,
+    Summary,
+)
 from omni_cli.stats.findings import Findings, Pair
 from omni_cli.stats.metrics import higher_is_better, samples_for
 from omni_cli.stats.payback import verdict_on_mode
@@ -85,7 +96,9 @@ def apart(outputs: Outputs) -> str:
     parts = [] if outputs.max_abs_diff in (None, 0) else [f"by up to {outputs.max_abs_diff:.3g}"]
     for name, value in outputs.measures.items():
         unit = " dB" if name.endswith("_db") else ""
-        parts.append(f"{name.removesuffix('_db').replace('_', ' ')} {value:.4g}{unit}")
+        mean = (outputs.means or {}).get(name)
+        spread = f" (mean {spread_text(mean)})" if mean is not None and mean.n > 1 else ""
+        parts.append(f"{name.removesuffix('_db').replace('_', ' ')} {value:.4g}{unit}{spread}")
     if outputs.reduced is True and parts:
         parts.append("of smaller copies")
     return ", ".join(parts)
@@ -182,7 +195,24 @@ def gate_lines(gate: GateResult, pairs: Sequence[Pair]) -> list[str]:
         (name, "-" if a == "-" else f"{a} -> {b}", change(metric), f"limit +{limit(metric.limit)}", metric.verdict)
         for metric, name, a, b in gate_rows(gate, pairs)
     ]
+    rows += [(item.limit, quality_text(item), "", "", item.verdict) for item in gate.quality or ()]
     return [*aligned(rows, gap=3), *(f"  {reason}" for reason in gate.reasons)]
+
+
+def quality_text(item: GateQuality) -> str:
+    """Format `worst 41.2, mean 43.1 [41.9, 44.3] of 8; sure for 69% of prompts`; `-` without values."""
+    parts = [] if item.worst is None else [f"worst {item.worst:.4g}"]
+    if item.spread is not None:
+        parts.append(f"mean {spread_text(item.spread)}")
+    text = ", ".join(parts) or "-"
+    return text if item.sure_share is None else f"{text}; sure for {item.sure_share:.0%} of prompts"
+
+
+def spread_text(spread: MeasureMean) -> str:
+    """Format `43.1 [41.9, 44.3] of 8`, or `43.1 of 2` without an interval."""
+    if spread.ci95 is None:
+        return f"{spread.mean:.4g} of {spread.n}"
+    return f"{spread.mean:.4g} [{spread.ci95[0]:.4g}, {spread.ci95[1]:.4g}] of {spread.n}"
 
 
 def change(metric: GateMetric) -> str:

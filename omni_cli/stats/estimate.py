@@ -62,12 +62,12 @@ class Estimate:
         return max(int(beyond), 1) / (2 * len(self.deviations))
 
 
-def centre_of(values: np.ndarray, inflation: float = 1.0) -> Estimate:
+def centre_of(values: np.ndarray, inflation: float = 1.0, trim: float = TRIM) -> Estimate:
     """Return the centre of float64 (n,), one value per block; n >= 1. The order of the blocks does not matter.
 
-    `inflation` multiplies the standard error of blocks that are not fully independent.
+    `inflation` multiplies the standard error of blocks that are not fully independent. `trim` 0 gives the mean.
     """
-    resampled = _Resampled.of(values)
+    resampled = _Resampled.of(values, trim)
     errors = _studentised(resampled.centres, resampled.variances)
     return Estimate(resampled.centre, inflation * math.sqrt(resampled.variance), len(values), np.sort(np.abs(errors)))
 
@@ -95,9 +95,9 @@ class _Resampled:
     variances: np.ndarray
 
     @classmethod
-    def of(cls, values: np.ndarray) -> _Resampled:
+    def of(cls, values: np.ndarray, trim: float = TRIM) -> _Resampled:
         count = len(values)
-        draws = _draws(count)
+        draws = _draws(count, trim)
         # Around the median, so that squares lose no digits to a large common part.
         ranked = np.sort(values)
         middle = float(ranked[(count - 1) // 2] + ranked[count // 2]) / 2
@@ -125,14 +125,14 @@ class _Draws:
 
 
 @lru_cache(maxsize=16)
-def _draws(count: int) -> _Draws:
+def _draws(count: int, trim: float = TRIM) -> _Draws:
     half = RESAMPLES // 2
     picks = np.random.default_rng(0).integers(count, size=(half, count))
     flat = (picks + count * np.arange(half)[:, None]).ravel()
     counts = np.bincount(flat, minlength=half * count).reshape(half, count)
     # Each draw with its mirror image, so that negated values get exactly the mirrored interval.
     counts = np.concatenate([counts, counts[:, ::-1]])
-    cut = int(TRIM * count)
+    cut = int(trim * count)
     cumulated = counts.cumsum(axis=1)
     weights = np.diff(np.clip(cumulated, cut, count - cut), axis=1, prepend=cut).astype(np.float64)
     return _Draws(weights, (cumulated > cut).argmax(axis=1), (cumulated >= count - cut).argmax(axis=1), cut)

@@ -12,14 +12,26 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
+from msgspec import UNSET
 
-from omni_cli.config.gate_limits import GateLimits
-from omni_cli.results import Comparison, Difference, GateMetric, GateResult, GateVerdict, MemoryPeak, Outputs
+from omni_cli.config.gate_limits import GateLimits, QualityLimit
+from omni_cli.results import (
+    Comparison,
+    Difference,
+    GateMetric,
+    GateQuality,
+    GateResult,
+    GateVerdict,
+    MeasureMean,
+    MemoryPeak,
+    Outputs,
+)
 from omni_cli.stats.compare import Compared
 from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.metrics import ALLOCATED, HOST_RSS, higher_is_better
 from omni_cli.stats.power import blocks_needed, minimum_detectable
 
+_LEVEL = 0.05
 # The verdict of a gate is the first of these that any of its parts has.
 _SEVERITY: tuple[GateVerdict, ...] = (
     "failed", "not comparable", "output mismatch", "regression", "inconclusive", "pass",
@@ -52,10 +64,12 @@ def judge(
     judged = (*_holm(timed, gated), *sizes)
     judged += tuple(_unmeasured(limits, {item.metric for item in judged}))
     findings = [found for names, item in outputs.items() if (found := _judge_outputs(*names, item, limits))]
-    findings += [found for names, item in outputs.items() for found in _judge_quality(*names, item, limits)]
+    quality = [found for names, item in outputs.items() for found in _judge_quality(*names, item, limits)]
+    findings += [(item.verdict, reason) for item, reason in quality if reason]
     verdicts = {item.verdict for item in judged} | {verdict for verdict, _ in findings}
     verdict = next(name for name in _SEVERITY if name in verdicts or name == "pass")
-    return _gate(verdict, limits, judged, reasons=[reason for _, reason in findings])
+    gate = _gate(verdict, limits, judged, reasons=[reason for _, reason in findings])
+    return msgspec.structs.replace(gate, quality=tuple(item for item, _ in quality) or UNSET)
 
 
 def _gate(
@@ -170,23 +184,47 @@ def _judge_outputs(a: str, b: str, item: Outputs, limits: GateLimits) -> tuple[G
     return "output mismatch", f"{pair} differ by up to {item.max_abs_diff:.3g}; allowed is {allowed:g}"
 
 
-def _judge_quality(a: str, b: str, item: Outputs, limits: GateLimits) -> Iterator[tuple[GateVerdict, str]]:
-    """Yield the verdict and its reason for each limit on the quality that the outputs of a pair miss."""
-    pair = f"outputs of `{b}` and `{a}`"
+def _judge_quality(a: str, b: str, item: Outputs, limits: GateLimits) -> Iterator[tuple[GateQuality, str]]:
+    """Yield each limit on the quality of a pair with its verdict, and the reason if it does not pass.
+
+    Every output has to meet a limit. It passes only if the interval of the mean does so as well, since other prompts
+    would then miss it too often.
+    """
     known = {"max_abs_diff": item.max_abs_diff, **item.measures}
-    for limit in limits.quality if not item.identical else ():
-        value = known.get(limit.metric)
-        if item.identical is None:
-            yield "inconclusive", f"{pair} must have {limit}, but were not recorded"
-        elif value is None:
-            yield "output mismatch", f"{pair} differ and have no {limit.metric}, which must be {limit}"
-        elif not limit.allows(value):
-            yield "output mismatch", f"{pair} have {limit.metric} {value:.4g}; it must be {limit}"
-        elif item.reduced is True:
-            yield (
-                "inconclusive",
-                f"{pair} must have {limit}; the records keep smaller copies only, which have {value:.4g}",
-            )
+    means, compared = item.means or {}, item.compared or None
+    for limit in limits.quality:
+        value, spread = known.get(limit.metric), means.get(limit.metric)
+        verdict, reason = _quality_verdict(limit, item, value, spread)
+        # A share below 1 does not say which requests meet it.
+        all_met = verdict == "pass" and (limit.metric != "exact_match" or value == 1)
+        judged = GateQuality(
+            limit=str(limit), a=a, b=b, verdict=verdict, worst=value, spread=spread, compared=compared,
+            sure_share=_LEVEL ** (1 / compared) if all_met and compared else None,
+        )  # fmt: skip
+        yield judged, reason and f"outputs of `{b}` and `{a}` {reason}"
+
+
+def _quality_verdict(
+    limit: QualityLimit, item: Outputs, value: float | None, spread: MeasureMean | None
+) -> tuple[GateVerdict, str]:
+    if item.identical:
+        return "pass", ""
+    if item.identical is None:
+        return "inconclusive", f"must have {limit}, but were not recorded"
+    if value is None:
+        return "output mismatch", f"differ and have no {limit.metric}, which must be {limit}"
+    if not limit.allows(value):
+        return "output mismatch", f"have {limit.metric} {value:.4g}; it must be {limit}"
+    if item.reduced is True:
+        return "inconclusive", f"must have {limit}; the records keep smaller copies only, which have {value:.4g}"
+    bounds = None if spread is None or limit.metric == "exact_match" else spread.ci95
+    if spread is not None and bounds is not None and not all(limit.allows(bound) for bound in bounds):
+        reach = f"[{bounds[0]:.4g}, {bounds[1]:.4g}] of {spread.n} requests"
+        return (
+            "inconclusive",
+            f"have {limit.metric} {value:.4g}, but the mean's interval {reach} reaches beyond {limit}",
+        )
+    return "pass", ""
 
 
 def _unmeasured(limits: GateLimits, judged: set[str]) -> list[GateMetric]:

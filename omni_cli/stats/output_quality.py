@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import wave
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from msgspec import UNSET
 
 from omni_cli.record import RATE, SHEET_COLUMNS, KeptOutput
-from omni_cli.results import Outputs
+from omni_cli.results import MeasureMean, Outputs
+from omni_cli.stats.estimate import MIN_BLOCKS, centre_of
 
 _PEAK = 255.0
 _WINDOW = 7
 _NUM_MELS, _FFT, _HOP = 80, 1024, 256
 _FLOOR = 1e-10
+_Z = 1.959964  # the normal distribution's two-sided 95 %
 # The worse of two values of a measure.
 _WORSE: dict[str, Callable[[float, float], float]] = {"log_mel_distance_db": max}
 
@@ -36,6 +39,41 @@ def quality_of(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]
             measures = _frames(a[None] if kind == "image" else a, b[None] if kind == "image" else b)
         found = worst_of([found, measures])
     return found | _tokens(first, second)
+
+
+def request_qualities(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> list[dict[str, float]]:
+    """Return the measures of each request's outputs; the names of outputs begin with the request's number."""
+    requests = sorted({name.partition(".")[0] for name in first.keys() & second.keys()})
+    return [
+        quality_of(*({name: a[name] for name in a if name.partition(".")[0] == request} for a in (first, second)))
+        for request in requests
+    ]
+
+
+def outputs_quality(requests: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return the fields of `Outputs` for the measures of several requests: the worst values, and means with intervals.
+
+    The worst of shares is their mean.
+    """
+    worst = worst_of(requests)
+    means = {name: _spread(name, [measures[name] for measures in requests if name in measures]) for name in worst}
+    if "exact_match" in means:
+        worst["exact_match"] = means["exact_match"].mean
+    return {**worst, "compared": len(requests), "means": means} if means else worst
+
+
+def _spread(name: str, values: Sequence[float]) -> MeasureMean:
+    count, mean = len(values), float(np.mean(values))
+    if count < MIN_BLOCKS:
+        return MeasureMean(count, mean)
+    if name == "exact_match":
+        # A share: equal values do not show that others would be equal, so Wilson's interval and not the bootstrap's.
+        middle, half = mean + _Z**2 / (2 * count), _Z * np.sqrt(mean * (1 - mean) / count + (_Z / (2 * count)) ** 2)
+        low, high = ((middle + sign * half) / (1 + _Z**2 / count) for sign in (-1, 1))
+    else:
+        # Not trimmed: the output that is furthest off counts.
+        low, high = centre_of(np.array(values), trim=0).interval(0.05)
+    return MeasureMean(count, mean, (float(low), float(high)) if np.isfinite([low, high]).all() else None)
 
 
 def max_abs_difference(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float | None:
@@ -64,7 +102,8 @@ def kept_distance(a: Sequence[KeptOutput], b: Sequence[KeptOutput]) -> Outputs:
     is_reduced = not all(item.whole for item in common)
     largest = None if is_reduced else max_abs_difference(first, second)
     # Equal copies would claim that the outputs are equal.
-    return Outputs(False, largest or None, **quality_of(first, second), reduced=True if is_reduced else UNSET)
+    quality: dict[str, Any] = quality_of(first, second)
+    return Outputs(False, largest or None, **quality, reduced=True if is_reduced else UNSET)
 
 
 def kept_arrays(outputs: Iterable[KeptOutput]) -> dict[str, np.ndarray]:

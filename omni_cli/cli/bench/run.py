@@ -19,6 +19,7 @@ from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode, OmniError
 from omni_cli.record import load_record
 from omni_cli.report.bench_notes import not_comparable
+from omni_cli.stats.estimate import MIN_BLOCKS
 from omni_cli.stats.verdicts import Question
 
 
@@ -50,7 +51,12 @@ def measure(plan: Plan, question: Question, options: MeasureOptions, time_budget
         note = not_comparable(mismatches)
         raise NotComparableError(note.message, hint=note.hint)
     progress = BenchProgress(sys.stderr, question, quiet=options.quiet, verbose=options.verbose)
-    limits = RunLimits(options.num_iters, options.num_iters_warmup, time_budget_s)
+    num_warmup = options.num_iters_warmup
+    if question.limits is not None and question.limits.quality and options.num_iters is not None:
+        # Each iteration has new prompts and seeds; warm-ups are not timed, but their outputs are compared.
+        num_requests = plan.builder.record().workload["batch_size"]
+        num_warmup = max(num_warmup, -(-MIN_BLOCKS // num_requests) - options.num_iters)
+    limits = RunLimits(options.num_iters, num_warmup, time_budget_s)
     benchmark = Benchmark(plan, question, limits, progress, record_file=options.output_json)
     stopped = asyncio.run(_run(benchmark, options.timeout))
     progress.hide()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from omni_cli.record import E2E, Variant
 from omni_cli.report.bench_notes import gate_failure
@@ -15,16 +16,19 @@ from omni_cli.report.bench_text import (
     metric_title,
     pair_sentence,
     payback_sentence,
+    quality_text,
     shown,
+    spread_text,
     work_sentence,
 )
 from omni_cli.report.bench_units import limit, ratio, title
 from omni_cli.report.html.elements import Figure, Paragraph, Part, Table, Tone, Verdict
-from omni_cli.report.html.figures import Interval, drawn_intervals
+from omni_cli.report.html.figures import Interval, Trade, drawn_intervals, drawn_trade
 from omni_cli.report.html.machine import sentence
 from omni_cli.report.units import count
-from omni_cli.results import Comparison, GateResult, MemoryPeak
+from omni_cli.results import MEASURES, Comparison, GateResult, MeasureMean, MemoryPeak
 from omni_cli.stats.findings import Pair
+from omni_cli.stats.output_quality import worst_of
 
 _GATE_TONES: dict[str, Tone] = {"pass": "good", "inconclusive": "open", "not comparable": "open"}
 _TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "no difference": "plain", "inconclusive": "open"}
@@ -64,6 +68,7 @@ def page_verdict(gate: GateResult | None, pairs: Sequence[Pair], labels: Labels)
 def comparison_parts(name: str, pairs: Sequence[Pair], labels: Labels) -> list[Part]:
     """Return the forest plot of all pairs, one table per pair, and the differences between the variants."""
     parts: list[Part] = [] if (figure := _forest(name, pairs, labels)) is None else [figure]
+    parts += _quality_figures(name, pairs, labels)
     for pair in pairs:
         parts.append(_pair_table(pair, labels))
         parts += [Paragraph(text) for text in _pair_notes(pair)]
@@ -72,11 +77,14 @@ def comparison_parts(name: str, pairs: Sequence[Pair], labels: Labels) -> list[P
 
 def gate_table(gate: GateResult | None, pairs: Sequence[Pair]) -> Table | None:
     """List the limits; None without a gate, or if it judged nothing."""
-    if gate is None or not gate.metrics:
+    if gate is None or not (gate.metrics or gate.quality):
         return None
-    rows = tuple(
-        (name, a, b, change(metric), f"+{limit(metric.limit)}", metric.verdict)
-        for metric, name, a, b in gate_rows(gate, pairs)
+    rows = (
+        *(
+            (name, a, b, change(metric), f"+{limit(metric.limit)}", metric.verdict)
+            for metric, name, a, b in gate_rows(gate, pairs)
+        ),
+        *((item.b, "", "", quality_text(item), item.limit, item.verdict) for item in gate.quality or ()),
     )
     columns = ("Limit on", "A", "B", "Worse by [95% CI]", "Limit", "Verdict")
     return Table("The gate, limit by limit", columns, rows, frozenset({1, 2, 3, 4}))
@@ -87,6 +95,7 @@ def _gate_sentence(gate: GateResult) -> str:
         message = gate_failure(gate).message
         return sentence(message.removeprefix(f"gate {gate.verdict}: ").removeprefix("gate failed: "))
     parts = [f"{title(item.metric)} {change(item)}, limit +{limit(item.limit)}" for item in gate.metrics]
+    parts += [f"{item.limit}: {quality_text(item)}" for item in gate.quality or ()]
     return sentence("within all limits: " + "; ".join(parts))
 
 
@@ -122,6 +131,42 @@ def _forest(name: str, pairs: Sequence[Pair], labels: Labels) -> Figure | None:
     )
     table = Table("Ratios", ("Pair", "Metric", "Ratio [95% CI]", "Verdict"), tuple(numbers), frozenset({2}))
     return Figure("How far apart the variants are", text, drawn_intervals(f"{name}-ratios", rows, margin), table)
+
+
+def _quality_figures(name: str, pairs: Sequence[Pair], labels: Labels) -> list[Figure]:
+    """Draw each measure of outputs against the time, one point per pair; equal outputs have no measures."""
+    figures = []
+    for measure in MEASURES[1:]:
+        rows, numbers = [], []
+        for pair in pairs:
+            item = next((item for item in pair.comparisons if item.metric == E2E), None)
+            worst = pair.outputs.measures.get(measure)
+            if item is None or item.ratio is None or worst is None:
+                continue
+            spread = (pair.outputs.means or {}).get(measure, MeasureMean(1, worst))
+            name_a, name_b = labels.of(pair)
+            rows.append(Trade(name_b, item.ratio, item.ci95, spread.mean, True, False, spread.ci95))
+            measured = (ratio(item.ratio, item.ci95), spread_text(spread), f"{worst:.4g}")
+            numbers.append((f"{name_b} / {name_a}", *measured))
+        if rows:
+            rows = [replace(row, on_front=not any(_beats(other, row, measure) for other in rows)) for row in rows]
+            heading, label = f"Speed against {title(measure)}", title(measure)
+            text = (
+                "Each diamond is a variant: its time over that of the other one of its pair, and the mean over the "
+                "requests whose outputs differ; the bars are 95% intervals. Further left is faster. The line joins "
+                "those that no other beats in both."
+            )
+            columns = ("Pair", "Time [95% CI]", "Mean [95% CI] of requests", "Worst")
+            table = Table(heading, columns, tuple(numbers), frozenset({1, 2, 3}))
+            drawing = drawn_trade(f"{name}-{measure}", rows, label, "time over that of the other variant")
+            figures.append(Figure(heading, text, drawing, table))
+    return figures
+
+
+def _beats(a: Trade, b: Trade, measure: str) -> bool:
+    """True if `a` is at least as fast and as good, and not equal."""
+    is_as_good = worst_of([{measure: a.value}, {measure: b.value}])[measure] == b.value
+    return a.ratio <= b.ratio and is_as_good and (a.ratio, a.value) != (b.ratio, b.value)
 
 
 def _pair_table(pair: Pair, labels: Labels) -> Table:

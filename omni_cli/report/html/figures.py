@@ -79,7 +79,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Trade:
-    """A setting: its cost over that of the best with an interval, and another value that matters."""
+    """A setting: its cost over that of another with an interval, and another value that matters."""
 
     name: str
     ratio: float
@@ -87,6 +87,7 @@ class Trade:
     value: float
     on_front: bool
     best: bool
+    value_ci95: tuple[float, float] | None = None
 
 
 def drawn_spread(name: str, rows: Sequence[Spread], unit: str) -> Drawing:
@@ -227,31 +228,38 @@ def drawn_history(name: str, rows: Sequence[Spread], levels: Sequence[Level], un
     return draw(name, 230, paint)
 
 
-def drawn_trade(name: str, rows: Sequence[Trade], label: str) -> Drawing:
-    """Draw settings by their cost, with intervals, and by another value; a line joins those on the front."""
+def drawn_trade(
+    name: str, rows: Sequence[Trade], label: str, cost: str = "cost over that of the best setting"
+) -> Drawing:
+    """Draw settings by their cost and by another value, with intervals; a line joins those on the front."""
     bounds = [bound for row in rows for bound in (row.ratio, *(row.ci95 or ()))]
-    values = [row.value for row in rows]
+    values = [value for row in rows for value in (row.value, *(row.value_ci95 or ()))]
 
     def paint(sheet: Sheet) -> None:
         axes = sheet.axes(_GUTTER + 12, 30, _MARGIN, 46)
         scale_values(axes, "y", min(values), max(values), count=5)
         scale_ratios(axes, min(bounds), max(bounds), count=9 if sheet.is_wide else 5)
         axes.grid(True, axis="y")
+        axes.axvline(1, color=LINE, linewidth=1, zorder=0)
         front = sorted((row.ratio, row.value) for row in rows if row.on_front)
         if front:
             axes.plot(*zip(*front, strict=True), "-", color=MUTED, linewidth=1.5, drawstyle="steps-post")
         for row in rows:
             if row.ci95 is not None:
                 axes.plot(row.ci95, (row.value, row.value), "-", color=ACCENT if row.best else MUTED, linewidth=2)
+            if row.value_ci95 is not None:
+                axes.plot((row.ratio, row.ratio), row.value_ci95, "-", color=ACCENT, linewidth=2)
             colour = ACCENT if row.best or row.on_front else MUTED
             axes.plot((row.ratio,), (row.value,), "D", color=colour, markersize=7, markeredgecolor=PAPER)
             if row.best or row.on_front:
                 text = shorten(row.name, sheet.width / 2)
-                axes.annotate(text, (row.ratio, row.value), (8, 6), textcoords="offset points", color=INK)
+                # Towards the middle, so that no name leaves the drawing.
+                offset, side = ((-8, 6), "right") if row.ratio**2 > min(bounds) * max(bounds) else ((8, 6), "left")
+                axes.annotate(text, (row.ratio, row.value), offset, textcoords="offset points", color=INK, ha=side)
         axes.annotate(
             label, (0, 1), (-_GUTTER - 12, 8), "axes fraction", textcoords="offset points", color=INK, weight="bold"
         )
-        axes.set_xlabel("cost over that of the best setting, logarithmic")
+        axes.set_xlabel(f"{cost}, logarithmic")
 
     return draw(name, 330, paint)
 

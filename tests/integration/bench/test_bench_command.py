@@ -124,14 +124,21 @@ def test_end_to_end_has_the_metrics_of_all_stages_and_they_add_up(tmp_path: Path
 
 def test_a_varied_number_of_steps_is_compared_and_so_are_its_outputs(tmp_path: Path) -> None:
     path, markdown = tmp_path / "record.json", tmp_path / "report.md"
-    limits = ("--time-budget", "30", "--output-json", str(path), "--markdown", str(markdown))
-    ended = run_omni(tmp_path, *IMAGE, "--vary", "num_inference_steps=4,40", "--max-regression", "5%", *limits)
+    limits = ("--max-regression", "5%", "--quality", "psnr_db>=1", "--time-budget", "30")
+    files = ("--output-json", str(path), "--markdown", str(markdown))
+    ended = run_omni(tmp_path, *IMAGE, "--vary", "num_inference_steps=4,40", *limits, *files)
     assert ended.code == 1, ended.err
     ended.check_clean()
     record = load_record(path)
     comparison = next(entry for entry in record.comparisons if entry.metric == "e2e_s")
     assert comparison.verdict == "slower" and comparison.interleaved
-    assert comparison.outputs.identical is False and comparison.outputs.max_abs_diff > 0
+    outputs = comparison.outputs
+    assert outputs.identical is False and outputs.max_abs_diff > 0
+    spread = outputs.means["psnr_db"]
+    assert outputs.compared == spread.n == 8, "prompts and seeds"
+    assert spread.ci95[0] < spread.mean < spread.ci95[1] and outputs.psnr_db < spread.mean
+    (quality,) = record.gate.quality
+    assert quality.verdict == "pass" and quality.worst == outputs.psnr_db and "psnr_db>=1" in ended.out
     assert "num_inference_steps=40 ran" in ended.out and "times slower than" in markdown.read_text()
     assert "Does other work per run: denoise steps 4 -> 40" in ended.out
     assert comparison.work == (Difference("work.denoise_steps", "4", "40"),)

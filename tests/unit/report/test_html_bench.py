@@ -12,10 +12,11 @@ from support.bench_records import pair, record, variant
 from support.html_pages import Element, figure, parse, table
 
 from omni_cli.cli.report_documents import load_document
-from omni_cli.config.gate_limits import GateLimits
+from omni_cli.config.gate_limits import GateLimits, QualityLimit
 from omni_cli.record import GpuUtilisation, Memory, Record, Utilisation, save_record
 from omni_cli.report.bench_units import quantity, quantity_interval, ratio
 from omni_cli.report.html.page import render_page
+from omni_cli.results import Comparison, MeasureMean, Outputs
 from omni_cli.stats.verdicts import Question
 
 pytestmark = pytest.mark.slow
@@ -219,3 +220,22 @@ def test_many_variants_and_many_runs_stay_a_page(tmp_path: Path) -> None:
     page = render_page([load_document("r0", path)])
     assert len(page) < 3_000_000
     assert "One run in 2 is drawn." in page and "300 more are in the record" in page
+
+
+def test_speed_is_drawn_against_each_measure_of_quality(tmp_path: Path) -> None:
+    first, second = pair(slowdown=0.8)
+    outputs = Outputs(
+        False, 9.0, psnr_db=38.5, ssim=0.97, compared=8,
+        means={"psnr_db": MeasureMean(8, 41.0, (40.0, 42.0)), "ssim": MeasureMean(8, 0.98, (0.975, 0.985))},
+    )  # fmt: skip
+    found = record(first, msgspec.structs.replace(second, output_sha256="beef"))
+    known = Comparison(metric="e2e_s", a=first.name, b=second.name, outputs=outputs)
+    limits = GateLimits({}, quality=(QualityLimit("psnr_db", ">=", 38.0),))
+    saved = Question(limits).answer(msgspec.structs.replace(found, comparisons=(known,))).complete_record()
+    page = page_of(saved, tmp_path)
+    (row,) = table(page, "Speed against psnr db")
+    assert row["Mean [95% CI] of requests"] == "41 [40, 42] of 8" and row["Worst"] == "38.5"
+    assert row["Time [95% CI]"].startswith("0.8") and figure(page, "Speed against ssim")
+    (limit,) = table(page, "The gate, limit by limit")
+    assert limit["Limit"] == "psnr_db>=38" and limit["Verdict"] == "pass"
+    assert limit["Worse by [95% CI]"] == "worst 38.5, mean 41 [40, 42] of 8; sure for 69% of prompts"

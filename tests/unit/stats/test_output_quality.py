@@ -7,7 +7,14 @@ import pytest
 from msgspec import UNSET
 
 from omni_cli.bench.kept_outputs import kept_outputs
-from omni_cli.stats.output_quality import kept_distance, quality_of, structural_similarity, worst_of
+from omni_cli.stats.output_quality import (
+    kept_distance,
+    outputs_quality,
+    quality_of,
+    request_qualities,
+    structural_similarity,
+    worst_of,
+)
 
 
 def test_a_constant_error_has_the_decibels_of_its_definition() -> None:
@@ -89,3 +96,35 @@ def test_kept_outputs_have_the_distance_of_the_outputs() -> None:
     sheets = kept_outputs({"0.video.0": long}, None), kept_outputs({"0.video.0": long + np.uint8(10)}, None)
     reduced = kept_distance(*sheets)
     assert reduced.reduced is True and reduced.max_abs_diff is None and reduced.psnr_db == found.psnr_db
+
+
+def test_each_request_has_its_measures_and_its_outputs_the_worst() -> None:
+    image = np.full((16, 16, 3), 100, np.uint8)
+    a = {"0.image.0": image, "0.image.1": image, "1.image.0": image, "10.tokens.t": np.array([1])}
+    b = {**a, "0.image.0": image + np.uint8(10), "0.image.1": image + np.uint8(20), "1.image.0": image + np.uint8(5)}
+    first, second, third = request_qualities(a, b)
+    assert first["psnr_db"] == pytest.approx(20 * np.log10(255 / 20))
+    assert second["psnr_db"] > first["psnr_db"] and third == {} | {"exact_match": 1.0}, "in the order 0, 1, 10"
+
+
+def test_means_have_intervals_from_eight_requests_on() -> None:
+    source = np.random.default_rng(0)
+    few = outputs_quality([{"psnr_db": 40.0 + index} for index in range(7)])
+    assert few["psnr_db"] == 40.0 and few["compared"] == 7 and few["means"]["psnr_db"].mean == 43.0
+    assert few["means"]["psnr_db"].ci95 is None
+    covered = 0
+    for _ in range(200):
+        values = source.normal(40, 2, 12)
+        low, high = outputs_quality([{"psnr_db": float(value)} for value in values])["means"]["psnr_db"].ci95
+        assert low < float(np.mean(values)) < high
+        covered += low <= 40 <= high
+    assert covered >= 184, "95 % of 200, less three standard errors"
+
+
+def test_an_output_far_off_is_not_trimmed_and_a_share_is_not_sure() -> None:
+    off = outputs_quality([{"psnr_db": value} for value in [45.0] * 7 + [10.0]])
+    assert off["means"]["psnr_db"].mean == pytest.approx(40.625) and off["psnr_db"] == 10.0
+    equal = outputs_quality([{"exact_match": 1.0}] * 8)["means"]["exact_match"]
+    assert equal.mean == 1.0 and equal.ci95 == pytest.approx((0.6756, 1.0), abs=1e-4), "Wilson's interval of 8 of 8"
+    half = outputs_quality([{"exact_match": float(index % 2)} for index in range(8)])
+    assert half["exact_match"] == 0.5, "the share, not the worst of the shares"

@@ -7,7 +7,8 @@ import pytest
 from omni_cli.cli.gate_options import GateOptions
 from omni_cli.config.gate_limits import GateLimits, QualityLimit, merge_limits, parse_quality
 from omni_cli.errors import UsageError
-from omni_cli.results import EXIT_CODES, MEASURES, Outputs
+from omni_cli.report.bench_text import gate_lines
+from omni_cli.results import EXIT_CODES, MEASURES, MeasureMean, Outputs
 from omni_cli.stats.gate import judge
 
 PSNR = QualityLimit("psnr_db", ">=", 40.0)
@@ -51,3 +52,27 @@ def test_a_limit_is_a_measure_a_relation_and_a_number() -> None:
         with pytest.raises(UsageError, match="invalid value for `--quality`") as raised:
             GateOptions(quality=[text]).limits()
         assert message in raised.value.message
+
+
+def of_eight(worst: float, mean: float, ci95: tuple[float, float]) -> Outputs:
+    return Outputs(False, 3.0, psnr_db=worst, compared=8, means={"psnr_db": MeasureMean(8, mean, ci95)})
+
+
+def test_a_limit_passes_if_every_output_and_the_interval_of_the_mean_meet_it() -> None:
+    assert verdict(of_eight(41.0, 43.0, (41.5, 44.5)), PSNR) == ("pass", ())
+    assert verdict(of_eight(39.9, 43.0, (41.5, 44.5)), PSNR)[0] == "output mismatch", "one output misses it"
+    found, (reason,) = verdict(of_eight(40.1, 41.0, (39.0, 43.0)), PSNR)
+    assert found == "inconclusive"
+    assert reason.endswith("but the mean's interval [39, 43] of 8 requests reaches beyond psnr_db>=40")
+
+
+def test_the_verdict_says_for_how_many_prompts_it_is_sure() -> None:
+    gate = judge(GateLimits({}, quality=(PSNR,)), [], [], {("a", "b"): of_eight(41.0, 43.0, (41.5, 44.5))})
+    (found,) = gate.quality
+    assert (found.limit, found.verdict, found.worst, found.compared) == ("psnr_db>=40", "pass", 41.0, 8)
+    assert found.sure_share == pytest.approx(0.05 ** (1 / 8)), "8 of 8 happen in 5 % of the cases with this share"
+    (line,) = gate_lines(gate, [])
+    assert " ".join(line.split()) == "psnr_db>=40 worst 41, mean 43 [41.5, 44.5] of 8; sure for 69% of prompts pass"
+    share = Outputs(False, None, exact_match=0.9, compared=10)
+    gate = judge(GateLimits({}, quality=(QualityLimit("exact_match", ">=", 0.9),)), [], [], {("a", "b"): share})
+    assert gate.quality[0].verdict == "pass" and gate.quality[0].sure_share is None, "one of them missed"
