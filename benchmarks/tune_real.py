@@ -19,6 +19,7 @@ import asyncio
 import itertools
 import json
 import math
+import subprocess
 import sys
 import tempfile
 import time
@@ -86,7 +87,7 @@ class EveryPair(Race):
 
     @property
     def is_decided(self) -> bool:
-        return ranked(self, [name for name in self._names if name not in self._excluded], math.expm1(self._edge))
+        return not unranked(self, [name for name in self._names if name not in self._excluded], self._edge)
 
     @property
     def is_exhausted(self) -> bool:
@@ -102,21 +103,22 @@ class Exhaustive(Tuning):
         return race
 
 
-def ranked(race: Race, names: Sequence[str], margin: float) -> bool:
-    """True if the interval of every pair lies on one side of 0 or within the margin."""
+def unranked(race: Race, names: Sequence[str], edge: float) -> list[tuple[str, str]]:
+    """Return the pairs whose interval lies neither on one side of 0 nor within `edge`, the log of the margin."""
     pairs = list(itertools.combinations(names, 2))
+    found = []
     for a, b in pairs:
         gap = race.gap(a, b)
         values = np.array(race.values(a, b))
         if gap.rounds < MIN_ROUNDS:
-            return False
+            return pairs
         share = ALPHA / len(pairs)
         earlier = spent((gap.rounds - 1) / LOOKS, share) if gap.rounds > MIN_ROUNDS else 0.0
         tail = (spent(gap.rounds / LOOKS, share) - earlier) / 2
         half = student_quantile(tail, gap.rounds - 1) * values.std(ddof=1) / math.sqrt(gap.rounds)
         if not (half < abs(gap.centre) or abs(gap.centre) + half <= math.log1p(margin)):
-            return False
-    return True
+            found.append((a, b))
+    return found
 
 
 def main() -> int:
@@ -141,7 +143,9 @@ def _run_warm(arguments: list[str]) -> int:
     from support.omni_process import OmniProcess
 
     with tempfile.TemporaryDirectory() as folder:
-        process = OmniProcess(Path(folder), *arguments, warm=True, program=(str(Path(__file__).resolve()),), stderr=-2)
+        process = OmniProcess(
+            Path(folder), *arguments, warm=True, program=(str(Path(__file__).resolve()),), stderr=subprocess.STDOUT
+        )
         out, _ = process.popen.communicate()
     sys.stdout.write(out)
     return process.popen.returncode
@@ -191,8 +195,12 @@ def _compared(folder: Path) -> dict[str, object]:
     return {
         "settings": len(names),
         "margin": found.margin,
-        "search": _summary(found),
-        "exhaustive": {**_summary(every), "ranked_all_pairs": ranked(race, names, every.margin)},
+        "search": {**_summary(found), "verdict": found.verdict, "excess": found.excess},
+        "exhaustive": {
+            **_summary(every),
+            "pairs": len(names) * (len(names) - 1) // 2,
+            "pairs_not_ranked_yet": len(unranked(race, names, math.log1p(every.margin))),
+        },
         "share_of_starts": found.starts / every.starts,
         "share_of_time": found.elapsed_s / every.elapsed_s,
         "cost_over_the_exhaustive_optimum": math.exp(gap.centre) if found.winner != every.winner else 1.0,
@@ -201,8 +209,8 @@ def _compared(folder: Path) -> dict[str, object]:
 
 def _summary(record: TuneRecord) -> dict[str, object]:
     return {
-        "winner": record.winner, "verdict": record.verdict, "excess": record.excess, "starts": record.starts,
-        "rounds": len(record.rounds), "elapsed_s": round(record.elapsed_s, 1),
+        "winner": record.winner, "starts": record.starts, "rounds": len(record.rounds),
+        "elapsed_s": round(record.elapsed_s, 1),
     }  # fmt: skip
 
 

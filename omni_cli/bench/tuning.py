@@ -100,7 +100,6 @@ class Tuning:
         control = race.leader
         assert control is not None  # the race is not exhausted
         number = len(self.record.rounds)
-        self.record = msgspec.structs.replace(self.record, rounds=(*self.record.rounds, Round(control=control)))
         shuffled = random.Random(number)
         groups = list(groups_of(race, shuffled))
         for heat, group in enumerate(groups, 1):
@@ -116,9 +115,9 @@ class Tuning:
                 # Each setting has each place alike.
                 shuffled.shuffle(names)
             if names:
-                await self._heat(names)
+                await self._heat(names, number, control)
 
-    async def _heat(self, names: list[str]) -> None:
+    async def _heat(self, names: list[str], number: int, control: str) -> None:
         started_s = time.monotonic()
         with ExitStack() as stack:
             # In a thread, because planning asks a server for its models.
@@ -137,18 +136,19 @@ class Tuning:
             plan.builder.check()
             found = plan.builder.record()
         compared = {item.b: item for item in found.comparisons} if names[0] == self._reference else {}
-        self._add(found.variants, compared, time.monotonic() - started_s)
-
-    def _add(self, variants: Sequence[Variant], compared: dict[str, Comparison], elapsed_s: float) -> None:
-        """Add a heat to the record, and save it."""
-        self._check_objective(variants)
-        kept = tuple(self._slim(variant) for variant in variants)
-        last = self.record.rounds[-1]
+        self._check_objective(found.variants)
+        kept = tuple(self._slim(variant) for variant in found.variants)
+        rounds = self.record.rounds
+        earlier = rounds[number].heats if number < len(rounds) else ()
         self.record = msgspec.structs.replace(
             self.record,
-            rounds=(*self.record.rounds[:-1], msgspec.structs.replace(last, heats=(*last.heats, kept))),
-            elapsed_s=self.record.elapsed_s + elapsed_s,
+            rounds=(*rounds[:number], Round(control=control, heats=(*earlier, kept))),
+            elapsed_s=self.record.elapsed_s + time.monotonic() - started_s,
         )
+        self._judge(found.variants, kept, compared)
+
+    def _judge(self, variants: Sequence[Variant], kept: Sequence[Variant], compared: dict[str, Comparison]) -> None:
+        """Note which settings of a heat cannot be the answer, and save the record."""
         finished = heat_costs(kept, self.record.objective)
         for variant in variants:
             outputs = compared[variant.name].outputs if variant.name in compared else None

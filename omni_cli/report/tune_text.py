@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from omni_cli.report.bench_run import short_title
 from omni_cli.report.bench_units import limit, quantity, ratio, title
 from omni_cli.report.tables import aligned
@@ -22,14 +24,12 @@ def tune_text(record: TuneRecord) -> str:
         f"{count(len(record.rounds), 'round')}, {seconds(record.elapsed_s)}"
     )
     ranked = ranking(record)
-    has_outputs = any(item.outputs is not None for item in ranked)
-    rows: list[tuple[str, ...]] = [
-        ("Setting", title(record.objective), "cost / best [95% CI]", "memory", "starts", *["outputs"] * has_outputs, "")
-    ]
-    for item in ranked:
-        outputs = [outputs_text(item.outputs)] * has_outputs
-        rows.append((item.name, *cells(record, item), *outputs, STATES[item.state]))
-    parts = [heading, "\n".join(aligned(rows, right=frozenset({1, 3, 4})))]
+    columns = ("Setting", title(record.objective), "cost / best [95% CI]", "memory", "starts", "outputs", "")
+    rows = [columns, *standing_rows(record, ranked)]
+    # A server has no memory that can be read, and a single setting nothing to compare its outputs with.
+    kept = [place for place in range(len(columns)) if {row[place] for row in rows[1:]} != {"-"}]
+    right = frozenset(place for place, column in enumerate(kept) if column in (1, 3, 4))
+    parts = [heading, "\n".join(aligned([tuple(row[place] for place in kept) for row in rows], right=right))]
     failed = [item for item in record.standings if item.problem is not None]
     if failed:
         parts.append(
@@ -45,11 +45,20 @@ def ranking(record: TuneRecord) -> list[Standing]:
     return sorted(able, key=lambda item: (item.state != "best", item.ratio is None, item.ratio or 0.0))
 
 
-def cells(record: TuneRecord, item: Standing) -> tuple[str, str, str, str]:
-    """Format the value, the ratio, the memory and the starts of a setting."""
-    shown = "1" if item.state == "best" else ratio(item.ratio, item.ci95)
-    memory = quantity("peak_bytes", item.memory_bytes)
-    return quantity(record.objective, item.value), shown, memory, str(item.starts)
+def standing_rows(record: TuneRecord, ranked: Sequence[Standing]) -> list[tuple[str, ...]]:
+    """Format the name, value, ratio, memory, starts, outputs and state of each setting."""
+    return [
+        (
+            item.name,
+            quantity(record.objective, item.value),
+            "1" if item.state == "best" else ratio(item.ratio, item.ci95),
+            quantity("peak_bytes", item.memory_bytes),
+            str(item.starts),
+            outputs_text(item.outputs),
+            STATES[item.state],
+        )
+        for item in ranked
+    ]
 
 
 def outputs_text(outputs: Outputs | None) -> str:

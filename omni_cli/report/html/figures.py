@@ -19,6 +19,7 @@ MAX_DOTS = 800
 
 _MARGIN = 4
 _GUTTER = 48
+_NAME_HEIGHT = 16  # pixels
 _PANEL = 140
 
 
@@ -251,17 +252,28 @@ def drawn_trade(
                 axes.plot((row.ratio, row.ratio), row.value_ci95, "-", color=ACCENT, linewidth=2)
             colour = ACCENT if row.best or row.on_front else MUTED
             axes.plot((row.ratio,), (row.value,), "D", color=colour, markersize=7, markeredgecolor=PAPER)
-            if row.best or row.on_front:
-                text = shorten(row.name, sheet.width / 2)
-                # Towards the middle, so that no name leaves the drawing.
-                offset, side = ((-8, 6), "right") if row.ratio**2 > min(bounds) * max(bounds) else ((8, 6), "left")
-                axes.annotate(text, (row.ratio, row.value), offset, textcoords="offset points", color=INK, ha=side)
+        _name_front(axes, sheet, rows)
         axes.annotate(
             label, (0, 1), (-_GUTTER - 12, 8), "axes fraction", textcoords="offset points", color=INK, weight="bold"
         )
         axes.set_xlabel(f"{cost}, logarithmic")
 
     return draw(name, 330, paint)
+
+
+def _name_front(axes: Axes, sheet: Sheet, rows: Sequence[Trade]) -> None:
+    """Name the best setting and those on the front, as far as their names do not overlap."""
+    taken: list[float] = []
+    for row in sorted(rows, key=lambda row: (not row.best, row.ratio)):
+        across, up = axes.transData.transform((row.ratio, row.value)).tolist()
+        if not (row.best or row.on_front) or any(abs(up - other) < _NAME_HEIGHT for other in taken):
+            continue
+        taken.append(up)
+        at_right = across > sheet.width / 2
+        axes.annotate(
+            shorten(row.name, sheet.width / 2), (row.ratio, row.value), (-8 if at_right else 8, 6),
+            textcoords="offset points", color=INK, ha="right" if at_right else "left",
+        )  # fmt: skip
 
 
 def thinned(values: Sequence[T]) -> Sequence[T]:

@@ -9,7 +9,7 @@ from omni_cli.report.bench_units import limit, quantity, ratio, scale_of, title
 from omni_cli.report.html.elements import Document, Figure, Part, Table, Tone, Verdict, sections_of
 from omni_cli.report.html.figures import Trade, drawn_trade
 from omni_cli.report.html.machine import device_of, environment_parts, reproduce_parts, workload_title
-from omni_cli.report.tune_text import STATES, answer_text, cells, outputs_text, ranking
+from omni_cli.report.tune_text import answer_text, ranking, standing_rows
 from omni_cli.report.units import count, seconds
 from omni_cli.results import MEASURES
 from omni_cli.tune_record import Standing, TuneRecord
@@ -102,9 +102,10 @@ def _figure(
 
 
 def _table(record: TuneRecord, ranked: Sequence[Standing]) -> Table:
-    rows = tuple((item.name, *cells(record, item), outputs_text(item.outputs), STATES[item.state]) for item in ranked)
     columns = ("Setting", title(record.objective), "Cost / best [95% CI]", "Memory", "Starts", "Outputs", "")
-    return Table("From the best to the worst", columns, rows, frozenset({1, 2, 3, 4}))
+    return Table(
+        "From the best to the worst", columns, tuple(standing_rows(record, ranked)), frozenset({1, 2, 3, 4, 6})
+    )
 
 
 def _failures(record: TuneRecord) -> Table | None:

@@ -204,8 +204,10 @@ def test_an_objective_that_the_stages_lack(tmp_path: Path) -> None:
 def test_an_interrupted_search_continues_from_its_file(tmp_path: Path) -> None:
     settings = {"a": Setting(0.1), "b": Setting(0.102), "c": Setting(0.2)}
     notes = Notes(stop_after=2)
+    tuning = tuning_of(settings, tmp_path, notes)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(tuning_of(settings, tmp_path, notes).run())
+        asyncio.run(tuning.run())
+    assert len(tuning.record.rounds) == 2, "the third round has no heat"
     kept = load_tune_record(tmp_path / "tune.json")
     assert (len(kept.rounds), kept.verdict) == (2, "unfinished")
     record, later = searched(settings, tmp_path, record=kept)

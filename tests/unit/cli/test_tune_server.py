@@ -27,5 +27,6 @@ def test_the_load_with_the_most_tokens_per_second(
         assert record.winner == "concurrency=8"
         assert record.limits["url"] == server.url
     out, _ = capsys.readouterr()
+    assert "memory" not in out, "that of a server cannot be read"
     assert "Best: concurrency=8" in out and "chat of a server, objective output tokens per second" in out
     assert not (tmp_path / "tuned" / "profile.yaml").exists(), "a load is not a profile"

@@ -12,6 +12,7 @@ import pytest
 from omni_cli.cli.report_documents import load_document
 from omni_cli.errors import InputError
 from omni_cli.record import Memory, Sample, Variant
+from omni_cli.report.html.figures import Trade, drawn_trade
 from omni_cli.report.html.page import render_page
 from omni_cli.report.tune_text import tune_text
 from omni_cli.results import Outputs
@@ -71,6 +72,15 @@ def test_the_page_draws_both_fronts_and_escapes_names(tmp_path: Path) -> None:
     assert EVIL not in page and "&lt;script&gt;" in page
     assert "Speed against memory" in page and "Speed against psnr db" in page
     assert page.count("<svg") == 4, "each figure in two widths"
+
+
+def test_names_on_the_front_do_not_overlap() -> None:
+    """The second setting has nearly the memory of the best one, so that its name would cover the other's."""
+    points = [Trade("fast", 1.0, None, 100.0, True, True), Trade("near", 1.05, None, 99.9, True, False)]
+    far = Trade("small", 2.0, None, 10.0, True, False)
+    drawing = drawn_trade("t", [*points, far], "memory")
+    for sheet in (drawing.wide, drawing.narrow):
+        assert "fast" in sheet and "small" in sheet and "near" not in sheet
 
 
 def test_an_edited_record_is_rejected(tmp_path: Path) -> None:
