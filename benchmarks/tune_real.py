@@ -116,7 +116,7 @@ def unranked(race: Race, names: Sequence[str], edge: float) -> list[tuple[str, s
         earlier = spent((gap.rounds - 1) / LOOKS, share) if gap.rounds > MIN_ROUNDS else 0.0
         tail = (spent(gap.rounds / LOOKS, share) - earlier) / 2
         half = student_quantile(tail, gap.rounds - 1) * values.std(ddof=1) / math.sqrt(gap.rounds)
-        if not (half < abs(gap.centre) or abs(gap.centre) + half <= math.log1p(margin)):
+        if not (half < abs(gap.centre) or abs(gap.centre) + half <= edge):
             found.append((a, b))
     return found
 
