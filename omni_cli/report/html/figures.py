@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from matplotlib.axes import Axes
 
-from omni_cli.report.html.axes import row_label, rows_only, scale_numbers, scale_ratios, scale_values, shorten
+from omni_cli.report.html.axes import LETTER, row_label, rows_only, scale_numbers, scale_ratios, scale_values, shorten
 from omni_cli.report.html.svg import ACCENT, BAD, INK, LINE, MUTED, PAPER, SOFT, Drawing, Sheet, draw
 
 T = TypeVar("T")
@@ -263,17 +263,20 @@ def drawn_trade(
 
 def _name_front(axes: Axes, sheet: Sheet, rows: Sequence[Trade]) -> None:
     """Name the best setting and those on the front, as far as their names do not overlap."""
-    taken: list[float] = []
+    taken: list[tuple[float, float, float]] = []
     for row in sorted(rows, key=lambda row: (not row.best, row.ratio)):
         across, up = axes.transData.transform((row.ratio, row.value)).tolist()
-        if not (row.best or row.on_front) or any(abs(up - other) < _NAME_HEIGHT for other in taken):
+        name, at_right = shorten(row.name, sheet.width / 2), across > sheet.width / 2
+        left = across - 8 - LETTER * len(name) if at_right else across + 8
+        right = left + LETTER * len(name)
+        if not (row.best or row.on_front) or any(
+            abs(up - height) < _NAME_HEIGHT and left < end and start < right for height, start, end in taken
+        ):
             continue
-        taken.append(up)
-        at_right = across > sheet.width / 2
-        axes.annotate(
-            shorten(row.name, sheet.width / 2), (row.ratio, row.value), (-8 if at_right else 8, 6),
-            textcoords="offset points", color=INK, ha="right" if at_right else "left",
-        )  # fmt: skip
+        taken.append((up, left, right))
+        # Towards the middle, so that no name leaves the drawing.
+        side, offset = ("right", (-8, 6)) if at_right else ("left", (8, 6))
+        axes.annotate(name, (row.ratio, row.value), offset, textcoords="offset points", color=INK, ha=side)
 
 
 def thinned(values: Sequence[T]) -> Sequence[T]:

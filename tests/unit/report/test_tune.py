@@ -75,12 +75,12 @@ def test_the_page_draws_both_fronts_and_escapes_names(tmp_path: Path) -> None:
 
 
 def test_names_on_the_front_do_not_overlap() -> None:
-    """The second setting has nearly the memory of the best one, so that its name would cover the other's."""
-    points = [Trade("fast", 1.0, None, 100.0, True, True), Trade("near", 1.05, None, 99.9, True, False)]
-    far = Trade("small", 2.0, None, 10.0, True, False)
-    drawing = drawn_trade("t", [*points, far], "memory")
+    """The second setting has nearly the cost and memory of the best one, so that its name would cover the other's."""
+    points = [Trade("fast", 1.0, None, 100.0, True, True), Trade("near", 1.01, None, 99.9, True, False)]
+    far = [Trade("small", 2.0, None, 10.0, True, False), Trade("level", 1.9, None, 99.8, True, False)]
+    drawing = drawn_trade("t", [*points, *far], "memory")
     for sheet in (drawing.wide, drawing.narrow):
-        assert "fast" in sheet and "small" in sheet and "near" not in sheet
+        assert "fast" in sheet and "small" in sheet and "level" in sheet and "near" not in sheet
 
 
 def test_an_edited_record_is_rejected(tmp_path: Path) -> None:
