@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python benchmarks/gpu/placements.py -o DIR [--of parallel] [--of offload] [--ranks 2] [--calls 3]
 
-Each side is a process of its own, which starts its other ranks as a stage does (`Ranks`: forked, NCCL or gloo) and runs
+Each side is a process of its own, which starts its other ranks as a stage does (`Ranks`, NCCL or gloo) and runs
 the project's executor; weights are random and equal on all. `parallel` is Wan 2.2 (5B) with Ulysses and ring attention,
 `offload` Z-Image with each of diffusers' ways to offload. DIR gets a record per group (`parallel-2.json`,
 `offload.json`) with times, peak memory of the first GPU and the difference to the first side's output.
@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +95,18 @@ class Stage:
         return [] if self.output.error is None else [Failure.of(self.output.error)]
 
 
+def follow(name: str, size: int, device: str, spec: StageSpec, _emit: object, rank: Rank) -> Stage:
+    """Load the model of another rank; its size tells a tiny one."""
+    model = kinds(tiny=False)[name]
+    return Stage(model if model.size == size else kinds(tiny=True)[name], spec.stage, device, rank)
+
+
 def run_side(model: PipelineModel, config: DiffusionStageConfig, device: str, calls: int, out: Path) -> None:
     """Run a side in this process and write what it measured to `out`; other ranks are processes of its own."""
     spec = StageSpec(config, model.name, "diffusers", "", model.dtype, 0, False)
     ranks = None
     if config.num_ranks > 1:
-        ranks = Ranks(spec, lambda spec, rank: Stage(model, spec.stage, device, rank), _say)
+        ranks = Ranks(spec, partial(follow, model.name, model.size, device), _say)
     stage = Stage(model, config, device, None if ranks is None else ranks.rank)
     samples = []
     for number in range(calls + 1):
@@ -128,7 +135,7 @@ def run_side(model: PipelineModel, config: DiffusionStageConfig, device: str, ca
 
 
 def in_child(target: Callable[..., None], *args: object) -> int | None:
-    """Call it in a new process, as ranks are forked from one that has not used a GPU. Return the exit code."""
+    """Call it in a new process, with no memory of the side before. Return the exit code."""
     process = multiprocessing.get_context("spawn").Process(target=target, args=args)
     process.start()
     process.join(LONGEST_S)

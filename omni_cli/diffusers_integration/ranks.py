@@ -18,8 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
+from omni_cli.compat.libraries import prepare_libraries
 from omni_cli.diffusers_integration.parallel import Rank, new_meeting_place
 from omni_cli.errors import StageError
 from omni_cli.stage.failures import stage_failure
@@ -43,6 +44,9 @@ class FollowingStage(Protocol):
     def step(self) -> list[Report]: ...
 
 
+LoadStage: TypeAlias = Callable[[StageSpec, Callable[[Report], None], Rank], FollowingStage]
+
+
 @dataclass(frozen=True)
 class _Answer:
     """The end of a step on a rank, or of the rank with `ended`; `failure` is what failed, "" for nothing."""
@@ -58,18 +62,16 @@ class Ranks:
     A rank that ends, or that fails where rank 0 does not, ends the stage: `report` gets the failure, at once.
     """
 
-    def __init__(
-        self, spec: StageSpec, load: Callable[[StageSpec, Rank], FollowingStage], report: Callable[[Report], None]
-    ) -> None:
-        """Start the processes, which load the stage with `load`."""
+    def __init__(self, spec: StageSpec, load: LoadStage, report: Callable[[Report], None]) -> None:
+        """Start the processes, which load the stage with `load`, a class or function of a module."""
         self._spec = spec
         self._report = report
         self._meeting_place = new_meeting_place()
         self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
         self._settled = threading.Event()
         self._closing = False
-        # Forked: torch and diffusers are imported, and no thread of theirs has started.
-        context = multiprocessing.get_context("fork")
+        # Not forked: once anything has asked for CUDA devices, as some imports do, forked processes cannot use them.
+        context = multiprocessing.get_context("spawn")
         self._processes: dict[int, Any] = {}
         self._pipes: dict[int, Connection] = {}
         for number in range(1, spec.stage.num_ranks):
@@ -164,7 +166,7 @@ class Ranks:
 def _run_rank(
     pipe: Connection,
     spec: StageSpec,
-    load: Callable[[StageSpec, Rank], FollowingStage],
+    load: LoadStage,
     number: int,
     meeting_place: Path,
     parent: int,
@@ -173,8 +175,11 @@ def _run_rank(
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+    prepare_libraries()
     try:
-        stage = load(spec, Rank(number, lambda: pipe.send_bytes(_DONE), lambda _: _decision(pipe), meeting_place))
+        stage = load(
+            spec, _drop, Rank(number, lambda: pipe.send_bytes(_DONE), lambda _: _decision(pipe), meeting_place)
+        )
         _follow(pipe, stage)
     except EOFError:
         os._exit(0)
@@ -183,6 +188,10 @@ def _run_rank(
         pipe.send_bytes(stage_failure(error, spec.stage).message.encode())
         sys.stderr.flush()
         os._exit(1)
+
+
+def _drop(_: Report) -> None:
+    """Ignore a report: rank 0 makes them."""
 
 
 def _decision(pipe: Connection) -> bool:

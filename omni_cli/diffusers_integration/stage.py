@@ -70,7 +70,7 @@ class DiffusersStage:
         self.leads = rank is None
         self.ranks: Ranks | None = None
         if self.leads and spec.stage.num_ranks > 1:
-            self.ranks = Ranks(spec, lambda spec, rank: type(self)(spec, lambda report: None, rank), emit)
+            self.ranks = Ranks(spec, type(self), emit)
             rank = self.ranks.rank
         self.executor = DiffusersPipelineExecutor(
             spec.stage,
