@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from support.fake_graphs import FakeBackend
@@ -185,8 +187,9 @@ def test_compiled_blocks_are_compiled_once_and_give_nearly_the_same(transformer)
     assert all(torch.equal(a, b) for a, b in zip(denoise(transformer), expected, strict=True))
 
 
-@pytest.mark.slow
-def test_a_graph_over_compiled_blocks_holds_the_compiled_code(transformer):
+def test_a_graph_over_compiled_blocks_holds_the_compiled_code(transformer, monkeypatch):
+    # Traced as for any other backend, but without the time of a C++ compiler.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     torch.compiler.reset()
     expected = denoise(transformer)
     denoiser = CompiledGraphDenoiser(transformer, FakeBackend(), stage="image", device=CPU, max_graphs=4)
