@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -33,14 +34,25 @@ OURS = {
 def test_keys_of_an_ar_stage_are_engine_arguments() -> None:
     from vllm.engine.arg_utils import EngineArgs
 
+    from omni_cli.vllm_integration.stage import VllmStage
+
     arguments = {item.name for item in fields(EngineArgs)}
     assert ARStageConfig.model_fields.keys() - OURS <= arguments
     # The stage passes on whatever both have.
     assert not OURS & arguments
-    assert DiffusionStageConfig.model_fields.keys() & arguments == {
-        "attention_backend", "gpu_memory_utilization", "max_model_len", "max_num_seqs", "pipeline_parallel_size",
+    shared = {
+        "gpu_memory_utilization",
+        "max_model_len",
+        "max_num_seqs",
+        "pipeline_parallel_size",
         "tensor_parallel_size",
-    }  # fmt: skip
+    }
+    of_pipelines = {"attention_backend", "quantization"}
+    assert DiffusionStageConfig.model_fields.keys() & arguments == shared | of_pipelines
+    stage = DiffusionStageConfig.named("vocoder", max_num_seqs=3)
+    spec = SimpleNamespace(stage=stage, model="m", dtype="float32", seed=0, trust_remote_code=False)
+    passed = VllmStage.engine_args(SimpleNamespace(spec=spec, worker_cls=VllmStage.worker_cls))  # type: ignore[arg-type]
+    assert passed["max_num_seqs"] == 3 and not of_pipelines & passed.keys()
 
 
 def test_cudagraph_modes() -> None:
