@@ -110,7 +110,7 @@ class VariantWorker:
     def _loaded_stage(self, info: StageInfo) -> LoadedStage:
         stage = self._workload.config.stage(info.name)
         read_back = {**info.settings, **info.effective}
-        requested = {name: getattr(stage, name) for name in read_back if getattr(stage, name, None) is not None}
+        requested = {name: value for name, value in stage.model_dump(exclude_none=True).items() if name in read_back}
         return LoadedStage(
             info.name, info.kind, info.load_s, requested,
             dict(info.settings), dict(info.effective), dict(info.engagement),

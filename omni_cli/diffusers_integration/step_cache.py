@@ -145,14 +145,13 @@ class StepCaches:
 
     @property
     def effective(self) -> dict[str, object]:
-        """The cache in effect, read from the denoisers; empty without one."""
-        configurations = [model._cache_config for model in self._models if getattr(model, "_cache_config", None)]
+        """The fields of the profile's cache as the denoisers have them; empty without one."""
         methods = {name: method for method, name in _CONFIGURATIONS.items()}
-        for configuration in configurations:
-            method = methods[type(configuration).__name__]
-            fields = {name: getattr(configuration, name) for name in CACHE_FIELDS[method]}
-            plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in fields.items()}
-            return {"cache": {"method": method, **plain}}
+        for configuration in (each for model in self._models if (each := getattr(model, "_cache_config", None))):
+            given = self._config.cache.model_dump(exclude_none=True)
+            # Ratios are for the request's number of steps there.
+            read = {name: getattr(configuration, name) for name in given.keys() - {"method", "mag_ratios"}}
+            return {"cache": {**given, **read, "method": methods[type(configuration).__name__]}}
         return {}
 
     @property
