@@ -193,6 +193,10 @@ class _Checker:
             )
 
     def _check_ar(self, path: Path, stage: Mapping[str, object]) -> None:
+        if stage.get("kv_cache_memory_bytes") is not None and stage.get("gpu_memory_utilization") is not None:
+            message = "`gpu_memory_utilization` has no effect with `kv_cache_memory_bytes`"
+            hint = "remove it, or write `kv_cache_memory_bytes: null`"
+            self._add((*path, "gpu_memory_utilization"), message, hint, at_key=True)
         sampling = stage.get("sampling")
         if isinstance(sampling, dict):
             low, high = _integer(sampling, "min_tokens", 0), _integer(sampling, "max_tokens", None)

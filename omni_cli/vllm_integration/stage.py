@@ -315,7 +315,7 @@ class TextStage(VllmStage):
             if part is not None:
                 reports.append(HandoffChunk(request_id, part, is_last=output.finished))
         if output.finished:
-            reports.append(self.done(active, output, now))
+            reports.append(self.done(active, output))
         elif now - active.reported_s > PROGRESS_INTERVAL_S:
             active.reported_s = now
             reports.append(Progress(request_id, len(active.token_ids), self.max_tokens(active.request), "token"))
@@ -327,11 +327,15 @@ class TextStage(VllmStage):
         limit: int | None = request.sampling.get("max_tokens", self.spec.ar.sampling.max_tokens)
         return limit
 
-    def done(self, active: ActiveRequest, output: RequestOutput, now: float) -> RequestDone:
+    def done(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
         finish_reason = output.outputs[0].finish_reason or "stop"
         first_token_s = active.first_token_s
+        wants_whole = active.request.wants_handoff and not active.request.streams
+        with mark("make handoff"):
+            handoff = self.handoff(active, output) if wants_whole else None
         trace = {
-            "latency_s": now - active.added_s,
+            # With the handoff, which waits for what steps have left to be done at the end.
+            "latency_s": time.perf_counter() - active.added_s,
             "ttft_s": None if first_token_s is None else first_token_s - active.added_s,
             "num_input_tokens": len(output.prompt_token_ids),
             "num_output_tokens": len(active.token_ids),
@@ -339,9 +343,6 @@ class TextStage(VllmStage):
             "token_times_s": active.token_times_s,
         }
         text = Text("".join(active.text), tuple(active.token_ids), finish_reason) if self.makes_text else None
-        wants_whole = active.request.wants_handoff and not active.request.streams
-        with mark("make handoff"):
-            handoff = self.handoff(active, output) if wants_whole else None
         return RequestDone(active.request.request_id, trace, text=text, handoff=handoff)
 
     def handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes:

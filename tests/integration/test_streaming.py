@@ -149,7 +149,7 @@ def test_each_request_reports_ttfp_and_rtf(tiny_omni):
     assert 0 < streamed.ttfp_s < whole.ttfp_s < took_s
     seconds = len(audio_of(whole)) / 24_000
     assert whole.rtf * seconds == pytest.approx(whole.ttfp_s, rel=0.05), "all of it comes at once"
-    assert streamed.ttfp_s < 0.6 * streamed.rtf * seconds
+    assert streamed.ttfp_s < streamed.rtf * seconds, "the first chunk comes before the last"
     text = tiny_omni.run(spoken("text", modalities=frozenset({"text"}), stream_audio=True))
     assert text.ttfp_s is None and text.rtf is None and len(text.stages) == 1
 

@@ -69,8 +69,8 @@ class FrameStage(ConditionedStage):
             )
         return torch.stack(frames) if frames else torch.zeros((0, self.num_codebooks), dtype=torch.long)
 
-    def done(self, active: ActiveRequest, output: RequestOutput, now: float) -> RequestDone:
-        report = super().done(active, output, now)
+    def done(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
+        report = super().done(active, output)
         report.trace["output_codes"] = self.frames(active, 0, self.num_reported(active)).tolist()
         report.trace.update({name: active.context.get(name, []) for name in _STEP_TIMES})
         return report

@@ -241,6 +241,11 @@ SINGLE = {
         ("temperature: 0.0", "min_tokens: 9, max_tokens: 4"),
         "8:28 '9': `min_tokens` is above `max_tokens` (4)",
     ),
+    "share of memory beside the cache's size": (
+        ("    kind: ar\n", "    kind: ar\n    kv_cache_memory_bytes: 67108864\n    gpu_memory_utilization: 0.5\n"),
+        "9:5 'gpu_memory_utilization': `gpu_memory_utilization` has no effect with `kv_cache_memory_bytes`"
+        " (remove it, or write `kv_cache_memory_bytes: null`)",
+    ),
     "too few batched tokens": (
         ("    kind: ar\n", "    kind: ar\n    max_num_seqs: 8\n    max_num_batched_tokens: 4\n"),
         "9:29 '4': `max_num_batched_tokens` is below `max_num_seqs` (8)",
