@@ -30,10 +30,12 @@ class Token2WavConfig(WaveformConfig):
         None, ge=-1, le=1, description="Bends the time steps towards the start (below 0); vLLM's token2wav."
     )
     stream_first_chunk_codes: Annotated[Codes | None, VLLM_ONLY] = Field(
-        None, description="Codec tokens in the first chunk. Default: 24."
+        None, description="Codec tokens in the first chunk. Default: 12."
     )
     stream_chunk_codes: Annotated[Codes | None, VLLM_ONLY] = Field(
-        None, description="Codec tokens in each further chunk. Default: 48."
+        None,
+        description="Codec tokens in a further chunk: twice those of the chunk before, and at most so many. "
+        "Default: 192.",
     )
     stream_context_codes: Annotated[int | None, VLLM_ONLY] = Field(
         None, ge=0, le=MAX_TOKENS, description="Codec tokens before a chunk that it is computed with. Default: 24."

@@ -22,8 +22,9 @@ from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSe
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
 from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, Vocoder, VocoderInput
 
-SMALLEST_BUCKET = 32
-# Buckets per power of two: a batch is padded by less than a quarter.
+# The first chunk of a stream with guidance has six blocks.
+SMALLEST_BUCKET = 8
+# Buckets per power of two above four of the smallest: such a batch is padded by less than a quarter.
 BUCKETS_PER_OCTAVE = 4
 MAX_BUCKETS = 64
 # Blocks in one call on a CPU, about two requests of 2.5 s: more is no faster, and then the first waveforms come later.
@@ -158,8 +159,8 @@ class Synthesizer:
 def bucket(num_blocks: int) -> int:
     """Return the smallest bucket that holds `num_blocks`."""
     power = 1 << max(0, (num_blocks - 1).bit_length() - 1)
-    step = max(SMALLEST_BUCKET, power) // BUCKETS_PER_OCTAVE
-    return max(SMALLEST_BUCKET, -(-num_blocks // step) * step)
+    step = max(SMALLEST_BUCKET, power // BUCKETS_PER_OCTAVE)
+    return -(-num_blocks // step) * step
 
 
 def buckets(largest: int) -> Iterator[int]:

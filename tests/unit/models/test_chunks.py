@@ -59,3 +59,21 @@ def test_the_first_chunk_waits_for_its_own_codes_and_those_after_it_alone() -> N
     assert chunker.add(range(35), is_last=False) == []
     (chunk,) = chunker.add([35], is_last=False)
     assert (chunk.start, chunk.end, len(chunk.codes)) == (0, 24, 36)
+
+
+def test_chunks_grow_so_that_little_is_computed_twice() -> None:
+    chunks = chunks_of(ChunkSizes(), [list(range(1_000))])
+    assert [chunk.end - chunk.start for chunk in chunks] == [12, 24, 48, 96, 192, 192, 192, 192, 52]
+    four_seconds = chunks_of(ChunkSizes(), [list(range(200))])
+    assert [(chunk.start, chunk.end) for chunk in four_seconds] == [(0, 12), (12, 36), (36, 84), (84, 200)]
+    assert sum(len(chunk.codes) for chunk in four_seconds) / 200 == 1.66
+
+
+def test_playback_of_a_chunk_lasts_until_the_next_if_codes_arrive_in_half_its_time() -> None:
+    sizes = ChunkSizes()
+    chunks = chunks_of(sizes, [list(range(1_000))])
+    # In codes' time of playback, of which two arrive during one.
+    begin = (sizes.first + sizes.look_ahead) / 2
+    for chunk in chunks[1:]:
+        arrived = min(1_000, chunk.end + sizes.look_ahead) / 2
+        assert arrived <= begin + chunk.start
