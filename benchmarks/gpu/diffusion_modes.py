@@ -24,7 +24,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +41,7 @@ from copies import STEPS, Copies, images_on, measure_copies
 from environment import kit_environment
 from kinds import kinds
 from measure import (
+    OUTPUT_SEEDS,
     Busy,
     Measured,
     busy_of,
@@ -111,27 +112,35 @@ def measure(
     begin = time.perf_counter()
     base = model.make(device)
     made_s = time.perf_counter() - begin
-    sides = [start(PLAIN, lambda: _plain(model, base, options.device), device)]
-    if sides[0].error is not None:
-        raise SystemExit(f"{model.name} does not run at all: {sides[0].error}")
-    _say(f"{model.name}: made in {made_s:.1f} s, first call {sides[0].first_call_s:.1f} s")
-    for keys in (*EXECUTIONS, *(ACCELERATIONS if options.accelerations else ())):
-        sides.append(start(name_of(keys), lambda keys=keys: _ours(model, base, options.device, keys), device))
-        _say(f"{model.name}: {sides[-1].name}: {sides[-1].error or f'first call {sides[-1].first_call_s:.1f} s'}")
-    by_name = {measured.name: measured for measured in sides}
+    seeds = OUTPUT_SEEDS[:1] if options.accelerations else OUTPUT_SEEDS
+    sides: list[Measured] = []
 
     def save() -> Record:
         record = record_of(model.name, workload_of(model), [variant_of(measured) for measured in sides], device)
         save_record(record, options.output_dir / f"{model.name}.json")
         return record
 
-    try:
-        compare_outputs(sides, sides[0])
-        if isinstance(model, Token2WavModel):
-            note_repeats(sides[0])
-        else:
-            _note_roofline(sides, device)
+    def begin_side(name: str, make: Callable[[], Side]) -> None:
+        """Start a side; the record has it from then on."""
+        sides.append(start(name, make, device, seeds))
+        compare_outputs(sides[-1], sides[0].outputs)
+        sides[-1].notes |= counts
+        _say(f"{model.name}: {name}: {sides[-1].error or f'first call {sides[-1].first_call_s:.1f} s'}")
         save()
+
+    counts: dict[str, float] = {}
+    begin_side(PLAIN, lambda: _plain(model, base, options.device))
+    if sides[0].error is not None:
+        raise SystemExit(f"{model.name} does not run at all: {sides[0].error}")
+    if isinstance(model, Token2WavModel):
+        note_repeats(sides[0])
+    else:
+        counts = _roofline(sides[0], device)
+        sides[0].notes |= counts
+    for keys in (*EXECUTIONS, *(ACCELERATIONS if options.accelerations else ())):
+        begin_side(name_of(keys), lambda keys=keys: _ours(model, base, options.device, keys))
+    by_name = {measured.name: measured for measured in sides}
+    try:
         interleave(
             sides, lambda side, seed: side.run(seed), _work(model), blocks=options.blocks or model.blocks, until=until,
             after_block=save,
@@ -140,7 +149,7 @@ def measure(
         if with_copies:
             lines, reached = _measure_copies(model, base, by_name, device, options)
         # Last, because a profiler that has run would affect timings.
-        for measured in sides:
+        for measured in sides if not options.accelerations else ():
             measured.busy = _busy(measured, device)
         record = save()
         return [*_lines(model, made_s, by_name, record), *lines], [*_goals(model, by_name, record), *reached]
@@ -208,17 +217,14 @@ def _ours(model: Model, base: Any, device: str, keys: Mapping[str, Any]) -> Side
     return Token2Wav(model, base, device, keys["execution"])
 
 
-def _note_roofline(sides: list[Measured], device: torch.device) -> None:
-    """Note the operations of the denoiser's loop, and the rate of a large matrix product: the roofline."""
+def _roofline(plain: Measured, device: torch.device) -> dict[str, float]:
+    """Count the operations of the denoiser's loop, and measure the rate of a large matrix product: the roofline."""
     try:
-        counted = {"denoise_loop_flops": float(flops_of(sides[0].side))}
+        counted = {"denoise_loop_flops": float(flops_of(plain.side))}
     except Exception as error:  # noqa: BLE001 - torch's counter must not cost the measurement
         _say(f"no roofline: {type(error).__name__}: {error}")
-        return
-    if device.type == "cuda":
-        counted["matmul_flops_per_s"] = matmul_rate(device)
-    for measured in sides:
-        measured.notes |= counted
+        return {}
+    return {**counted, "matmul_flops_per_s": matmul_rate(device)} if device.type == "cuda" else counted
 
 
 def _roofline_share(measured: Measured) -> float | None:

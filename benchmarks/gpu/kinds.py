@@ -2,7 +2,7 @@
 
 Sizes of transformers and autoencoders are those of the published configurations: Wan 2.2 (5B, text to video), LTX-2
 (19B), Z-Image (6B), FLUX.2 klein (4B) and Qwen-Image-Edit (20B). Calls have the sizes of the model cards, videos two
-steps; Wan 2.2 is called with a quarter of its frames as well, so that enough calls fit into some minutes. As in
+steps; Wan 2.2 and LTX-2 are called with fewer frames as well, so that enough calls fit into some minutes. As in
 `models`, there are no text encoders: random embeddings replace their output.
 """
 
@@ -93,9 +93,12 @@ def kinds(*, tiny: bool) -> dict[str, Model]:
             )
             for name, frames in (("wan2.2-ti2v-5b-short", 5 if tiny else 33), ("wan2.2-ti2v-5b", wan[2]))
         ),
-        PipelineModel(
-            "ltx-2", f"LTX-2, 19B, guided, {ltx2[2]} frames with sound", lambda device: make_ltx2(device, tiny=tiny),
-            ltx2[0], 2, 8, width=ltx2[1], num_frames=ltx2[2],
+        *(
+            PipelineModel(
+                name, f"LTX-2, 19B, guided, {frames} frames with sound", lambda device: make_ltx2(device, tiny=tiny),
+                ltx2[0], 2, 8, width=ltx2[1], num_frames=frames,
+            )
+            for name, frames in (("ltx-2-short", 9 if tiny else 49), ("ltx-2", ltx2[2]))
         ),
         PipelineModel(
             "z-image", "Z-Image, 6B, no guidance", lambda device: make_z_image(device, tiny=tiny), side, steps, 8,

@@ -32,6 +32,7 @@ class Measured:
     output_sha256: str | None = None
     max_abs_diff: float | None = None
     denoiser_max_abs_diff: float | None = None
+    outputs: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
     busy: Busy | None = None
     notes: dict[str, Any] = field(default_factory=dict)
@@ -46,27 +47,26 @@ class Busy:
     wall_s: float
 
 
-def start(name: str, make: Callable[[], Side], device: torch.device) -> Measured:
+def start(name: str, make: Callable[[], Side], device: torch.device, seeds: Sequence[int] = (1,)) -> Measured:
     """Make a side and run it once: loading, compiling and capturing are in `first_call_s`.
 
-    Its second call measures peak memory, weights included. A side that cannot run is a result and does not affect the
-    others.
+    Further calls, one per seed, measure peak memory, weights included, and keep what they made. A side that cannot run
+    is a result and does not affect the others.
     """
     measured = Measured(name)
     begin = time.perf_counter()
     try:
         measured.side = make()
         measured.side.run(0)
+        measured.first_call_s = time.perf_counter() - begin
+        # Some caches fill only with the second call.
+        forget_peaks(device)
+        measured.outputs = _outputs(measured, seeds)
+        measured.memory = peaks(device)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what this side has to show
         traceback.print_exc()
         measured.error = f"{type(error).__name__}: {error}"
         measured.side = None
-        return measured
-    measured.first_call_s = time.perf_counter() - begin
-    # Some caches fill only with the second call.
-    forget_peaks(device)
-    measured.side.run(1)
-    measured.memory = peaks(device)
     return measured
 
 
@@ -102,30 +102,24 @@ def _engagement(name: str, before: dict[str, float], after: dict[str, float]) ->
     return {"engagement": {name: since(before, after)}} if after else {}
 
 
-def compare_outputs(sides: Sequence[Measured], reference: Measured) -> None:
-    """Hash each side's output for the same seeds, and its denoiser's last answer; record their differences."""
-    expected = _outputs(reference)
-    for measured in sides:
-        if measured.side is None:
-            continue
-        found = expected if measured is reference else _outputs(measured)
-        digest = hashlib.sha256()
-        for output, answer in found:
-            digest.update(output.tobytes())
-            digest.update(answer.tobytes())
-        measured.output_sha256 = "sha256:" + digest.hexdigest()
-        measured.max_abs_diff = max(distance(a, b) for (a, _), (b, _) in zip(found, expected, strict=True))
-        measured.denoiser_max_abs_diff = max(distance(a, b) for (_, a), (_, b) in zip(found, expected, strict=True))
-        measured.notes["output_std"] = float(np.std(found[0][0], dtype=np.float32))
-        measured.notes["denoiser_output_std"] = float(np.std(found[0][1]))
-        measured.notes["max_abs_diff"] = measured.max_abs_diff
-        measured.notes |= worst_of(_quality(a, b) for (a, _), (b, _) in zip(found, expected, strict=True))
-        measured.notes["relative_difference"] = max(
-            relative(a, b) for (a, _), (b, _) in zip(found, expected, strict=True)
-        )
-        measured.notes["denoiser_relative_difference"] = max(
-            relative(a, b) for (_, a), (_, b) in zip(found, expected, strict=True)
-        )
+def compare_outputs(measured: Measured, expected: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Hash a side's outputs and its denoiser's last answers; record their differences to the expected ones."""
+    if measured.side is None:
+        return
+    digest = hashlib.sha256()
+    for output, answer in measured.outputs:
+        digest.update(output.tobytes())
+        digest.update(answer.tobytes())
+    measured.output_sha256 = "sha256:" + digest.hexdigest()
+    pairs = list(zip(measured.outputs, expected, strict=True))
+    measured.max_abs_diff = max(distance(a, b) for (a, _), (b, _) in pairs)
+    measured.denoiser_max_abs_diff = max(distance(a, b) for (_, a), (_, b) in pairs)
+    measured.notes["output_std"] = float(np.std(measured.outputs[0][0], dtype=np.float32))
+    measured.notes["denoiser_output_std"] = float(np.std(measured.outputs[0][1]))
+    measured.notes["max_abs_diff"] = measured.max_abs_diff
+    measured.notes |= worst_of(_quality(a, b) for (a, _), (b, _) in pairs)
+    measured.notes["relative_difference"] = max(relative(a, b) for (a, _), (b, _) in pairs)
+    measured.notes["denoiser_relative_difference"] = max(relative(a, b) for (_, a), (_, b) in pairs)
 
 
 def _quality(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
@@ -157,8 +151,8 @@ def note_repeats(measured: Measured) -> None:
         measured.notes[f"waveform_repeat_max_abs_diff_{name}"] = distance(first.waveform, second.waveform)
 
 
-def _outputs(measured: Measured) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(output, last answer of the denoiser as float32) for each of `OUTPUT_SEEDS`."""
+def _outputs(measured: Measured, seeds: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(output, last answer of the denoiser as float32) for each seed; the time of the last call is noted."""
     side = measured.side
     last: list[torch.Tensor] = []
 
@@ -169,10 +163,14 @@ def _outputs(measured: Measured) -> list[tuple[np.ndarray, np.ndarray]]:
         last[:] = [answer.detach().clone()]
 
     handle = side.denoiser.register_forward_hook(keep)
+    found = []
     try:
-        found = [(side.run(seed).output, last[0].float().cpu().numpy()) for seed in OUTPUT_SEEDS]
+        for seed in seeds:
+            call = side.run(seed)
+            found.append((call.output, last[0].float().cpu().numpy()))
     finally:
         handle.remove()
+    measured.notes["warm_call_s"] = call.e2e_s
     return found
 
 

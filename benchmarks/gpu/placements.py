@@ -1,11 +1,12 @@
-"""One pipeline on several GPUs (diffusers' context parallelism), or with its weights offloaded, against one GPU.
+"""One pipeline on several GPUs (diffusers' context parallelism), with its weights offloaded, or in another precision.
 
-    PYTHONPATH=. python benchmarks/gpu/placements.py -o DIR [--of parallel] [--of offload] [--ranks 2] [--calls 3]
+    PYTHONPATH=. python benchmarks/gpu/placements.py -o DIR [--of parallel] [--ranks 2] [--calls 3]
 
 Each side is a process of its own, which starts its other ranks as a stage does (`Ranks`, NCCL or gloo) and runs
 the project's executor; weights are random and equal on all. `parallel` is Wan 2.2 (5B) with Ulysses and ring attention,
-`offload` Z-Image with each of diffusers' ways to offload. DIR gets a record per group (`parallel-2.json`,
-`offload.json`) with times, peak memory of the first GPU and the difference to the first side's output.
+`offload` FLUX.2 klein with each of diffusers' ways to offload, `precision` klein in each precision. DIR gets a record
+per group (`parallel-2.json`, `offload.json`) with times, peak memory of the first GPU and the difference to the first
+side's output.
 `--tiny --device cpu` tries it without a GPU; there is nothing to offload from then.
 """
 
@@ -48,6 +49,7 @@ from omni_cli.stage.messages import Failure, StageRequest
 from omni_cli.stage.protocol import StageSpec
 
 LONGEST_S = 240.0
+MODELS = {"parallel": "wan2.2-ti2v-5b-short", "offload": "flux.2-klein", "precision": "flux.2-klein"}
 
 
 def sides_of(group: str, num_ranks: int, device: str) -> dict[str, dict[str, Any]]:
@@ -55,12 +57,16 @@ def sides_of(group: str, num_ranks: int, device: str) -> dict[str, dict[str, Any
     if group == "offload":
         modes = {name: {"offload": name} for name in ("none", "model", "sequential", "group")}
         return {**modes, "group, leaf level": {"offload": "group", "offload_type": "leaf_level"}}
+    if group == "precision":
+        return {
+            name: {"precision": name} for name in ("float32", "tf32", "bfloat16") if (name, device) != ("tf32", "cpu")
+        }
     found: dict[str, dict[str, Any]] = {"one device": {}}
     found[f"ulysses {num_ranks}"] = {"context_parallel": {"ulysses_degree": num_ranks}}
     if device != "cpu":  # torch has no attention with sums for a CPU
         exact = {"attention_backend": "_native_cudnn"}
-        found["one device, cuDNN"] = exact
         found[f"ring {num_ranks}, cuDNN"] = {"context_parallel": {"ring_degree": num_ranks}, **exact}
+        found["one device, cuDNN"] = exact
     return found
 
 
@@ -78,6 +84,11 @@ class Stage:
 
     def _made(self, model: PipelineModel, config: DiffusionStageConfig) -> Any:
         pipeline = model.make(self.device)
+        if config.precision in ("float32", "tf32"):
+            pipeline.to(torch.float32)
+            answer = pipeline.encode_prompt()
+            widened = tuple(each.float() if each.is_floating_point() else each for each in answer)
+            type(pipeline).encode_prompt = lambda *_args, **_named: widened
         # As read from files: the keys for offload find the weights on the host.
         return pipeline if config.offload == "none" else pipeline.to("cpu")
 
@@ -190,7 +201,7 @@ def _reporting(group: str, name: str, options: argparse.Namespace, out: Path) ->
 def main() -> int:
     options = _options()
     options.output_dir.mkdir(parents=True, exist_ok=True)
-    for group in options.of or ["parallel", "offload"]:
+    for group in options.of or MODELS:
         name = f"parallel-{options.ranks}" if group == "parallel" else group
         sides: list[Measured] = []
         expected = None
@@ -199,7 +210,7 @@ def main() -> int:
             measured.notes["keys"] = {key: str(value) for key, value in keys.items()}
             sides.append(measured)
             _say(_line(name, measured))
-            in_child(_save, group, name, sides, options)
+            _save(group, name, sides, options)
             text = "\n".join(_line(name, each) for each in sides) + "\n"
             (options.output_dir / f"{name}.txt").write_text(text)
         sys.stdout.write(text)
@@ -207,7 +218,7 @@ def main() -> int:
 
 
 def model_of(group: str, options: argparse.Namespace) -> PipelineModel:
-    return kinds(tiny=options.tiny)["wan2.2-ti2v-5b" if group == "parallel" else "z-image"]
+    return kinds(tiny=options.tiny)[MODELS[group]]
 
 
 def _save(group: str, name: str, sides: list[Measured], options: argparse.Namespace) -> None:
@@ -237,7 +248,7 @@ def _line(group: str, measured: Measured) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output-dir", type=Path, required=True)
-    parser.add_argument("--of", action="append", choices=("parallel", "offload"), help="repeatable; default: both")
+    parser.add_argument("--of", action="append", choices=tuple(MODELS), help="repeatable; default: all")
     parser.add_argument("--ranks", type=int, default=2, help="GPUs that share one request")
     parser.add_argument("--calls", type=int, default=3, help="of each side, after one that is not counted")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
