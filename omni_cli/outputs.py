@@ -191,7 +191,9 @@ class StageTrace:
     each token, its step's time in the forward pass and for all codes after the first; the rest of a step is the host's.
     For a diffusion stage, `text_encode_s`, `vae_encode_s` (of its images), `denoise_step_s` (one entry per step),
     `vae_decode_s` or `vocoder_s`, and `encode_s` (of its videos, the host's) are its parts. Those times are on the
-    device's clock. `num_chunks` counts the chunks of streamed audio; None if it was not streamed.
+    device's clock. `num_chunks` counts the chunks of streamed audio; None if it was not streamed. `chunk_times_s` has,
+    for each, when its codes were there, when its first denoising step had been launched and when its audio was there,
+    since the request's arrival in the stage; that is `began_s` seconds after its arrival in the chain.
     """
 
     name: str
@@ -214,6 +216,8 @@ class StageTrace:
     vocoder_s: float | None = None
     encode_s: float | None = None
     num_chunks: int | None = None
+    chunk_times_s: tuple[tuple[float, float, float], ...] | None = None
+    began_s: float | None = None
 
 
 @dataclass(frozen=True)

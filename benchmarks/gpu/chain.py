@@ -12,6 +12,10 @@ RTF is a request's time over that of its audio. A Qwen3-Omni talker's step is sp
 and its code predictor, both by the device's clock, and the rest, which is the host's and the sampler's. Medians over
 steps, but `talker_tpot_s`, which is the mean.
 
+Of a streamed request of Qwen2.5-Omni, seconds since its arrival: `first_token_s` of the thinker, `first_code_s` of the
+talker, and for each chunk `chunk_N_codes_s`, `_begun_s` and `_made_s`, when its codes had reached token2wav, its first
+step had been launched and its audio was there. `playback_gap_s` is the longest silence before a chunk.
+
 DIR gets one `omni.bench/1` record, named after the model, with a variant per number of clients and way of sending
 audio, and the printed summary. `--tiny` runs a small model on any device that vLLM supports, and is meaningless for
 speed.
@@ -91,12 +95,14 @@ METRICS = (
 
 @dataclass(frozen=True)
 class Served:
-    """One request: seconds until its first text, its first audio and its end, and its traces by stage."""
+    """One request: seconds until its first text, its first audio and its end, of its audio, and of the longest silence
+    between two chunks if they are played as they come; its traces by stage."""
 
     first_text_s: float
     first_audio_s: float
     end_s: float
     audio_s: float
+    gap_s: float
     traces: dict[str, StageTrace]
 
 
@@ -185,14 +191,19 @@ def _way(streams: bool | None) -> str:
 async def _request(model: Model, llm: OmniLLM, prompt: str, seed: int, streams: bool | None) -> Served:
     began_s = time.perf_counter()
     first: dict[type, float] = {}
-    num_samples = 0
+    num_samples, played_until_s, gap_s = 0, math.inf, 0.0
     request = GenerateRequest(
         f"{prompt[:16]} {seed}", prompt, seed=seed, raw=model.is_raw, stream_audio=streams,
         cache_salt=f"{prompt} {seed} {streams}",
     )  # fmt: skip
     async for event in llm.generate(request):
-        first.setdefault(type(event), time.perf_counter() - began_s)
-        num_samples += event.samples.size if isinstance(event, AudioChunk) else 0
+        now_s = time.perf_counter() - began_s
+        first.setdefault(type(event), now_s)
+        if isinstance(event, AudioChunk):
+            num_samples += event.samples.size
+            gap_s = max(gap_s, now_s - played_until_s)
+            started_s = now_s if math.isinf(played_until_s) else max(now_s, played_until_s)
+            played_until_s = started_s + event.samples.size / SAMPLE_RATE
         last = event
     assert isinstance(last, RequestResult)
     if last.error is not None:
@@ -200,7 +211,7 @@ async def _request(model: Model, llm: OmniLLM, prompt: str, seed: int, streams: 
     end_s = time.perf_counter() - began_s
     num_samples = num_samples or sum(made.samples.size for made in last.outputs if isinstance(made, AudioOutput))
     return Served(
-        first.get(TextDelta, float("nan")), first.get(AudioChunk, end_s), end_s, num_samples / SAMPLE_RATE,
+        first.get(TextDelta, float("nan")), first.get(AudioChunk, end_s), end_s, num_samples / SAMPLE_RATE, gap_s,
         {trace.name: trace for trace in last.stages},
     )  # fmt: skip
 
@@ -226,6 +237,8 @@ def _sample(
         "talker_tpot_s": _median((each.latency_s - each.ttft_s) / (each.num_output_tokens - 1) for each in talkers),
         "talker_step_s": step,
         **(_talker_parts(step, talkers) if talkers[0].code_predictor_s else {}),
+        **(_way_to_audio(thinkers, talkers, codecs) if codecs[0].chunk_times_s else {}),
+        **({"playback_gap_s": max(one.gap_s for one in served)} if codecs[0].num_chunks else {}),
     }
     work = {
         "input_tokens": float(sum(trace.num_input_tokens for trace in thinkers)),
@@ -251,6 +264,19 @@ def _talker_parts(step: float, talkers: list[StageTrace]) -> dict[str, float]:
     }
 
 
+def _way_to_audio(thinkers: list[StageTrace], talkers: list[StageTrace], codecs: list[StageTrace]) -> dict[str, float]:
+    """Medians over requests, in seconds since the request's arrival, of what precedes each chunk."""
+    moments = {
+        "first_token_s": _median(trace.began_s + trace.token_times_s[0] for trace in thinkers),
+        "first_code_s": _median(trace.began_s + trace.token_times_s[0] for trace in talkers),
+    }
+    for number in range(min(len(trace.chunk_times_s) for trace in codecs)):
+        for place, name in enumerate(("codes", "begun", "made")):
+            times = (trace.began_s + trace.chunk_times_s[number][place] for trace in codecs)
+            moments[f"chunk_{number + 1}_{name}_s"] = _median(times)
+    return moments
+
+
 def _median(values: Iterable[float]) -> float:
     return float(statistics.median(values))
 
@@ -271,7 +297,8 @@ def _variant(clients: int, streams: bool | None, samples: list[Sample], llm: Omn
         name=",".join(f"{key}={value}" for key, value in settings.items()), settings=settings,
         effective={info.name: {**info.effective, **info.settings} for info in llm.stages}, samples=tuple(samples),
     )  # fmt: skip
-    summaries = {metric: summarise(variant, metric) for metric in ("e2e_s", *METRICS)}
+    measured = dict.fromkeys(("e2e_s", *METRICS, *(name for sample in samples for name in sample.metrics)))
+    summaries = {metric: summarise(variant, metric) for metric in measured}
     return msgspec.structs.replace(variant, summary={metric: item for metric, item in summaries.items() if item})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
@@ -77,6 +78,7 @@ class RequestRun:
         self._began_s = asyncio.get_running_loop().time()
         # The stages that the request is in, and the final reports of those that it has left.
         self._inside: dict[str, StageClient] = {}
+        self._entered_s: dict[str, float] = {}
         self._traces: dict[str, StageTrace] = {}
         self._outputs: dict[str, list[Output]] = {}
         self._chunks: dict[str, list[AudioChunk]] = {}
@@ -133,7 +135,7 @@ class RequestRun:
 
     def _done(self, name: str, report: RequestDone) -> Iterator[Event]:
         client = self._inside.pop(name)
-        self._traces[name] = self._trace(client, report)
+        self._traces[name] = dataclasses.replace(self._trace(client, report), began_s=self._entered_s[name])
         self._outputs[name] = self._made(report, self._chunks.pop(name, []))
         for output in self._outputs[name]:
             if isinstance(output, AudioOutput):
@@ -153,7 +155,7 @@ class RequestRun:
                 self._inside[name].send(AppendInput(self._request.request_id, handoff, is_last))
         elif name not in self._traces:  # a finished stage needs no more input
             client = self._enter(name)
-            self._inside[name] = client
+            self._inside[name], self._entered_s[name] = client, self._elapsed_s()
             client.send(self._stage_request(position, handoff, more_follows=not is_last))
 
     def _stage_request(self, position: int, handoff: bytes | None, *, more_follows: bool) -> StageRequest:

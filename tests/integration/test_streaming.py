@@ -136,6 +136,10 @@ def test_audio_begins_before_the_text_has_ended(tiny_omni):
     result = events[-1]
     chunks = [event.samples for event in events if isinstance(event, AudioChunk)]
     assert len(chunks) == result.stages[-1].num_chunks > 3
+    thinker, talker, token2wav = result.stages
+    assert 0 <= thinker.began_s < talker.began_s < token2wav.began_s
+    assert len(token2wav.chunk_times_s) == len(chunks)
+    assert all(codes <= begun <= made for codes, begun, made in token2wav.chunk_times_s)
     assert np.array_equal(np.concatenate(chunks), audio_of(result))
     assert [type(event.output) for event in events if isinstance(event, OutputReady)].count(AudioOutput) == 1
     assert [type(output) for output in result.outputs] == [TextOutput, AudioOutput]

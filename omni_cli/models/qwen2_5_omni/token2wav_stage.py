@@ -64,6 +64,7 @@ class SpeechStream:
     first_audio_s: float | None = None
     denoise_step_s: list[float] = field(default_factory=list)
     vocoder_s: float = 0.0
+    chunk_times_s: list[tuple[float, float, float]] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
@@ -196,6 +197,8 @@ class Token2WavStage(VllmStage):
         reports = super().step()
         for each in self._batch.stepped:
             active = self.by_engine_id(each.request_id)
+            if active is not None and each.done == 1:
+                active.context["began_s"] = time.perf_counter()
             if active is not None and "stream" not in active.context:
                 reports.append(Progress(active.request.request_id, each.done, each.total, "step"))
         return reports
@@ -242,8 +245,11 @@ class Token2WavStage(VllmStage):
         if stream is None:
             trace = self._trace(active, active.added_s, active.context["num_codes"], steps, vocoder_s)
             return [RequestDone(active.request.request_id, trace, audio=_audio(waveform))]
+        now = time.perf_counter()
         if stream.first_audio_s is None:
-            stream.first_audio_s = time.perf_counter()
+            stream.first_audio_s = now
+        times = (active.added_s, active.context["began_s"], now)
+        stream.chunk_times_s.append((times[0] - stream.added_s, times[1] - stream.added_s, times[2] - stream.added_s))
         stream.num_made += 1
         stream.denoise_step_s += steps
         stream.vocoder_s += vocoder_s
@@ -252,7 +258,8 @@ class Token2WavStage(VllmStage):
             del self._streams[stream.request.request_id]
             num_codes = len(stream.chunker.codes)
             trace = self._trace(active, stream.added_s, num_codes, stream.denoise_step_s, stream.vocoder_s)
-            reports.append(RequestDone(stream.request.request_id, {**trace, "num_chunks": stream.num_chunks}))
+            chunks = {"num_chunks": stream.num_chunks, "chunk_times_s": stream.chunk_times_s}
+            reports.append(RequestDone(stream.request.request_id, {**trace, **chunks}))
         return reports
 
     def _trace(
