@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ from models import Model, PipelineModel, Token2WavModel, longer, models
 from sides import (
     ACCELERATIONS,
     EXECUTIONS,
+    FLOAT8,
     PLAIN,
     ExecutorPipeline,
     PlainPipeline,
@@ -139,12 +141,16 @@ def measure(
         sides[0].notes |= counts
     for keys in (*EXECUTIONS, *(ACCELERATIONS if options.accelerations else ())):
         begin_side(name_of(keys), lambda keys=keys: _ours(model, base, options.device, keys))
-    by_name = {measured.name: measured for measured in sides}
+    measured_blocks = partial(
+        interleave, run=lambda side, seed: side.run(seed), work=_work(model), blocks=options.blocks or model.blocks,
+        until=until, after_block=save,
+    )  # fmt: skip
     try:
-        interleave(
-            sides, lambda side, seed: side.run(seed), _work(model), blocks=options.blocks or model.blocks, until=until,
-            after_block=save,
-        )  # fmt: skip
+        measured_blocks(sides)
+        if options.accelerations:
+            begin_side(name_of(FLOAT8), lambda: _ours(model, base, options.device, FLOAT8))
+            measured_blocks([sides[0], sides[-1]], first_block=sides[0].samples[-1].block + 1)
+        by_name = {measured.name: measured for measured in sides}
         lines, reached = [], []
         if with_copies:
             lines, reached = _measure_copies(model, base, by_name, device, options)

@@ -91,7 +91,11 @@ def kinds(*, tiny: bool) -> dict[str, Model]:
                 name, f"Wan 2.2, 5B, guided, {frames} frames", lambda device: make_wan(device, tiny=tiny), wan[0], 2, 8,
                 width=wan[1], num_frames=frames,
             )
-            for name, frames in (("wan2.2-ti2v-5b-short", 5 if tiny else 33), ("wan2.2-ti2v-5b", wan[2]))
+            for name, frames in (
+                ("wan2.2-ti2v-5b-brief", 5 if tiny else 17),
+                ("wan2.2-ti2v-5b-short", 5 if tiny else 33),
+                ("wan2.2-ti2v-5b", wan[2]),
+            )
         ),
         *(
             PipelineModel(

@@ -77,12 +77,13 @@ def interleave(
     *,
     blocks: int,
     until: float,
+    first_block: int = 0,
     after_block: Callable[[], None] = lambda: None,
 ) -> None:
     """`blocks` blocks of A B C C B A, each side on the seeds of the block; fewer when time is up at `until`."""
     running = [measured for measured in sides if measured.side is not None]
-    for block in range(blocks):
-        if block and time.perf_counter() > until:
+    for block in range(first_block, first_block + blocks):
+        if block > first_block and time.perf_counter() > until:
             break
         for position, measured in enumerate([*running, *reversed(running)]):
             before = measured.side.counters()
