@@ -139,7 +139,8 @@ def measure(
     else:
         counts = _roofline(sides[0], device)
         sides[0].notes |= counts
-    for keys in (*EXECUTIONS, *(ACCELERATIONS if options.accelerations else ())):
+    wanted = (*EXECUTIONS, *(ACCELERATIONS if options.accelerations else ()))
+    for keys in (keys for keys in wanted if name_of(keys) not in options.without):
         begin_side(name_of(keys), lambda keys=keys: _ours(model, base, options.device, keys))
     measured_blocks = partial(
         interleave, run=lambda side, seed: side.run(seed), work=_work(model), blocks=options.blocks or model.blocks,
@@ -156,7 +157,7 @@ def measure(
             lines, reached = _measure_copies(model, base, by_name, device, options)
         # Last, because a profiler that has run would affect timings.
         for measured in sides if not options.accelerations else ():
-            measured.busy = _busy(measured, device)
+            measured.busy = _busy(measured, device) if time.perf_counter() < until else None
         record = save()
         return [*_lines(model, made_s, by_name, record), *lines], [*_goals(model, by_name, record), *reached]
     finally:
@@ -399,6 +400,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", action="append", default=[], help="a model, repeatable; default: all")
     parser.add_argument("--kinds", action="store_true", help="Wan 2.2, LTX-2, Z-Image, FLUX.2 klein, Qwen-Image-Edit")
     parser.add_argument("--accelerations", action="store_true", help="images and videos of both, with more sides")
+    parser.add_argument("--without", action="append", default=[], help="a side to leave out, repeatable")
     parser.add_argument("--blocks", type=int, help=f"per model; a verdict needs {MIN_BLOCKS}; default: 8 or 16")
     parser.add_argument("--copy-blocks", type=int, default=12)
     parser.add_argument("--time-budget", type=float, default=420.0, help="seconds; blocks are left out after that")

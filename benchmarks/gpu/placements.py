@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ def sides_of(group: str, num_ranks: int, device: str) -> dict[str, dict[str, Any
     """The stage's keys of each side; the first one is the reference."""
     if group == "offload":
         modes = {name: {"offload": name} for name in ("none", "model", "sequential", "group")}
-        return {**modes, "group, leaf level": {"offload": "group", "offload_type": "leaf_level"}}
+        streamed = {"offload": "group", "offload_type": "leaf_level", "use_stream": True}
+        return {**modes, "group, leaf level, stream": streamed}
     if group == "precision":
         return {
             name: {"precision": name} for name in ("float32", "tf32", "bfloat16") if (name, device) != ("tf32", "cpu")
@@ -204,8 +206,10 @@ def main() -> int:
     for group in options.of or MODELS:
         name = f"parallel-{options.ranks}" if group == "parallel" else group
         sides: list[Measured] = []
-        expected = None
+        expected, text = None, ""
         for side, keys in sides_of(group, options.ranks, options.device).items():
+            if side in options.without:
+                continue
             measured, expected = measured_side(group, side, options, expected)
             measured.notes["keys"] = {key: str(value) for key, value in keys.items()}
             sides.append(measured)
@@ -218,7 +222,9 @@ def main() -> int:
 
 
 def model_of(group: str, options: argparse.Namespace) -> PipelineModel:
-    return kinds(tiny=options.tiny)[MODELS[group]]
+    model = kinds(tiny=options.tiny)[MODELS[group]]
+    # Weights cross the bus in each step.
+    return replace(model, num_inference_steps=2) if group == "offload" else model
 
 
 def _save(group: str, name: str, sides: list[Measured], options: argparse.Namespace) -> None:
@@ -249,6 +255,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output-dir", type=Path, required=True)
     parser.add_argument("--of", action="append", choices=tuple(MODELS), help="repeatable; default: all")
+    parser.add_argument("--without", action="append", default=[], help="a side to leave out, repeatable")
     parser.add_argument("--ranks", type=int, default=2, help="GPUs that share one request")
     parser.add_argument("--calls", type=int, default=3, help="of each side, after one that is not counted")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))

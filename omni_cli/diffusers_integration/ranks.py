@@ -141,6 +141,8 @@ class Ranks:
             if failure and not self._settled.wait(_LAST_S):
                 self._fail(_Answer(number, failure))
         process.join()
+        if self._closing:
+            return  # `close` waits for it as well, and only one of the two learns the exit code
         code = process.exitcode
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended unexpectedly (exit code {code})"
         self._fail(_Answer(number, how, ended=True))
