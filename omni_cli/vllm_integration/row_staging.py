@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -35,6 +36,19 @@ class StepRows:
     made: object
     accepted: Sequence[ComputedSpan] | None = None
     is_settled: bool = False
+
+
+class _CopiedSteps(NamedTuple):
+    """Steps in order whose rows are copied together; the first row is at `begin` of their block."""
+
+    steps: Sequence[StepRows]
+    begin: int
+    pending: PendingCopy
+
+    @property
+    def num_known(self) -> int:
+        """How many of the steps are known to the end: vLLM starts a step before the one before it has returned."""
+        return next((index for index, step in enumerate(self.steps) if step.accepted is None), len(self.steps))
 
 
 class OwedRows:
@@ -67,7 +81,7 @@ class RowStaging:
         self._block: torch.Tensor | None = None
         self._num_used = 0
         self._open: list[StepRows] = []
-        self._copied: deque[tuple[Sequence[StepRows], PendingCopy]] = deque()
+        self._copied: deque[_CopiedSteps] = deque()
         self._lock = threading.Lock()
         self._settling = threading.Lock()
 
@@ -106,14 +120,10 @@ class RowStaging:
         """Settle what has arrived, so that page-locked memory is returned; leave it to a thread that is doing so."""
         if self._copied and self._settling.acquire(blocking=False):
             try:
-                while self._copied and self._is_complete(*self._copied[0]):
+                while self._copied and self._copied[0].num_known and self._copied[0].pending.ready():
                     self._settle_first()
             finally:
                 self._settling.release()
-
-    @staticmethod
-    def _is_complete(steps: Sequence[StepRows], pending: PendingCopy) -> bool:
-        return all(step.accepted is not None for step in steps) and pending.ready()
 
     def _copy(self, num_steps: int) -> None:
         """Start to copy the first of the open steps."""
@@ -125,12 +135,14 @@ class RowStaging:
         with mark("output copy"):
             # On a CPU there is nothing to copy, and a copy is what the counters report.
             pending = self._copies().start(rows, reused=rows.device.type == "cpu", made=steps[-1].made)
-        self._copied.append((steps, pending))
+        self._copied.append(_CopiedSteps(steps, steps[0].begin, pending))
 
     def _settle_first(self) -> None:
-        steps, pending = self._copied[0]
+        """Settle the first copied steps, up to one that has not returned."""
+        copied = self._copied[0]
+        steps, later = copied.steps[: copied.num_known], copied.steps[copied.num_known :]
         with mark("wait for output copy"):
-            rows = pending.get()
+            rows = copied.pending.get()[steps[0].begin - copied.begin : steps[-1].end - copied.begin]
         if rows.is_pinned():
             # These are kept until the request ends, and page-locked memory is reused by the next steps.
             rows = rows.clone()
@@ -139,7 +151,10 @@ class RowStaging:
         if any(span.num_draft_tokens for span in computed):
             parts = rows.split([span.length for span in computed])
             rows = torch.cat([part[: span.length] for part, span in zip(parts, accepted, strict=True)])
-        self._copied.popleft()
+        if later:
+            self._copied[0] = copied._replace(steps=later)
+        else:
+            self._copied.popleft()
         for step in steps:
             step.is_settled = True
         self._ledger.settle(accepted, rows)
