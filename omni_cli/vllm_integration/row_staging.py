@@ -47,7 +47,7 @@ class _CopiedSteps(NamedTuple):
 
     @property
     def num_known(self) -> int:
-        """How many of the steps are known to the end: vLLM starts a step before the one before it has returned."""
+        """The number of steps that have returned: vLLM starts a step before the one before it has."""
         return next((index for index, step in enumerate(self.steps) if step.accepted is None), len(self.steps))
 
 

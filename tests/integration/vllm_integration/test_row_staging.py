@@ -15,56 +15,60 @@ from omni_cli.vllm_integration.row_staging import RowStaging, StepRows
 BLOCK_SIZE = 4
 
 
+class Requests:
+    """Requests whose steps return late; the row of position p of request r is [r, p], of a rejected draft [r, -1]."""
+
+    def __init__(self, count: int, *, keeps_cached_rows: bool) -> None:
+        self.ledger = RowLedger()
+        self.staging = RowStaging(self.ledger, SyncCopy)
+        if keeps_cached_rows:
+            self.ledger.keep_cached_rows(16 * count, BLOCK_SIZE, 2, torch.float32)
+        for index in range(count):
+            self.ledger.begin(str(index))
+        self.owners = list(self.ledger.owners.values())
+        self.computed = [0] * count
+        self.taken = [torch.empty(0, 2) for _ in range(count)]
+        self.under_way: deque[tuple[StepRows, list[ComputedSpan]]] = deque()
+
+    def begin_step(self, lengths: list[tuple[int, int, int]]) -> None:
+        """Compute positions, drafted positions and rejected ones of each request."""
+        spans, accepted, parts = [], [], []
+        for index, (length, num_drafts, num_rejected) in enumerate(lengths):
+            start = self.computed[index]
+            blocks = range(16 * index, 16 * index + 16)
+            spans.append(ComputedSpan(str(index), start, length, 0, num_drafts, self.owners[index], blocks))
+            self.computed[index] += length - num_rejected
+            accepted.append(spans[-1]._replace(length=length - num_rejected, num_draft_tokens=0))
+            positions = [*range(start, self.computed[index]), *[-1] * num_rejected]
+            parts.append(torch.tensor([[index, position] for position in positions], dtype=torch.float32))
+        self.under_way.append((self.staging.keep(parts, spans), accepted))
+
+    def return_step(self, *, take: bool) -> None:
+        step, accepted = self.under_way.popleft()
+        step.accepted = accepted
+        if take:
+            self.staging.settle(step)
+            for index, owner in enumerate(self.owners):
+                rows = owner.take()
+                self.taken[index] = self.taken[index] if rows is None else torch.cat([self.taken[index], rows])
+
+
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_steps_that_return_late_lose_no_rows(data):
-    """The row of position p of request r is [r, p]; rejected drafts' rows are [r, -1]."""
-    ledger = RowLedger()
-    staging = RowStaging(ledger, SyncCopy)
-    num_requests = data.draw(st.integers(1, 3), label="requests")
-    blocks = [list(range(16 * index, 16 * index + 16)) for index in range(num_requests)]
-    if data.draw(st.booleans(), label="keeps cached rows"):
-        ledger.keep_cached_rows(16 * num_requests, BLOCK_SIZE, 2, torch.float32)
-    for index in range(num_requests):
-        ledger.begin(str(index))
-    computed = [0] * num_requests
-    under_way: deque[tuple[StepRows, list[ComputedSpan]]] = deque()
-    taken: list[list[torch.Tensor]] = [[] for _ in range(num_requests)]
-
-    def return_one() -> None:
-        step, accepted = under_way.popleft()
-        step.accepted = accepted
-        if data.draw(st.booleans(), label="take"):
-            staging.settle(step)
-            for index in range(num_requests):
-                rows = ledger.owners[str(index)].take()
-                taken[index] += [] if rows is None else [rows]
-
-    for _ in range(data.draw(st.integers(1, 12), label="steps")):
-        spans, accepted, parts = [], [], []
-        for index in range(num_requests):
+    count = data.draw(st.integers(1, 3), label="requests")
+    requests = Requests(count, keeps_cached_rows=data.draw(st.booleans(), label="keeps cached rows"))
+    for number in range(data.draw(st.integers(1, 12), label="steps")):
+        lengths = []
+        for _ in range(count):
             length = data.draw(st.integers(1, 4), label="length")
-            num_drafts = length - 1 if computed[index] and data.draw(st.booleans(), label="drafts") else 0
-            num_kept = length - data.draw(st.integers(0, num_drafts), label="rejected")
-            owner = ledger.owners[str(index)]
-            spans.append(ComputedSpan(str(index), computed[index], length, 0, num_drafts, owner, blocks[index]))
-            accepted.append(spans[-1]._replace(length=num_kept, num_draft_tokens=0))
-            positions = [*range(computed[index], computed[index] + num_kept), *[-1] * (length - num_kept)]
-            parts.append(torch.tensor([[index, position] for position in positions], dtype=torch.float32))
-            computed[index] += num_kept
-        under_way.append((staging.keep(parts, spans), accepted))
-        while under_way and (len(under_way) > 2 or data.draw(st.booleans(), label="returns")):
-            return_one()
-    last = under_way[-1][0] if under_way else None
-    while under_way:
-        return_one()
-    if last is not None:
-        staging.settle(last)
-    for index in range(num_requests):
-        rows = ledger.owners[str(index)].take()
-        parts = taken[index] + ([] if rows is None else [rows])
-        made = torch.cat(parts) if parts else torch.empty(0, 2)
-        expected = torch.tensor([[index, position] for position in range(len(made))], dtype=torch.float32)
-        assert torch.equal(made, expected.reshape(-1, 2))
-        if last is not None:
-            assert len(made) == computed[index]
+            num_drafts = length - 1 if number and data.draw(st.booleans(), label="drafts") else 0
+            lengths.append((length, num_drafts, data.draw(st.integers(0, num_drafts), label="rejected")))
+        requests.begin_step(lengths)
+        while requests.under_way and (len(requests.under_way) > 2 or data.draw(st.booleans(), label="returns")):
+            requests.return_step(take=data.draw(st.booleans(), label="take"))
+    requests.begin_step([(1, 0, 0)] * count)
+    while requests.under_way:
+        requests.return_step(take=True)
+    for index, (rows, end) in enumerate(zip(requests.taken, requests.computed, strict=True)):
+        assert rows.tolist() == [[index, position] for position in range(end)]
