@@ -208,7 +208,7 @@ def fingerprint() -> str:
 
 
 def dev_requirements() -> list[str]:
-    return [*extras()["dev"], *extras()["ray"], *extras()["video"]]
+    return [*extras()["dev"], *extras()["ray"], *extras()["video"], *extras()["quantization"]]
 
 
 def pinned(name: str) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from omni_cli.compat.torchvision import ensure_torchvision_importable
 
+# diffusers imports torchao wherever it is installed, and torchao then warns of its own kernels for other devices and of
+# how it uses torch; diffusers warns of types that this version no longer has.
+_WARN_AT_IMPORT = ("torchao", "torch.utils._pytree", "diffusers.quantizers.torchao.torchao_quantizer")
+
 
 def prepare_libraries() -> None:
-    """Set the environment variables of vLLM and Ray, and make torchvision importable.
+    """Set the environment variables of vLLM and Ray, quieten torchao, and make torchvision importable.
 
     Call it once per process, before anything imports vLLM, diffusers or transformers. Processes that are forked or
     spawned afterwards inherit the variables.
@@ -22,4 +27,6 @@ def prepare_libraries() -> None:
     # Read by Ray when vLLM imports it: a Ray that a stage starts for its ranks requires a token.
     if not os.environ.get("RAY_ADDRESS"):
         os.environ["RAY_AUTH_MODE"] = "token"
+    for name in _WARN_AT_IMPORT:
+        logging.getLogger(name).setLevel(logging.ERROR)
     ensure_torchvision_importable()
