@@ -54,7 +54,7 @@ class CallArgument:
     type: str
     default: str | None
     is_needed: bool
-    file_kind: Literal["image", "tensor"] | None = None
+    file_kind: Literal["image", "tensor", "media"] | None = None
 
 
 class CallInputs(Protocol):

@@ -51,10 +51,17 @@ class ArgumentText(str):
 
 @dataclass(frozen=True)
 class CallFile:
-    """An image, uint8 RGB (height, width, 3), or a tensor of any shape for an argument of a pipeline's call."""
+    """A file for an argument of a pipeline's call.
 
-    kind: Literal["image", "tensor"]
+    An image, uint8 RGB (height, width, 3); a tensor of any shape; audio, float32 (num_samples,) or (num_samples,
+    channels), with its sample rate; frames of a video, uint8 RGB (num_frames, height, width, 3), with their rate and
+    the video's sound.
+    """
+
+    kind: Literal["image", "tensor", "audio", "video"]
     array: np.ndarray
+    rate: float | None = None
+    sound: CallFile | None = None
 
 
 T = TypeVar("T")

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from omni_cli.config.schema import PIPELINE_ARGUMENTS
 from omni_cli.diffusers_integration.signature import MEDIA_ARGUMENTS, Argument, Medium, PipelineSignature
-from omni_cli.diffusers_integration.value_types import converted, is_plain, takes_list, takes_only_lists
+from omni_cli.diffusers_integration.value_types import FileKind, converted, is_plain, takes_list, takes_only_lists
 from omni_cli.errors import InputError
-from omni_cli.outputs import ArgumentText, Nested
+from omni_cli.inputs.files import file_kind
+from omni_cli.outputs import ArgumentText, Nested, items_of
 
 # A request's media, as messages name them.
 MEDIA: Mapping[Medium, str] = {
@@ -37,6 +38,12 @@ OWNED_ARGUMENTS: Mapping[str, str] = {
 }
 # Pipelines whose `image` is rows of images, which no annotation tells.
 _TAKE_ROWS = frozenset({"VisualClozePipeline", "VisualClozeGenerationPipeline"})
+# The files of a value, for messages.
+_FILES: Mapping[FileKind, str] = {
+    "image": "an image file",
+    "tensor": "a tensor: numbers, or a file",
+    "media": "image, video or audio files",
+}
 # Longer values are cut in messages.
 _SHOWN_CHARACTERS = 40
 
@@ -110,6 +117,7 @@ def checked_value(name: str, value: object, signature: PipelineSignature) -> obj
     files = _files(value) if argument.file_kind is not None else None
     if files is not None:
         _check_rows(name, files, signature)
+        _check_kinds(name, argument, files)
         if isinstance(files, Path):
             return (files,) if takes_only_lists(argument.type) else files
         if not takes_list(argument.type) and not any(isinstance(each, tuple) for each in files):
@@ -125,6 +133,14 @@ def checked_value(name: str, value: object, signature: PipelineSignature) -> obj
     raise InputError(
         f"`{name}` must be {_described(argument)}, not {shown}", hint=_file_hint(name, argument, signature)
     )
+
+
+def _check_kinds(name: str, argument: Argument, files: Nested[Path]) -> None:
+    """Reject files of media that the argument does not take."""
+    others = {"tensor"} if argument.file_kind == "media" else {"audio", "video"}
+    for path in items_of(files):
+        if file_kind(path) in others:
+            raise InputError(f"`{name}` must be {_described(argument)}, not `{path}`")
 
 
 def _check_rows(name: str, files: object, signature: PipelineSignature) -> None:
@@ -170,7 +186,7 @@ def _described(argument: Argument) -> str:
     plain = argument.type.removesuffix(" | None")
     words = {"bool": "true or false", "float": "a finite number", "int": "a whole number", "str": "text"}
     if plain not in words and argument.file_kind is not None:
-        return "an image file" if argument.file_kind == "image" else "a tensor: numbers, or a file"
+        return _FILES[argument.file_kind]
     return words.get(plain, f"`{plain}`")
 
 
@@ -178,9 +194,9 @@ def _file_hint(name: str, argument: Argument, signature: PipelineSignature) -> s
     medium = signature.medium_of(name)
     if medium is not None:
         return f"use {option(medium)}"
-    if argument.file_kind == "image":
-        return f"name a file: `--arg {name}=@FILE`"
-    return None if argument.file_kind is None else f"name a NumPy file: `--arg {name}=@FILE.npy`"
+    if argument.file_kind == "tensor":
+        return f"name a NumPy file: `--arg {name}=@FILE.npy`"
+    return None if argument.file_kind is None else f"name a file: `--arg {name}=@FILE`"
 
 
 def _cut(text: str) -> str:

@@ -6,13 +6,17 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
+import torch
 from diffusers import DiffusionPipeline
 from diffusers.modular_pipelines import ModularPipeline
+from PIL import Image
 
 from omni_cli.diffusers_integration.modular_signature import modular_signature, parsed
 from omni_cli.errors import InputError
+from omni_cli.stage.messages import CallFileInput
 
 OnStepEnd = Callable[[object, int, object, dict[str, object]], object]
 
@@ -110,6 +114,19 @@ class ModularAdapter(DiffusionPipeline):
                 hint=f"remove `{name}`",
             )
 
+    def reference(self, name: str, file: CallFileInput) -> object:
+        """A file as the class that its kind has among the values of an input."""
+        declared = next(each.type_hint for each in self.modular.blocks.inputs if each.name == name)
+        kinds = {each.kind: each for each in get_args(declared)[0].__subclasses__()}
+        array, sound = file.array.numpy(), file if file.kind == "audio" else file.sound
+        if file.kind == "image":
+            return kinds["image"](Image.fromarray(array))
+        given: dict[str, object] = {} if file.kind == "audio" else {"frames": array, "fps": file.rate}
+        if sound is not None:
+            samples = np.atleast_2d(sound.array.numpy().T)
+            given |= {"audio": torch.from_numpy(samples.copy()), "sample_rate": sound.rate}
+        return kinds[file.kind](**given)
+
     @contextmanager
     def _progress_bar(self, total: int) -> Iterator[SimpleNamespace]:
         """Count the steps of a loop, in place of diffusers' progress bar."""
@@ -138,11 +155,6 @@ def _guiders(modular: ModularPipeline) -> list[Any]:
     """
     found = [part for name, part in modular.components.items() if "guider" in name]
     return [each for each in found if hasattr(each, "guidance_scale") and getattr(each, "_enabled", True)]
-
-
-def _equal(value: object, default: object) -> bool:
-    """Compare with a default, which is never an array or an image."""
-    return value is default or (isinstance(value, bool | int | float | str | list | tuple) and value == default)
 
 
 def _listed(names: Iterable[str], without: str | None = None) -> str:

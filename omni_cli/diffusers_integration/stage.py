@@ -24,7 +24,7 @@ from omni_cli.diffusers_integration.samples import waveform_for
 from omni_cli.diffusers_integration.scheduler import DiffusionScheduler
 from omni_cli.diffusers_integration.signature import Medium
 from omni_cli.errors import OmniError
-from omni_cli.outputs import Nested
+from omni_cli.outputs import Nested, items_of
 from omni_cli.stage.messages import (
     AbortRequest,
     Alive,
@@ -142,10 +142,13 @@ class DiffusersStage:
         return {**call.media_arguments(media), **{name: rate[name] for name in rate if name in call.defaults}}
 
     def _call_files(self, request: StageRequest) -> dict[str, object]:
-        """Further images as Pillow images, and tensors on the stage's device."""
-        found = {}
+        """Further images as Pillow images, tensors on the stage's device, and references."""
+        found: dict[str, object] = {}
         for name, files in request.call_files.items():
-            check_name(name, self.executor.call.signature)
+            argument = check_name(name, self.executor.call.signature)
+            if argument.file_kind == "media":
+                found[name] = [self.executor.pipeline.reference(name, file) for file in items_of(files)]
+                continue
             value = _file_value(files, self.executor.device)
             found[name] = value if isinstance(value, list) else self.executor.call.file_value(name, [value])
         return found

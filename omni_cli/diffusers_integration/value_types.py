@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
-FileKind = Literal["image", "tensor"]
+FileKind = Literal["image", "tensor", "media"]
 
 _IMAGES = {"Image", "PipelineImageInput", "PipelineMaskInput"}
 _TENSORS = {"Tensor", "FloatTensor", "LongTensor", "IntTensor", "BoolTensor", "ndarray"}
@@ -19,8 +19,13 @@ _PLAIN = {"bool", "int", "float", "str", "Literal", "Ellipsis", "...", *_OBJECTS
 
 
 def file_kind(annotation: str) -> FileKind | None:
-    """Return the kind of file for a value: images if images are accepted, else tensors; None for plain values."""
+    """Return the kind of file for a value: images if images are accepted, else tensors; None for plain values.
+
+    References of a model are of any medium.
+    """
     names = set(_names(_parsed(annotation)))
+    if any(name.endswith("Reference") for name in names):
+        return "media"
     if names & _IMAGES:
         return "image"
     return "tensor" if names & _TENSORS and not names & {"str"} else None

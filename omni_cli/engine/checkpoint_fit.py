@@ -6,13 +6,24 @@ import functools
 from pathlib import Path
 
 from omni_cli.checkpoints.files import describes_encoder, read_family, read_model_kind, read_object, weight_names
+from omni_cli.checkpoints.resolve import is_built, resolve_model
 from omni_cli.config.schema import EngineConfig, StageConfig
+from omni_cli.engine.devices import check_devices
 from omni_cli.errors import CheckpointError
 from omni_cli.families import Family, families
 from omni_cli.video_encoding import check_can_encode
 
 _INCOMPLETE = "the folder is incomplete: download or copy it again"
 _HINT = "choose the profile of this checkpoint (`--profile`), or another checkpoint (`--model`)"
+
+
+def check_start(config: EngineConfig) -> str:
+    """Check devices and a local checkpoint, in milliseconds; return its folder, or the name of one to be provided."""
+    check_devices(config)
+    model = resolve_model(config.model) if is_built(config.model) else config.model
+    if Path(model).is_dir():
+        check_fit(config, model)
+    return model
 
 
 def check_fit(config: EngineConfig, model: str) -> None:

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.checkpoints.files import read_family, read_model_kind
-from omni_cli.checkpoints.resolve import is_built, resolve_model
 from omni_cli.config.roles import for_family
 from omni_cli.config.schema import ARStageConfig, EngineConfig, StageConfig
-from omni_cli.engine.checkpoint_fit import check_fit
-from omni_cli.engine.devices import check_devices, has_cuda_device
+from omni_cli.engine.checkpoint_fit import check_fit, check_start
+from omni_cli.engine.devices import has_cuda_device
 from omni_cli.engine.process.building import provide_in_child
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.engine.process.stage_client import StageClient
@@ -103,12 +102,8 @@ class OmniLLM:
             raise
 
     async def _start(self) -> None:
-        check_devices(self.config)
-        # Errors in a local checkpoint are found within milliseconds, before any process is started.
-        model = resolve_model(self.config.model) if is_built(self.config.model) else self.config.model
+        model = check_start(self.config)
         is_here = Path(model).is_dir()
-        if is_here:
-            check_fit(self.config, model)
         context = self._fork_server.start()
         if not is_here:
             model = await provide_in_child(model, self._fork_server)

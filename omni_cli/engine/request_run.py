@@ -218,7 +218,9 @@ class RequestRun:
 
 
 def _encoded(file: CallFile) -> CallFileInput:
-    return CallFileInput(file.kind, Array.of(file.array))
+    return CallFileInput(
+        file.kind, Array.of(file.array), file.rate, None if file.sound is None else _encoded(file.sound)
+    )
 
 
 def _video_output(video: VideoFile) -> VideoOutput:

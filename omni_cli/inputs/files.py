@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import mimetypes
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from omni_cli.errors import InputError
+
+
+def file_kind(path: Path) -> Literal["image", "tensor", "audio", "video"]:
+    """Return what a file holds by its name; an image if the name does not tell."""
+    if path.suffix == ".npy":
+        return "tensor"
+    found = mimetypes.guess_type(path.name)[0] or ""
+    return "audio" if found.startswith("audio/") else "video" if found.startswith("video/") else "image"
 
 
 def open_input(path: Path, what: str) -> BinaryIO:

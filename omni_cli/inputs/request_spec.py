@@ -12,9 +12,10 @@ from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs.audio import load_audio
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.fields import CHECKERS
+from omni_cli.inputs.files import file_kind
 from omni_cli.inputs.images import Warn, load_image
 from omni_cli.inputs.tensors import load_tensor
-from omni_cli.inputs.video import MAX_NUM_FRAMES, load_video
+from omni_cli.inputs.video import MAX_NUM_FRAMES, load_sound, load_video
 from omni_cli.outputs import CallFile, GenerateRequest, Modality, Nested, changed_items, holds_files, items_of
 
 MAX_IMAGE_PIXELS = 4096 * 4096
@@ -154,8 +155,14 @@ def _check_mask(request: GenerateRequest) -> None:
 
 
 def _call_file(path: Path, warn: Warn) -> CallFile:
-    if path.suffix == ".npy":
-        return CallFile("tensor", load_tensor(path))
+    match file_kind(path):
+        case "tensor":
+            return CallFile("tensor", load_tensor(path))
+        case "audio":
+            return CallFile("audio", *load_audio(path, mono=False))
+        case "video":
+            video, sound = load_video(path, lambda _: None, max_num_frames=None), load_sound(path)
+            return CallFile("video", video.frames, video.fps, sound and CallFile("audio", *sound))
     return CallFile("image", load_image(path, warn))
 
 

@@ -32,6 +32,25 @@ def load_video(path: Path, warn: Warn, max_num_frames: int | None = MAX_NUM_FRAM
         return decode_video(file, f"video file `{path}`", warn, max_num_frames=max_num_frames)
 
 
+def load_sound(path: Path) -> tuple[np.ndarray, int] | None:
+    """Decode the sound of a video file: float32 (num_samples, channels) and its sample rate; None if it has none."""
+    import av
+    import numpy as np
+
+    with open_input(path, "video file") as file:
+        try:
+            with av.open(file, mode="r", metadata_errors="replace") as container:
+                if not container.streams.audio:
+                    return None
+                stream = container.streams.audio[0]
+                planar = av.AudioResampler(format="fltp")
+                frames = (part for frame in [*container.decode(stream), None] for part in planar.resample(frame))
+                return np.concatenate([part.to_ndarray() for part in frames], axis=1).T, stream.rate
+        except (av.error.FFmpegError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise InputError(f"cannot read the sound of the video file `{path}`: {reason}") from error
+
+
 def decode_video(
     file: BinaryIO,
     name: str,

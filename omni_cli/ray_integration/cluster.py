@@ -32,9 +32,7 @@ _END_S = 10.0
 class RayCluster:
     """`connect` joins the cluster that `RAY_ADDRESS` names, or starts one here; `close` leaves it as it was found."""
 
-    def __init__(self, num_cpus: int, *, verbose: bool) -> None:
-        """`num_cpus` is the minimum number of processors of a cluster that is started here."""
-        self._num_cpus = num_cpus
+    def __init__(self, *, verbose: bool) -> None:
         self._folder: str | None = None
         self._owner: int | None = None
         self._has_begun = False
@@ -73,10 +71,8 @@ class RayCluster:
                 parent = temporary_folder(_SOCKET_ROOM)
                 remove_abandoned(parent)
                 self._folder, self._owner = make_owned(parent)
-                # Tasks on a machine with fewer cores share them, as other processes would.
-                cpus = max(os.cpu_count() or 1, self._num_cpus)
                 settings |= {"_temp_dir": self._folder, "_system_config": _SYSTEM_CONFIG}
-                ray.init("local", num_cpus=cpus, include_dashboard=False, **settings)
+                ray.init("local", num_cpus=os.cpu_count(), include_dashboard=False, **settings)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self.close()
             where = f"no Ray cluster answers at `{self._address}`" if self._address else "Ray cannot be started here"

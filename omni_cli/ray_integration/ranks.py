@@ -24,7 +24,7 @@ def ray_for_ranks(stage: StageConfig) -> Iterator[None]:
     # In the main thread, Ray would take over the signals.
     with ThreadPoolExecutor(1, thread_name_prefix="omni-ray") as thread:
         # Its messages go to the log of this process.
-        cluster = RayCluster(num_cpus=1, verbose=True)
+        cluster = RayCluster(verbose=True)
         thread.submit(cluster.connect).result()
         try:
             yield

@@ -38,11 +38,11 @@ class BatchJob:
     """
 
     def __init__(self, config: EngineConfig, replicas: int, *, verbose: bool) -> None:
-        """Raises `UsageError` where Ray is not installed."""
+        """Raises `OmniError` as `cluster_for_replicas` does."""
         self.config = config
         self._verbose = verbose
         self._replicas = replicas
-        self._cluster = cluster_for_replicas(replicas, verbose=verbose)
+        self._cluster = cluster_for_replicas(config, replicas, verbose=verbose)
         self._stages = ReplicaStages(replicas)
         self._is_stopped = threading.Event()
         self._is_waiting = threading.Event()

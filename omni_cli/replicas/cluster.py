@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from omni_cli.config.schema import EngineConfig
+from omni_cli.engine.checkpoint_fit import check_start
 from omni_cli.engine.devices import INSTALL_RAY, has_ray
 from omni_cli.errors import OmniError, UsageError
 from omni_cli.ray_integration.cluster import RayCluster
@@ -12,11 +14,17 @@ from omni_cli.ray_integration.cluster import RayCluster
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception)\b: ")
 
 
-def cluster_for_replicas(replicas: int, *, verbose: bool) -> RayCluster:
-    """Create the cluster without connecting to it. Raises `UsageError` if Ray is not installed."""
+def cluster_for_replicas(config: EngineConfig, replicas: int, *, verbose: bool) -> RayCluster:
+    """Create the cluster without connecting to it.
+
+    Raises `OmniError` if Ray is not installed, or if the replicas would run on this machine and cannot.
+    """
     if not has_ray():
         raise UsageError("`--replicas` runs on Ray, which is not installed", hint=INSTALL_RAY)
-    return RayCluster(replicas, verbose=verbose)
+    if not os.environ.get("RAY_ADDRESS"):
+        check_start(config)
+        _check_room("CPU", replicas, 1, os.cpu_count() or 1, "this machine")
+    return RayCluster(verbose=verbose)
 
 
 def replica_resources(config: EngineConfig, replicas: int) -> dict[str, float]:
@@ -31,13 +39,17 @@ def replica_resources(config: EngineConfig, replicas: int) -> dict[str, float]:
     if there.get("GPU"):
         needed["GPU"] = _num_devices(config)
     for name, number in needed.items():
-        total, room = there.get(name, 0), int(there.get(name, 0) // number)
-        if room < replicas:
-            raise UsageError(
-                f"{replicas} replicas need {replicas * number:g} {name}s, and the Ray cluster has {total:g}",
-                hint=f"`--replicas {room}` fits" if room else None,
-            )
+        _check_room(name, replicas, number, there.get(name, 0), "the Ray cluster")
     return {f"num_{name.lower()}s": number for name, number in needed.items()}
+
+
+def _check_room(name: str, replicas: int, number: float, total: float, where: str) -> None:
+    room = int(total // number)
+    if room < replicas:
+        raise UsageError(
+            f"{replicas} replicas need {replicas * number:g} {name}s, and {where} has {total:g}",
+            hint=f"`--replicas {room}` fits" if room else None,
+        )
 
 
 def _num_devices(config: EngineConfig) -> int:

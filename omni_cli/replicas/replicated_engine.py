@@ -50,7 +50,7 @@ class ReplicatedEngine:
         self._replicas = replicas
         self._max_requests = max_requests
         self._on_log_event = on_log_event
-        self._cluster = cluster_for_replicas(replicas, verbose=verbose)
+        self._cluster = cluster_for_replicas(config, replicas, verbose=verbose)
         self._name = f"omni-{config.name}-{os.getpid()}-{secrets.token_hex(4)}"
         self._handle: Any = None
         self._stages = ReplicaStages(replicas)

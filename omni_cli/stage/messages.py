@@ -57,8 +57,10 @@ class VideoInput(msgspec.Struct, frozen=True):
 class CallFileInput(msgspec.Struct, frozen=True):
     """As `omni_cli.outputs.CallFile`."""
 
-    kind: Literal["image", "tensor"]
+    kind: Literal["image", "tensor", "audio", "video"]
     array: Array
+    rate: float | None = None
+    sound: CallFileInput | None = None
 
 
 class StageRequest(msgspec.Struct, frozen=True, tag=True):

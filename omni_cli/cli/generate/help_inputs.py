@@ -72,7 +72,7 @@ def _call_rows(config: EngineConfig, capabilities: Capabilities) -> list[InputRo
 
 
 def _arg_option(argument: CallArgument) -> str:
-    value = {"image": "@FILE", "tensor": "@FILE.npy"}.get(argument.file_kind or "", "VALUE")
+    value = {"image": "@FILE", "media": "@FILE", "tensor": "@FILE.npy"}.get(argument.file_kind or "", "VALUE")
     return f"--arg {argument.name}={value}"
 
 

@@ -5,29 +5,41 @@ from __future__ import annotations
 import ast
 import json
 import shutil
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import diffusers
 import numpy as np
 import PIL.Image
 import pytest
+import soundfile
+import torch
+from diffusers.modular_pipelines import minimax_h3
 from support.in_process import run_here
 from support.omni_process import run_omni
+from support.omni_server import IMAGES, OmniServer
 from support.stage_specs import spec_of
 from support.tiny_pipelines import declarations
 from support.tiny_pipelines.build import build
+from support.tiny_pipelines.check import SEED, arrays_of
 from support.tiny_pipelines.page import classes, is_modular
 
+from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.loading import load_pipeline
 from omni_cli.diffusers_integration.modular_signature import modular_signature, parsed
 from omni_cli.diffusers_integration.requests import DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.stage import DiffusersStage
 from omni_cli.errors import CheckpointError, InputError
-from omni_cli.stage.messages import Array, Progress, RequestDone, StageRequest
+from omni_cli.inputs.request_spec import RequestSpec, build_request
+from omni_cli.outputs import CallFile, changed_items, items_of
+from omni_cli.stage.messages import Array, CallFileInput, Progress, RequestDone, StageRequest
+from omni_cli.video_encoding import Sound, encode_video
 
 STAGE = DiffusionStageConfig.named("image", num_inference_steps=3, height=32, width=32)
 Z_IMAGE = "ZImageModularPipeline"
+TONE = np.sin(np.arange(40000) * 0.1).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +126,76 @@ def test_omni_generate_runs_a_folder(folder, tmp_path):
     assert ended.code == 0, ended.err
     ((image,),) = (json.loads(ended.out)["results"][0]["outputs"],)
     assert (image["type"], image["width"], image["height"]) == ("image", 32, 32)
+
+
+@pytest.mark.nightly
+def test_omni_bench_measures_a_folder(folder, tmp_path):
+    line = {"prompt": "a red cat", "height": 32, "width": 32, "num_inference_steps": 2}
+    (tmp_path / "requests.jsonl").write_text(json.dumps(line))
+    runs = ("--num-iters", "2", "--num-iters-warmup", "1", "--json")
+    ended = run_omni(tmp_path, "bench", "requests.jsonl", "--model", str(folder), *runs)
+    assert ended.code == 0, ended.err
+    (variant,) = json.loads(ended.out)["variants"]
+    assert [sample["work"]["denoise_steps"] for sample in variant["samples"]] == [2, 2]
+
+
+@pytest.mark.nightly
+def test_omni_serve_serves_a_folder(folder, tmp_path):
+    server = OmniServer(tmp_path, "--model", str(folder))
+    answer = server.request("POST", IMAGES, {"prompt": "a red cat", "size": "32x32", "num_inference_steps": 2})
+    assert answer.status == 200 and answer.document["data"][0]["b64_json"]
+    assert server.stop().code == 0
+
+
+@pytest.mark.nightly
+def test_references_of_all_media_are_those_of_the_plain_call(tmp_path):
+    declared = declarations()["MiniMaxH3ModularPipeline"]
+    small = {"reference_image_short_edge": 32, "canvas_short_edge": 32, "canvas_max_pixels": 4096}
+    parts = {"text_encoder": declared.parts["text_encoder"]}
+    build(replace(declared, parts=parts, prepare=lambda made: made.register_to_config(**small)), tmp_path / "model")
+    files = _references(tmp_path)
+    options = {name: value for name, value in declared.call.items() if name != "prompt"}
+    spec = RequestSpec("0", "a red cat", seed=SEED, diffusion=options, call_files={"references": files})
+    read = build_request(spec, load_profile("tiny-video"), pytest.fail).call_files["references"]
+    image, video, voice = items_of(read)
+    # AAC, which starts where the frames do.
+    assert np.abs(video.sound.array[:40000, 0] - TONE).mean() < 0.05
+    references = [
+        minimax_h3.MiniMaxH3ImageReference(PIL.Image.fromarray(image.array)),
+        minimax_h3.MiniMaxH3VideoReference(video.array, 24.0, torch.from_numpy(video.sound.array.T.copy()), 32000),
+        minimax_h3.MiniMaxH3AudioReference(torch.from_numpy(voice.array)[None], 32000),
+    ]
+    plain = diffusers.ModularPipeline.from_pretrained(tmp_path / "model")
+    plain.load_components()
+    generator = torch.Generator("cpu").manual_seed(SEED)
+    expected = plain(**declared.call, references=references, generator=generator, output=["videos", "audio"])
+
+    given = changed_items(read, _sent)
+    stage = DiffusersStage(spec_of(STAGE, str(tmp_path / "model")), lambda report: None)
+    request = StageRequest("0", prompt="a red cat", seed=SEED, diffusion=options, call_files={"references": given})
+    resolved = stage.executor.resolve(stage.diffusion_request(request))
+    (output,) = stage.executor.execute_model(DiffusionSchedulerOutput((resolved,))).outputs
+    assert output.error is None
+    for made, plainly in zip((output.videos[0].numpy(), *output.sounds), arrays_of(expected), strict=True):
+        np.testing.assert_array_equal(made, plainly)
+    stage.close()
+
+
+def _references(folder: Path) -> tuple[Path, ...]:
+    """Files of an image, a video with sound and a voice."""
+    noise = np.random.default_rng(0)
+    frames = noise.integers(0, 255, (30, 32, 32, 3), np.uint8)
+    image, video, voice = (folder / name for name in ("subject.png", "motion.mp4", "voice.wav"))
+    PIL.Image.fromarray(frames[0]).save(image)
+    sound = Sound(np.stack([TONE, 0.5 * TONE], axis=1), 32000)
+    video.write_bytes(encode_video(iter([list(frames)]), 30, Fraction(24), sound).content)
+    soundfile.write(voice, noise.random(32000, np.float32) * 0.1, 32000, subtype="FLOAT")
+    return image, video, voice
+
+
+def _sent(file: CallFile) -> CallFileInput:
+    sound = None if file.sound is None else _sent(file.sound)
+    return CallFileInput(file.kind, Array.of(file.array), file.rate, sound)
 
 
 def test_omni_generate_refuses_a_mask_before_loading(folder, tmp_path):

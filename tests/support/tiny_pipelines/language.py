@@ -297,6 +297,12 @@ MODELS: Mapping[str, Callable[..., Any]] = {
     "Qwen2_5_VLTextModel": _qwen2_5_vl_text,
     "Qwen3VLForConditionalGeneration": functools.partial(_qwen_vl, "Qwen3VLForConditionalGeneration", _QWEN3_VISION),
     "Qwen3VLModel": functools.partial(_qwen_vl, "Qwen3VLModel", _QWEN3_VISION),
+    "Qwen3_5ForConditionalGeneration": functools.partial(
+        _qwen_vl,
+        "Qwen3_5ForConditionalGeneration",
+        _QWEN3_VISION,
+        layer_types=["linear_attention", "full_attention"],
+    ),
     "Siglip2VisionModel": functools.partial(model, "Siglip2VisionModel", patch_size=8, num_patches=16),
     "SiglipVisionModel": functools.partial(model, "SiglipVisionModel", patch_size=8),
     "SpeechT5HifiGan": _hifi_gan,

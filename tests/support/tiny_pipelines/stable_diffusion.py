@@ -12,8 +12,8 @@ _INPAINTED = {**PROMPT, **IMAGE, **MASK}
 _CONTROLLED = {**PROMPT, **IMAGE, "controlnet_conditioning_scale": 0.5}
 _PAG = {"pag_scale": 2.0}
 _TIMED = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8, "cross_attention_dim": 64}
-_XL = {**_TIMED, "projection_class_embeddings_input_dim": 80, "transformer_layers_per_block": 1}
-_XL_UNION = {**_XL, "num_trans_head": 2}
+XL = {**_TIMED, "projection_class_embeddings_input_dim": 80, "transformer_layers_per_block": 1}
+_XL_UNION = {**XL, "num_trans_head": 2}
 
 
 def _sd() -> Iterator[TinyPipeline]:
@@ -59,18 +59,18 @@ def _sd() -> Iterator[TinyPipeline]:
 
 def _xl() -> Iterator[TinyPipeline]:
     encoders = {name: part() for name in ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")}
-    xl = {**encoders, "unet": part(**_XL), "add_watermarker": False}
-    net = {**xl, "controlnet": part(**_XL)}
+    xl = {**encoders, "unet": part(**XL), "add_watermarker": False}
+    net = {**xl, "controlnet": part(**XL)}
     yield TinyPipeline("StableDiffusionXLPipeline", PROMPT, xl)
     yield TinyPipeline("StableDiffusionXLImg2ImgPipeline", _CHANGED, xl)
     yield TinyPipeline("StableDiffusionXLInpaintPipeline", _INPAINTED, xl)
-    instructed = {**xl, "unet": part(**_XL, in_channels=8)}
+    instructed = {**xl, "unet": part(**XL, in_channels=8)}
     yield TinyPipeline("StableDiffusionXLInstructPix2PixPipeline", {**PROMPT, **IMAGE}, instructed)
     adapted = {key: value for key, value in xl.items() if key != "add_watermarker"}
     full_xl = part(adapter_type="full_adapter_xl")
     halved = {"down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D")}
     halved["up_block_types"] = ("CrossAttnUpBlock2D", "UpBlock2D")
-    adapted["unet"] = part(**_XL, **halved)
+    adapted["unet"] = part(**XL, **halved)
     yield TinyPipeline("StableDiffusionXLAdapterPipeline", {**PROMPT, **IMAGE}, {**adapted, "adapter": full_xl})
     yield TinyPipeline("StableDiffusionXLControlNetPipeline", _CONTROLLED, net)
     yield TinyPipeline("StableDiffusionXLControlNetImg2ImgPipeline", {**_CHANGED, **CONTROL}, net)
@@ -86,7 +86,7 @@ def _xl() -> Iterator[TinyPipeline]:
     yield TinyPipeline("StableDiffusionXLControlNetPAGPipeline", {**_CONTROLLED, **_PAG}, net)
     yield TinyPipeline("StableDiffusionXLControlNetPAGImg2ImgPipeline", {**_CHANGED, **CONTROL, **_PAG}, net)
     yield TinyPipeline("LEditsPPPipelineStableDiffusionXL", {"editing_prompt": ["a red cat"]}, xl)
-    chatglm = {"unet": part(**{**_XL, "cross_attention_dim": 32})}
+    chatglm = {"unet": part(**{**XL, "cross_attention_dim": 32})}
     yield TinyPipeline("KolorsPipeline", PROMPT, chatglm)
     yield TinyPipeline("KolorsImg2ImgPipeline", _CHANGED, chatglm)
     yield TinyPipeline("KolorsPAGPipeline", {**PROMPT, **_PAG}, chatglm)
@@ -111,7 +111,7 @@ def _animated() -> Iterator[TinyPipeline]:
         {**motion, "controlnet": part()},
     )
     encoders = {name: part() for name in ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")}
-    yield TinyPipeline("AnimateDiffSDXLPipeline", call, {**encoders, **motion, "unet": part(**_XL)})
+    yield TinyPipeline("AnimateDiffSDXLPipeline", call, {**encoders, **motion, "unet": part(**XL)})
 
 
 def _predicted() -> Iterator[TinyPipeline]:

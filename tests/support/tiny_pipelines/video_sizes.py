@@ -71,6 +71,14 @@ VIDEO_SIZES: Mapping[str, Mapping[str, Any]] = {
         "face_encoder_num_heads": 2,
         "inject_face_latents_blocks": 2,
     },
+    "WanAnimate2Transformer3DModel": {
+        "dim": 32,
+        "ffn_dim": 32,
+        "freq_dim": 32,
+        "text_dim": 32,
+        "num_heads": 2,
+        "num_layers": 2,
+    },
     "HeliosTransformer3DModel": {
         **{key: size for key, size in _WAN.items() if key != "rope_max_seq_len"},
         "rope_dim": (4, 4, 4),
