@@ -153,6 +153,9 @@ class DiffusersStage:
             found[name] = value if isinstance(value, list) else self.executor.call.file_value(name, [value])
         return found
 
+    def warm_up(self) -> None:
+        """Do nothing: the shortest request is a whole image."""
+
     def append(self, command: AppendInput) -> None:
         raise NotImplementedError("a diffusers pipeline takes its prompt as a whole")
 

@@ -53,6 +53,9 @@ class Stage(Protocol):
     def engagement(self) -> dict[str, float]:
         """Return counters since loading began: steps that ran or were replayed, compilations, copies."""
 
+    def warm_up(self) -> None:
+        """Run what makes the first request as fast as later ones; called once, after loading."""
+
     def add(self, request: StageRequest) -> None: ...
 
     def append(self, command: AppendInput) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import torch
 from vllm import PoolingParams, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
@@ -116,6 +118,8 @@ class VllmStage:
             "worker_cls": self.worker_cls(stage.kind),
             **execution_args(getattr(stage, "cudagraph_mode", "none")),
             **(_DIFFUSION_ARGS if stage.kind == "diffusion" else {}),
+            # It compiles kernels for every way of sampling, for a minute or two; `warm_up` those of the profile only.
+            **({} if current_platform.is_cpu() else {"kernel_config": {"enable_jit_warmup": False}}),
         }
 
     @staticmethod
@@ -198,6 +202,9 @@ class VllmStage:
     def interrupt(self, request_id: str) -> None:
         """Do nothing: a request leaves between two steps of the engine."""
 
+    def warm_up(self) -> None:
+        """Do nothing: loading has run what there is to compile."""
+
     def has_work(self) -> bool:
         return bool(self.engine.has_unfinished_requests())
 
@@ -267,14 +274,36 @@ class TextStage(VllmStage):
             "skip_mm_profiling": self.spec.ar.kv_cache_memory_bytes is not None,
             # vLLM processes cached media without their metadata, and returns them without their data.
             "mm_processor_cache_gb": 0,
-            **({} if current_platform.is_cpu() else {"kernel_config": {"enable_jit_warmup": self._cuts_off}}),
         }
 
-    @property
-    def _cuts_off(self) -> bool:
-        """True if the profile samples with `top_k` or `top_p`, whose kernels vLLM compiles for half a minute."""
-        sampling = self.spec.ar.sampling
-        return sampling.top_k is not None or sampling.top_p is not None
+    def warm_up(self) -> None:
+        if not current_platform.is_cpu():
+            with mark("warm-up requests"):
+                self.run_warm_up()
+
+    def run_warm_up(self) -> None:
+        """Run short requests, sampled as in the profile, in batches of 1, 2, 4, ... `max_num_seqs`.
+
+        Kernels of sampling and of input preparation depend on the size of the batch and are compiled when they first
+        run; vLLM's graphs do not contain them.
+        """
+        request = self.warm_up_request()
+        if request is None:
+            return
+        limit = self.engine.vllm_config.scheduler_config.max_num_seqs
+        for size in itertools.takewhile(lambda size: size <= limit, (1 << power for power in itertools.count())):
+            for index in range(size):
+                sampling = {"max_tokens": 3, "min_tokens": 0}
+                try:
+                    self.add(msgspec.structs.replace(request, request_id=f"warm-up {index}", sampling=sampling))
+                except InputError:  # a model of something else than text, such as sound
+                    return
+            while self.has_work():
+                self.step()
+
+    def warm_up_request(self) -> StageRequest | None:
+        """Return a short request; None for a stage that has no such thing."""
+        return StageRequest("", prompt="hello", raw=True) if self.spec.stage.input is None else None
 
     @property
     def effective(self) -> dict[str, object]:

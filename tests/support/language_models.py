@@ -34,6 +34,7 @@ def answers(folder: str, requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     config = EngineConfig.model_validate(derive_profile(Path(folder), Machine("cpu", 1 << 30), folder))
     stage: Any = load_stage(spec_of(config.stages[0], folder), lambda report: None)
+    stage.run_warm_up()
     alone = [run(stage, [request])[0] for request in requests]
     once = run(stage, requests)
     stage.close()

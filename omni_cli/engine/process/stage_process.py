@@ -110,6 +110,7 @@ def _run(
         with ranges.mark("load"):
             cluster.enter_context(ray_for_ranks(spec.stage))
             stage = load_stage(spec, send_at_once)
+            stage.warm_up()
     except Exception as error:  # noqa: BLE001 - whatever a library raises while loading must reach the user
         emit(load_failure(error, spec))
         return

@@ -57,6 +57,9 @@ class PriorStage(TextStage):
             "worker_extension_cls": "omni_cli.models.glm_image.prior_model.ImageTokens",
         }
 
+    def warm_up_request(self) -> StageRequest | None:
+        return None  # the shortest image takes as many steps as it has tokens
+
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         request = active.request
         self._check_arguments(request)

@@ -109,6 +109,11 @@ class Qwen3TalkerStage(FrameStage):
             raise InputError(f"unknown speaker `{name}`", hint=f"this model has {', '.join(self._speakers)}")
         return self._speakers[name.lower()]
 
+    def warm_up_request(self) -> StageRequest | None:
+        head = [self._omni.im_start_token_id, self._omni.assistant_token_id, 0]
+        given = TokenHandoff(head, [0] * 4, None, {})
+        return StageRequest("", handoff=encode_additional_information(given.information()))
+
     def begin(self, active: ActiveRequest) -> tuple[ConditionedPrompt, dict[str, object]]:
         request = active.request
         given = thinker_to_talker(

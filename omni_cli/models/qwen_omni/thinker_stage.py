@@ -30,6 +30,9 @@ class OmniThinkerStage(TextStage):
             "skip_mm_profiling": True,
         }
 
+    def warm_up_request(self) -> StageRequest | None:
+        return StageRequest("", prompt="hello", raw=True, wants_handoff=True)
+
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         prompt, params = super().render(active)
         request = active.request
