@@ -144,7 +144,7 @@ def measure(
         begin_side(name_of(keys), lambda keys=keys: _ours(model, base, options.device, keys))
     measured_blocks = partial(
         interleave, run=lambda side, seed: side.run(seed), work=_work(model), blocks=options.blocks or model.blocks,
-        until=until, after_block=save,
+        until=until, after_block=save, once=options.once,
     )  # fmt: skip
     try:
         measured_blocks(sides)
@@ -403,6 +403,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kinds", action="store_true", help="Wan 2.2, LTX-2, Z-Image, FLUX.2 klein, Qwen-Image-Edit")
     parser.add_argument("--accelerations", action="store_true", help="images and videos of both, with more sides")
     parser.add_argument("--without", action="append", default=[], help="a side to leave out, repeatable")
+    parser.add_argument(
+        "--once", action="store_true", help="each side once in a block, so that blocks take half as long"
+    )
     parser.add_argument("--blocks", type=int, help=f"per model; a verdict needs {MIN_BLOCKS}; default: 8 or 16")
     parser.add_argument("--copy-blocks", type=int, default=12)
     parser.add_argument("--time-budget", type=float, default=420.0, help="seconds; blocks are left out after that")

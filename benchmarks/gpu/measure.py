@@ -78,14 +78,19 @@ def interleave(
     blocks: int,
     until: float,
     first_block: int = 0,
+    once: bool = False,
     after_block: Callable[[], None] = lambda: None,
 ) -> None:
-    """`blocks` blocks of A B C C B A, each side on the seeds of the block; fewer when time is up at `until`."""
+    """`blocks` blocks of A B C C B A, each side on the seeds of the block; fewer when time is up at `until`.
+
+    With `once`, of A B C and C B A in turn.
+    """
     running = [measured for measured in sides if measured.side is not None]
     for block in range(first_block, first_block + blocks):
         if block > first_block and time.perf_counter() > until:
             break
-        for position, measured in enumerate([*running, *reversed(running)]):
+        there, back = running, running[::-1]
+        for position, measured in enumerate([there, back][block % 2] if once else [*there, *back]):
             before = measured.side.counters()
             call = run(measured.side, block)
             measured.samples.append(
