@@ -99,9 +99,11 @@ def slow_thinker(start_engine):
 
 @pytest.fixture(scope="module")
 def slow_talker(start_engine):
+    """Chunks carry on what the next one needs."""
     return start_engine(
         "tiny-omni",
         *BRIEF_SPEECH,
+        "token2wav.batching=padded",
         "talker.max_num_batched_tokens=16",
         "talker.max_num_seqs=2",
         "talker.talker_prompt=full",

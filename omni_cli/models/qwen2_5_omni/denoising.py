@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from omni_cli.models.qwen2_5_omni.packing import Layout, PackedVelocity
-from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, SynthesisRequest
+from omni_cli.models.qwen2_5_omni.speech_request import Carried, Conditioner, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.velocity import EVALUATIONS_PER_STEP, Velocity, stepped
 
 
@@ -20,6 +20,9 @@ class Denoising(Protocol):
 
     def drop(self, request_ids: set[str]) -> None:
         """Stop denoising these requests."""
+
+    def carried(self, num_frames: int) -> dict[str, Carried]:
+        """Return what chunks carry on, by stream, with at most `num_frames` of their mel spectrograms."""
 
     def mels(self) -> dict[str, torch.Tensor]:
         """Return the frames so far, (1, num_frames, mel_dim) by request id."""
@@ -55,6 +58,10 @@ class SingleDenoising:
     def drop(self, request_ids: set[str]) -> None:
         """Do nothing: no other request is left."""
 
+    def carried(self, num_frames: int) -> dict[str, Carried]:
+        """Return nothing: a chunk computes those before it again, bit for bit."""
+        return {}
+
     def mels(self) -> dict[str, torch.Tensor]:
         return {self._request.request_id: self._frames}
 
@@ -71,10 +78,15 @@ class PackedDenoising:
         conditioner: Conditioner,
         requests: Sequence[SynthesisRequest],
         num_blocks_for: Callable[[int], int],
+        *,
+        carries: bool = False,
     ) -> None:
         dit = velocity.dit
         self._velocity, self._conditioner, self._num_blocks_for = velocity, conditioner, num_blocks_for
+        self._carries = carries or any(each.stream is not None for each in requests)
         self._num_done = 0
+        # For each evaluation, the requests that go on and their last blocks' keys and values.
+        self._kept: list[tuple[list[str], torch.Tensor]] = []
         self._sampling = requests[0].sampling
         self._evaluations = velocity.evaluations(self._sampling.schedule, num_rows=1)
         self._set(list(requests), torch.cat([each.noise(dit.repeats, dit.mel_dim)[0] for each in requests]))
@@ -85,12 +97,13 @@ class PackedDenoising:
         self._requests, self._frames = requests, frames
         self._lengths = [len(each.codes) * dit.repeats for each in requests]
         layout = Layout.of(self._lengths * num_rows, dit.block_size, num_blocks_for=self._num_blocks_for)
+        firsts = [each.codes_start * dit.repeats for each in requests]
         conditions = [self._conditioner.conditions(each) for each in requests]
         packed = layout.pack([rows[row] for row in range(num_rows) for rows in conditions])
         self._conditions = self._velocity.conditions_proj(packed).float()
-        tables = dit.rotary_embed(self._frames, layout.positions().to(device)[None])
+        tables = dit.rotary_embed(self._frames, layout.positions(firsts * num_rows).to(device)[None])
         self._rotary = [table.view(layout.num_blocks, dit.block_size, 1, -1) for table in tables]
-        self._block_diff = layout.block_diff().to(device)
+        self._block_diff = layout.block_diff(self._carry(layout) if self._carries else None).to(device)
         # For each packed frame, its row of `frames` or the row of zeros after them; for each row, its packed frames.
         places = [torch.arange(start, start + length) for start, length in layout.spans]
         self._places = torch.cat(places).view(num_rows, -1).to(device)
@@ -98,14 +111,49 @@ class PackedDenoising:
         rows[torch.cat(places)] = torch.arange(len(frames)).repeat(num_rows)
         self._rows = rows.to(device)
 
+    def _carry(self, layout: Layout) -> list[int]:
+        """Set up for what earlier chunks have carried on and later ones need; return the blocks that are continued."""
+        size, device = layout.block_size, self._frames.device
+        blocks = [start // size for start, _ in layout.spans]
+        sequences = list(zip(self._requests * self._sampling.num_rows, blocks, strict=True))
+        continued = [block for each, block in sequences if each.carried is not None]
+        self._continued = torch.tensor(continued, dtype=torch.long, device=device)
+        earlier = [each.carried.keys_values for each in self._requests if each.carried is not None]
+        # (evaluations, layers, rows of all requests in the order of the layout, ...)
+        self._earlier = torch.stack(earlier, dim=3).flatten(2, 3) if earlier else None
+        num_layers, *shape = self._velocity.carried_shape
+        self._carried = torch.zeros(
+            (num_layers, layout.num_blocks, *shape), dtype=self._velocity.carried_dtype, device=device
+        )
+        repeats = self._velocity.dit.repeats
+        last = [
+            block + (each.end - each.codes_start) * repeats // size - 1
+            for each, block in sequences
+            if each.is_continued
+        ]
+        self._last = torch.tensor(last, dtype=torch.long, device=device)
+        self._leaving = [each.request_id for each in self._requests if each.is_continued]
+        return continued
+
+    def _evaluate(self, packed: torch.Tensor, modulation: torch.Tensor, number: int) -> torch.Tensor:
+        given = (packed, modulation, self._conditions, *self._rotary, self._block_diff)
+        if not self._carries:
+            return self._velocity(*given)
+        if self._earlier is not None:
+            self._carried[:, self._continued] = self._earlier[number]
+        predicted, *made = self._velocity(*given, self._carried)
+        if self._leaving:
+            self._kept.append((self._leaving, torch.stack([layer[self._last] for layer in made])))
+        return predicted
+
     def step(self) -> None:
         sampling, first = self._sampling, self._num_done * EVALUATIONS_PER_STEP
-        modulations = iter(self._evaluations.modulations[first : first + EVALUATIONS_PER_STEP])
+        evaluations = iter(enumerate(self._evaluations.modulations[first : first + EVALUATIONS_PER_STEP], first))
 
         def velocity(_: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
             packed = torch.cat((frames, frames.new_zeros(1, frames.shape[1])))[self._rows][None]
-            predicted = self._velocity(packed, next(modulations), self._conditions, *self._rotary, self._block_diff)
-            rows = predicted[0, self._places]
+            number, modulation = next(evaluations)
+            rows = self._evaluate(packed, modulation, number)[0, self._places]
             return sampling.guided(*rows) if sampling.is_guided else rows[0]
 
         self._frames = stepped(self._evaluations.times, self._num_done, self._frames, velocity)
@@ -116,6 +164,16 @@ class PackedDenoising:
         kept = [(each, frames) for each, frames in parts if each.request_id not in request_ids]
         if kept:
             self._set([each for each, _ in kept], torch.cat([frames for _, frames in kept]))
+
+    def carried(self, num_frames: int) -> dict[str, Carried]:
+        made, mels = {}, self.mels()
+        for each in self._requests:
+            if each.stream is not None and each.is_continued:
+                parts = [kept[:, names.index(each.request_id) :: len(names)] for names, kept in self._kept]
+                end = (each.end - each.codes_start) * self._velocity.dit.repeats
+                mel = mels[each.request_id][:, max(0, end - num_frames) : end]
+                made[each.stream] = Carried(each.end, torch.stack(parts), mel)
+        return made
 
     def mels(self) -> dict[str, torch.Tensor]:
         parts = zip(self._requests, self._frames.split(self._lengths), strict=True)

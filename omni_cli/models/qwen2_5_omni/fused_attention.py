@@ -29,8 +29,9 @@ def _rows(  # type: ignore[no-untyped-def] # Triton's own types
 
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def] # Triton's own types
-    qkv, cos, sin, mask, out, num_blocks, scale, BACK: tl.constexpr, AHEAD: tl.constexpr, SIZE: tl.constexpr,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr
+    qkv, cos, sin, mask, carried, out, num_blocks, scale, BACK: tl.constexpr, AHEAD: tl.constexpr,
+    CARRIED: tl.constexpr, SECTIONS: tl.constexpr, SIZE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     block, head = tl.program_id(0), tl.program_id(1)
     place = tl.arange(0, ROWS)
@@ -40,14 +41,22 @@ def _attend(  # type: ignore[no-untyped-def] # Triton's own types
     highest = tl.full([ROWS], -float("inf"), dtype=tl.float32)
     weight = tl.zeros([ROWS], dtype=tl.float32)
     total = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
-    for turn in tl.static_range(3):
-        # 0, 1 and -1.
-        by = turn - 3 * (turn // 2)
-        if turn == 0 or (turn == 1 and AHEAD) or (turn == 2 and BACK):
-            inside = real & (block + by >= 0) & (block + by < num_blocks)
-            seen = tl.load(mask + (block * 3 + by + 1) * SIZE + place, mask=inside, other=0) != 0
-            key = _rows(qkv, cos, sin, block + by, 1, head, seen, SIZE, HEADS, WIDTH, ROWS)
-            value = _rows(qkv, cos, sin, block + by, 2, head, seen, SIZE, HEADS, WIDTH, ROWS)
+    for turn in tl.static_range(4):
+        # 0, 1 and -1; for carried ones, the mask's last section.
+        by = 2 if turn == 3 else turn - 3 * (turn // 2)
+        if turn == 0 or (turn == 1 and AHEAD) or (turn == 2 and BACK) or (turn == 3 and CARRIED):
+            inside = real
+            if turn != 3:
+                inside = real & (block + by >= 0) & (block + by < num_blocks)
+            seen = tl.load(mask + (block * SECTIONS + by + 1) * SIZE + place, mask=inside, other=0) != 0
+            if turn == 3:
+                at = carried + (block.to(tl.int64) * SIZE + place[:, None]) * 2 * HEADS * WIDTH + head * WIDTH
+                at += tl.arange(0, WIDTH)[None, :]
+                key = tl.load(at, mask=seen[:, None], other=0.0)
+                value = tl.load(at + HEADS * WIDTH, mask=seen[:, None], other=0.0)
+            else:
+                key = _rows(qkv, cos, sin, block + by, 1, head, seen, SIZE, HEADS, WIDTH, ROWS)
+                value = _rows(qkv, cos, sin, block + by, 2, head, seen, SIZE, HEADS, WIDTH, ROWS)
             score = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale
             score = tl.where(seen[None, :], score, -float("inf"))
             higher = tl.maximum(highest, tl.max(score, axis=1))
@@ -63,18 +72,21 @@ def _attend(  # type: ignore[no-untyped-def] # Triton's own types
 
 
 def fused_attention(
-    qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor, *, back: bool, ahead: bool
-) -> torch.Tensor:
+    qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor, carried: torch.Tensor | None, *,
+    back: bool, ahead: bool
+) -> torch.Tensor:  # fmt: skip
     """Compute (num_blocks, size, heads, head_dim) from `qkv` (num_blocks, size, 3, heads, head_dim).
 
     `cos` and `sin` (num_blocks, size, 1, head_dim) rotate the first head; `mask` (num_blocks, 1, 1, 3 * size) is for
-    the keys before, in and after each block.
+    the keys before, in and after each block. `carried` keys and values (num_blocks, size, 2, heads, head_dim), rotated,
+    are before a block, too; the mask's last `size` columns are for them.
     """
     num_blocks, size, _, heads, width = qkv.shape
     out = qkv.new_empty(num_blocks, size, heads, width)
     exact = qkv.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
     _attend[(num_blocks, heads)](
-        qkv, cos, sin, mask, out, num_blocks, width**-0.5, BACK=back, AHEAD=ahead, SIZE=size, HEADS=heads,
-        WIDTH=width, ROWS=max(16, triton.next_power_of_2(size)), PRECISION="ieee" if exact else "tf32",
+        qkv, cos, sin, mask, qkv if carried is None else carried, out, num_blocks, width**-0.5, BACK=back, AHEAD=ahead,
+        CARRIED=carried is not None, SECTIONS=mask.shape[-1] // size, SIZE=size, HEADS=heads, WIDTH=width,
+        ROWS=max(16, triton.next_power_of_2(size)), PRECISION="ieee" if exact else "tf32",
     )  # fmt: skip
     return out

@@ -45,17 +45,19 @@ class Layout:
             block += -(-length // self.block_size)
         return spans
 
-    def positions(self) -> torch.Tensor:
-        """(num_frames,) int64: the position of each frame in its sequence, 0 for fillers."""
+    def positions(self, firsts: Sequence[int]) -> torch.Tensor:
+        """(num_frames,) int64: the position of each frame, from `firsts` on in each sequence; 0 for fillers."""
         positions = torch.zeros(self.num_frames, dtype=torch.long)
-        for start, length in self.spans:
-            positions[start : start + length] = torch.arange(length)
+        for (start, length), first in zip(self.spans, firsts, strict=True):
+            positions[start : start + length] = torch.arange(first, first + length)
         return positions
 
-    def block_diff(self) -> torch.Tensor:
+    def block_diff(self, continued: Sequence[int] | None) -> torch.Tensor:
         """(num_blocks, 1, 1, 3 * block_size) int16: the distance in blocks of the keys before, in and after a block.
 
-        `NEVER` for keys of other sequences. Filler blocks attend to themselves, so that their results are finite.
+        `NEVER` for keys of other sequences. Filler blocks attend to themselves, so that their results are finite. With
+        the numbers of `continued` blocks, each has 4 * block_size keys, the last of which are carried keys: those
+        before a continued block.
         """
         size = self.block_size
         sequence = torch.full((self.num_blocks,), -1)
@@ -69,7 +71,11 @@ class Layout:
         diff[:, 1][valid] = 0
         diff[1:, 0][same & valid[:-1]] = -1
         diff[:-1, 2][same & valid[1:]] = 1
-        return diff.view(self.num_blocks, 1, 1, 3 * size)
+        if continued is not None:
+            carried = torch.full((self.num_blocks, 1, size), NEVER, dtype=torch.int16)
+            carried[list(continued)] = -1
+            diff = torch.cat((diff, carried), dim=1)
+        return diff.view(self.num_blocks, 1, 1, -1)
 
     def pack(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return (1, num_frames, width) from `parts` (length, width), with zeros in between."""
@@ -102,19 +108,27 @@ class BlockAttention(nn.Module):
         hidden_states: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         attention_mask: torch.Tensor,
-    ) -> torch.Tensor:
+        carried: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return (1, num_frames, hidden_size); rotary tables are (num_blocks, block_size, 1, head_dim).
 
-        `attention_mask` (num_blocks, 1, 1, 3 * block_size) is for the keys before, in and after each block.
+        `attention_mask` (num_blocks, 1, 1, 3 * block_size) is for the keys before, in and after each block. With
+        `carried` keys and values (num_blocks, block_size, 2, heads, head_dim) it is for those, too, and all blocks' own
+        are returned in that shape.
         """
         projected = self.to_qkv(hidden_states).view(
             -1, self.size, 3, self.heads, self.to_qkv.out_features // 3 // self.heads
         )
         cos, sin = position_embeddings
         attend = _fused if projected.is_cuda else self._attend
-        attended = attend(projected, cos, sin, attention_mask, back=bool(self.back), ahead=bool(self.ahead))
+        attended = attend(projected, cos, sin, attention_mask, carried, back=bool(self.back), ahead=bool(self.ahead))
         out: torch.Tensor = self.to_out(attended.reshape(hidden_states.shape[0], hidden_states.shape[1], -1))
-        return out
+        if carried is None:
+            return out, None
+        if projected.is_cuda:
+            # The fused kernel leaves them as they were.
+            _rotate(projected[:, :, 1:2, :1], cos, sin)
+        return out, projected[:, :, 1:]
 
     def _attend(
         self,
@@ -122,25 +136,35 @@ class BlockAttention(nn.Module):
         cos: torch.Tensor,
         sin: torch.Tensor,
         mask: torch.Tensor,
+        carried: torch.Tensor | None,
         *,
         back: bool,
         ahead: bool,
     ) -> torch.Tensor:
         """Compute the result of the fused kernel with torch's operations."""
-        low, high = projected[:, :, :2, :1].chunk(2, dim=-1)
-        cos, sin = (table[:, :, None, :, : low.shape[-1]] for table in (cos, sin))
-        turned = torch.addcmul(low * cos, high, sin, value=-1)
-        high.copy_(torch.addcmul(high * cos, low, sin))
-        low.copy_(turned)
+        _rotate(projected[:, :, :2, :1], cos, sin)
         query, keys_values = projected[:, :, 0], projected[:, :, 1:]
-        before, own, after = mask.split(self.size, dim=-1)
+        before, own, after, *last = mask.split(self.size, dim=-1)
         if back or ahead:
             neighbours = ((-1, before),) * back + ((0, own),) + ((1, after),) * ahead
             keys_values = _windows(keys_values, neighbours)
             own = torch.cat([seen for _, seen in neighbours], dim=-1)
+            if carried is not None:
+                # No other keys are before a continued block, and there are zeros for other blocks.
+                keys_values[:, : self.size] += carried
+                own[..., : self.size] |= last[0]
         query, key, value = (part.transpose(1, 2) for part in (query, *keys_values.unbind(2)))
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=own)
         return attended.transpose(1, 2)
+
+
+def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotate `heads` (num_blocks, block_size, parts, 1, head_dim) in place."""
+    low, high = heads.chunk(2, dim=-1)
+    cos, sin = (table[:, :, None, :, : low.shape[-1]] for table in (cos, sin))
+    turned = torch.addcmul(low * cos, high, sin, value=-1)
+    high.copy_(torch.addcmul(high * cos, low, sin))
+    low.copy_(turned)
 
 
 def _windows(blocks: torch.Tensor, neighbours: tuple[tuple[int, torch.Tensor], ...]) -> torch.Tensor:
@@ -158,7 +182,7 @@ def _windows(blocks: torch.Tensor, neighbours: tuple[tuple[int, torch.Tensor], .
     return windows.flatten(1, 2)
 
 
-def _fused(*arguments: torch.Tensor, back: bool, ahead: bool) -> torch.Tensor:
+def _fused(*arguments: torch.Tensor | None, back: bool, ahead: bool) -> torch.Tensor:
     """Needs Triton, which is installed wherever CUDA is available."""
     from omni_cli.models.qwen2_5_omni.fused_attention import fused_attention
 
@@ -184,13 +208,17 @@ class PackedLayer(nn.Module):
         modulation: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         block_diff: torch.Tensor,
-    ) -> torch.Tensor:
-        """Return (1, num_frames, hidden_size) from that shape; `modulation` is (1, 6 * hidden_size)."""
+        carried: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return (1, num_frames, hidden_size) from that shape; `modulation` is (1, 6 * hidden_size).
+
+        Of a layer that looks back: also the keys and values, if it is given `carried` ones; see `BlockAttention`.
+        """
         shift, scale, gate, ff_shift, ff_scale, ff_gate = modulation[0].chunk(6)
         mask = (block_diff >= -self.attn.back) & (block_diff <= self.attn.ahead)
-        attended = self.attn(self._normed(hidden, scale, shift), position_embeddings, mask)
+        attended, kept = self.attn(self._normed(hidden, scale, shift), position_embeddings, mask, carried)
         hidden = torch.addcmul(hidden, gate, attended)
-        return torch.addcmul(hidden, ff_gate, self._fed(self._normed(hidden, ff_scale, ff_shift)))
+        return torch.addcmul(hidden, ff_gate, self._fed(self._normed(hidden, ff_scale, ff_shift))), kept
 
     def _normed(self, hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
         return functional.layer_norm(hidden, self.norm.normalized_shape, 1 + scale, shift, self.norm.eps)
@@ -224,6 +252,45 @@ class PackedVelocity(Velocity):
     def fuse(self) -> None:
         for layer in self.dit.transformer_blocks:
             layer.fuse()
+
+    @property
+    def carried_shape(self) -> tuple[int, ...]:
+        """Layers that look back, then the shape of the keys and values of a block."""
+        attentions = [layer.attn for layer in self.dit.transformer_blocks]
+        width = attentions[0].to_qkv.out_features // 3 // attentions[0].heads
+        return sum(each.back for each in attentions), attentions[0].size, 2, attentions[0].heads, width
+
+    @property
+    def carried_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.dit.transformer_blocks[0].attn.to_qkv.weight.dtype
+        return dtype
+
+    def forward(
+        self,
+        frames: torch.Tensor,
+        modulation: torch.Tensor,
+        conditions: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        block_diff: torch.Tensor,
+        carried: torch.Tensor | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Return velocities as `Velocity` does.
+
+        With `carried` keys and values (layers that look back, num_blocks, block_size, 2, heads, head_dim), which a
+        continued block sees before it, also those of all blocks, layer by layer.
+        """
+        dit = self.dit
+        *modulations, last = modulation.split(self._widths, dim=-1)
+        hidden = self.enter(frames, conditions)
+        remaining = None if carried is None else iter(carried)
+        made = []
+        for layer, given in zip(dit.transformer_blocks, modulations, strict=True):
+            before = next(remaining) if remaining is not None and layer.attn.back else None
+            hidden, kept = layer(hidden, given, (cos, sin), block_diff, before)
+            made += [] if kept is None else [kept]
+        velocities: torch.Tensor = dit.proj_out(dit.norm_out(hidden, last))
+        return velocities if carried is None else (velocities, *made)
 
     def enter(self, frames: torch.Tensor, conditions: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input, (1, num_frames, hidden_size); `conditions` are projected, float32."""

@@ -3,6 +3,7 @@ calls requests join and leave."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,8 +12,9 @@ import torch
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.timeline import clock_for
 from omni_cli.models.qwen2_5_omni.denoising import Denoising
-from omni_cli.models.qwen2_5_omni.speech_request import SynthesisRequest
+from omni_cli.models.qwen2_5_omni.speech_request import Carried, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer
+from omni_cli.models.qwen2_5_omni.vocoder import VOCODER_CONTEXT_FRAMES
 
 # Order of requests by id, the smallest first; equal ones in order of arrival.
 Precedence = Callable[[str], tuple[float, ...]]
@@ -58,6 +60,8 @@ class SpeechBatch:
         self._clock = clock_for(torch.device(synthesizer.device).type)
         self._waiting: dict[str, SynthesisRequest] = {}
         self._cohorts: list[Cohort] = []
+        # By stream.
+        self._carried: dict[str, Carried] = {}
         # Start and end of each denoising step of a request, and of its vocoder.
         self._times: dict[str, list[tuple[object, object]]] = {}
 
@@ -76,6 +80,10 @@ class SpeechBatch:
             if request_id in [each.request_id for each in cohort.requests]:
                 self._leave(cohort, {request_id})
                 return
+
+    def end_stream(self, stream: str) -> None:
+        """Forget what chunks of a stream have carried on, if anything."""
+        self._carried.pop(stream, None)
 
     def seconds(self, request_id: str) -> list[float]:
         """Return the seconds of each step of a finished request, and of its vocoder."""
@@ -98,8 +106,9 @@ class SpeechBatch:
         return min(self.precedence(each.request_id) for each in cohort.requests)
 
     def _join(self) -> None:
-        """Start waiting requests, unless one that runs comes first."""
-        waiting = sorted(self._waiting.values(), key=lambda each: self.precedence(each.request_id))
+        """Start waiting requests, unless one that runs comes first; a chunk waits for the one before it."""
+        ready = [self._continuing(each) for each in self._waiting.values() if self._is_ready(each)]
+        waiting = sorted(ready, key=lambda each: self.precedence(each.request_id))
         for group in self._synthesizer.groups(waiting):
             together = self._synthesizer.runs_together or not self._cohorts
             first = min((self._of_cohort(cohort) for cohort in self._cohorts), default=())
@@ -109,11 +118,23 @@ class SpeechBatch:
                 del self._waiting[each.request_id]
             self._cohorts.append(Cohort(group, self._synthesizer.begin(group)))
 
+    def _is_ready(self, request: SynthesisRequest) -> bool:
+        if request.stream is None or request.start == 0:
+            return True
+        carried = self._carried.get(request.stream)
+        return carried is not None and carried.end == request.start
+
+    def _continuing(self, request: SynthesisRequest) -> SynthesisRequest:
+        carried = self._carried.get(request.stream) if request.stream is not None else None
+        return dataclasses.replace(request, carried=carried)
+
     def _step(self, cohort: Cohort) -> None:
         start = self._clock.mark()
         with mark("denoising step", cohort.num_done + 1):
             cohort.denoising.step()
         cohort.num_done += 1
+        if cohort.is_denoised:
+            self._carried |= cohort.denoising.carried(VOCODER_CONTEXT_FRAMES)
         times = (start, self._clock.mark())
         for each in cohort.requests:
             self._times[each.request_id].append(times)

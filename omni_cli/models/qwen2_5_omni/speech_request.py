@@ -38,8 +38,24 @@ class DenoisingSettings:
 
 
 @dataclass(frozen=True)
+class Carried:
+    """What a chunk leaves for the next one of its stream, which begins at code `end`.
+
+    `keys_values` (evaluations, layers that look back, rows, block_size, 2, heads, head_dim) are those of its last
+    block, and `mel` (1, num_frames, mel_dim) is its end.
+    """
+
+    end: int
+    keys_values: torch.Tensor
+    mel: torch.Tensor
+
+
+@dataclass(frozen=True)
 class SynthesisRequest:
-    """A request for audio of codes [start, end); `codes` (num_codes,) int64 on the device begin at `codes_start`."""
+    """A request for audio of codes [start, end); `codes` (num_codes,) int64 on the device begin at `codes_start`.
+
+    A chunk of a `stream` needs what the chunk before it has `carried` on.
+    """
 
     request_id: str
     codes: torch.Tensor
@@ -49,6 +65,13 @@ class SynthesisRequest:
     seed: int
     speaker: str
     sampling: DenoisingSettings
+    stream: str | None = None
+    carried: Carried | None = None
+
+    @property
+    def is_continued(self) -> bool:
+        """True if another chunk of its stream follows; the last one needs no codes after it."""
+        return self.stream is not None and self.codes_start + len(self.codes) > self.end
 
     @classmethod
     def of(cls, request_id: str, token_ids: torch.Tensor, information: Mapping[str, Any]) -> SynthesisRequest:
@@ -68,6 +91,7 @@ class SynthesisRequest:
                 float(information["guidance_scale"][0]),
                 float(information["sway_coefficient"][0]),
             ),
+            stream=information.get("stream", (None,))[0],
         )
 
     def noise(self, repeats: int, mel_dim: int) -> torch.Tensor:

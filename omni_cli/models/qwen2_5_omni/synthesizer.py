@@ -92,6 +92,11 @@ class Synthesizer:
         return "padded" if isinstance(self.velocity, PackedVelocity) else "exact"
 
     @property
+    def carries(self) -> bool:
+        """True if chunks carry on what the next one of their stream needs."""
+        return self._is_packed
+
+    @property
     def runs_together(self) -> bool:
         """True if all requests at once are faster than some of them after the others."""
         return self._is_packed and self.device != "cpu"
@@ -127,12 +132,19 @@ class Synthesizer:
     def begin(self, requests: Sequence[SynthesisRequest]) -> Denoising:
         """Start `requests` of one group from noise."""
         if self._is_packed:
-            return PackedDenoising(self.velocity, self._conditioner, requests, self._num_blocks_for)
+            return PackedDenoising(
+                self.velocity, self._conditioner, requests, self._num_blocks_for, carries=self._has_graphs
+            )
         (request,) = requests
         return SingleDenoising(self.velocity, self._conditioner, request)
 
     def _num_blocks_for(self, used: int) -> int:
-        return bucket(used) if isinstance(self.denoiser, GraphDenoiser) else used
+        return bucket(used) if self._has_graphs else used
+
+    @property
+    def _has_graphs(self) -> bool:
+        """True if calls of one shape share a graph, and so have the same arguments with chunks and without."""
+        return isinstance(self.denoiser, GraphDenoiser)
 
     def waveforms(
         self, requests: Sequence[SynthesisRequest], mels: Mapping[str, torch.Tensor]
@@ -148,12 +160,13 @@ class Synthesizer:
 
     def capture_ahead(self, request: SynthesisRequest) -> None:
         """Capture the graphs of all buckets up to that of a full batch, with the settings of `request`."""
-        if not self._is_packed or not isinstance(self.denoiser, GraphDenoiser):
+        if not self._is_packed or not self._has_graphs:
             return
         largest = bucket((self._stage.max_num_seqs or 1) * TYPICAL_BLOCKS)
         with self.arithmetic():
             for size in buckets(largest):
-                PackedDenoising(self.velocity, self._conditioner, [request], functools.partial(max, size)).step()
+                rounded = functools.partial(max, size)
+                PackedDenoising(self.velocity, self._conditioner, [request], rounded, carries=True).step()
 
 
 def bucket(num_blocks: int) -> int:

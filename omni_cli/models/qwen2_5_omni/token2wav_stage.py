@@ -190,6 +190,8 @@ class Token2WavStage(VllmStage):
         active.context["num_codes"] = len(codes)
         if chunk is not None:
             settings["chunk"] = [chunk.codes_start, chunk.start, chunk.end]
+        if chunk is not None and self._synthesizer.carries and not self._chunk_sizes.context:
+            settings["stream"] = [self.request_id_of(active)]
         extra = {ADDITIONAL_INFORMATION: encode_additional_information(settings, self.payload_limits)}
         return {"prompt_token_ids": list(codes)}, PoolingParams(task="plugin", extra_kwargs=extra)
 
@@ -223,6 +225,7 @@ class Token2WavStage(VllmStage):
     def abort(self, request_id: str) -> None:
         stream = self._streams.pop(request_id, None)
         running_ids = [request_id]
+        self._batch.end_stream(request_id)
         if stream is not None:
             running_ids += [stream.chunk_id(number) for number in range(stream.num_made, stream.num_chunks)]
         for running_id in running_ids:
@@ -256,6 +259,7 @@ class Token2WavStage(VllmStage):
         reports: list[Report] = [WaveformChunk(stream.request.request_id, _audio(waveform))]
         if stream.is_done:
             del self._streams[stream.request.request_id]
+            self._batch.end_stream(stream.request.request_id)
             num_codes = len(stream.chunker.codes)
             trace = self._trace(active, stream.added_s, num_codes, stream.denoise_step_s, stream.vocoder_s)
             chunks = {"num_chunks": stream.num_chunks, "chunk_times_s": stream.chunk_times_s}
@@ -275,7 +279,10 @@ class Token2WavStage(VllmStage):
 
 
 def chunk_sizes(stage: Token2WavConfig, codes_per_block: int) -> ChunkSizes:
-    """Return the stage's chunk sizes, `ChunkSizes` by default; raise `StageError` unless all are whole blocks."""
+    """Return the stage's chunk sizes, `ChunkSizes` by default; raise `StageError` unless all are whole blocks.
+
+    With `batching: padded` chunks carry on what the next one needs, so that it needs no context by default.
+    """
     keys = {
         "first": "stream_first_chunk_codes",
         "chunk": "stream_chunk_codes",
@@ -291,7 +298,8 @@ def chunk_sizes(stage: Token2WavConfig, codes_per_block: int) -> ChunkSizes:
                 stage=stage.name,
                 hint=f"--set {stage.name}.{keys[name]}={fitting}",
             )
-    return ChunkSizes(**{name: size for name, size in given.items() if size is not None})
+    default = {"context": 0} if stage.batching == "padded" else {}
+    return ChunkSizes(**{**default, **{name: size for name, size in given.items() if size is not None}})
 
 
 def _audio(waveform: torch.Tensor) -> Audio:

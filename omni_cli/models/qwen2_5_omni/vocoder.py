@@ -33,6 +33,9 @@ class VocoderInput:
     def of(cls, request: SynthesisRequest, mel: torch.Tensor, *, repeats: int, samples_per_frame: int) -> VocoderInput:
         """Create it from `mel` (1, num_frames, mel_dim) of all codes of `request`."""
         begin, end = ((code - request.codes_start) * repeats for code in (request.start, request.end))
+        if request.carried is not None:
+            mel = torch.cat((request.carried.mel, mel), dim=1)
+            begin, end = (frame + request.carried.mel.shape[1] for frame in (begin, end))
         first = max(0, begin - VOCODER_CONTEXT_FRAMES)
         return cls(
             request.request_id,

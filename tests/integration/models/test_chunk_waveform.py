@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from omni_cli.models.qwen2_5_omni.checkpoint.builder import write_omni
 from omni_cli.models.qwen2_5_omni.checkpoint.sizes import OmniSizes, VocoderSizes
 from omni_cli.models.qwen2_5_omni.chunks import Chunker, ChunkSizes
 from omni_cli.models.qwen2_5_omni.denoising import SingleDenoising
+from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
+from omni_cli.models.qwen2_5_omni.speech_batch import SpeechBatch
 from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
-from omni_cli.models.qwen2_5_omni.synthesizer import codes_per_block
+from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer, codes_per_block
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
 from omni_cli.models.qwen2_5_omni.vocoder import Vocoder, VocoderInput
 
@@ -118,6 +121,35 @@ def test_joined_chunks_are_within_the_bound_of_the_whole(request, name, num_code
     difference = (made - expected).abs().max()
     assert difference < BOUND
     assert expected.abs().max() > 100 * BOUND, "silence would be within any bound"
+
+
+@torch.inference_mode()
+def carried(model, speaker, codes: torch.Tensor, sizes: ChunkSizes) -> torch.Tensor:
+    """Join the chunks of a stream whose last comes first, and of another one beside it."""
+    stage = Token2WavConfig.named("token2wav", backend="vllm", batching="padded")
+    batch = SpeechBatch(Synthesizer(copy.deepcopy(model), {"one": speaker}, stage))
+    chunks = Chunker(sizes).add(codes[0].tolist(), is_last=True)
+    for stream in ("0", "1"):
+        for chunk in reversed(chunks):
+            request = SynthesisRequest(
+                f"{stream} {chunk.start}", torch.tensor(chunk.codes), chunk.codes_start, chunk.start, chunk.end, SEED,
+                "one", DenoisingSettings(**SAMPLING), stream,
+            )  # fmt: skip
+            batch.add(request)
+    made: dict[str, torch.Tensor] = {}
+    while len(made) < 2 * len(chunks):
+        made.update(batch.advance())
+    return torch.cat([made[f"1 {chunk.start}"] for chunk in chunks])
+
+
+@pytest.mark.parametrize(("name", "num_codes"), [("tiny", 170), ("deep", 97)])
+def test_chunks_that_carry_keys_and_values_on_differ_by_what_they_do_not_see_ahead(request, name, num_codes):
+    model, speaker = request.getfixturevalue(name)
+    codes = codes_of(num_codes)
+    expected = whole(model, speaker, codes)
+    far, default = (carried(model, speaker, codes, ChunkSizes(context=0, look_ahead=size)) for size in (48, 24))
+    assert (default - expected).abs().max() < BOUND
+    torch.testing.assert_close(far, expected, rtol=0, atol=BOUND / 100)
 
 
 def test_more_context_reduces_the_difference(tiny):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from support.fake_graphs import FakeBackend
@@ -195,6 +197,24 @@ def test_one_graph_per_bucket_serves_batches_of_different_requests():
         denoised(PackedDenoising(velocity, conditioner, requests, bucket))
     # 24 blocks, and twice 16.
     assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (2, 24)
+
+
+def test_chunks_share_the_graph_of_whole_requests_if_those_carry_nothing():
+    velocity, conditioner = packed_velocity()
+    denoiser = GraphDenoiser(velocity, FakeBackend(), stage="token2wav", device=torch.device("cpu"), max_graphs=8)
+    chunk = dataclasses.replace(request_for("Ethan", 36, 0.5, "chunk"), end=12, stream="one")
+    first = PackedDenoising(velocity, conditioner, [chunk], bucket, carries=True)
+    denoised(first)
+    carried = first.carried(24)["one"]
+    assert carried.end == 12 and carried.mel.shape == (1, 24, 80)
+    assert carried.keys_values.shape == (8, *velocity.carried_shape[:1], 2, *velocity.carried_shape[1:])
+    last = dataclasses.replace(chunk, codes=chunk.codes[12:], codes_start=12, start=12, end=36, carried=carried)
+    whole = request_for("Chelsie", 7, 0.5)
+    made = denoised(PackedDenoising(velocity, conditioner, [last, whole], bucket, carries=True))
+    torch.testing.assert_close(made["0"], plain_mel(token2wav(), whole), rtol=0, atol=MEL_BOUND)
+    everything = plain_mel(token2wav(), dataclasses.replace(chunk, end=36))
+    torch.testing.assert_close(made["chunk"], everything[:, 24:], rtol=0, atol=MEL_BOUND)
+    assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (1, 16)
 
 
 def test_buckets_grow_by_eight_blocks_or_less_than_a_quarter():
