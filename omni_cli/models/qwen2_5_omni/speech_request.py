@@ -39,7 +39,7 @@ class DenoisingSettings:
 
 @dataclass(frozen=True)
 class Carried:
-    """What a chunk leaves for the next one of its stream, which begins at code `end`.
+    """A chunk's part for the next one of its stream, which begins at code `end`.
 
     `keys_values` (evaluations, layers that look back, rows, block_size, 2, heads, head_dim) are those of its last
     block, and `mel` (1, num_frames, mel_dim) is its end.

@@ -179,6 +179,19 @@ def test_padded_requests_that_are_cancelled_leave_the_batch():
         assert [type(report) for report in emitted if report.request_id == "gone"] == [Progress]
         np.testing.assert_allclose(made["first"], made["third"], rtol=0, atol=1e-5)
         assert not stage.active
+        # What chunks carry on ends with their stream, cancelled or not.
+        for name in ("streamed", "left"):
+            stage.add(codes(name, 120, streams=True))
+        while not any(report.request_id == "left" for report in emitted):
+            emitted += stage.step()
+        assert stage._batch._carried.keys() >= {"left"}
+        stage.abort("left")
+        finish(stage, emitted)
+        chunks = [each for each in emitted if isinstance(each, WaveformChunk) and each.request_id == "streamed"]
+        assert not stage.active and not stage._batch._carried
+        whole = waveform(stage, emitted, "whole", 120)
+        streamed = np.concatenate([chunk.audio.samples.numpy() for chunk in chunks])
+        np.testing.assert_allclose(streamed, whole, rtol=0, atol=1e-3)
     finally:
         stage.close()
 
