@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -94,7 +94,7 @@ class Synthesizer:
     @property
     def carries(self) -> bool:
         """True if chunks carry on what the next one of their stream needs."""
-        return self._is_packed
+        return self._is_packed and not self._stage.stream_context_codes
 
     @property
     def runs_together(self) -> bool:
@@ -132,18 +132,20 @@ class Synthesizer:
     def begin(self, requests: Sequence[SynthesisRequest]) -> Denoising:
         """Start `requests` of one group from noise."""
         if self._is_packed:
-            return PackedDenoising(
-                self.velocity, self._conditioner, requests, self._num_blocks_for, carries=self._has_graphs
-            )
+            return self._packed(requests, self._num_blocks_for)
         (request,) = requests
         return SingleDenoising(self.velocity, self._conditioner, request)
+
+    def _packed(self, requests: Sequence[SynthesisRequest], num_blocks_for: Callable[[int], int]) -> PackedDenoising:
+        # Calls of one shape share a graph, and so have the same arguments with chunks and without.
+        carries = self.carries and self._has_graphs
+        return PackedDenoising(self.velocity, self._conditioner, requests, num_blocks_for, carries=carries)
 
     def _num_blocks_for(self, used: int) -> int:
         return bucket(used) if self._has_graphs else used
 
     @property
     def _has_graphs(self) -> bool:
-        """True if calls of one shape share a graph, and so have the same arguments with chunks and without."""
         return isinstance(self.denoiser, GraphDenoiser)
 
     def waveforms(
@@ -166,7 +168,7 @@ class Synthesizer:
         with self.arithmetic():
             for size in buckets(largest):
                 rounded = functools.partial(max, size)
-                PackedDenoising(self.velocity, self._conditioner, [request], rounded, carries=True).step()
+                self._packed([request], rounded).step()
 
 
 def bucket(num_blocks: int) -> int:
