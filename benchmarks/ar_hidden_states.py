@@ -157,6 +157,7 @@ def _start(arguments: argparse.Namespace, model: str) -> Engine:
             skip_mm_profiling=True,
             mm_processor_cache_gb=0,
             worker_cls=VllmStage.worker_cls("ar"),
+            kernel_config={"enable_jit_warmup": False},  # as in our stages: all requests are greedy
             **execution_args(arguments.cudagraph_mode),
         )
     )

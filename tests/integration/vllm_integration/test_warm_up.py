@@ -1,0 +1,25 @@
+"""The requests that AR stages run on a GPU before they are ready, here on a CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "support" / "warm_ups.py"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("profile", ["tiny-omni", "tiny-qwen3-omni", "tiny-csm"])
+def test_every_ar_stage_finishes_its_warm_up_requests(profile):
+    done = subprocess.run([sys.executable, SCRIPT, profile], capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    stages = json.loads(done.stdout.splitlines()[-1])
+    assert stages
+    for reports, is_left in stages.values():
+        assert reports.count("RequestDone") == 1 + 2 + 4 + 8  # batches up to max_num_seqs
+        assert "Failure" not in reports
+        assert not is_left

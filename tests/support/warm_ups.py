@@ -1,0 +1,37 @@
+"""Runs the warm-up requests of a profile's AR stages in this process; a script: vLLM binds its process.
+
+The profile's name is in argv. Prints, as JSON, per stage the reports' types and whether something is left to do.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+
+def main() -> None:
+    from omni_cli.compat.libraries import prepare_libraries
+
+    prepare_libraries()
+    from stage_specs import spec_of
+
+    from omni_cli.checkpoints.resolve import resolve_model
+    from omni_cli.config.loader import load_profile
+    from omni_cli.models.registry import load_stage
+
+    config = load_profile(sys.argv[1], ())
+    found = {}
+    for given in config.stages:
+        if given.kind == "ar":
+            stage = load_stage(spec_of(given, resolve_model(config.model)), lambda report: None)
+            reports = []
+            step = stage.step
+            stage.step = lambda step=step, reports=reports: reports.extend(step())
+            stage.run_warm_up()
+            found[given.name] = [[type(report).__name__ for report in reports], stage.has_work()]
+            stage.close()
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
