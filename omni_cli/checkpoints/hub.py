@@ -42,8 +42,10 @@ def _snapshot(repo_id: str, **options: Any) -> Path:
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+        from huggingface_hub.utils.tqdm import disable_progress_bars
     except ImportError as error:
         raise OmniError(f"a repo id needs huggingface_hub: {error}", hint="run `omni doctor`") from error
+    disable_progress_bars()
     try:
         return Path(snapshot_download(repo_id, **options))
     except RepositoryNotFoundError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -176,7 +177,7 @@ class PipelineRunner:
         self.step_caches.start(requests[0].num_inference_steps)
         self._marks = marks = _Marks(self._clock.mark())
         try:
-            made = self._pipeline(**arguments, **self._callback(marks, requests[0], on_step))
+            made = self._pipeline(**arguments, **self._callback(marks, requests[0], arguments, on_step))
         finally:
             self._marks = None
             marks.ranges.close()
@@ -216,8 +217,6 @@ class PipelineRunner:
             output = visualized(self._pipeline, output)
         elif isinstance(output, list) and all(isinstance(each, torch.Tensor) for each in output):
             output = torch.cat(output)
-        elif isinstance(output, np.ndarray):
-            output = torch.from_numpy(output).permute(0, 3, 1, 2)
         if not isinstance(output, torch.Tensor):
             with mark("output copy"):
                 here = PixelsHere(pil_to_uint8(output))
@@ -253,12 +252,18 @@ class PipelineRunner:
         }
         return {name: value for name, value in arguments.items() if name in self._call.defaults}
 
-    def _callback(self, marks: _Marks, request: DiffusionRequest, on_step: OnStep) -> dict[str, object]:
+    def _callback(
+        self, marks: _Marks, request: DiffusionRequest, arguments: Mapping[str, object], on_step: OnStep
+    ) -> dict[str, object]:
+        windowed = _windowed_steps(self._pipeline, {**self._call.defaults, **arguments})
+
         def note_step() -> None:
             marks.steps.append(self._clock.mark())
             done = len(marks.steps)
             # Second-order schedulers call the denoiser more often than `num_inference_steps`.
-            total = max(done, getattr(self._pipeline, "num_timesteps", None) or request.num_inference_steps or done)
+            total = max(
+                done, windowed or getattr(self._pipeline, "num_timesteps", None) or request.num_inference_steps or done
+            )
             if done < total:
                 marks.ranges.next("denoising step", done + 1)
             else:
@@ -275,10 +280,10 @@ class PipelineRunner:
             note_step()
 
         if self.step_callback == "callback_on_step_end":
-            arguments: dict[str, object] = {"callback_on_step_end": on_step_end}
+            callback: dict[str, object] = {"callback_on_step_end": on_step_end}
             if "callback_on_step_end_tensor_inputs" in self._call.defaults:
-                arguments["callback_on_step_end_tensor_inputs"] = []
-            return arguments
+                callback["callback_on_step_end_tensor_inputs"] = []
+            return callback
         return {"callback": legacy, "callback_steps": 1} if self.step_callback == "callback" else {}
 
     def _encode_prompt(self, *args: object, **kwargs: object) -> object:
@@ -355,6 +360,16 @@ def _batched(videos: Any, sound: Any) -> tuple[Any, Any]:
     if videos[0].ndim == 4 if hasattr(videos[0], "ndim") else isinstance(videos[0], list | tuple):
         return videos, sound
     return [videos], None if sound is None else sound[None]
+
+
+def _windowed_steps(pipeline: Any, arguments: Mapping[str, Any]) -> int | None:
+    """Steps of a call that denoises the windows of a video one after another, each in stages; None for other calls."""
+    if "history_sizes" not in arguments:
+        return None
+    num_frames = (arguments["num_latent_frames_per_chunk"] - 1) * pipeline.vae_scale_factor_temporal + 1
+    stages = arguments.get("pyramid_num_inference_steps_list") or [arguments["num_inference_steps"]]
+    windows: int = max(1, math.ceil(arguments["num_frames"] / num_frames))
+    return windows * int(sum(stages))
 
 
 def _step_callback(call: PipelineCall) -> StepCallback:

@@ -6,11 +6,12 @@ import functools
 from pathlib import Path
 
 from omni_cli.checkpoints.files import describes_encoder, read_family, read_model_kind, read_object, weight_names
+from omni_cli.checkpoints.hub import download_settings
 from omni_cli.checkpoints.resolve import is_built, resolve_model
 from omni_cli.config.schema import EngineConfig, StageConfig
 from omni_cli.engine.devices import check_devices
 from omni_cli.errors import CheckpointError
-from omni_cli.families import Family, families
+from omni_cli.families import BUILTIN_PREFIX, Family, families
 from omni_cli.video_encoding import check_can_encode
 
 _INCOMPLETE = "the folder is incomplete: download or copy it again"
@@ -18,11 +19,16 @@ _HINT = "choose the profile of this checkpoint (`--profile`), or another checkpo
 
 
 def check_start(config: EngineConfig) -> str:
-    """Check devices and a local checkpoint, in milliseconds; return its folder, or the name of one to be provided."""
+    """Check devices and the checkpoint before a process is started; return its folder, or the name of another.
+
+    Of a repository the configuration is downloaded, so that one that is not to be had is an error at once.
+    """
     check_devices(config)
     model = resolve_model(config.model) if is_built(config.model) else config.model
     if Path(model).is_dir():
         check_fit(config, model)
+    elif not model.startswith(BUILTIN_PREFIX):
+        download_settings(model)
     return model
 
 

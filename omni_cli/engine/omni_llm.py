@@ -102,7 +102,7 @@ class OmniLLM:
             raise
 
     async def _start(self) -> None:
-        model = check_start(self.config)
+        model = await asyncio.to_thread(check_start, self.config)
         is_here = Path(model).is_dir()
         context = self._fork_server.start()
         if not is_here:

@@ -233,6 +233,13 @@ def test_repo_that_cannot_be_reached(folder: Path) -> None:
     check_refused(ended, USAGE, "`some/repo` is not in the cache", as_json=True)
 
 
+def test_repo_of_a_profile_that_cannot_be_reached(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    ended = run_here(folder, "generate", "hi", "-p", "z-image-turbo", "--json")
+    check_refused(ended, USAGE, "`Tongyi-MAI/Z-Image-Turbo` is not in the cache", as_json=True)
+    assert not ended.started_others
+
+
 @pytest.mark.slow
 def test_repo_in_the_cache_of_the_hub(folder: Path, copy_of: Callable[[str], Path]) -> None:
     """No error: a repo id that was downloaded earlier works without a network."""

@@ -12,6 +12,8 @@ from diffusers import DiffusionPipeline, WanImageToVideoPipeline, WanPipeline, W
 from PIL import Image
 from support.stage_specs import spec_of
 from support.tiny_ltx2 import build_ltx2
+from support.tiny_pipelines import declarations
+from support.tiny_pipelines.build import build
 from support.videos import psnr_db, read_video
 
 from omni_cli.config.schema import DiffusionStageConfig
@@ -170,3 +172,16 @@ def test_ltx_2_makes_sound_with_its_frames(tmp_path):
     assert (video.sound.sample_rate, video.sound.num_samples) == (24000, len(output.samples))
     assert abs(read.sound_s - len(output.samples) / 24000) < 1 / 25
     assert read.samples.shape[0] == 2
+
+
+def test_the_steps_of_a_video_in_several_windows_are_counted_together(tmp_path):
+    helios = declarations()["HeliosPipeline"]
+    build(helios, tmp_path)
+    config = DiffusionStageConfig.named("video", num_inference_steps=2, height=32, width=32)
+    executor = DiffusersPipelineExecutor(config, str(tmp_path), "float32", "cpu")
+    steps: list[tuple[int, int]] = []
+    request = DiffusionRequest.from_arguments("0", "a red cat", 3, {"num_frames": 66})
+    (output,) = executor.execute_model(
+        DiffusionSchedulerOutput((request,)), on_step=lambda _, done, total: steps.append((done, total))
+    ).outputs
+    assert output.error is None and steps == [(1, 4), (2, 4), (3, 4), (4, 4)]
