@@ -12,9 +12,10 @@ from omni_cli.replicas.cluster import cluster_for_replicas, ray_failure
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_profile("tiny-image")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="Ray, which is not installed") as caught:
-        cluster_for_replicas(load_profile("tiny-image"), 2, verbose=True)
+        cluster_for_replicas(config, 2, verbose=True)
     assert "omni-cli[ray]" in (caught.value.hint or "")
 
 
