@@ -49,6 +49,7 @@ def check_parts(config: DiffusionStageConfig, folder: Path, parts: Parts) -> Non
                 stage=config.name,
                 hint=suggest(name, parts) or f"its models are {', '.join(parts)}",
             )
+    _check_groups(config, parts)
     if any(getattr(config, key) is not None for key in _VAE_SWITCHES):
         vae = None
         if hasattr(parts.get("vae"), "load_config"):
@@ -56,6 +57,25 @@ def check_parts(config: DiffusionStageConfig, folder: Path, parts: Parts) -> Non
             with torch.device("meta"):
                 vae = parts["vae"].from_config(parts["vae"].load_config(folder / "vae"))
         _check_vae(config, vae)
+
+
+def _check_groups(config: DiffusionStageConfig, parts: Parts) -> None:
+    """Raise `StageError` for blocks of an autoencoder that does not tell diffusers which ones it has.
+
+    diffusers then moves the autoencoder when it is called as a whole, and pipelines call its `decode`.
+    """
+    if config.offload != "group" or config.offload_type == "leaf_level":
+        return
+    for name, kind in parts.items():
+        blocks = getattr(kind, "_group_offload_block_modules", None)
+        decodes = hasattr(kind, "decode") and hasattr(kind, "load_config")
+        if decodes and not blocks and name not in (config.exclude_modules or ()):
+            raise StageError(
+                f"stage `{config.name}`: `offload: group` cannot be followed by blocks: {kind.__name__} names none of "
+                "its own to diffusers",
+                stage=config.name,
+                hint=f"--set {config.name}.offload_type=leaf_level, or name `{name}` in `exclude_modules`",
+            )
 
 
 def _check_vae(config: DiffusionStageConfig, vae: object) -> None:

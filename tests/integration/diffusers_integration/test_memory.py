@@ -7,7 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderKL, AutoencoderKLTemporalDecoder, DiffusionPipeline, QwenImageTransformer2DModel
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderKLQwenImage,
+    AutoencoderKLTemporalDecoder,
+    DiffusionPipeline,
+    QwenImageTransformer2DModel,
+)
 from support.answers import answer_of
 from support.omni_process import run_omni
 
@@ -63,7 +69,7 @@ def expected(folder) -> np.ndarray:
     "keys",
     [
         {"offload": "model"},
-        {"offload": "group"},
+        {"offload": "group", "exclude_modules": ["vae"]},
         {"offload": "group", "offload_type": "leaf_level", "exclude_modules": ["vae"]},
     ],
     ids=["model", "blocks", "layers"],
@@ -83,6 +89,17 @@ def test_an_offloaded_pipeline_makes_the_same_image_again_and_after_sleep(folder
     np.testing.assert_array_equal(make(executor)[0], expected)
     assert executor.effective["offload"] == keys["offload"]
     executor.shutdown()
+
+
+def test_an_autoencoder_that_names_no_blocks_is_not_moved_by_blocks(tmp_path):
+    """A GPU showed it with FLUX.2: `decode` runs without the hook that would move what is in no block."""
+    config = DiffusionStageConfig.named("image", offload="group")
+    with pytest.raises(StageError, match="AutoencoderKLQwenImage names none") as raised:
+        check_parts(config, tmp_path, {"vae": AutoencoderKLQwenImage})
+    assert "offload_type=leaf_level" in raised.value.hint
+    for keys in ({"offload_type": "leaf_level"}, {"exclude_modules": ["vae"]}):
+        check_parts(config.model_copy(update=keys), tmp_path, {"vae": AutoencoderKLQwenImage})
+    check_parts(config, tmp_path, {"vae": AutoencoderKL})
 
 
 def test_single_layers_are_moved_on_a_gpu_only(folder):
