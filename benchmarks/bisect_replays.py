@@ -2,7 +2,7 @@
 
     python benchmarks/bisect_replays.py                          # 200 replays of each scenario, 64 commits
     python benchmarks/bisect_replays.py --loads-sd 0.007         # also two loads of the same code differ
-    python benchmarks/bisect_replays.py --noise benchmarks/results/tune-noise.json     # recorded loads
+    python benchmarks/bisect_replays.py --noise benchmarks/results/tune-noise.json --loads-sd 0.007    # recorded
 
 Each replay is a history of 64 commits after the good one; one, drawn at random, is 5 % slower than those before it, or
 none is. A tenth of the commits, drawn independently, do not run. Every comparison takes its own stretch of noise and
@@ -10,7 +10,10 @@ is decided by the code of `omni bisect` and of the gate: blocks arrive, the inte
 numbers of blocks, with the error that the search gives to this comparison.
 
 Noise: AR(1) over single runs of 84 ms, lag-1 autocorrelation 0.75 and CV 5 %, as in `gate_calibration.py`, or, with
-`--noise`, recorded runs of eight loads of the same code, CV 13 %: each comparison is of two of them.
+`--noise`, recorded rounds of eight loads of the same code, CV 13 %. Interleaved runs share much of that noise (their
+correlation is 0.4), so the sides of a comparison are the same rounds of two loads. Every 80 rounds, which is what was
+recorded, two other loads follow: what differs between two loads for good is left to `--loads-sd`, because 80 rounds
+know it to 1.6 % only.
 
 A commit cannot be named where the commits beside it do not run: then the smallest set is right that contains the slow
 commit and only commits that do not run beside it. That is as often as the slow commit or the one
@@ -20,6 +23,7 @@ before it does not run, in 19 % of the histories. Rates are printed with the 95 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections import Counter
@@ -31,22 +35,24 @@ import numpy as np
 from common import machine, machine_line
 from gate_calibration import CV, LAG1, _autocorrelated, _variant, _wilson
 
+from omni_cli.bench.schedule import BlockSchedule, schedule_for_time
 from omni_cli.config.gate_limits import GateLimits
-from omni_cli.record import StoppingPlan, Variant
+from omni_cli.record import StoppingPlan
+from omni_cli.stats import estimate
 from omni_cli.stats.bisection import NextTrial, Search, SearchOutcome, Trial
 from omni_cli.stats.compare import compare_variants
 from omni_cli.stats.gate import judge
 from omni_cli.stats.sequential import plan_looks
 
 RUN_S = 0.084
-RUNS_PER_BLOCK = 6
-SLOTS = ((0, 3, 4), (1, 2, 5)), ((1, 2, 5), (0, 3, 4))
+# Every look draws again for its number of blocks; here the same numbers return thousands of times.
+estimate._draws = functools.lru_cache(maxsize=256)(estimate._draws.__wrapped__)
 # Goals of the project: (scenario, share that has to be right).
 GOALS = {"one slow commit": 0.95, "none": 0.99}
 RIGHT = {"one slow commit": ("right commit", "right range"), "none": ("no regression", "inconclusive")}
 
-Noise = Callable[[int], np.ndarray]
-"""Returns the logarithms of the times of so many blocks of runs: float64 (blocks, RUNS_PER_BLOCK)."""
+Noise = Callable[[BlockSchedule], np.ndarray]
+"""Returns the logarithms of the times of both sides' runs in their order: float64 (2, rounds)."""
 
 
 @dataclass(frozen=True)
@@ -148,18 +154,18 @@ def _kind(search: Search, history: History) -> str:
 
 def _compared(step: NextTrial, trial: Trial, shift: float, noise: Noise) -> Trial:
     """Add blocks until a look decides, as the harness does."""
-    total = int(step.budget_s / (RUNS_PER_BLOCK * RUN_S))
-    sampling = StoppingPlan(looks=plan_looks(total), alpha=step.alpha)
-    times = noise(total)
+    schedule = schedule_for_time(2 * RUN_S, step.budget_s)
+    sampling = StoppingPlan(looks=plan_looks(schedule.blocks), alpha=step.alpha)
+    times = RUN_S * np.exp(noise(schedule) + np.array([[0.0], [shift]]))
+    order = np.array(_order(schedule)).reshape(schedule.blocks, -1)
+    sides = [
+        [(block, int(slot), time) for (block, slot), time in zip(np.argwhere(order == side), of_side, strict=True)]
+        for side, of_side in enumerate(times.tolist())
+    ]
     assert step.limit is not None  # a time is searched for
     for look in sampling.looks:
-        sides = ([], [])
-        for block in range(look):
-            for side, slots in enumerate(SLOTS[block % 2]):
-                factor = shift if side else 0.0
-                sides[side].extend((block, slot, RUN_S * float(np.exp(times[block, slot] + factor))) for slot in slots)
-        pair: tuple[Variant, Variant] = (_variant("A", sides[0]), _variant("B", sides[1]))
-        (found,) = compare_variants(*pair, same_record=True, sampling=[sampling], metrics=["e2e_s"])
+        pair = [_variant(name, side[: look * schedule.rounds]) for name, side in zip("AB", sides, strict=True)]
+        (found,) = compare_variants(pair[0], pair[1], same_record=True, sampling=[sampling], metrics=["e2e_s"])
         gate = judge(GateLimits({"e2e_s": step.limit}), [found], [], {})
         if gate.verdict != "inconclusive":
             break
@@ -170,25 +176,36 @@ def _compared(step: NextTrial, trial: Trial, shift: float, noise: Noise) -> Tria
     )  # fmt: skip
 
 
+def _order(schedule: BlockSchedule) -> list[int]:
+    """Return the side of each run."""
+    return [side for block in range(schedule.blocks) for side in schedule.block(block, 2)]
+
+
 def _simulated(rng: np.random.Generator) -> Noise:
-    return lambda blocks: CV * _autocorrelated(rng, blocks * RUNS_PER_BLOCK).reshape(blocks, RUNS_PER_BLOCK)
+    def runs(schedule: BlockSchedule) -> np.ndarray:
+        order = np.array(_order(schedule))
+        logs = CV * _autocorrelated(rng, len(order))
+        return np.stack([logs[order == side] for side in (0, 1)])
+
+    return runs
 
 
 def _recorded(path: Path, rng: np.random.Generator) -> Noise:
-    """Runs of two loads of the same code, drawn for each comparison: in their order, from a random one on, and from the
-    first again at the end."""
+    """Rounds of two loads of the same code: the same rounds of both, from a random one on, and from the first again at
+    the end; after as many rounds as were recorded, of two other loads."""
     (times,) = json.loads(path.read_text())["quiet"]
     logs = np.log(times) - np.log(np.median(times))
+    recorded = np.arange(logs.shape[1])
 
-    def stretch(blocks: int) -> np.ndarray:
-        found = np.empty((blocks, RUNS_PER_BLOCK))
-        for side, load in enumerate(rng.choice(len(logs), 2, replace=False)):
-            runs = np.take(logs[load], rng.integers(len(logs[load])) + np.arange(blocks * 3), mode="wrap")
-            for block, three in enumerate(runs.reshape(blocks, 3)):
-                found[block, SLOTS[block % 2][side]] = three
-        return found
+    def stretch() -> np.ndarray:
+        pair = logs[rng.choice(len(logs), 2, replace=False)]
+        return np.roll(pair, rng.choice(recorded), axis=1)
 
-    return stretch
+    def rounds(schedule: BlockSchedule) -> np.ndarray:
+        stretches = [stretch() for _ in range(-(-schedule.total_rounds // len(recorded)))]
+        return np.concatenate(stretches, axis=1)[:, : schedule.total_rounds]
+
+    return rounds
 
 
 if __name__ == "__main__":

@@ -137,8 +137,11 @@ def _failure(findings: Findings, code: ExitCode) -> Note | None:
     if code == ExitCode.OK:
         return None
     if findings.gate is not None:
-        return gate_failure(findings.gate)
-    if code == ExitCode.NOT_COMPARABLE:
-        return not_comparable(findings.mismatches)
-    hint = "measure more: raise `--time-budget` or `--num-iters`, or the runs of another tool"
-    return Note("no verdict: too noisy, or too few blocks", hint)
+        note = gate_failure(findings.gate)
+    elif code == ExitCode.NOT_COMPARABLE:
+        note = not_comparable(findings.mismatches)
+    else:
+        note = Note("no verdict: too noisy, or too few blocks", "measure more: raise `--time-budget` or `--num-iters`")
+    if findings.tool and note.hint:
+        return replace(note, hint=f"measure both again with {findings.tool}: the same options, and more runs")
+    return note

@@ -33,7 +33,8 @@ def warnings(findings: Findings) -> list[Note]:
             "measured one after the other: changes of the machine in between affect the ratio, but not its interval"
         )
         command = "loadtest URL_A URL_B" if num_requests(findings.pairs[0].a) else "bench --against GIT_REF"
-        notes.append(Note(message, f"to rule that out, measure both interleaved: `omni {command}`"))
+        how = "repeat both, and compare again" if findings.tool else f"measure both interleaved: `omni {command}`"
+        notes.append(Note(message, f"to rule that out, {how}"))
     return notes
 
 

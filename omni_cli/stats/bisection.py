@@ -5,8 +5,10 @@ ends, has the user's limit; it must fail, or there is nothing to search for. The
 the good one and ask on which side of the middle it lies: their limit is the square root of the ratio of the ends. The
 last one compares the found commit with the one before it, and has the smaller of the two limits.
 
-A commit that does not run, or whose comparison stays inconclusive, decides nothing: a neighbour is compared instead.
-An inconclusive comparison is repeated once with `MORE_TIME` times the budget if no neighbour is left.
+An inconclusive comparison is repeated up to twice, in new processes, because two loads of the same code differ. After
+each of these, all comparisons get `MORE_TIME` times the budget, up to `MOST_TIME` times the first: the noise is the
+machine's, not the commit's. A commit that does not run, or stays inconclusive, decides nothing: a neighbour is compared
+instead.
 
 The error `ALPHA` of the search is shared by its comparisons: each gets an equal part of what is left for those that
 are still needed, and one more. Their sum is below `ALPHA`, however many there are, and bounds the probability that any
@@ -18,6 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from statistics import fmean
 
 import msgspec
 
@@ -25,6 +28,8 @@ from omni_cli.results import Bounds, GateVerdict
 from omni_cli.stats.sequential import ALPHA
 
 MORE_TIME = 4.0
+MOST_TIME = 16.0
+ATTEMPTS = 3
 MIN_ALPHA = 1e-4
 
 _WORSE: tuple[GateVerdict, ...] = ("regression", "output mismatch")
@@ -103,15 +108,16 @@ class Search:
             return self._again(0, self.last, self.limit)
         low, high = self.bounds
         between = range(low + 1, high)
+        for position in between:
+            if self.trial(0, position) is not None and (step := self._again(0, position, self._middle(ends))):
+                return step
+        seen = [trial.verdict for position in between if (trial := self.trial(0, position))]
         new = [position for position in between if self.trial(0, position) is None]
-        if new:
+        if new and seen.count("inconclusive") < ATTEMPTS:
             # Broken commits come in stretches: after each one, look further away.
             new.sort(key=lambda position: abs(2 * position - low - high))
             misses = len(between) - len(new)
-            return self._step(0, new[min(2**misses - 1, len(new) - 1)], self._middle(ends), self.budget_s)
-        for position in between:
-            if step := self._again(0, position, self._middle(ends)):
-                return step
+            return self._step(0, new[min(2**misses - 1, len(new) - 1)], self._middle(ends))
         return self._again(low, high, self._last_limit(ends)) if low else None
 
     @property
@@ -134,26 +140,31 @@ class Search:
         return SearchOutcome.NO_REGRESSION if is_good else SearchOutcome.INCONCLUSIVE
 
     def _again(self, a: int, b: int, limit: float | None) -> NextTrial | None:
-        """Return a first comparison of the two, or one with more time after an inconclusive one."""
-        before = self.trial(a, b)
-        if before is None:
-            return self._step(a, b, limit, self.budget_s)
-        longest = self.budget_s * MORE_TIME
-        if before.verdict != "inconclusive" or limit is None or before.budget_s >= longest:
-            return None
-        return self._step(a, b, limit, longest if before.budget_s >= self.budget_s else self.budget_s)
+        """Return a first comparison of the two, or another one after an inconclusive one."""
+        before = [trial for trial in self.trials if (trial.a, trial.b) == (a, b)]
+        is_open = all(trial.verdict == "inconclusive" for trial in before) and (limit is not None or not before)
+        tried = sum(trial.budget_s >= self.budget_s for trial in before)
+        return self._step(a, b, limit) if is_open and tried < ATTEMPTS else None
 
-    def _step(self, a: int, b: int, limit: float | None, budget_s: float) -> NextTrial:
+    def _step(self, a: int, b: int, limit: float | None) -> NextTrial:
         low, high = self.bounds
         needed = math.ceil(math.log2(high - low)) + 1 + (self.trial(0, self.last) is None)
         left = ALPHA - sum(trial.alpha for trial in self.trials)
+        longer = [MORE_TIME * trial.budget_s for trial in self.trials if trial.verdict == "inconclusive"]
+        budget_s = min(max(self.budget_s, *longer, 0.0), MOST_TIME * self.budget_s)
         return NextTrial(a, b, limit, budget_s, max(left / (needed + 1), MIN_ALPHA))
 
     def _middle(self, ends: Trial) -> float | None:
-        """Return the limit on the middle between the two ends, on a logarithmic scale."""
+        """Return the limit in the middle between good and bad, on a logarithmic scale.
+
+        The change of the ends is a first guess, because their comparison stops early. Bad is the mean of all commits
+        beyond its middle.
+        """
         if self.limit is None or ends.change is None:
             return None
-        return math.sqrt(1 + ends.change) - 1
+        guess = math.log1p(ends.change) / 2
+        logs = [math.log1p(trial.change) for trial in self.trials if trial.a == 0 and trial.change is not None]
+        return math.expm1(fmean(log for log in logs if log > guess) / 2)
 
     def _last_limit(self, ends: Trial) -> float | None:
         middle = self._middle(ends)

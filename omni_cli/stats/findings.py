@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from msgspec import UNSET
@@ -63,7 +63,7 @@ class Findings:
     """`interleaved`: all pairs were measured interleaved.
 
     `unmatched` are variants without a counterpart, `failures` sentences on variants that failed. `gate` is None
-    without limits.
+    without limits. `tool` is the other program that measured; None for our own.
     """
 
     pairs: tuple[Pair, ...]
@@ -73,6 +73,7 @@ class Findings:
     failures: tuple[str, ...] = ()
     interleaved: bool = False
     gate: GateResult | None = None
+    tool: str | None = None
 
     @property
     def is_comparable(self) -> bool:
@@ -141,7 +142,7 @@ def compare_records(
     every = (*mismatches, *(item for pair in pairs for item in pair.mismatches))
     differences = (*excused, *code_differences(a, b))
     unique = tuple(item for number, item in enumerate(every) if item not in every[:number])
-    return _judged(pairs, unique, differences, limits, unmatched)
+    return replace(_judged(pairs, unique, differences, limits, unmatched), tool=a.workload.get("tool"))
 
 
 def _judged(

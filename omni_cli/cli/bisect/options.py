@@ -58,7 +58,9 @@ class BisectOptions(WorkloadOptions):
     ] = 3
     time_budget: Annotated[
         float,
-        option("--time-budget", "SECONDS", "Time for measuring two commits; four times as long if it is inconclusive."),
+        option(
+            "--time-budget", "SECONDS", "Time for measuring two commits; up to 16 times as long on a noisy machine."
+        ),
     ] = DEFAULT_BUDGET_S
     cache_dir: Annotated[
         Path | None,

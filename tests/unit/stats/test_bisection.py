@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from omni_cli.results import GateVerdict
-from omni_cli.stats.bisection import MORE_TIME, NextTrial, Search, SearchOutcome, Trial
+from omni_cli.stats.bisection import ATTEMPTS, MORE_TIME, NextTrial, Search, SearchOutcome, Trial
 from omni_cli.stats.sequential import ALPHA
 
 Judge = Callable[[NextTrial], GateVerdict]
@@ -89,20 +90,34 @@ def test_a_long_stretch_that_does_not_run_is_left_quickly() -> None:
     assert sum(trial.verdict == "failed" for trial in search.trials) <= 7
 
 
-def test_an_inconclusive_commit_is_left_for_a_neighbour_and_repeated_with_more_time() -> None:
+def test_an_inconclusive_commit_is_repeated_with_more_time_and_then_left_for_a_neighbour() -> None:
     search = searched(4, slow_from(2, {2: "inconclusive", 1: "pass", 3: "regression"}))
     tried = [(trial.a, trial.b, trial.budget_s) for trial in search.trials]
-    assert tried == [(0, 4, 60), (0, 2, 60), (0, 3, 60), (0, 1, 60), (0, 2, 60 * MORE_TIME), (1, 3, 60)]
+    assert tried == [(0, 4, 60), (0, 2, 60), (0, 2, 240), *((0, b, 960) for b in (2, 3, 1)), (1, 3, 960)]
     assert search.outcome() is SearchOutcome.NARROWED and search.bounds == (1, 3)
 
 
-def test_inconclusive_ends_are_repeated_once_and_again_with_a_larger_budget() -> None:
+def test_commits_that_stay_inconclusive_end_the_search() -> None:
+    search = searched(64, lambda step: "regression" if step.b == 64 else "inconclusive")
+    assert len(search.trials) == 1 + ATTEMPTS * ATTEMPTS and search.outcome() is SearchOutcome.NARROWED
+
+
+def test_inconclusive_ends_are_repeated_and_again_with_a_larger_budget() -> None:
     search = searched(8, lambda step: "inconclusive")
-    assert [trial.budget_s for trial in search.trials] == [60, 60 * MORE_TIME]
+    assert [trial.budget_s for trial in search.trials] == [60, 240, 960]
     assert search.outcome() is SearchOutcome.INCONCLUSIVE
     assert Search(8, 0.02, 60.0, search.trials).next_step() is None
     more = Search(8, 0.02, 1000.0, search.trials).next_step()
-    assert more is not None and more.budget_s == 1000
+    assert more is not None and more.budget_s == 960 * MORE_TIME
+
+
+def test_the_middle_follows_the_comparisons_beyond_it() -> None:
+    """The ends were compared until they differ, and by how much is known better later."""
+    ends = Trial(a=0, b=8, verdict="regression", limit=0.02, budget_s=60.0, alpha=0.001, change=0.1)
+    worse, good = (msgspec.structs.replace(ends, b=b, verdict=v, change=c) for b, v, c in
+                   ((4, "regression", 0.05), (2, "pass", 0.01)))  # fmt: skip
+    step = Search(8, 0.02, 60.0, (ends, worse, good)).next_step()
+    assert step is not None and step.limit == pytest.approx((1.1 * 1.05) ** 0.25 - 1)
 
 
 def test_a_last_comparison_that_contradicts_names_no_commit() -> None:
