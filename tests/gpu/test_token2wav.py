@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -138,3 +139,20 @@ def test_padded_tf32_at_real_size_stays_within_the_bound_that_the_profiles_state
         exact = After(twin(model), speaker, execution="eager", batching="exact", precision="float32")
         distance = distances(made, run(exact, requests).waveforms)
     assert 0 < distance["log_mel"] <= 1e-3
+
+
+def test_chunks_that_carry_keys_and_values_on_join_to_the_whole():
+    dit, voices, (whole, *_) = speech_parts()
+    velocity = PackedVelocity(dit)
+    conditioner = Conditioner(velocity.dit, voices)
+    denoiser = prepare_denoiser(velocity, "cudagraph", stage="token2wav", device="cuda")
+    # It sees all codes, so that nothing is missing ahead.
+    first = dataclasses.replace(whole, end=24, stream="stream")
+    denoising = PackedDenoising(velocity, conditioner, [first], bucket)
+    begun = denoised(denoising)["0"][:, :48]
+    carried = denoising.carried(24)["stream"]
+    last = dataclasses.replace(first, codes=whole.codes[24:], codes_start=24, start=24, end=50, carried=carried)
+    rest = denoised(PackedDenoising(velocity, conditioner, [last], lambda used: 16))["0"]
+    expected = plain_mel(dit, voices[whole.speaker], whole)
+    torch.testing.assert_close(torch.cat((begun, rest), dim=1), expected, rtol=0, atol=1e-4)
+    denoiser.close()
