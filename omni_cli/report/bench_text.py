@@ -87,8 +87,9 @@ def pair_table(pair: Pair, labels: Labels) -> list[str]:
     rows = comparison_rows(pair, labels)
     if pair.outputs.identical is not None:
         what = "identical" if pair.outputs.identical else "differ"
-        rows.append(("outputs", "", "", apart(pair.outputs), what))
-    return aligned(rows, right=frozenset({1, 2}))
+        rows.append(("outputs", "", "", "", what))
+    by = apart(pair.outputs)
+    return [*aligned(rows, right=frozenset({1, 2})), *([f"Outputs differ: {by}"] if by else [])]
 
 
 def apart(outputs: Outputs) -> str:
