@@ -34,7 +34,7 @@ class MemoryKeys(StrictKeys):
         None, description="Copy the next group of `offload: group` while one runs. Default: false."
     )
     exclude_modules: Annotated[list[ArgumentName] | None, DIFFUSERS_ONLY] = Field(
-        None, description="Components that `offload: group` leaves on the device, such as `vae`."
+        None, description="Components that `offload: group` leaves on the device, such as `text_encoder`."
     )
     enable_vae_tiling: Annotated[bool | None, DIFFUSERS_ONLY] = Field(
         None, description="Decode large outputs in overlapping tiles. Changes pixels. Default: the VAE's own."

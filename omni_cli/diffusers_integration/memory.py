@@ -49,7 +49,6 @@ def check_parts(config: DiffusionStageConfig, folder: Path, parts: Parts) -> Non
                 stage=config.name,
                 hint=suggest(name, parts) or f"its models are {', '.join(parts)}",
             )
-    _check_groups(config, parts)
     if any(getattr(config, key) is not None for key in _VAE_SWITCHES):
         vae = None
         if hasattr(parts.get("vae"), "load_config"):
@@ -57,25 +56,6 @@ def check_parts(config: DiffusionStageConfig, folder: Path, parts: Parts) -> Non
             with torch.device("meta"):
                 vae = parts["vae"].from_config(parts["vae"].load_config(folder / "vae"))
         _check_vae(config, vae)
-
-
-def _check_groups(config: DiffusionStageConfig, parts: Parts) -> None:
-    """Raise `StageError` for blocks of an autoencoder that does not tell diffusers which ones it has.
-
-    diffusers then moves the autoencoder when it is called as a whole, and pipelines call its `decode`.
-    """
-    if config.offload != "group" or config.offload_type == "leaf_level":
-        return
-    for name, kind in parts.items():
-        blocks = getattr(kind, "_group_offload_block_modules", None)
-        decodes = hasattr(kind, "decode") and hasattr(kind, "load_config")
-        if decodes and not blocks and name not in (config.exclude_modules or ()):
-            raise StageError(
-                f"stage `{config.name}`: `offload: group` cannot be followed by blocks: {kind.__name__} names none of "
-                "its own to diffusers",
-                stage=config.name,
-                hint=f"--set {config.name}.offload_type=leaf_level, or name `{name}` in `exclude_modules`",
-            )
 
 
 def _check_vae(config: DiffusionStageConfig, vae: object) -> None:
@@ -143,7 +123,7 @@ class PipelineMemory:
                         offload_type=kind,
                         num_blocks_per_group=(config.num_blocks_per_group or 1) if kind == "block_level" else None,
                         use_stream=bool(config.use_stream),
-                        exclude_modules=config.exclude_modules,
+                        exclude_modules=[*(config.exclude_modules or ()), *_unmovable(pipeline, kind)],
                     )
         except (ValueError, NotImplementedError) as error:
             # Models say themselves that they cannot be offloaded in groups.
@@ -184,7 +164,8 @@ class PipelineMemory:
         switches = {f"vae_{name}": getattr(vae, f"use_{name}") for name in _VAE_SWITCHES.values() if _has(vae, name)}
         types = {name: _dtype_of(getattr(self._pipeline, name)) for name in self._config.torch_dtype}
         named = {"torch_dtype": types} if types else {}
-        return {"offload": _offload_of(self._pipeline), **switches, **named, **self._weights.effective}
+        offload = _offload_of(self._pipeline)
+        return {**offload, **switches, **named, **self._weights.effective}
 
     @property
     def counters(self) -> dict[str, float]:
@@ -199,23 +180,47 @@ def _dtype_of(model: Any) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 
-def _offload_of(pipeline: Any) -> str:
-    """Tell an offload by the hooks that it has put on the pipeline's models."""
+def _unmovable(pipeline: Any, offload_type: str) -> list[str]:
+    """Autoencoders that diffusers cannot move in groups.
+
+    It moves what is in none of a model's blocks when the model is called as a whole, and an autoencoder's `decode` is
+    called instead. So only one that names its parts as blocks, or whose layers are moved one by one, finds its weights
+    on the device.
+    """
+    return [
+        name
+        for name, model in _models(pipeline)
+        if hasattr(model, "decode")
+        and hasattr(model, "_supports_group_offloading")
+        and not (
+            model._supports_group_offloading
+            and (offload_type == "leaf_level" or getattr(model, "_group_offload_block_modules", None))
+        )
+    ]
+
+
+def _models(pipeline: Any) -> Iterator[tuple[str, Any]]:
     import torch
+
+    return ((name, part) for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module))
+
+
+def _offload_of(pipeline: Any) -> dict[str, object]:
+    """Tell an offload, and models that it leaves on the device, by the hooks on the pipeline's models."""
     from accelerate.hooks import AlignDevicesHook, CpuOffload
     from diffusers.hooks.group_offloading import _is_group_offload_enabled
 
-    for model in pipeline.components.values():
-        if not isinstance(model, torch.nn.Module):
-            continue
-        if _is_group_offload_enabled(model):
-            return "group"
+    models = dict(_models(pipeline))
+    excluded = [name for name, model in models.items() if not _is_group_offload_enabled(model)]
+    if len(excluded) < len(models):
+        return {"offload": "group", "exclude_modules": sorted(excluded)}
+    for model in models.values():
         hooks = [getattr(module, "_hf_hook", None) for module in model.modules()]
         if any(isinstance(hook, AlignDevicesHook) and hook.offload for hook in hooks):
-            return "sequential"
+            return {"offload": "sequential"}
         if any(isinstance(hook, CpuOffload) for hook in hooks):
-            return "model"
-    return "none"
+            return {"offload": "model"}
+    return {"offload": "none"}
 
 
 @contextmanager

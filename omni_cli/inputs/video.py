@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -33,7 +34,10 @@ def load_video(path: Path, warn: Warn, max_num_frames: int | None = MAX_NUM_FRAM
 
 
 def load_sound(path: Path) -> tuple[np.ndarray, int] | None:
-    """Decode the sound of a video file: float32 (num_samples, channels) and its sample rate; None if it has none."""
+    """Decode the sound of a video file: float32 (num_samples, channels) and its sample rate in Hz; None if it has none.
+
+    At most `MAX_VIDEO_S` seconds, which the frames do not limit. Raises `InputError` for sound that cannot be used.
+    """
     import av
     import numpy as np
 
@@ -43,9 +47,16 @@ def load_sound(path: Path) -> tuple[np.ndarray, int] | None:
                 if not container.streams.audio:
                     return None
                 stream = container.streams.audio[0]
-                planar = av.AudioResampler(format="fltp")
-                frames = (part for frame in [*container.decode(stream), None] for part in planar.resample(frame))
-                return np.concatenate([part.to_ndarray() for part in frames], axis=1).T, stream.rate
+                planar, parts, num_samples = av.AudioResampler(format="fltp"), [], 0
+                for frame in itertools.chain(container.decode(stream), [None]):
+                    parts += [part.to_ndarray() for part in planar.resample(frame)]
+                    num_samples += frame.samples if frame else 0
+                    if num_samples > MAX_VIDEO_S * stream.rate:
+                        raise InputError(
+                            f"the sound of the video file `{path}` is longer than {MAX_VIDEO_S:g} s, the maximum",
+                            hint="cut it",
+                        )
+                return np.concatenate(parts, axis=1).T, stream.rate
         except (av.error.FFmpegError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise InputError(f"cannot read the sound of the video file `{path}`: {reason}") from error

@@ -9,8 +9,8 @@ import pytest
 import torch
 from diffusers import (
     AutoencoderKL,
-    AutoencoderKLQwenImage,
     AutoencoderKLTemporalDecoder,
+    AutoencoderOobleck,
     DiffusionPipeline,
     QwenImageTransformer2DModel,
 )
@@ -20,7 +20,7 @@ from support.omni_process import run_omni
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration import executor as executor_module
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
-from omni_cli.diffusers_integration.memory import check_parts
+from omni_cli.diffusers_integration.memory import PipelineMemory, check_parts
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.errors import StageError
 from omni_cli.models.diffusers_pipeline.builder import tiny_image
@@ -66,40 +66,48 @@ def expected(folder) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "keys",
+    ("keys", "left"),
     [
-        {"offload": "model"},
-        {"offload": "group", "exclude_modules": ["vae"]},
-        {"offload": "group", "offload_type": "leaf_level", "exclude_modules": ["vae"]},
+        ({"offload": "model"}, {}),
+        ({"offload": "group"}, {"exclude_modules": ["vae"]}),
+        ({"offload": "group", "offload_type": "leaf_level"}, {"exclude_modules": []}),
+        ({"offload": "group", "exclude_modules": ["text_encoder"]}, {"exclude_modules": ["text_encoder", "vae"]}),
     ],
-    ids=["model", "blocks", "layers"],
+    ids=["model", "blocks", "layers", "named"],
 )
-def test_an_offloaded_pipeline_makes_the_same_image_again_and_after_sleep(folder, expected, monkeypatch, keys):
-    """The CPU is the device: the hooks that move weights run as they do on a GPU, which users need for it."""
+def test_an_offloaded_pipeline_makes_the_same_image_again_and_after_sleep(folder, expected, monkeypatch, keys, left):
+    """The CPU is the device: the hooks that move weights run as they do on a GPU, which users need for it.
+
+    The autoencoder names no blocks to diffusers, which would leave parts of it on the host while it decodes.
+    """
     with pytest.raises(StageError, match=r"`offload: \w+` moves weights between a GPU and the host"):
         start(folder, **keys)
     monkeypatch.setattr(executor_module, "check_accelerator", lambda *_: None)
     executor = start(folder, **keys)
     np.testing.assert_array_equal(make(executor)[0], expected)
     np.testing.assert_array_equal(make(executor)[0], expected)
-    assert executor.effective["offload"] == keys["offload"]
+    assert executor.effective == {**executor.effective, "offload": keys["offload"], **left}
     assert executor.engagement["eager_calls"] == 4
     executor.sleep()
     executor.wake_up()
     np.testing.assert_array_equal(make(executor)[0], expected)
-    assert executor.effective["offload"] == keys["offload"]
+    assert executor.effective == {**executor.effective, "offload": keys["offload"], **left}
     executor.shutdown()
 
 
-def test_an_autoencoder_that_names_no_blocks_is_not_moved_by_blocks(tmp_path):
-    """A GPU showed it with FLUX.2: `decode` runs without the hook that would move what is in no block."""
-    config = DiffusionStageConfig.named("image", offload="group")
-    with pytest.raises(StageError, match="AutoencoderKLQwenImage names none") as raised:
-        check_parts(config, tmp_path, {"vae": AutoencoderKLQwenImage})
-    assert "offload_type=leaf_level" in raised.value.hint
-    for keys in ({"offload_type": "leaf_level"}, {"exclude_modules": ["vae"]}):
-        check_parts(config.model_copy(update=keys), tmp_path, {"vae": AutoencoderKLQwenImage})
-    check_parts(config, tmp_path, {"vae": AutoencoderKL})
+@pytest.mark.parametrize(
+    ("vae", "left"),
+    [
+        (AutoencoderKL(block_out_channels=(32,)), []),
+        (AutoencoderOobleck(encoder_hidden_size=4, decoder_channels=4), ["vae"]),
+    ],
+    ids=["names-blocks", "refuses"],
+)
+def test_only_autoencoders_that_diffusers_cannot_move_in_groups_stay_on_the_device(folder, vae, left):
+    pipeline = DiffusionPipeline.from_pretrained(folder)
+    pipeline.register_modules(vae=vae)
+    memory = PipelineMemory(pipeline, DiffusionStageConfig.named("image", offload="group"), "cpu")
+    assert memory.effective["exclude_modules"] == left
 
 
 def test_single_layers_are_moved_on_a_gpu_only(folder):

@@ -20,12 +20,13 @@ from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
 from omni_cli.errors import InputError, UsageError
 from omni_cli.inputs import audio as audio_module
+from omni_cli.inputs import video as video_module
 from omni_cli.inputs.audio import load_audio
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.inputs.images import load_image
 from omni_cli.inputs.jsonl import read_requests
 from omni_cli.inputs.request_spec import BadRequest, RequestSpec
-from omni_cli.inputs.video import decode_video, load_video
+from omni_cli.inputs.video import decode_video, load_sound, load_video
 
 OMNI = make_config(
     "tiny-omni",
@@ -64,9 +65,9 @@ def write_video(path: Path, num_frames: int, *, fps: int = 8, size: int = 32, wi
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
         if sound is not None:
-            silence = av.AudioFrame.from_ndarray(np.zeros((1, 8000), np.int16), format="s16", layout="mono")
-            silence.sample_rate = 8000
-            container.mux(sound.encode(silence))
+            ramp = av.AudioFrame.from_ndarray(np.arange(8000, dtype=np.int16)[None], format="s16", layout="mono")
+            ramp.sample_rate = 8000
+            container.mux(sound.encode(ramp))
 
 
 def test_frames_of_a_short_video(tmp_path: Path) -> None:
@@ -82,6 +83,19 @@ def test_the_sound_of_a_video_is_not_dropped_silently(tmp_path: Path) -> None:
     warnings: list[str] = []
     assert len(load_video(tmp_path / "v.mkv", warnings.append).frames) == 6
     assert warnings == [f"the video file `{tmp_path / 'v.mkv'}` has sound, which is not used"]
+
+
+def test_the_sound_of_a_video_as_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, silent = tmp_path / "v.mkv", tmp_path / "silent.mkv"
+    write_video(path, 6, with_sound=True)
+    write_video(silent, 6)
+    assert load_sound(silent) is None
+    samples, rate = load_sound(path)
+    np.testing.assert_array_equal(samples, np.arange(8000, dtype=np.float32)[:, None] / 2**15)
+    assert rate == 8000
+    monkeypatch.setattr(video_module, "MAX_VIDEO_S", 0.5)
+    with pytest.raises(InputError, match=r"the sound of the video file `.*` is longer than 0\.5 s"):
+        load_sound(path)
 
 
 def test_a_long_video_is_sampled_evenly(tmp_path: Path) -> None:
