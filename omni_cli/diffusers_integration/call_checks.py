@@ -119,7 +119,8 @@ def checked_value(name: str, value: object, signature: PipelineSignature) -> obj
         _check_rows(name, files, signature)
         _check_kinds(name, argument, files)
         if isinstance(files, Path):
-            return (files,) if takes_only_lists(argument.type) else files
+            is_list = takes_only_lists(argument.type) and not (_takes_frames(argument) and file_kind(files) == "video")
+            return (files,) if is_list else files
         if not takes_list(argument.type) and not any(isinstance(each, tuple) for each in files):
             raise InputError(f"`{name}` takes one file, not {len(files)}")
         return files
@@ -138,9 +139,15 @@ def checked_value(name: str, value: object, signature: PipelineSignature) -> obj
 def _check_kinds(name: str, argument: Argument, files: Nested[Path]) -> None:
     """Reject files of media that the argument does not take."""
     others = {"tensor"} if argument.file_kind == "media" else {"audio", "video"}
+    is_clip = isinstance(files, Path) and _takes_frames(argument)
     for path in items_of(files):
-        if file_kind(path) in others:
+        if file_kind(path) in others - ({"video"} if is_clip else set()):
             raise InputError(f"`{name}` must be {_described(argument)}, not `{path}`")
+
+
+def _takes_frames(argument: Argument) -> bool:
+    """Tell whether a video file can hold its value: a list of images, and nothing else."""
+    return argument.file_kind == "image" and takes_only_lists(argument.type)
 
 
 def _check_rows(name: str, files: object, signature: PipelineSignature) -> None:
@@ -186,7 +193,7 @@ def _described(argument: Argument) -> str:
     plain = argument.type.removesuffix(" | None")
     words = {"bool": "true or false", "float": "a finite number", "int": "a whole number", "str": "text"}
     if plain not in words and argument.file_kind is not None:
-        return _FILES[argument.file_kind]
+        return "image files, or a video file" if _takes_frames(argument) else _FILES[argument.file_kind]
     return words.get(plain, f"`{plain}`")
 
 

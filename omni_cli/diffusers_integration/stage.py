@@ -142,7 +142,7 @@ class DiffusersStage:
         return {**call.media_arguments(media), **{name: rate[name] for name in rate if name in call.defaults}}
 
     def _call_files(self, request: StageRequest) -> dict[str, object]:
-        """Further images as Pillow images, tensors on the stage's device, and references."""
+        """Further images and frames as Pillow images, tensors on the stage's device, and references."""
         found: dict[str, object] = {}
         for name, files in request.call_files.items():
             argument = check_name(name, self.executor.call.signature)
@@ -292,10 +292,11 @@ def media_of(request: StageRequest) -> dict[Medium, list[object]]:
 def _file_value(file: Nested[CallFileInput], device: str) -> object:
     if file is None or isinstance(file, tuple):
         return file and [_file_value(each, device) for each in file]
-    if file.kind == "image":
+    if file.kind in ("image", "video"):
         from PIL import Image
 
-        return Image.fromarray(file.array.numpy())
+        array = file.array.numpy()
+        return Image.fromarray(array) if file.kind == "image" else [Image.fromarray(frame) for frame in array]
     import torch
 
     return torch.from_numpy(file.array.numpy().copy()).to(device)

@@ -9,6 +9,7 @@ from typing import Any
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, EngineConfig
 from omni_cli.errors import UsageError
 from omni_cli.families import CallInputs, family_of_stages, load
+from omni_cli.inputs.fields import CHECKERS
 from omni_cli.outputs import GenerateRequest, Modality
 
 _ALWAYS = frozenset({"request_id", "seed", "modalities"})
@@ -73,9 +74,11 @@ class Capabilities:
     def check_field(self, field: str, label: str) -> None:
         """Raise `UsageError` if `field` has no effect here; `label` is the user's name for it."""
         if field not in self.fields:
+            other = "choose another profile with `--profile`; `omni profiles list` shows them"
+            inputs = "`omni generate --help-inputs` with this profile lists what it takes"
             raise UsageError(
                 f"{label} has no effect with profile `{self.profile}`, which makes {self._made()}",
-                hint="choose another profile with `--profile`; `omni profiles list` shows them",
+                hint=f"{inputs}, or {other}" if self.call is not None and field in CHECKERS else other,
             )
 
     @property

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import mimetypes
 import stat
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from omni_cli.errors import InputError
 
+FileContent = Literal["image", "tensor", "audio", "video"]
 
-def file_kind(path: Path) -> Literal["image", "tensor", "audio", "video"]:
+# By name, because what Python's `mimetypes` knows depends on the machine.
+_KINDS: dict[str, FileContent] = {
+    ".npy": "tensor",
+    **dict.fromkeys((".wav", ".flac", ".ogg", ".mp3"), "audio"),
+    **dict.fromkeys((".mp4", ".mov", ".webm", ".mkv", ".avi"), "video"),
+}
+
+
+def file_kind(path: Path) -> FileContent:
     """Return what a file holds by its name; an image if the name does not tell."""
-    if path.suffix == ".npy":
-        return "tensor"
-    found = mimetypes.guess_type(path.name)[0] or ""
-    return "audio" if found.startswith("audio/") else "video" if found.startswith("video/") else "image"
+    return _KINDS.get(path.suffix.lower(), "image")
 
 
 def open_input(path: Path, what: str) -> BinaryIO:

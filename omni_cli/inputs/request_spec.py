@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -137,7 +138,8 @@ def build_request(spec: RequestSpec, config: EngineConfig, warn: Warn) -> Genera
         sampling=spec.sampling,
         diffusion=spec.diffusion,
         call_files={
-            name: changed_items(files, lambda path: _call_file(path, warn)) for name, files in spec.call_files.items()
+            name: changed_items(files, functools.partial(_call_file, warn, isinstance(files, Path)))
+            for name, files in spec.call_files.items()
         },
     )
     _check_mask(request)
@@ -154,14 +156,16 @@ def _check_mask(request: GenerateRequest) -> None:
     )
 
 
-def _call_file(path: Path, warn: Warn) -> CallFile:
+def _call_file(warn: Warn, is_alone: bool, path: Path) -> CallFile:
+    """Decode a file; a video that is a whole value is the list of its frames, in a list it is a clip with its sound."""
     match file_kind(path):
         case "tensor":
             return CallFile("tensor", load_tensor(path))
         case "audio":
             return CallFile("audio", *load_audio(path, mono=False))
         case "video":
-            video, sound = load_video(path, lambda _: None, max_num_frames=None), load_sound(path)
+            sound = None if is_alone else load_sound(path)
+            video = load_video(path, warn if is_alone else lambda _: None, max_num_frames=None)
             return CallFile("video", video.frames, video.fps, sound and CallFile("audio", *sound))
     return CallFile("image", load_image(path, warn))
 

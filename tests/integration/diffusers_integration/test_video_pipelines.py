@@ -10,19 +10,22 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline, WanImageToVideoPipeline, WanPipeline, WanVideoToVideoPipeline
 from PIL import Image
+from support.media_samples import clip, write_lossless
 from support.stage_specs import spec_of
 from support.tiny_ltx2 import build_ltx2
 from support.tiny_pipelines import declarations
 from support.tiny_pipelines.build import build
 from support.videos import psnr_db, read_video
 
+from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.stage import DiffusersStage, media_of
 from omni_cli.errors import InputError
+from omni_cli.inputs.request_spec import RequestSpec, build_request
 from omni_cli.models.diffusers_pipeline.video_builder import write_video
-from omni_cli.stage.messages import Array, Failure, RequestDone, StageRequest, VideoInput
+from omni_cli.stage.messages import Array, CallFileInput, Failure, RequestDone, StageRequest, VideoInput
 
 STAGE = DiffusionStageConfig.named("video", num_inference_steps=2, height=32, width=48, guidance_scale=3.0)
 SIZES = {"num_inference_steps": 2, "height": 32, "width": 48, "guidance_scale": 3.0}
@@ -172,6 +175,29 @@ def test_ltx_2_makes_sound_with_its_frames(tmp_path):
     assert (video.sound.sample_rate, video.sound.num_samples) == (24000, len(output.samples))
     assert abs(read.sound_s - len(output.samples) / 24000) < 1 / 25
     assert read.samples.shape[0] == 2
+
+
+def test_a_video_file_is_the_list_of_its_frames(tmp_path):
+    """For arguments such as `control_video`, which `--video` is not for."""
+    declared = declarations()["CogVideoXFunControlPipeline"]
+    build(declared, tmp_path / "model")
+    video = clip(1, num_frames=5)
+    (tmp_path / "control.mkv").write_bytes(write_lossless(video))
+    options = {name: value for name, value in declared.call.items() if name not in ("prompt", "control_video")}
+    spec = RequestSpec("0", "a red cat", diffusion=options, call_files={"control_video": tmp_path / "control.mkv"})
+    file = build_request(spec, load_profile("tiny-video"), pytest.fail).call_files["control_video"]
+    stage = DiffusersStage(spec_of(STAGE, str(tmp_path / "model")), lambda report: None)
+    given = {"control_video": CallFileInput(file.kind, Array.of(file.array), file.rate)}
+    done = one_report(stage, diffusion=options, call_files=given, wants_frames=True)
+    assert isinstance(done, RequestDone), done
+    plain = DiffusionPipeline.from_pretrained(tmp_path / "model")
+    plain.set_progress_bar_config(disable=True)
+    call = {**SIZES, **options, "control_video": [Image.fromarray(frame) for frame in video.frames]}
+    (expected,) = plain(
+        prompt="a red cat", output_type="np", generator=torch.Generator("cpu").manual_seed(3), **call
+    ).frames
+    np.testing.assert_array_equal(done.videos[0].frames.numpy(), (expected * 255).round().astype(np.uint8))
+    stage.close()
 
 
 def test_the_steps_of_a_video_in_several_windows_are_counted_together(tmp_path):

@@ -66,11 +66,26 @@ def test_files_of_an_argument_are_one_a_list_or_rows_with_gaps():
         ("StableDiffusionPipeline", "ip_adapter_image", "@a.png", a),
         ("StableDiffusionPipeline", "ip_adapter_image", '["@a.png", "@b.png"]', (a, b)),
         ("VisualClozePipeline", "image", '[["@a.png", "@b.png"], ["@c.png", null]]', ((a, b), (c, None))),
+        ("WanAnimatePipeline", "pose_video", "@a.png", (a,)),
+        ("WanAnimatePipeline", "pose_video", "@clip.MKV", Path("clip.MKV")),
     ):
         assert checked_value(argument, ArgumentText(text), signature_of(pipeline)) == value
     for text in ('["@a.npy", "@b.npy"]', '["@a.npy", null]', '["@a.npy", "b.npy"]', '[[["@a.npy"]]]', "[[null]]"):
         with pytest.raises(InputError):
             checked_value("prompt_embeds", ArgumentText(text), signature_of("QwenImagePipeline"))
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "argument", "text", "message"),
+    [
+        ("StableDiffusionPipeline", "ip_adapter_image", "@a.mp4", "must be an image file, not `a.mp4`"),
+        ("WanAnimatePipeline", "pose_video", '["@a.mp4"]', "must be image files, or a video file, not `a.mp4`"),
+        ("WanAnimatePipeline", "pose_video", "@a.flac", "must be image files, or a video file, not `a.flac`"),
+    ],
+)
+def test_a_video_or_sound_where_none_is_taken(pipeline, argument, text, message):
+    with pytest.raises(InputError, match=message):
+        checked_value(argument, ArgumentText(text), signature_of(pipeline))
 
 
 @pytest.mark.parametrize(
