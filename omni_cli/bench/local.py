@@ -130,9 +130,10 @@ def load_treatment(source: ProfileSource, treatment: Treatment, option: str = "-
         for item in error.diagnostics:
             if item.place.source.label in varied:
                 written = replace(item.place.source, label=f"{option} {treatment.name}")
-                item = replace(item, place=replace(item.place, source=written))
+                item = replace(item, place=replace(item.place, source=written), order=len(error.diagnostics))
             named.append(item)
-        raise InvalidProfileError(named) from error
+        # One option sets a key of several stages, and is one mistake.
+        raise InvalidProfileError(dict.fromkeys(named)) from error
 
 
 def _check_device(treatment: Treatment, config: EngineConfig) -> None:

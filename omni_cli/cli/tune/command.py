@@ -44,6 +44,7 @@ def tune(options: TuneOptions) -> ExitCode:
 def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...]) -> ExitCode:
     from omni_cli.bench.search import plan_space
     from omni_cli.bench.workload import lengths_given_by
+    from omni_cli.inputs.capabilities import Capabilities
 
     source = profile_source(options)
     config = source.load()
@@ -51,11 +52,17 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
     max_memory_bytes = options.max_memory_bytes()
     workload = replace(options.workload(options.stage, config), given_lengths=lengths_given_by(source.overrides))
     kinds = [stage.kind for stage in workload.measured(config)]
-    workload = replace(workload, slo=_read_slo(options, kinds))
+    made = Capabilities.of(config).modalities if "diffusion" in kinds else ()
+    workload = replace(workload, slo=_read_slo(options, kinds, made))
     if options.objective == "tokens_per_second" and kinds != ["ar"]:
         raise UsageError(
             "`--objective tokens_per_second` is for a single AR stage",
             hint="name one with `--stage`, or use `--objective e2e`",
+        )
+    if options.objective == "images_per_second" and "image" not in made:
+        raise UsageError(
+            f"these stages of `{config.name}` make no images, so that `images_per_second` cannot be the objective",
+            hint="choose another profile, or use `--objective e2e`",
         )
     space = plan_space(options.search or (), config, workload, source, len(os.sched_getaffinity(0)))
     from omni_cli.bench.tuning import TuneLimits
@@ -76,9 +83,10 @@ def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...
         return search(wanted, options, command)
 
 
-def _read_slo(options: TuneOptions, kinds: Sequence[str]) -> tuple[tuple[str, float], ...]:
+def _read_slo(options: TuneOptions, kinds: Sequence[str], made: Sequence[str]) -> tuple[tuple[str, float], ...]:
     from omni_cli.loadtest.slo import COLUMNS, parse_slos
 
     of_tokens = ("ttft", "tpot", "itl") if "ar" in kinds else ()
-    slos = parse_slos(tuple(options.slo or ()), (*of_tokens, "e2e", "ttfp", "rtf"))
+    of_audio = ("ttfp", "rtf") if "audio" in made else ()
+    slos = parse_slos(tuple(options.slo or ()), (*of_tokens, "e2e", *of_audio))
     return tuple((COLUMNS[slo.metric], slo.limit) for slo in slos)

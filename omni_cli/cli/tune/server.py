@@ -22,6 +22,7 @@ from omni_cli.loadtest.workload import ServerWorkload
 
 _DEFAULT = "concurrency=1..16"
 _REQUEST_TIMEOUT_S = 600.0
+_ENDPOINTS = {"tokens_per_second": "chat", "images_per_second": "images"}
 # Options of a profile's stages, which a running server does not take.
 _OF_PROFILES = ("profile", "set_", "requests", "batch_size", "quality", "max_memory")
 
@@ -44,6 +45,12 @@ def server_search(options: TuneOptions, margin: float) -> SettingsSearch:
     if len(loads) > MAX_SETTINGS:
         raise UsageError(f"these are {len(loads)} loads, and at most {MAX_SETTINGS} can be compared at once")
     endpoint = read_endpoint(options.endpoint or "chat", "text", options.output_len, ignore_eos=True)
+    wanted = _ENDPOINTS.get(options.objective, endpoint.name)
+    if endpoint.name != wanted:
+        raise UsageError(
+            f"answers of the endpoint `{endpoint.name}` have no `{options.objective}`",
+            hint=f"add `--endpoint {wanted}`, or use another `--objective`",
+        )
     workload = ServerWorkload(
         endpoint=endpoint,
         num_requests=max(traffic.default_requests for traffic in loads.values()),
