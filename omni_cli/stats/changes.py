@@ -40,6 +40,9 @@ WINDOW = 100
 THRESHOLD = 5.0
 """Standard errors at which a step counts."""
 
+Z95 = 1.96
+"""Half the width of a step's 95 % interval in standard errors."""
+
 _CORRELATIONS = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)
 _WHITE_SHARES = (0.0, 0.4, 0.7)
 _WALKS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, math.inf)  # variance per record of a random walk, in that of the white part
@@ -81,22 +84,23 @@ class Look:
 
 
 def steps_of(values: np.ndarray, noise: float, margin: float, threshold: float = THRESHOLD) -> Iterator[Shift]:
-    """Yield the steps of float64 (n,) of more than `margin`, each as it was first seen.
+    """Yield the steps of float64 (n,) whose 95 % interval lies beyond `margin`, each as it was first seen.
 
     `noise` is the standard error of a value that is known from within the records, or 0.
     """
     start, end = 0, BEFORE + AFTER
     while end <= len(values):
-        found = look(values[start:end], noise, threshold)
-        if found is not None and found.step.score > threshold and abs(found.step.size) > margin:
-            yield _moved(found.step, start)
-            start += found.step.at
+        found = look(values[start:end], noise, margin, threshold)
+        step = None if found is None else found.step
+        if step is not None and step.score > threshold and abs(step.size) - Z95 * step.standard_error > margin:
+            yield _moved(step, start)
+            start += step.at
             end = start + BEFORE + AFTER
         else:
             end += 1
 
 
-def look(values: np.ndarray, noise: float = 0.0, threshold: float = THRESHOLD) -> Look | None:
+def look(values: np.ndarray, noise: float, margin: float, threshold: float = THRESHOLD) -> Look | None:
     """Return the most significant step; None for fewer than `BEFORE + AFTER` records."""
     if len(values) < BEFORE + AFTER:
         return None
@@ -112,8 +116,8 @@ def look(values: np.ndarray, noise: float = 0.0, threshold: float = THRESHOLD) -
     found = _step(fits, place, score)
     last = fits.plausible[:, -AFTER]
     error = float(fits.errors[last, -AFTER].max())
-    reach = _size_at(threshold, fits.freedom) + NormalDist().inv_cdf(POWER)
-    return Look(_moved(found, skipped), reach * error)
+    needed = max(_size_at(threshold, fits.freedom) * error, margin + Z95 * error)
+    return Look(_moved(found, skipped), needed + NormalDist().inv_cdf(POWER) * error)
 
 
 def _is_confirmed(values: np.ndarray, at: int, size: float) -> bool:

@@ -22,7 +22,7 @@ from omni_cli.results import (
     HistoryRecord,
     HistorySeries,
 )
-from omni_cli.stats.changes import AFTER, BEFORE, THRESHOLD, Shift, look, steps_of
+from omni_cli.stats.changes import AFTER, BEFORE, THRESHOLD, Z95, Shift, look, steps_of
 from omni_cli.stats.comparable import record_mismatches, settings_differences, split_allowed
 from omni_cli.stats.compare import MARGIN
 from omni_cli.stats.findings import check_metrics
@@ -33,7 +33,6 @@ NEEDED = BEFORE + AFTER
 """Records that a series needs before a step can be seen."""
 
 _NIGHT = timedelta(hours=24)  # the records of one night count together
-_Z95 = 1.96
 _ORDER: tuple[GateVerdict, ...] = ("regression", "inconclusive", "not comparable", "pass")
 
 
@@ -180,9 +179,10 @@ def _median(variant: Variant, metric: str) -> tuple[float | None, Bounds | None]
 def _series(group: _Group, metric: str, points: tuple[HistoryPoint, ...], threshold: float) -> HistorySeries:
     logs = np.log([point.median for point in points])
     halves = [math.log(high / low) / 2 for low, high in (point.ci95 for point in points if point.ci95) if low > 0]
-    noise = math.sqrt(sum(half**2 for half in halves) / len(halves)) / _Z95 if halves else 0.0
-    steps = list(steps_of(logs, noise, math.log1p(MARGIN), threshold))
-    seen = look(logs[steps[-1].at if steps else 0 :], noise, threshold)
+    noise = math.sqrt(sum(half**2 for half in halves) / len(halves)) / Z95 if halves else 0.0
+    margin = math.log1p(MARGIN)
+    steps = list(steps_of(logs, noise, margin, threshold))
+    seen = look(logs[steps[-1].at if steps else 0 :], noise, margin, threshold)
     return HistorySeries(
         variant=group.runs[0][1].name,
         metric=metric,
@@ -203,7 +203,7 @@ def _changes(
     for number, step in enumerate(steps):
         good, bad = points[step.earliest - 1].commit, points[step.latest].commit
         is_worse = worsening(metric, math.exp(step.size)) > 0
-        half = _Z95 * step.standard_error
+        half = Z95 * step.standard_error
         changes.append(
             HistoryChange(
                 at=step.at, earliest=step.earliest, latest=step.latest, found=step.found,

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omni_cli.stats.changes import AFTER, BEFORE, WINDOW, look, outliers_of, steps_of
+from omni_cli.stats.changes import AFTER, BEFORE, WINDOW, Z95, look, outliers_of, steps_of
 
 ROOT = Path(__file__).parents[3]
 MARGIN = math.log1p(0.02)
@@ -46,6 +46,14 @@ def test_a_step_below_the_margin_does_not_count() -> None:
     values[60:] += math.log(1.01)
     assert list(steps_of(values, 0.0, MARGIN)) == []
     assert len(list(steps_of(values, 0.0, 0.005))) == 1
+
+
+def test_a_step_counts_if_its_interval_lies_beyond_the_margin() -> None:
+    values = noise(13, 100, sd=0.006)
+    values[60:] += math.log(1.024)
+    (found,) = steps_of(values, 0.0, MARGIN / 2)
+    assert found.score > 5 and found.size > MARGIN > found.size - Z95 * found.standard_error
+    assert list(steps_of(values, 0.0, MARGIN)) == []
 
 
 def test_less_than_five_outliers_and_a_ramp_are_no_step() -> None:
@@ -100,8 +108,8 @@ def test_a_series_that_is_longer_than_the_window() -> None:
 
 
 def test_the_smallest_step_that_would_show() -> None:
-    assert look(noise(8, BEFORE + AFTER - 1)) is None
-    few, many = look(noise(8, 20)), look(noise(8, 80))
+    assert look(noise(8, BEFORE + AFTER - 1), 0.0, MARGIN) is None
+    few, many = look(noise(8, 20), 0.0, MARGIN), look(noise(8, 80), 0.0, MARGIN)
     assert few is not None and many is not None
     assert few.detectable > many.detectable > 0.02
     values = noise(9, 80)
