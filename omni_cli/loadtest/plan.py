@@ -73,10 +73,13 @@ def _treatments(plans: Sequence[tuple[Target, Traffic]], *, varied: bool) -> lis
     return found
 
 
-def _allow_open_files(traffics: Sequence[Traffic], num_requests: int) -> None:
+def _allow_open_files(traffics: Sequence[Traffic], num_requests: int | None) -> None:
     """Raise the limit of open files, because every request is a connection. Raises `UsageError` if it is too low."""
-    open_at_once = max(t.concurrency if isinstance(t, ClosedLoop) else num_requests for t in traffics)
-    needed = min(open_at_once, num_requests) + _SPARE_FILES
+    open_at_once = 0
+    for traffic in traffics:
+        sent = num_requests or traffic.default_requests
+        open_at_once = max(open_at_once, min(traffic.concurrency, sent) if isinstance(traffic, ClosedLoop) else sent)
+    needed = open_at_once + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= needed:
         return

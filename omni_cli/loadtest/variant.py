@@ -41,7 +41,8 @@ class ServerVariant:
         self._workload = workload
         self._traffic = traffic
         self._client = Client(target.url, api_key=api_key, timeout_s=request_timeout_s)
-        self._maker = RequestMaker(workload, target.model, salts_caches=target.salts_caches)
+        count = workload.num_requests or traffic.default_requests
+        self._maker = RequestMaker(workload, count, target.model, salts_caches=target.salts_caches)
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:

@@ -19,14 +19,14 @@ _MAX_SEED = 2**32
 
 @dataclass(frozen=True)
 class ServerWorkload:
-    """`num_requests` requests per window. A prompt has `input_len` tokens of the tokenizer in the folder `tokenizer`,
+    """`num_requests` requests per window; None for the default number of each load. A prompt has `input_len` tokens of the tokenizer in the folder `tokenizer`,
     or, if that is None, as many words. `load` describes how they are sent; it is empty if the variants differ in it.
     `extra_body` sets fields in every request. The requests of `dataset` are sent window by window, and again from the
     first one at its end; a trace is one window.
     """
 
     endpoint: Endpoint
-    num_requests: int
+    num_requests: int | None
     input_len: int
     output_len: int | None
     seed: int
@@ -60,10 +60,11 @@ class ServerWorkload:
 
 
 class RequestMaker:
-    """Makes the requests of each iteration; equal numbers mean equal prompts and seeds."""
+    """Makes the `count` requests of each iteration; equal numbers mean equal prompts and seeds."""
 
-    def __init__(self, workload: ServerWorkload, model: str, *, salts_caches: bool) -> None:
+    def __init__(self, workload: ServerWorkload, count: int, model: str, *, salts_caches: bool) -> None:
         self._workload = workload
+        self._count = count
         self._model = model
         self._prompts = Prompts(workload.tokenizer, workload.input_len, seed=workload.seed)
         # Prompts are the same for every server and in every run, so a server that caches prompts would be measured with
@@ -72,11 +73,11 @@ class RequestMaker:
 
     def bodies(self, number: int) -> list[bytes]:
         """Return the window's requests as JSON."""
-        return [msgspec.json.encode(self._body(number, index)) for index in range(self._workload.num_requests)]
+        return [msgspec.json.encode(self._body(number, index)) for index in range(self._count)]
 
     def _body(self, number: int, index: int) -> dict[str, object]:
         workload = self._workload
-        position = number * workload.num_requests + index
+        position = number * self._count + index
         seed = (workload.seed + position) % _MAX_SEED
         salt = self._salt
         if workload.dataset is None:

@@ -23,7 +23,7 @@ from omni_cli.text import visible
 _CONCURRENCY, _RATE = "concurrency", "request_rate"
 
 
-def check_counts(urls: Sequence[str], traffics: Sequence[Traffic], num_requests: int) -> int:
+def check_counts(urls: Sequence[str], traffics: Sequence[Traffic], num_requests: int | None) -> int:
     """Return the number of variants. Raises `UsageError` for too many, or for idle clients."""
     if len(urls) > 1 and len(traffics) > 1:
         raise UsageError("several servers and `--vary` cannot be combined", hint="choose one of them")
@@ -31,7 +31,7 @@ def check_counts(urls: Sequence[str], traffics: Sequence[Traffic], num_requests:
     if count > MAX_VARIANTS:
         raise UsageError(f"these are {count} variants, and at most {MAX_VARIANTS} can be compared at once")
     clients = max((traffic.concurrency for traffic in traffics if isinstance(traffic, ClosedLoop)), default=0)
-    if num_requests < clients:
+    if num_requests is not None and num_requests < clients:
         message = f"a window of {num_requests} requests does not keep {clients} clients busy"
         raise UsageError(message, hint="raise `--num-requests` to several times as many")
     return count

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from omni_cli.cli.bench.options import WorkloadOptions
+from omni_cli.cli.bench.options import StageOption, WorkloadOptions
 from omni_cli.cli.options import OutputDirOption, TimeoutOption, option, positive_seconds
 from omni_cli.errors import UsageError
 from omni_cli.text import visible
@@ -51,9 +51,7 @@ class TuneOptions(WorkloadOptions):
         Literal["chat", "speech", "images"] | None,
         option("--endpoint", None, "The endpoint of `--url` to call. Default: chat."),
     ] = None
-    stage: Annotated[
-        str, option("--stage", "NAME|ar|diffusion|all", "The stages to measure: one, all of a kind, or end to end.")
-    ] = "all"
+    stage: StageOption = "all"
     objective: Annotated[
         Literal["e2e", "tokens_per_second", "images_per_second", "goodput"],
         option("--objective", None, "The best setting has the shortest time, or the highest rate."),
@@ -94,7 +92,7 @@ class TuneOptions(WorkloadOptions):
         option(
             "--time-budget",
             "SECONDS",
-            "Time for the search, loading included. Default: until the answer is known.",
+            "Start no round after this time, loading included. Default: until the answer is known.",
             callback=positive_seconds,
         ),
     ] = None

@@ -53,7 +53,8 @@ def server_search(options: TuneOptions, margin: float) -> SettingsSearch:
         )
     workload = ServerWorkload(
         endpoint=endpoint,
-        num_requests=max(traffic.default_requests for traffic in loads.values()),
+        # A slow load would take minutes to send as many as a fast one.
+        num_requests=None,
         input_len=options.input_len or DEFAULT_INPUT_LEN,
         output_len=options.output_len if endpoint.name == "chat" else None,
         seed=seed,

@@ -26,6 +26,8 @@ def test_the_load_with_the_most_tokens_per_second(
         # Each of eight clients waits for its own answers, which take as long as those of a single one.
         assert record.winner == "concurrency=8"
         assert record.limits["url"] == server.url
+        # Four requests per client and at least eight, in two windows after one to warm up.
+        assert len(server.bodies) == len(record.rounds) * 3 * (8 + 4 * 8)
     out, _ = capsys.readouterr()
     assert "memory" not in out, "that of a server cannot be read"
     assert "Best: concurrency=8" in out and "chat of a server, objective output tokens per second" in out
