@@ -32,8 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from common import machine, machine_line
-from gate_calibration import CV, LAG1, _autocorrelated, _variant, _wilson
+from common import machine, machine_line, wilson
+from gate_calibration import CV, LAG1, _autocorrelated, _variant
 
 from omni_cli.bench.schedule import BlockSchedule, schedule_for_time
 from omni_cli.config.gate_limits import GateLimits
@@ -89,7 +89,7 @@ def main() -> int:
         slowdown = options.slowdown if scenario != "none" else 0.0
         replays = [_replay(_history(options, slowdown, rng), noise, options, rng) for _ in range(options.replays)]
         right = sum(kind in RIGHT[scenario] for kind, _, _ in replays)
-        rate, (low, high) = right / len(replays), _wilson(right, len(replays))
+        rate, (low, high) = right / len(replays), wilson(right, len(replays))
         kinds = Counter(kind for kind, _, _ in replays)
         steps, blocks = (float(np.median([replay[which] for replay in replays])) for which in (1, 2))
         listed = "   ".join(f"{kind} {number}" for kind, number in kinds.most_common())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
@@ -47,6 +48,15 @@ def ratio_of_medians(above: Sequence[float], below: Sequence[float], *, resample
     medians = np.median(pairs[picks], axis=1)
     low, high = np.percentile(medians[:, 0] / medians[:, 1], [2.5, 97.5])
     return Ratio(statistics.median(above) / statistics.median(below), float(low), float(high))
+
+
+def wilson(hits: int, count: int) -> tuple[float, float]:
+    """95 % interval of a proportion."""
+    z = 1.96
+    rate, width = hits / count, z * z / count
+    centre = (rate + width / 2) / (1 + width)
+    half = z * math.sqrt(rate * (1 - rate) / count + width / (4 * count)) / (1 + width)
+    return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
 def machine() -> dict[str, str]:

@@ -43,7 +43,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-from common import machine, machine_line
+from common import machine, machine_line, wilson
 
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.record import Record, Sample, StoppingPlan, Variant, load_record, save_record, workload_fingerprint
@@ -155,7 +155,7 @@ def _calibrate(title: str, replays: Iterator[tuple[str, Variant, Variant]], opti
 def _goal(scenario: str, wanted: tuple[str, ...], bound: float, upper: bool, outcomes: list[Outcome], options) -> dict:
     hits = sum(outcome.verdict in wanted for outcome in outcomes)
     rate = hits / len(outcomes)
-    low, high = _wilson(hits, len(outcomes))
+    low, high = wilson(hits, len(outcomes))
     met = rate <= bound if upper else rate >= bound
     text = f"{scenario} is {' or '.join(wanted)}: {rate:.1%} [{low:.1%}, {high:.1%}], at {'most' if upper else 'least'}"
     _say(options, f"  goal: {text} {bound:.0%}: {'met' if met else 'NOT MET'}")
@@ -334,15 +334,6 @@ def _rounds_for(seconds: float) -> int:
     start = time.perf_counter()
     _work(data, 200)
     return max(round(seconds / ((time.perf_counter() - start) / 200) / 100) * 100, 200)
-
-
-def _wilson(hits: int, count: int) -> tuple[float, float]:
-    """95 % interval of a proportion."""
-    z = 1.96
-    rate, width = hits / count, z * z / count
-    centre = (rate + width / 2) / (1 + width)
-    half = z * math.sqrt(rate * (1 - rate) / count + width / (4 * count)) / (1 + width)
-    return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
 if __name__ == "__main__":

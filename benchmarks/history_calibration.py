@@ -30,7 +30,7 @@ from collections.abc import Callable
 from statistics import NormalDist
 
 import numpy as np
-from common import machine, machine_line
+from common import machine, machine_line, wilson
 
 from omni_cli.stats.changes import steps_of
 from omni_cli.stats.compare import MARGIN
@@ -201,10 +201,8 @@ def _steps_in(values: np.ndarray) -> list:
 
 
 def _interval(count: int, total: int) -> str:
-    z, share = 1.96, count / total
-    middle = (share + z**2 / (2 * total)) / (1 + z**2 / total)
-    half = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
-    return f"[{max(middle - half, 0):5.1%}, {middle + half:5.1%}]"
+    low, high = wilson(count, total)
+    return f"[{low:5.1%}, {high:5.1%}]"
 
 
 def _say(options: argparse.Namespace, text: str) -> None:

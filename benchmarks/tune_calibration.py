@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from common import wilson
 
 from omni_cli.bench.search import MAX_TOGETHER, groups_of
 from omni_cli.stats.estimate import TRIM
@@ -226,15 +227,6 @@ def load_noise(path: Path) -> dict[str, list[np.ndarray]]:
         name: [np.log(np.array(times)) - np.log(np.median(times)) for times in document[name]]
         for name in ("quiet", "loaded")
     }
-
-
-def wilson(hits: int, count: int) -> tuple[float, float]:
-    """95 % interval of a proportion."""
-    z = 1.96
-    rate, width = hits / count, z * z / count
-    centre = (rate + width / 2) / (1 + width)
-    half = z * math.sqrt(rate * (1 - rate) / count + width / (4 * count)) / (1 + width)
-    return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
 def calibrate(name: str, surface: Surface, sources: Mapping[str, Callable[[int], Noise | Recorded]], options) -> list:

@@ -19,10 +19,10 @@ _MAX_SEED = 2**32
 
 @dataclass(frozen=True)
 class ServerWorkload:
-    """`num_requests` requests per window; None for the default number of each load. A prompt has `input_len` tokens of the tokenizer in the folder `tokenizer`,
-    or, if that is None, as many words. `load` describes how they are sent; it is empty if the variants differ in it.
-    `extra_body` sets fields in every request. The requests of `dataset` are sent window by window, and again from the
-    first one at its end; a trace is one window.
+    """`num_requests` requests per window; None for the default number of each load. A prompt has `input_len` tokens of
+    the tokenizer in the folder `tokenizer`, or, if that is None, as many words. `load` describes how they are sent; it
+    is empty if the variants differ in it. `extra_body` sets fields in every request. The requests of `dataset` are sent
+    window by window, and again from the first one at its end; a trace is one window.
     """
 
     endpoint: Endpoint

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import math
 import random
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -16,14 +15,10 @@ from omni_cli.stats.race import MAX_ROUNDS, MIN_ROUNDS, Heat, Race, student_quan
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
-@pytest.fixture(scope="module")
-def calibration() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tune_calibration", BENCHMARKS / "tune_calibration.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def calibration(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("tune_calibration")
 
 
 def heat(**costs: float) -> Heat:
