@@ -208,7 +208,8 @@ def fingerprint() -> str:
 
 
 def dev_requirements() -> list[str]:
-    return [*extras()["dev"], *extras()["ray"], *extras()["video"], *extras()["quantization"]]
+    names = ("dev", "ray", "video", "quantization", "cache-dit")
+    return [requirement for name in names for requirement in extras()[name]]
 
 
 def pinned(name: str) -> str:

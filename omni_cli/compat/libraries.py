@@ -7,13 +7,15 @@ import os
 
 from omni_cli.compat.torchvision import ensure_torchvision_importable
 
-# diffusers imports torchao wherever it is installed, and torchao then warns of its own kernels for other devices and of
-# how it uses torch; diffusers warns of types that this version no longer has.
-_WARN_AT_IMPORT = ("torchao", "torch.utils._pytree", "diffusers.quantizers.torchao.torchao_quantizer")
+# diffusers imports torchao and bitsandbytes wherever they are installed, and they then warn of their own kernels for
+# other devices and of how they use torch; diffusers warns of types that this version no longer has.
+_WARN_AT_IMPORT = (
+    "torchao", "bitsandbytes", "torch.utils._pytree", "diffusers.quantizers.torchao.torchao_quantizer",
+)  # fmt: skip
 
 
 def prepare_libraries() -> None:
-    """Set the environment variables of vLLM and Ray, quieten torchao, and make torchvision importable.
+    """Set the environment variables of vLLM, Ray and cache-dit, quieten others, and make torchvision importable.
 
     Call it once per process, before anything imports vLLM, diffusers or transformers. Processes that are forked or
     spawned afterwards inherit the variables.
@@ -27,6 +29,8 @@ def prepare_libraries() -> None:
     # Read by Ray when vLLM imports it: a Ray that a stage starts for its ranks requires a token.
     if not os.environ.get("RAY_ADDRESS"):
         os.environ["RAY_AUTH_MODE"] = "token"
+    # cache-dit writes its progress to stdout.
+    os.environ.setdefault("CACHE_DIT_LOG_LEVEL", "ERROR")
     for name in _WARN_AT_IMPORT:
         logging.getLogger(name).setLevel(logging.ERROR)
     ensure_torchvision_importable()

@@ -86,7 +86,7 @@ def describe_error(error: Mapping[str, Any], path: Path, tree: Tree, models: Mod
         choices = [str(choice) for choice in _literal_values(key.annotation)]
         hint = None
         if isinstance(value, str):
-            hint = notes_on(key).elsewhere.get(value) or suggest(value, choices)
+            hint = notes_on(key).elsewhere.get(value) or suggest(value, choices) or notes_on(key).pattern
         one_of = "one of " if len(choices) > 1 else ""
         return f"invalid value for {name}: expected {one_of}{', '.join(choices)}", hint
     if kind == "finite_number":

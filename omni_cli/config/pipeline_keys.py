@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from omni_cli.config.key_notes import DIFFUSERS_ONLY, StrictKeys
+from omni_cli.config.key_notes import DIFFUSERS_ONLY, KeyNotes, StrictKeys
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Offload = Literal["none", "model", "sequential", "group"]
@@ -68,8 +68,13 @@ class ContextParallel(StrictKeys):
         return (self.ulysses_degree or 1) * (self.ring_degree or 1)
 
 
-CacheMethod = Literal["none", "first_block", "mag", "taylorseer", "pyramid_attention_broadcast", "faster"]
-Quantization = Literal["none", "int8_weight_only", "int8_dynamic", "float8_weight_only", "float8_dynamic"]
+CacheMethod = Literal["none", "first_block", "mag", "taylorseer", "pyramid_attention_broadcast", "faster", "cache_dit"]
+Quantization = Literal[
+    "none", "int8_weight_only", "int8_dynamic", "float8_weight_only", "float8_dynamic", "bitsandbytes_8bit",
+    "bitsandbytes_nf4",
+]  # fmt: skip
+GGUF_SUFFIX = ".gguf"
+GgufFile = Annotated[str, StringConstraints(pattern=r"\.gguf$", max_length=4096)]
 # Fields of `StepCache` that a method takes.
 CACHE_FIELDS: dict[str, tuple[str, ...]] = {
     "none": (),
@@ -84,19 +89,27 @@ CACHE_FIELDS: dict[str, tuple[str, ...]] = {
         "spatial_attention_block_skip_range", "spatial_attention_timestep_skip_range",
         "unconditional_batch_skip_range", "unconditional_batch_timestep_skip_range", "tensor_format",
     ),
+    "cache_dit": (
+        "threshold", "Fn_compute_blocks", "Bn_compute_blocks", "max_warmup_steps", "max_cached_steps",
+        "max_continuous_cached_steps", "taylorseer_order",
+    ),
 }  # fmt: skip
 # Methods that decide between blocks; the others decide within them, where compiled code has no place for it.
-CACHES_BETWEEN_BLOCKS = frozenset({"none", "first_block", "mag"})
+CACHES_BETWEEN_BLOCKS = frozenset({"none", "first_block", "mag", "cache_dit"})
+_Blocks = Annotated[int, Field(ge=0, le=1000)]
 _Steps = Annotated[int, Field(ge=0, le=1000)]
 _Timesteps = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
 class StepCache(StrictKeys):
-    """A cache of diffusers between denoising steps; fields are those of its configuration class."""
+    """A cache of diffusers or cache-dit between denoising steps; fields are those of its configuration class."""
 
     method: CacheMethod = Field("none", description="What is taken from earlier steps. Changes outputs.")
     threshold: float | None = Field(
-        None, ge=0, description="Largest change for which a step is skipped (`first_block`, `mag`); 0: none is skipped."
+        None,
+        ge=0,
+        description="Largest change for which a step is skipped (`first_block`, `mag`, `cache_dit`); 0: none is "
+        "skipped.",
     )
     max_skip_steps: _Steps | None = Field(None, description="Steps that `mag` skips in a row, at most.")
     retention_ratio: float | None = Field(None, ge=0, le=1, description="Share of first steps that `mag` computes.")
@@ -130,6 +143,24 @@ class StepCache(StrictKeys):
     tensor_format: Literal["BCFHW", "BFCHW", "BCHW"] | None = Field(
         None, description="Order of the axes of the denoiser's input, for `faster`."
     )
+    Fn_compute_blocks: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        None, description="First blocks that `cache_dit` computes in each step, to see how much changed."
+    )
+    Bn_compute_blocks: _Blocks | None = Field(
+        None, description="Last blocks that `cache_dit` computes in each step, too."
+    )
+    max_warmup_steps: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        None, description="First steps that `cache_dit` computes."
+    )
+    max_cached_steps: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        None, description="Steps that `cache_dit` skips at most."
+    )
+    max_continuous_cached_steps: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        None, description="Steps that `cache_dit` skips in a row at most."
+    )
+    taylorseer_order: Annotated[int, Field(ge=1, le=10)] | None = Field(
+        None, description="Order with which `cache_dit` extrapolates what it skips. Default: the last value is kept."
+    )
 
 
 class AccelerationKeys(StrictKeys):
@@ -139,10 +170,12 @@ class AccelerationKeys(StrictKeys):
         default_factory=lambda: StepCache.model_validate({}),
         description="What denoising steps take from earlier ones instead of computing it.",
     )
-    quantization: Annotated[Quantization, DIFFUSERS_ONLY] = Field(
+    quantization: Annotated[
+        Quantization | GgufFile, KeyNotes(backend="diffusers", pattern="or write the path of a GGUF file: `PATH.gguf`")
+    ] = Field(
         "none",
-        description="Types of the denoiser's linear layers, by torchao: of their weights only, or of products too "
-        "(`dynamic`). Changes outputs.",
+        description="Types of the denoiser's linear layers, by torchao (of their weights only, or of products too: "
+        "`dynamic`) or bitsandbytes; or a GGUF file with its weights, `PATH.gguf`. Changes outputs.",
     )
     channels_last: Annotated[bool, DIFFUSERS_ONLY] = Field(
         False, description="Store the weights of convolutions with channels last. Changes outputs by rounding."

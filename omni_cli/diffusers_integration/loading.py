@@ -15,7 +15,7 @@ from omni_cli.diffusers_integration.call_checks import settable
 from omni_cli.diffusers_integration.memory import check_parts
 from omni_cli.diffusers_integration.modular_signature import brings_blocks, checkpoint_signature
 from omni_cli.diffusers_integration.packages import check_packages
-from omni_cli.diffusers_integration.parallel import check_denoiser
+from omni_cli.diffusers_integration.parallel import check_denoiser, denoiser_classes
 from omni_cli.diffusers_integration.signature import (
     MEDIA_ARGUMENTS,
     PipelineSignature,
@@ -23,6 +23,7 @@ from omni_cli.diffusers_integration.signature import (
     signature_of_pipeline,
 )
 from omni_cli.diffusers_integration.step_cache import check_cache
+from omni_cli.diffusers_integration.weights import check_gguf, load_gguf, reads_gguf
 from omni_cli.errors import CheckpointError, OmniError
 
 if TYPE_CHECKING:
@@ -59,8 +60,9 @@ def load_pipeline(
                 check_parts(config, folder, classes)
                 check_denoiser(config, folder, classes)
                 check_cache(config, folder, classes)
+                check_gguf(config, classes)
             dtypes = {name: getattr(torch, value) for name, value in (("default", dtype), *config.torch_dtype.items())}
-            models = _load_models(used, classes, dtypes)
+            models = _load_models(used, classes, dtypes, config)
             if (folder / MODULAR_INDEX) == index_file(folder):
                 pipeline = _modular(folder, dtypes, models, trust_remote_code)
             else:
@@ -121,15 +123,23 @@ def _model_classes(parts: Mapping[str, Component]) -> dict[str, type[Any]]:
 
 
 def _load_models(
-    parts: Mapping[str, Component], classes: Mapping[str, type[Any]], dtypes: Mapping[str, object]
+    parts: Mapping[str, Component],
+    classes: Mapping[str, type[Any]],
+    dtypes: Mapping[str, object],
+    config: DiffusionStageConfig,
 ) -> dict[str, object]:
     """Load the pipeline's models and check that each has all its weights.
 
     Both libraries, and so the pipeline, would initialise missing weights randomly and only log that.
     """
     models = {}
+    from_gguf = denoiser_classes(classes) if reads_gguf(config) else {}
     for part, model_class in classes.items():
         dtype, folder = dtypes.get(part, dtypes["default"]), parts[part].folder
+        if part in from_gguf:
+            assert folder is not None
+            models[part] = load_gguf(model_class, config, folder, dtype)
+            continue
         models[part], info = model_class.from_pretrained(folder, dtype=dtype, output_loading_info=True)
         missing = sorted(info["missing_keys"])
         if missing:

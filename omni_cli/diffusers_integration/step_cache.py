@@ -1,7 +1,8 @@
-"""A cache of diffusers between denoising steps: switched on, counted, and refused where it cannot work."""
+"""A cache between denoising steps, of diffusers or cache-dit: switched on, counted, refused where it cannot work."""
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from omni_cli.checkpoints.files import index_file, read_object
 from omni_cli.config.pipeline_keys import CACHE_FIELDS, StepCache
 from omni_cli.config.schema import DiffusionStageConfig
+from omni_cli.diffusers_integration.dual_block_cache import DualBlockCache
 from omni_cli.diffusers_integration.parallel import Parts, denoiser_classes, denoisers, empty_models
 from omni_cli.errors import UsageError
 
@@ -30,10 +32,18 @@ def check_cache(config: DiffusionStageConfig, folder: Path, parts: Parts) -> Non
 
     if config.cache.method == "none":
         return
+    check_package(config)
     index = index_file(folder)
     name = read_object(index).get("_class_name") if index is not None else None
     _check_contexts(config, getattr(diffusers, name, None) if isinstance(name, str) else None)
     StepCaches(list(empty_models(folder, denoiser_classes(parts))), config, lambda: 0.0)
+
+
+def check_package(config: DiffusionStageConfig) -> None:
+    """Raise `UsageError` for a cache of a package that is not installed."""
+    if config.cache.method == "cache_dit" and importlib.util.find_spec("cache_dit") is None:
+        hint = "install it: `pip install 'omni-cli[cache-dit]'`"
+        raise _refusal(config, "it needs cache-dit, which is not installed", hint)
 
 
 class StepCaches:
@@ -51,6 +61,7 @@ class StepCaches:
         self._timestep = timestep
         self._num_inference_steps = config.num_inference_steps or 1
         self._skipped = 0
+        self._dual: dict[Any, DualBlockCache] = {}
         self._restore: list[Callable[[], object]] = []
         self._enable()
 
@@ -65,6 +76,9 @@ class StepCaches:
         cache = self._config.cache
         if cache.method != "none" and not self._models:
             raise _refusal(self._config, "the pipeline has no transformer")
+        if cache.method == "cache_dit":
+            self._enable_dual(cache)
+            return
         for model in self._models if cache.method != "none" else ():
             if not hasattr(model, "enable_cache"):
                 raise _refusal(self._config, f"diffusers has no caches for {type(model).__name__}")
@@ -83,6 +97,15 @@ class StepCaches:
             for hook in hooks:
                 self._count(hook)
             self._restore += [model.register_forward_hook(self._note_call).remove, model.disable_cache]
+
+    def _enable_dual(self, cache: StepCache) -> None:
+        for model in self._models:
+            try:
+                self._dual[model] = DualBlockCache(model, cache)
+            except (ValueError, AssertionError, ImportError, AttributeError) as error:
+                self.close()
+                raise _refusal(self._config, f"{type(model).__name__} cannot have it: {error}") from error
+            self._restore += [model.register_forward_hook(self._note_call).remove, self._dual[model].close]
 
     def _configuration(self, cache: StepCache) -> Any:
         """The configuration of diffusers' class for this method."""
@@ -122,7 +145,9 @@ class StepCaches:
         reference.forward, reference.original_forward = answered, computed
         self._restore.append(restore)
 
-    def _note_call(self, *_: object) -> None:
+    def _note_call(self, model: Any, *_: object) -> None:
+        if model in self._dual:
+            self._skipped = self._dual[model].skipped
         self.cached_calls += self._skipped > 0
         self.cached_module_calls += self._skipped
         self._skipped = 0
@@ -134,21 +159,26 @@ class StepCaches:
             self.close()
             self._num_inference_steps = num_inference_steps
             self._enable()
-        for model in self._models if self._restore else ():
+        for model in self._models if self._restore and not self._dual else ():
             model._reset_stateful_cache()
+        for dual in self._dual.values():
+            dual.start()
         self._skipped = 0
 
     def close(self) -> None:
         """Switch the caches off."""
         while self._restore:
             self._restore.pop(0)()
+        self._dual.clear()
 
     @property
     def effective(self) -> dict[str, object]:
         """The fields of the profile's cache as the denoisers have them; empty without one."""
+        given = self._config.cache.model_dump(exclude_none=True)
+        for dual in self._dual.values():
+            return {"cache": {**given, **{name: value for name, value in dual.effective.items() if name in given}}}
         methods = {name: method for method, name in _CONFIGURATIONS.items()}
         for configuration in (each for model in self._models if (each := getattr(model, "_cache_config", None))):
-            given = self._config.cache.model_dump(exclude_none=True)
             # Ratios are for the request's number of steps there.
             read = {name: getattr(configuration, name) for name in given.keys() - {"method", "mag_ratios"}}
             return {"cache": {**given, **read, "method": methods[type(configuration).__name__]}}
@@ -168,6 +198,8 @@ def _check_contexts(config: DiffusionStageConfig, pipeline_class: type[Any] | No
     """
     kinds = [kind for kind in getattr(pipeline_class, "__mro__", ()) if kind.__module__.startswith("diffusers.")]
     code = "".join(Path(inspect.getfile(kind)).read_text() for kind in kinds)
+    if config.cache.method == "cache_dit" and code.count("self.transformer(") == 1:
+        return  # both halves in one call
     separates = 'cache_context("uncond"' in code
     if "cache_context(" not in code or (separates and config.cache.method in _FOR_BOTH_HALVES_AT_ONCE):
         name = "the pipeline" if pipeline_class is None else pipeline_class.__name__
@@ -185,8 +217,8 @@ def _returns_text(hook: Any) -> bool:
     return hook._metadata.return_encoder_hidden_states_index is not None
 
 
-def _refusal(config: DiffusionStageConfig, why: str) -> UsageError:
+def _refusal(config: DiffusionStageConfig, why: str, hint: str | None = None) -> UsageError:
     return UsageError(
         f"stage `{config.name}`: the cache `{config.cache.method}` cannot be used: {why}",
-        hint=f"--set {config.name}.cache.method=none",
+        hint=hint or f"--set {config.name}.cache.method=none",
     )

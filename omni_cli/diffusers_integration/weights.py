@@ -1,32 +1,43 @@
-"""Weights of a pipeline in another form: quantized by torchao, or with channels last in memory."""
+"""Weights of a pipeline in another form: quantized, or with channels last in memory."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from omni_cli.config.pipeline_keys import GGUF_SUFFIX
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.diffusers_integration.parallel import denoisers
-from omni_cli.errors import UsageError
+from omni_cli.diffusers_integration.parallel import Parts, denoiser_classes, denoisers
+from omni_cli.errors import CheckpointError, UsageError
 
-_CONFIGURATIONS = {
+_TORCHAO = {
     "int8_weight_only": "Int8WeightOnlyConfig",
     "int8_dynamic": "Int8DynamicActivationInt8WeightConfig",
     "float8_weight_only": "Float8WeightOnlyConfig",
     "float8_dynamic": "Float8DynamicActivationFloat8WeightConfig",
+}
+# The arguments with which transformers and diffusers make these layers.
+_BITSANDBYTES: dict[str, tuple[str, dict[str, object]]] = {
+    "bitsandbytes_8bit": ("Linear8bitLt", {"has_fp16_weights": False, "threshold": 6.0}),
+    "bitsandbytes_nf4": ("Linear4bit", {"quant_type": "nf4", "compress_statistics": False}),
 }
 # The first devices with matrix products in float8.
 _FLOAT8_CAPABILITY = (8, 9)
 
 
 def check_quantization(config: DiffusionStageConfig, device: str) -> None:
-    """Raise `UsageError` for a quantization without its package or its device."""
+    """Raise `UsageError` for a quantization without its package, its file or its device."""
     if config.quantization == "none":
         return
-    if importlib.util.find_spec("torchao") is None:
-        raise _refusal(config, "torchao, which is not installed", "install it: `pip install 'omni-cli[quantization]'`")
+    package, extra = _package_of(config)
+    if importlib.util.find_spec(package) is None:
+        raise _refusal(config, f"{package}, which is not installed", f"install it: `pip install 'omni-cli[{extra}]'`")
+    if reads_gguf(config) and not Path(config.quantization).is_file():
+        raise _refusal(config, "the file, and there is none of that name", "name a GGUF file by its path")
     if config.quantization == "float8_dynamic":
         import torch
 
@@ -34,16 +45,65 @@ def check_quantization(config: DiffusionStageConfig, device: str) -> None:
             raise _refusal(config, f"a GPU with products in float8, and the stage runs on `{device}`")
 
 
+def _package_of(config: DiffusionStageConfig) -> tuple[str, str]:
+    """The package that a quantization needs, and the extra that brings it."""
+    if reads_gguf(config):
+        return "gguf", "quantization"
+    return ("bitsandbytes",) * 2 if config.quantization in _BITSANDBYTES else ("torchao", "quantization")
+
+
+def reads_gguf(config: DiffusionStageConfig) -> bool:
+    """True if the denoiser's weights come from a GGUF file."""
+    return config.quantization.endswith(GGUF_SUFFIX)
+
+
+def check_gguf(config: DiffusionStageConfig, parts: Parts) -> None:
+    """Raise `UsageError` for a GGUF file that the pipeline cannot load, before weights are read."""
+    if not reads_gguf(config):
+        return
+    models = denoiser_classes(parts)
+    if len(models) != 1:
+        raise _refusal(config, f"a folder with one transformer, and the model has {len(models)}")
+    (kind,) = models.values()
+    if not hasattr(kind, "from_single_file"):
+        raise _refusal(config, f"a model that diffusers reads from a single file, and {kind.__name__} is none")
+
+
+def load_gguf(model_class: type[Any], config: DiffusionStageConfig, folder: Path, dtype: Any) -> Any:
+    """Load a model of `folder`'s configuration with the weights of the stage's GGUF file, computing in `dtype`.
+
+    Raises `CheckpointError` for a file that is broken or of another model.
+    """
+    from diffusers import GGUFQuantizationConfig
+
+    try:
+        return model_class.from_single_file(
+            config.quantization,
+            config=str(folder.parent),
+            subfolder=folder.name,
+            quantization_config=GGUFQuantizationConfig(compute_dtype=dtype),
+            dtype=dtype,
+            local_files_only=True,
+        )
+    except (OSError, ValueError, KeyError, NotImplementedError, RuntimeError) as error:
+        # What the file lacks stays without data, and cannot be moved.
+        lacks = isinstance(error, NotImplementedError)
+        why = f"it lacks weights of {model_class.__name__}" if lacks else f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"cannot read `{config.quantization}`: {why}",
+            hint=f"name a GGUF file of the model in {folder.parent}",
+        ) from error
+
+
 def reshape_weights(pipeline: Any, config: DiffusionStageConfig) -> WeightForms:
     """Follow the stage's keys for one loaded pipeline. Raises `UsageError` if they change nothing in it."""
     import torch
 
     models = list(denoisers(pipeline))
-    before = sum(map(weight_bytes, models))
+    before = sum(map(_whole_bytes if reads_gguf(config) else weight_bytes, models))
     if config.quantization != "none":
-        torchao = importlib.import_module("torchao.quantization")
-        for model in models:
-            torchao.quantize_(model, getattr(torchao, _CONFIGURATIONS[config.quantization])())
+        for model in models if not reads_gguf(config) else ():
+            _quantize(model, config.quantization)
         if sum(map(weight_bytes, models)) == before:
             raise _refusal(config, "a transformer with linear layers, and the pipeline has none")
     forms = WeightForms(pipeline, config, before)
@@ -56,6 +116,25 @@ def reshape_weights(pipeline: Any, config: DiffusionStageConfig) -> WeightForms:
                 hint=f"--set {config.name}.channels_last=false",
             )
     return forms
+
+
+def _quantize(model: Any, quantization: str) -> None:
+    """Quantize the linear layers of a model in place."""
+    import torch
+
+    if quantization in _TORCHAO:
+        torchao = importlib.import_module("torchao.quantization")
+        torchao.quantize_(model, getattr(torchao, _TORCHAO[quantization])())
+        return
+    kind, given = _BITSANDBYTES[quantization]
+    make = getattr(importlib.import_module("bitsandbytes.nn"), kind)
+    for path, module in [each for each in model.named_modules() if type(each[1]) is torch.nn.Linear]:
+        types = {"compute_dtype": module.weight.dtype} if kind == "Linear4bit" else {}
+        layer = make(module.in_features, module.out_features, device="meta", **types, **given)
+        layer.weight = type(layer.weight)(module.weight.data, requires_grad=False, **vars(layer.weight))
+        layer.bias = module.bias
+        # Moving it quantizes it, on the host as on a device.
+        model.set_submodule(path, layer.to(module.weight.device))
 
 
 class WeightForms:
@@ -101,10 +180,18 @@ def weight_bytes(model: Any) -> int:
 
 
 def _stored_bytes(weight: Any) -> int:
-    if not hasattr(weight, "__tensor_flatten__"):
-        return int(weight.nbytes)
-    names, _ = weight.__tensor_flatten__()
-    return sum(_stored_bytes(getattr(weight, name)) for name in names)
+    if hasattr(weight, "__tensor_flatten__"):
+        names, _ = weight.__tensor_flatten__()
+        return sum(_stored_bytes(getattr(weight, name)) for name in names)
+    # bitsandbytes keeps its scales beside a weight.
+    scales = (getattr(weight, "SCB", None), getattr(getattr(weight, "quant_state", None), "absmax", None))
+    return int(weight.nbytes) + sum(int(each.nbytes) for each in scales if each is not None)
+
+
+def _whole_bytes(model: Any) -> int:
+    """Size of a model's weights that a GGUF file has quantized, as the model's type would have them."""
+    shapes = (getattr(weight, "quant_shape", weight.shape) for weight in model.parameters())
+    return sum(map(math.prod, shapes)) * int(model.dtype.itemsize)
 
 
 def _formats(torch: Any) -> dict[type[Any], Any]:

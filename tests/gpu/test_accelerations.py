@@ -37,6 +37,27 @@ def test_a_graph_over_compiled_blocks_makes_the_images_of_the_compiled_blocks(fo
     assert counters["graphs_captured"] == 1 and counters["compiled_graphs"] >= 1
 
 
+@pytest.mark.parametrize("quantization", ["bitsandbytes_8bit", "bitsandbytes_nf4"])
+def test_bitsandbytes_shrinks_the_weights(folders, quantization):
+    pytest.importorskip("bitsandbytes")
+    plain, _ = images(folders["qwen_image"])
+    reduced, counters = images(folders["qwen_image"], quantization=quantization)
+    assert counters["weight_bytes"] < 0.7 * counters["loaded_weight_bytes"]
+    gap = np.abs(plain[0].astype(int) - reduced[0])
+    assert gap.max() > 0 and gap.mean() < 24
+
+
+def test_cache_dit_skips_steps_and_threshold_0_none(folders):
+    pytest.importorskip("cache_dit")
+    cache = {"method": "cache_dit", "Fn_compute_blocks": 1, "max_warmup_steps": 1}
+    plain, _ = images(folders["qwen_image"])
+    exact, counters = images(folders["qwen_image"], cache={**cache, "threshold": 0.0})
+    np.testing.assert_array_equal(plain[0], exact[0])
+    assert counters["cached_calls"] == 0
+    _, counters = images(folders["qwen_image"], cache={**cache, "threshold": 1e9})
+    assert counters["cached_calls"] == 2 * (STEPS - 1)
+
+
 def test_products_in_float8_shrink_the_weights(folders):
     pytest.importorskip("torchao")
     plain, _ = images(folders["qwen_image"])

@@ -1,8 +1,9 @@
-"""Step caches of diffusers, against the same pipeline without one and against diffusers' own hooks."""
+"""Step caches of diffusers and cache-dit, against the same pipeline without one and against the libraries' counts."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,21 @@ from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.parallel import check_denoiser
 from omni_cli.diffusers_integration.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
-from omni_cli.diffusers_integration.step_cache import check_cache
+from omni_cli.diffusers_integration.step_cache import check_cache, check_package
 from omni_cli.errors import UsageError
 
 STEPS = 6
+needs_cache_dit = pytest.mark.skipif(
+    importlib.util.find_spec("cache_dit") is None, reason="cache-dit is an extra: `omni-cli[cache-dit]`"
+)
+CACHE_DIT: dict[str, Any] = {"method": "cache_dit", "Fn_compute_blocks": 1, "max_warmup_steps": 2}
 SKIPPING = {
     "first_block": {"threshold": 1e9},
     "mag": {"threshold": 10.0, "mag_ratios": [1.0], "retention_ratio": 0.0},
     "taylorseer": {"cache_interval": 2, "disable_cache_before_step": 2},
+    "cache_dit": {"Fn_compute_blocks": 1, "max_warmup_steps": 2, "threshold": 1e9},
 }
+METHODS = [pytest.param(name, marks=needs_cache_dit) if name == "cache_dit" else name for name in SKIPPING]
 
 
 ALWAYS = [-1.0, 2000.0]
@@ -113,7 +120,7 @@ def test_skipped_steps_are_those_of_the_hook(folder, monkeypatch):
     executor.shutdown()
 
 
-@pytest.mark.parametrize("method", SKIPPING)
+@pytest.mark.parametrize("method", METHODS)
 def test_each_cache_engages_and_a_request_takes_nothing_from_those_before(folder, method):
     executor = start(folder, cache={"method": method, **SKIPPING[method]})
     alone = run(executor, guided(2)).pixels
@@ -129,6 +136,67 @@ def test_each_cache_engages_and_a_request_takes_nothing_from_those_before(folder
     assert aborted.finish_reason == "abort"
     np.testing.assert_array_equal(run(executor, guided(2)).pixels, alone)
     executor.shutdown()
+
+
+@needs_cache_dit
+def test_cache_dit_skips_in_each_half_of_guidance_what_it_says(folder):
+    exact = start(folder, cache={**CACHE_DIT, "threshold": 0.0})
+    np.testing.assert_array_equal(run(exact, guided(1)).pixels, plain(folder, 1))
+    assert (exact.engagement["cached_calls"], exact.engagement["eager_calls"]) == (0, 2 * STEPS)
+    exact.shutdown()
+
+    executor = start(folder, cache={**CACHE_DIT, "threshold": 1e9, "max_continuous_cached_steps": 2})
+    transformer = executor.pipeline.transformer
+    computed: list[int] = []
+    hooks = [
+        block.register_forward_hook(lambda *_, number=number: computed.append(number))
+        for number, block in enumerate(transformer.transformer_blocks)
+    ]
+    run(executor, guided(1))
+    # Each half: two steps of warm-up, two skipped, one computed, one skipped; the first block always runs.
+    assert (computed.count(0), computed.count(1)) == (2 * STEPS, 2 * 3)
+    assert (executor.engagement["cached_calls"], executor.engagement["cached_module_calls"]) == (2 * 3, 2 * 3)
+    computed.clear()
+    # Without guidance there is one call per step, and none is taken for the other half.
+    run(executor, DiffusionRequest("0", "a red cat", seed=1))
+    assert (computed.count(0), computed.count(1)) == (STEPS, 3)
+    for hook in hooks:
+        hook.remove()
+    assert executor.effective["cache"] == {**CACHE_DIT, "threshold": 1e9, "max_continuous_cached_steps": 2}
+    kept = type(transformer)
+    executor.shutdown()
+    assert "forward" not in vars(transformer) and transformer.cache_context.__func__ is kept.cache_context
+
+
+@needs_cache_dit
+def test_cache_dit_extrapolates_what_it_skips(folder):
+    keys = {**CACHE_DIT, "threshold": 1e9, "max_warmup_steps": 4}  # it has no derivatives before
+    made = []
+    for cache in (keys, {**keys, "taylorseer_order": 1}):
+        executor = start(folder, cache=cache)
+        made.append(run(executor, guided(1)).pixels)
+        assert executor.engagement["cached_calls"] == 2 * (STEPS - 4)
+        executor.shutdown()
+    assert np.abs(made[0].astype(int) - made[1]).max() > 0
+
+
+@needs_cache_dit
+@pytest.mark.parametrize("name", ["SanaPipeline", "ZImagePipeline", "Flux2KleinPipeline"])
+def test_cache_dit_serves_models_for_which_diffusers_has_no_cache(name, tmp_path):
+    declared = declarations()[name]
+    build(declared, tmp_path)
+    sizes = {key: declared.call[key] for key in ("height", "width", "guidance_scale") if key in declared.call}
+    made = []
+    for cache in ({"method": "none"}, {**CACHE_DIT, "threshold": 0.0}, {**CACHE_DIT, "threshold": 1e9}):
+        stage = DiffusionStageConfig.named("image", num_inference_steps=STEPS, cache=cache, **sizes)
+        executor = DiffusersPipelineExecutor(stage, str(tmp_path), "float32", "cpu")
+        call = {key: declared.call[key] for key in ("text_encoder_out_layers",) if key in declared.call}
+        made.append(run(executor, DiffusionRequest.from_arguments("0", "a red cat", 1, call)).pixels)
+        counted = executor.engagement
+        executor.shutdown()
+    np.testing.assert_array_equal(made[0], made[1])
+    assert np.abs(made[0].astype(int) - made[2]).max() > 0
+    assert 0 < counted["cached_calls"] < counted["eager_calls"]
 
 
 @pytest.mark.parametrize("method", BROADCASTING)
@@ -185,8 +253,19 @@ def test_what_cannot_have_a_cache_is_refused_before_weights_are_read(folder, tmp
     broadcast = refused({"transformer": QwenImageTransformer2DModel}, method="pyramid_attention_broadcast")
     assert broadcast.endswith("QwenImagePipeline computes the halves of guidance one after another")
     assert refused({}, **first_block) == start_of + "the pipeline has no transformer"
+    if importlib.util.find_spec("cache_dit") is not None:
+        all_blocks = refused({"transformer": QwenImageTransformer2DModel}, method="cache_dit", Fn_compute_blocks=2)
+        assert all_blocks.endswith("it has no more than the 2 blocks that are always computed")
     check_cache(
         DiffusionStageConfig.named("image", cache=first_block),
         Path(folder),
         {"transformer": QwenImageTransformer2DModel},
     )
+
+
+def test_a_cache_whose_package_is_missing_names_its_extra(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError) as raised:
+        check_package(DiffusionStageConfig.named("image", cache={"method": "cache_dit"}))
+    assert raised.value.message.endswith("it needs cache-dit, which is not installed")
+    assert "omni-cli[cache-dit]" in (raised.value.hint or "")

@@ -311,12 +311,19 @@ SINGLE = {
     ),
     "a threshold without a cache": (
         ("    backend: vllm\n", "    cache: {threshold: 0.1}\n"),
-        "11:13 'threshold': `threshold` has no effect with `method: none` (it belongs to `first_block`, `mag`)",
+        "11:13 'threshold': `threshold` has no effect with `method: none`"
+        " (it belongs to `first_block`, `mag`, `cache_dit`)",
     ),
     "a cache without its ratios": (
         ("    backend: vllm\n", "    cache: {method: mag}\n"),
         "11:21 'mag': `method: mag` needs `mag_ratios`, which differ between checkpoints"
         " (diffusers' `MagCacheConfig(calibrate=True)` prints them)",
+    ),
+    "an unknown quantization": (
+        ("    backend: vllm\n", "    quantization: int7\n"),
+        "11:19 'int7': invalid value for `quantization`: expected one of none, int8_weight_only, int8_dynamic, "
+        "float8_weight_only, float8_dynamic, bitsandbytes_8bit, bitsandbytes_nf4"
+        " (or write the path of a GGUF file: `PATH.gguf`)",
     ),
     "a cache in a graph": (
         ("    backend: vllm\n", "    cache: {method: first_block}\n    execution: compile_cudagraph\n"),
