@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -43,16 +44,18 @@ class Denoiser:
 
 
 class EagerDenoiser(Denoiser):
-    """The unchanged module; calls are counted."""
+    """The unchanged module; calls, which several threads may make, are counted."""
 
     execution: Execution = "eager"
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__(module)
+        self._lock = threading.Lock()
         self._hook = module.register_forward_hook(self._count)
 
     def _count(self, *_: object) -> None:
-        self.counters.eager_calls += 1
+        with self._lock:
+            self.counters.eager_calls += 1
 
     def close(self) -> None:
         self._hook.remove()

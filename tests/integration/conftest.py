@@ -113,6 +113,18 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The number of torch's threads during a test, given by its parameters."""
+    import torch
+    from torch._C import set_num_threads  # `torch.set_num_threads` has no effect once vLLM has loaded a model
+
+    before = torch.get_num_threads()
+    set_num_threads(request.param)
+    yield request.param
+    set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def planted_profile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     """The folder and the result of `omni profile` on tiny-image, with a busy wait, held memory and a copy planted."""

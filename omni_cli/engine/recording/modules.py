@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +13,10 @@ from omni_cli.stage.recording import MODULE_PREFIX
 
 
 class ModuleMarks:
-    """Calls `enter(path)` and `leave()` for each call of a module in `roots`, innermost last, until `close`."""
+    """Calls `enter(path)` and `leave()` for each call of a module in `roots`, innermost last, until `close`.
+
+    Calls in other threads than that of the marks are ignored, as torch's profiler does not see them, either.
+    """
 
     def __init__(
         self, roots: Mapping[str, nn.Module], enter: Callable[[str], None], leave: Callable[[], object]
@@ -23,6 +27,7 @@ class ModuleMarks:
             for path, module in top.named_modules()
         }
         self._enter, self._leave = enter, leave
+        self._thread = threading.get_ident()
         self._handles = [
             register_module_forward_pre_hook(self._before),
             # Even if a forward pass raises.
@@ -35,11 +40,11 @@ class ModuleMarks:
 
     def _before(self, module: nn.Module, _inputs: object) -> None:
         path = self._paths.get(id(module))
-        if path is not None:
+        if path is not None and threading.get_ident() == self._thread:
             self._enter(path)
 
     def _after(self, module: nn.Module, _inputs: object, _output: object) -> None:
-        if id(module) in self._paths:
+        if id(module) in self._paths and threading.get_ident() == self._thread:
             self._leave()
 
 

@@ -22,8 +22,16 @@ def _cpu_attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -
     return int(sdpa_flop_count(query.shape, key.shape, value.shape))
 
 
-# torch counts the attention kernels of CUDA but not this one.
-_FLOPS = {**flop_registry, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention_flops}
+def _onednn_flops(inputs: Any, weight: Any, *_: Any, **__: Any) -> int:
+    return 2 * int(inputs.numel()) * int(weight.shape[0])
+
+
+# torch counts the attention kernels of CUDA and its own products but not these.
+_FLOPS = {
+    **flop_registry,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention_flops,
+    torch.ops.mkldnn._linear_pointwise: _onednn_flops,
+}
 
 
 class WorkCounter(TorchDispatchMode):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from omni_cli.execution.onednn import OneDnnLinear
+
 # Samples per block. Each is computed from `_HALO` samples on either side, so short blocks repeat more work.
 _BLOCK = 32
 _HALO = 6
@@ -28,14 +30,13 @@ class BandedActivation(nn.Module):
         snake = activation.act
         # The filters' own responses to a single sample, away from the ends.
         raised = activation.upsample(torch.eye(_WINDOW)[:, None])[:, 0]
-        self._up = raised[:, _HALO : _HALO + _FINE].contiguous()
+        self._up = _product(raised[:, _HALO : _HALO + _FINE])
         lowered = activation.downsample(torch.eye(_FINE)[:, None])[:, 0]
-        self._down = lowered[:, _HALO // 2 : _HALO // 2 + _BLOCK].contiguous()
-        # Snake, y + sin(a * y)^2 / b, is y' - cos(2 * a * y) / (2 * b) with y' = y + 1 / (2 * b); both filters keep the
+        self._down = _product(lowered[:, _HALO // 2 : _HALO // 2 + _BLOCK])
+        # Snake, y + sin(a * y)^2 / b, is y - cos(2 * a * y) / (2 * b) + 1 / (2 * b); the filter after it keeps the
         # constant, so that it is added at the lower rate.
         self._constant = (0.5 / (snake.beta.exp() + snake.no_div_by_zero))[:, None, None]
         self._speed = (2 * snake.alpha.exp())[:, None, None]
-        self._start = -self._speed * self._constant
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
         """Return float32 of the shape of `samples`, (1, channels, num_samples)."""
@@ -50,7 +51,8 @@ class BandedActivation(nn.Module):
         for first in range(0, channels, at_once):
             part = slice(first, first + at_once)
             fine = self._snaked(samples[part], part, num_blocks)
-            torch.mm(fine.view(-1, _FINE), self._down, out=made[part].view(-1, _BLOCK))
+            lowered = self._down(fine).view(fine.shape[0], -1)
+            torch.add(lowered, self._constant[part, 0], out=made[part])
         return made[:, :num_samples]
 
     def _snaked(self, samples: torch.Tensor, part: slice, num_blocks: int) -> torch.Tensor:
@@ -58,17 +60,23 @@ class BandedActivation(nn.Module):
         channels, num_samples = samples.shape
         constant, speed = self._constant[part], self._speed[part]
         padded = samples.new_empty(channels, num_blocks * _BLOCK + 2 * _HALO)
-        torch.add(samples, constant[:, 0], out=padded[:, _HALO : _HALO + num_samples])
+        padded[:, _HALO : _HALO + num_samples] = samples
         padded[:, :_HALO] = padded[:, _HALO, None]
         padded[:, _HALO + num_samples :] = padded[:, _HALO + num_samples - 1, None]
         windows = padded.unfold(1, _WINDOW, _BLOCK).reshape(-1, _WINDOW)
-        fine = (windows @ self._up).view(channels, num_blocks, _FINE)
+        fine = self._up(windows).view(channels, num_blocks, _FINE)
         fine[:, 0, :_HALO] = fine[:, 0, _HALO, None]
         for block in range(max(0, num_blocks - 2), num_blocks):
             end = min(2 * (num_samples - block * _BLOCK) + _HALO, _FINE)
             fine[:, block, end:] = fine[:, block, end - 1, None]
-        wave = torch.addcmul(self._start[part], fine, speed).cos_()
+        wave = (fine * speed).cos_()
         return fine.addcmul_(wave, constant, value=-1.0)
+
+
+def _product(matrix: torch.Tensor) -> OneDnnLinear:
+    linear = nn.Linear(*matrix.shape, bias=False, device="meta")
+    linear.weight = nn.Parameter(matrix.mT.contiguous(), requires_grad=False)
+    return OneDnnLinear(linear)
 
 
 def use_banded_activations(vocoder: nn.Module) -> None:

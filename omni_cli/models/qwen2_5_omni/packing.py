@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from omni_cli.execution.onednn import OneDnnLinear
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
 
 # Further than any layer attends.
@@ -173,11 +174,11 @@ def _windows(blocks: torch.Tensor, neighbours: tuple[tuple[int, torch.Tensor], .
     Zeros and not only a mask in place of a block of another request, so that not even its NaN gets in.
     """
     num_blocks = blocks.shape[0]
-    windows = blocks.new_empty(num_blocks, len(neighbours), *blocks.shape[1:])
+    windows, zero = blocks.new_empty(num_blocks, len(neighbours), *blocks.shape[1:]), blocks.new_zeros(())
     for place, (by, seen) in enumerate(neighbours):
         is_own = seen.flatten(1).any(dim=1).view(-1, *[1] * (blocks.dim() - 1))
         first, end = max(0, -by), num_blocks - max(0, by)
-        windows[first:end, place] = blocks[first + by : end + by].where(is_own[first:end], 0.0) if by else blocks
+        torch.where(is_own[first:end], blocks[first + by : end + by], zero, out=windows[first:end, place])
         windows[:first, place] = windows[end:, place] = 0.0
     return windows.flatten(1, 2)
 
@@ -200,7 +201,6 @@ class PackedLayer(nn.Module):
         self.attn = BlockAttention(layer, block_size)
         self.ff = layer.ff
         self.norm: nn.LayerNorm = layer.ff_norm
-        self._fused: torch.Tensor | None = None
 
     def forward(
         self,
@@ -218,23 +218,16 @@ class PackedLayer(nn.Module):
         mask = (block_diff >= -self.attn.back) & (block_diff <= self.attn.ahead)
         attended, kept = self.attn(self._normed(hidden, scale, shift), position_embeddings, mask, carried)
         hidden = torch.addcmul(hidden, gate, attended)
-        return torch.addcmul(hidden, ff_gate, self._fed(self._normed(hidden, ff_scale, ff_shift))), kept
+        return torch.addcmul(hidden, ff_gate, self.ff(self._normed(hidden, ff_scale, ff_shift))), kept
 
     def _normed(self, hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
         return functional.layer_norm(hidden, self.norm.normalized_shape, 1 + scale, shift, self.norm.eps)
 
     def fuse(self) -> None:
-        """Use oneDNN's product with the activation in it, which torch.compile calls, too: torch's takes a tenth of the
-        layer's time on a CPU. For float32, eager execution and weights that do not change."""
-        self._fused = torch.ops.mkldnn._reorder_linear_weight(self.ff.ff[0].weight)
-
-    def _fed(self, normed: torch.Tensor) -> torch.Tensor:
+        """Use oneDNN's products, with the activation in one of them."""
         rise, gelu, _, fall = self.ff.ff
-        if self._fused is None:
-            risen = gelu(rise(normed))
-        else:
-            risen = torch.ops.mkldnn._linear_pointwise(normed, self._fused, rise.bias, "gelu", [], gelu.approximate)
-        return fall(risen)
+        self.ff.ff = nn.ModuleList([OneDnnLinear(rise, gelu), OneDnnLinear(fall)])
+        self.attn.to_qkv, self.attn.to_out = OneDnnLinear(self.attn.to_qkv), OneDnnLinear(self.attn.to_out)
 
 
 class PackedVelocity(Velocity):
@@ -250,8 +243,10 @@ class PackedVelocity(Velocity):
         self.conditions_proj = _linear(of_conditions.contiguous(), whole.bias)
 
     def fuse(self) -> None:
+        """Use oneDNN's products, for float32 on a CPU, eager execution and weights that do not change."""
         for layer in self.dit.transformer_blocks:
             layer.fuse()
+        self.frames_proj, self.dit.proj_out = OneDnnLinear(self.frames_proj), OneDnnLinear(self.dit.proj_out)
 
     @property
     def carried_shape(self) -> tuple[int, ...]:

@@ -4,11 +4,13 @@ calls requests join and leave."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from omni_cli.execution.lanes import Lanes
 from omni_cli.execution.ranges import mark
 from omni_cli.execution.timeline import clock_for
 from omni_cli.models.qwen2_5_omni.denoising import Denoising
@@ -46,17 +48,26 @@ class Cohort:
         return self.num_done == self.num_steps
 
 
+@dataclass(frozen=True)
+class SpeechPiece:
+    """A step of a cohort, or the waveforms of the `sounding` requests in it."""
+
+    cohort: Cohort
+    sounding: Sequence[SynthesisRequest] = ()
+
+
 class SpeechBatch:
     """The requests of one synthesizer, in cohorts; waiting ones form the next cohort.
 
-    On a GPU and with `batching: padded`, all cohorts advance in each call. Otherwise only the first in precedence does,
-    because more requests at once are no faster.
+    On a GPU and with `batching: padded`, all cohorts advance in each call. Otherwise only the first in precedence do,
+    one per lane, because more requests at once are no faster.
     """
 
     def __init__(self, synthesizer: Synthesizer) -> None:
         self.precedence: Precedence = lambda request_id: ()
         self.stepped: list[Stepped] = []
         self._synthesizer = synthesizer
+        self._lanes = Lanes(synthesizer.num_lanes)
         self._clock = clock_for(torch.device(synthesizer.device).type)
         self._waiting: dict[str, SynthesisRequest] = {}
         self._cohorts: list[Cohort] = []
@@ -90,17 +101,31 @@ class SpeechBatch:
         return [self._clock.seconds(start, end) for start, end in self._times[request_id]]
 
     def advance(self) -> dict[str, torch.Tensor]:
-        """Do the next piece of work; return waveforms (num_samples,) float32 that it finished, by request id."""
+        """Do the next work; return waveforms (num_samples,) float32 that it finished, by request id."""
         self.stepped = []
+        finished: dict[str, torch.Tensor] = {}
         with self._synthesizer.arithmetic():
-            denoised = [cohort for cohort in self._cohorts if cohort.is_denoised]
-            if denoised:
-                return self._waveforms(min(denoised, key=self._of_cohort))
+            pieces = self._next()
+            done = self._lanes.run([functools.partial(self._do, piece) for piece in pieces])
+            for piece, (made, times) in zip(pieces, done, strict=True):
+                self._note(piece, made, times)
+                finished |= made
+        return finished
+
+    def _next(self) -> list[SpeechPiece]:
+        """Return pieces in order of precedence, waveforms before steps."""
+        together, count = self._synthesizer.runs_together, self._lanes.count
+        denoised = [cohort for cohort in self._cohorts if cohort.is_denoised]
+        if together and denoised:
+            first = min(denoised, key=self._of_cohort)
+            return [SpeechPiece(first, first.requests)]
+        pieces = [SpeechPiece(cohort, [each]) for cohort in denoised for each in cohort.requests]
+        pieces.sort(key=lambda piece: self.precedence(piece.sounding[0].request_id))
+        if len(pieces) < count:
             self._join()
-            together = self._synthesizer.runs_together
-            for cohort in self._cohorts if together else [min(self._cohorts, key=self._of_cohort)]:
-                self._step(cohort)
-        return {}
+            stepping = [cohort for cohort in self._cohorts if not cohort.is_denoised]
+            pieces += [SpeechPiece(cohort) for cohort in sorted(stepping, key=self._of_cohort)]
+        return pieces if together else pieces[:count]
 
     def _of_cohort(self, cohort: Cohort) -> tuple[float, ...]:
         return min(self.precedence(each.request_id) for each in cohort.requests)
@@ -109,10 +134,11 @@ class SpeechBatch:
         """Start waiting requests, unless one that runs comes first; a chunk waits for the one before it."""
         ready = [self._continuing(each) for each in self._waiting.values() if self._is_ready(each)]
         waiting = sorted(ready, key=lambda each: self.precedence(each.request_id))
+        count = self._lanes.count
         for group in self._synthesizer.groups(waiting):
-            together = self._synthesizer.runs_together or not self._cohorts
-            first = min((self._of_cohort(cohort) for cohort in self._cohorts), default=())
-            if not together and self.precedence(group[0].request_id) >= first:
+            running = sorted(self._of_cohort(cohort) for cohort in self._cohorts)
+            has_lane = self._synthesizer.runs_together or len(running) < count
+            if not has_lane and self.precedence(group[0].request_id) >= running[count - 1]:
                 return
             for each in group:
                 del self._waiting[each.request_id]
@@ -128,29 +154,31 @@ class SpeechBatch:
         carried = self._carried.get(request.stream) if request.stream is not None else None
         return dataclasses.replace(request, carried=carried)
 
-    def _step(self, cohort: Cohort) -> None:
+    def _do(self, piece: SpeechPiece) -> tuple[dict[str, torch.Tensor], tuple[object, object]]:
+        """Do a piece in its lane; return its waveforms, and when it started and ended."""
+        cohort, made = piece.cohort, {}
         start = self._clock.mark()
-        with mark("denoising step", cohort.num_done + 1):
-            cohort.denoising.step()
+        with self._synthesizer.arithmetic():
+            if piece.sounding:
+                with mark("vocoder"):
+                    made = dict(self._synthesizer.waveforms(piece.sounding, cohort.denoising.mels()))
+            else:
+                with mark("denoising step", cohort.num_done + 1):
+                    cohort.denoising.step()
+        return made, (start, self._clock.mark())
+
+    def _note(self, piece: SpeechPiece, made: dict[str, torch.Tensor], times: tuple[object, object]) -> None:
+        """Note that a piece is done."""
+        cohort = piece.cohort
+        for each in piece.sounding or cohort.requests:
+            self._times[each.request_id].append(times)
+        if piece.sounding:
+            self._leave(cohort, set(made))
+            return
         cohort.num_done += 1
         if cohort.is_denoised:
             self._carried |= cohort.denoising.carried(VOCODER_CONTEXT_FRAMES)
-        times = (start, self._clock.mark())
-        for each in cohort.requests:
-            self._times[each.request_id].append(times)
-            self.stepped.append(Stepped(each.request_id, cohort.num_done, cohort.num_steps))
-
-    def _waveforms(self, cohort: Cohort) -> dict[str, torch.Tensor]:
-        first = min(cohort.requests, key=lambda each: self.precedence(each.request_id))
-        requests = cohort.requests if self._synthesizer.runs_together else [first]
-        start = self._clock.mark()
-        with mark("vocoder"):
-            made = dict(self._synthesizer.waveforms(requests, cohort.denoising.mels()))
-        times = (start, self._clock.mark())
-        for request_id in made:
-            self._times[request_id].append(times)
-        self._leave(cohort, set(made))
-        return made
+        self.stepped += [Stepped(each.request_id, cohort.num_done, cohort.num_steps) for each in cohort.requests]
 
     def _leave(self, cohort: Cohort, request_ids: set[str]) -> None:
         cohort.requests = [each for each in cohort.requests if each.request_id not in request_ids]

@@ -101,6 +101,15 @@ class Synthesizer:
         """True if all requests at once are faster than some of them after the others."""
         return self._is_packed and self.device != "cpu"
 
+    @property
+    def num_lanes(self) -> int:
+        """Groups that run at the same time, each on its own threads.
+
+        The number of threads changes results by rounding, so `exact` requests always have all of them.
+        """
+        is_eager = self._stage.execution == "eager"
+        return torch.get_num_threads() if self._is_packed and is_eager and self.device == "cpu" else 1
+
     def arithmetic(self) -> AbstractContextManager[object]:
         return arithmetic(self._precision, self.device)
 
@@ -116,17 +125,21 @@ class Synthesizer:
             yield from self._fitting(same)
 
     def _fitting(self, requests: Sequence[SynthesisRequest]) -> Iterator[list[SynthesisRequest]]:
-        """Split requests on a CPU in order, into groups of at most `BLOCKS_ON_CPU` blocks, or of one request."""
+        """Split requests on a CPU in order, into groups of at most `BLOCKS_ON_CPU` blocks, or of one request.
+
+        There are enough groups for all lanes, if there are enough requests.
+        """
         dit = self.velocity.dit
+        sizes = [each.sampling.num_rows * -(-len(each.codes) * dit.repeats // dit.block_size) for each in requests]
+        most = min(BLOCKS_ON_CPU, -(-sum(sizes) // self.num_lanes)) if self.device == "cpu" else sum(sizes)
         group: list[SynthesisRequest] = []
         num_blocks = 0
-        for each in requests:
-            more = each.sampling.num_rows * -(-len(each.codes) * dit.repeats // dit.block_size)
-            if group and self.device == "cpu" and num_blocks + more > BLOCKS_ON_CPU:
+        for each, size in zip(requests, sizes, strict=True):
+            if group and num_blocks + size > most:
                 yield group
                 group, num_blocks = [], 0
             group.append(each)
-            num_blocks += more
+            num_blocks += size
         yield group
 
     def begin(self, requests: Sequence[SynthesisRequest]) -> Denoising:

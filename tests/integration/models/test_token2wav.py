@@ -311,9 +311,9 @@ def test_exact_requests_that_join_and_leave_change_no_bit_of_the_others():
     assert "first" not in batch and len(batch.seconds("second")) == 3, "two steps and the vocoder"
 
 
-@pytest.mark.parametrize("batching", ["exact", "padded"])
+@pytest.mark.parametrize(("batching", "num_threads"), [("exact", 2), ("padded", 1)], indirect=["num_threads"])
 @torch.inference_mode()
-def test_a_request_with_precedence_overtakes_one_that_runs(batching):
+def test_a_request_with_precedence_overtakes_one_that_runs(batching, num_threads):
     batch = speech_batch(batching)
     batch.precedence = lambda name: (("urgent", "first", "later").index(name),)
     for name in ("later", "first", "urgent"):
@@ -323,8 +323,46 @@ def test_a_request_with_precedence_overtakes_one_that_runs(batching):
     assert list(spoken(batch, 3)) == ["urgent", "first", "later"]
 
 
+@pytest.mark.parametrize("num_threads", [2], indirect=True)
 @torch.inference_mode()
-def test_padded_requests_on_a_cpu_run_in_groups_that_fill_a_call_in_their_order():
+def test_padded_requests_on_a_cpu_run_one_per_thread_in_order_of_precedence(num_threads):
+    batch = speech_batch("padded")
+    batch.precedence = lambda name: (("urgent", "first", "later", "last").index(name),)
+    ran = []
+    for name in ("last", "later", "first", "urgent"):
+        batch.add(request_for("Chelsie", 130, 0.5, name))
+        batch.advance()
+        ran.append([each.request_id for each in batch.stepped])
+    # The latest comes with each call, and the last of all, which is denoised, makes its waveform beside the third.
+    assert ran == [["last"], ["later", "last"], ["first"], ["urgent", "first"]]
+    assert list(spoken(batch, 3)) == ["first", "urgent", "later"]
+
+
+@pytest.mark.parametrize("num_threads", [2], indirect=True)
+@torch.inference_mode()
+def test_padded_requests_in_lanes_sound_as_each_does_alone_and_one_that_leaves_changes_nothing(num_threads):
+    requests = [request_for("Chelsie", num_codes, 0.5, str(num_codes)) for num_codes in (50, 33, 12, 7)]
+    batch, alone = speech_batch("padded"), {}
+    for each in requests:
+        batch.add(each)
+        alone |= spoken(batch, 1)
+        assert batch.advance() == {}, "nothing is left"
+        batch.drop(each.request_id)
+    for each in (*requests, request_for("Ethan", 50, 0.5, "gone")):
+        batch.add(each)
+    batch.advance()
+    assert len(batch.stepped) > 1
+    batch.drop("gone")
+    made = spoken(batch, 4)
+    assert made.keys() == alone.keys()
+    for name, samples in made.items():
+        torch.testing.assert_close(samples, alone[name], rtol=0, atol=1e-5)
+        assert len(batch.seconds(name)) == 3, "two steps and the vocoder"
+
+
+@pytest.mark.parametrize("num_threads", [1], indirect=True)
+@torch.inference_mode()
+def test_padded_requests_on_a_cpu_run_in_groups_that_fill_a_call_in_their_order(num_threads):
     batch = speech_batch("padded")
     for index in range(3):
         batch.add(request_for("Chelsie", 130, 0.5, str(index)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import mmap
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ from omni_cli.engine.recording.rates import measure_rates
 from omni_cli.engine.recording.tracer import Tracer
 from omni_cli.engine.recording.work import WorkCounter
 from omni_cli.execution.denoiser import prepare_denoiser
+from omni_cli.execution.lanes import Lanes
+from omni_cli.execution.onednn import OneDnnLinear
 from omni_cli.execution.ranges import listen, mark, request_began, request_ended
 from omni_cli.profiling.operators import read_operators
 from omni_cli.profiling.trace_file import read_trace
@@ -70,12 +74,30 @@ def test_work_is_counted_by_module(model: Model, mode) -> None:
     assert unknown == ()
 
 
+def test_products_of_onednn_and_pieces_in_lanes_are_counted_as_others_are(model: Model) -> None:
+    layer = model.blocks[0].up
+    pieces = [partial(OneDnnLinear(layer), torch.randn(5, 8)), partial(layer, torch.randn(5, 8))]
+    with torch.inference_mode():
+        counter = WorkCounter({"model": model})
+        counter.start()
+        Lanes(2).run(pieces)
+        parts, unknown = counter.stop()
+    assert sorted(part.module for part in parts) == ["(outside modules)", "model.blocks.*.up"]
+    assert {part.flops for part in parts} == {2 * 5 * 8 * 16} and unknown == ()
+
+
 def test_marks_of_modules_are_closed_after_an_error(model: Model) -> None:
     opened: list[str] = []
-    marks = ModuleMarks({"model": model}, opened.append, opened.pop)
+    entered: list[str] = []
+    marks = ModuleMarks({"model": model}, lambda path: [seen.append(path) for seen in (opened, entered)], opened.pop)
     with pytest.raises(RuntimeError):
         model(torch.randn(2, 5, 7))
     assert opened == []
+    assert entered.pop() == "model.blocks.0.up"
+    entered.clear()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(model, torch.randn(2, 5, 8)).result()
+    assert entered == [], "calls in other threads are not marked"
     marks.close()
     model(torch.randn(2, 5, 8))
     other = nn.Linear(2, 2)
