@@ -562,7 +562,11 @@ SIZES: Mapping[str, Sizes] = {
 
 DYNAMIC_SHIFT = {"use_dynamic_shifting": True, "base_shift": 0.5, "max_shift": 1.15}
 _SCALED = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
+# With the default gamma, 1/3, the noise's covariance is singular in float32, and some processors cannot factorize it.
+_REGULAR = {"gamma": 0.25}
 SCHEDULERS: Mapping[str, Sizes] = {
+    "HeliosScheduler": _REGULAR,
+    "HeliosDMDScheduler": _REGULAR,
     "UnCLIPScheduler": {"variance_type": "fixed_small_log", "prediction_type": "sample", "clip_sample_range": 5.0},
     "DDIMScheduler": {**_SCALED, "clip_sample": False, "steps_offset": 1},
     "EulerDiscreteScheduler": {**_SCALED, "steps_offset": 1},
