@@ -15,6 +15,7 @@ from diffusers.modular_pipelines import ModularPipeline
 from PIL import Image
 
 from omni_cli.diffusers_integration.modular_signature import modular_signature, parsed
+from omni_cli.diffusers_integration.steps import scheduler_steps
 from omni_cli.errors import InputError
 from omni_cli.stage.messages import CallFileInput
 
@@ -26,7 +27,7 @@ class ModularAdapter(DiffusionPipeline):
 
     The call takes the blocks' inputs, `guidance_scale` for their guiders and `callback_on_step_end`, and returns what
     the blocks make. `num_timesteps` is the number of steps of the running loop, None between calls and for loops
-    without a progress bar of their own.
+    without the blocks' own progress bar, whose steps are those of the scheduler.
     """
 
     def __init__(self, modular: ModularPipeline) -> None:
@@ -78,7 +79,8 @@ class ModularAdapter(DiffusionPipeline):
         if self._guiders:
             self._guide([inputs.pop("guidance_scale", None)] * len(own))
         try:
-            made = self.modular(**inputs, output=list(self.signature.output_fields))
+            with scheduler_steps(self.modular, self._note_scheduler):
+                made = self.modular(**inputs, output=list(self.signature.output_fields))
         except ValueError as error:
             if self.num_timesteps is not None:
                 raise
@@ -126,6 +128,11 @@ class ModularAdapter(DiffusionPipeline):
             samples = np.atleast_2d(sound.array.numpy().T)
             given |= {"audio": torch.from_numpy(samples.copy()), "sample_rate": sound.rate}
         return kinds[file.kind](**given)
+
+    def _note_scheduler(self) -> None:
+        """Report a step of a loop without a progress bar."""
+        if self.num_timesteps is None and self._on_step is not None:
+            self._on_step(self, 0, None, {})
 
     @contextmanager
     def _progress_bar(self, total: int) -> Iterator[SimpleNamespace]:

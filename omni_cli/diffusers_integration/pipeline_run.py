@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,12 @@ from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionT
 from omni_cli.diffusers_integration.samples import PendingSamples
 from omni_cli.diffusers_integration.signature import AUDIO_FIELDS, IMAGE_FIELDS, SOUND_FIELDS, VIDEO_FIELDS
 from omni_cli.diffusers_integration.step_cache import StepCaches
+from omni_cli.diffusers_integration.steps import (
+    callback_arguments,
+    scheduler_steps,
+    step_callback_of,
+    windowed_steps,
+)
 from omni_cli.execution.ranges import Consecutive, mark
 from omni_cli.execution.timeline import Clock
 
@@ -37,7 +43,6 @@ if TYPE_CHECKING:
     from omni_cli.execution.copies import OutputCopy
 
 T = TypeVar("T", tuple[np.ndarray, ...], tuple[Frames, ...], np.ndarray)
-StepCallback = Literal["callback_on_step_end", "callback", "none"]
 
 # Called after each step with (steps done, total steps); may raise to end the call early.
 OnStep = Callable[[int, int], None]
@@ -142,7 +147,7 @@ class PipelineRunner:
         if (self.makes == "image" or self.makes == "video") and not self.predicts:
             is_raw = call.signature.tensors_are_latents
             self.output_type = "pil" if is_raw else output_type_for(pipeline, self.makes)
-        self.step_callback: StepCallback = _step_callback(call)
+        self.step_callback = step_callback_of(call.defaults, pipeline)
         self.prompt_cache: PromptCache | None = None
         if hasattr(pipeline, "encode_prompt"):
             self.prompt_cache = PromptCache(pipeline.encode_prompt, max_entries=prompt_cache_entries)
@@ -176,8 +181,12 @@ class PipelineRunner:
         arguments = self._arguments(requests)
         self.step_caches.start(requests[0].num_inference_steps)
         self._marks = marks = _Marks(self._clock.mark())
+        note_step = self._step_noting(marks, requests[0], arguments, on_step)
+        arguments |= callback_arguments(self.step_callback, self._call.defaults, note_step)
+        noted = scheduler_steps(self._pipeline, note_step) if self.step_callback == "scheduler" else nullcontext()
         try:
-            made = self._pipeline(**arguments, **self._callback(marks, requests[0], arguments, on_step))
+            with noted:
+                made = self._pipeline(**arguments)
         finally:
             self._marks = None
             marks.ranges.close()
@@ -252,10 +261,10 @@ class PipelineRunner:
         }
         return {name: value for name, value in arguments.items() if name in self._call.defaults}
 
-    def _callback(
+    def _step_noting(
         self, marks: _Marks, request: DiffusionRequest, arguments: Mapping[str, object], on_step: OnStep
-    ) -> dict[str, object]:
-        windowed = _windowed_steps(self._pipeline, {**self._call.defaults, **arguments})
+    ) -> Callable[[], None]:
+        windowed = windowed_steps(self._pipeline, {**self._call.defaults, **arguments})
 
         def note_step() -> None:
             marks.steps.append(self._clock.mark())
@@ -270,21 +279,7 @@ class PipelineRunner:
                 marks.ranges.next("vae decode")
             on_step(done, total)
 
-        def on_step_end(
-            _pipeline: object, _step: int, _timestep: object, _tensors: dict[str, object]
-        ) -> dict[str, object]:
-            note_step()
-            return {}
-
-        def legacy(_step: int, _timestep: object, _latents: object) -> None:
-            note_step()
-
-        if self.step_callback == "callback_on_step_end":
-            callback: dict[str, object] = {"callback_on_step_end": on_step_end}
-            if "callback_on_step_end_tensor_inputs" in self._call.defaults:
-                callback["callback_on_step_end_tensor_inputs"] = []
-            return callback
-        return {"callback": legacy, "callback_steps": 1} if self.step_callback == "callback" else {}
+        return note_step
 
     def _encode_prompt(self, *args: object, **kwargs: object) -> object:
         assert self.prompt_cache is not None
@@ -360,22 +355,6 @@ def _batched(videos: Any, sound: Any) -> tuple[Any, Any]:
     if videos[0].ndim == 4 if hasattr(videos[0], "ndim") else isinstance(videos[0], list | tuple):
         return videos, sound
     return [videos], None if sound is None else sound[None]
-
-
-def _windowed_steps(pipeline: Any, arguments: Mapping[str, Any]) -> int | None:
-    """Steps of a call that denoises the windows of a video one after another, each in stages; None for other calls."""
-    if "history_sizes" not in arguments:
-        return None
-    num_frames = (arguments["num_latent_frames_per_chunk"] - 1) * pipeline.vae_scale_factor_temporal + 1
-    stages = arguments.get("pyramid_num_inference_steps_list") or [arguments["num_inference_steps"]]
-    windows: int = max(1, math.ceil(arguments["num_frames"] / num_frames))
-    return windows * int(sum(stages))
-
-
-def _step_callback(call: PipelineCall) -> StepCallback:
-    if "callback_on_step_end" in call.defaults:
-        return "callback_on_step_end"
-    return "callback" if {"callback", "callback_steps"} <= call.defaults.keys() else "none"
 
 
 def _check_shapes(images: Sequence[np.ndarray], request: DiffusionRequest) -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline, WanImageToVideoPipeline, WanPipeline, WanVideoToVideoPipeline
+from diffusers import (
+    DiffusionPipeline,
+    FlowMatchEulerDiscreteScheduler,
+    WanImageToVideoPipeline,
+    WanPipeline,
+    WanVideoToVideoPipeline,
+)
 from PIL import Image
 from support.media_samples import clip, write_lossless
 from support.stage_specs import spec_of
@@ -22,6 +30,7 @@ from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.diffusers_integration.executor import DiffusersPipelineExecutor
 from omni_cli.diffusers_integration.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.diffusers_integration.stage import DiffusersStage, media_of
+from omni_cli.diffusers_integration.steps import scheduler_steps
 from omni_cli.errors import InputError
 from omni_cli.inputs.request_spec import RequestSpec, build_request
 from omni_cli.models.diffusers_pipeline.video_builder import write_video
@@ -200,14 +209,44 @@ def test_a_video_file_is_the_list_of_its_frames(tmp_path):
     stage.close()
 
 
-def test_the_steps_of_a_video_in_several_windows_are_counted_together(tmp_path):
-    helios = declarations()["HeliosPipeline"]
-    build(helios, tmp_path)
+@pytest.mark.parametrize(
+    ("name", "num_frames", "noticed_by", "total"),
+    [
+        ("HeliosPipeline", 66, "callback_on_step_end", 4),  # two windows
+        ("HunyuanVideo15Pipeline", 5, "scheduler", 2),
+        ("HeliosModularPipeline", 66, "callback_on_step_end", 4),
+    ],
+)
+def test_steps_are_counted_over_all_windows_and_without_a_callback(tmp_path, name, num_frames, noticed_by, total):
+    build(declarations()[name], tmp_path)
     config = DiffusionStageConfig.named("video", num_inference_steps=2, height=32, width=32)
     executor = DiffusersPipelineExecutor(config, str(tmp_path), "float32", "cpu")
+    assert executor.effective["step_callback"] == noticed_by
+    request = DiffusionRequest.from_arguments("0", "a red cat", 3, {"num_frames": num_frames})
     steps: list[tuple[int, int]] = []
-    request = DiffusionRequest.from_arguments("0", "a red cat", 3, {"num_frames": 66})
-    (output,) = executor.execute_model(
-        DiffusionSchedulerOutput((request,)), on_step=lambda _, done, total: steps.append((done, total))
-    ).outputs
-    assert output.error is None and steps == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+    def on_step(_: str, done: int, total: int) -> None:
+        steps.append((done, total))
+
+    (output,) = executor.execute_model(DiffusionSchedulerOutput((request,)), on_step=on_step).outputs
+    assert output.error is None and steps == [(done + 1, total) for done in range(total)]
+    assert len(output.times.denoise_step_s) == total
+
+    def interrupt(request_id: str, *_: int) -> None:
+        executor.abort_requests([request_id])
+
+    (output,) = executor.execute_model(DiffusionSchedulerOutput((request,)), on_step=interrupt).outputs
+    assert output.finish_reason == "abort"
+    executor.shutdown()
+
+
+def test_the_copy_that_a_pipeline_makes_of_its_scheduler_has_steps_of_its_own():
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    scheduler.set_timesteps(4)
+    own, noted, sample = FlowMatchEulerDiscreteScheduler.step, [], torch.ones(1)
+    with scheduler_steps(SimpleNamespace(scheduler=scheduler), lambda: noted.append(1)):
+        copied = copy.deepcopy(scheduler)
+        for made in (copied, copied, scheduler):
+            made.step(sample, made.timesteps[made.step_index or 0], sample)
+    assert (copied.step_index, scheduler.step_index, len(noted)) == (2, 1, 1)
+    assert FlowMatchEulerDiscreteScheduler.step is own
