@@ -36,11 +36,12 @@ ATTAINMENT = "slo_attainment"
 @dataclass(frozen=True)
 class TuneLimits:
     """Limits on a setting; one that misses any cannot be the answer. `has_slo`: good requests are counted, and are not
-    the objective."""
+    the objective. `compares_outputs`: settings get the same requests, so that their outputs can be compared."""
 
     max_memory_bytes: int | None = None
     quality: tuple[QualityLimit, ...] = ()
     has_slo: bool = False
+    compares_outputs: bool = True
 
 
 class TuneWatcher(Watcher, Protocol):
@@ -109,7 +110,7 @@ class Tuning:
             lead = [control] if self._problem(control) is None else []
             names = [*lead, *group]
             is_first = any(self._candidate(name).outputs is None for name in group)
-            if is_first and (self._limits.quality or self._reference in names):
+            if is_first and self._limits.compares_outputs and (self._limits.quality or self._reference in names):
                 names = [self._reference, *(name for name in names if name != self._reference)]
             else:
                 # Each setting has each place alike.
@@ -135,7 +136,8 @@ class Tuning:
             ).run()
             plan.builder.check()
             found = plan.builder.record()
-        compared = {item.b: item for item in found.comparisons} if names[0] == self._reference else {}
+        is_compared = self._limits.compares_outputs and names[0] == self._reference
+        compared = {item.b: item for item in found.comparisons} if is_compared else {}
         self._check_objective(found.variants)
         kept = tuple(self._slim(variant) for variant in found.variants)
         rounds = self.record.rounds

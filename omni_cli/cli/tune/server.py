@@ -75,6 +75,7 @@ def server_search(options: TuneOptions, margin: float) -> SettingsSearch:
         )
 
     settings = tuple(Treatment(name, settings=traffic.settings) for name, traffic in loads.items())
-    limits = TuneLimits(has_slo=bool(workload.slos) and options.objective != "goodput")
+    has_slo = bool(workload.slos) and options.objective != "goodput"
+    limits = TuneLimits(has_slo=has_slo, compares_outputs=False)  # each load has requests of its own
     described = workload.describe()
     return SettingsSearch(described, Space(settings, {}), OBJECTIVES[options.objective], margin, limits, plan, url=url)

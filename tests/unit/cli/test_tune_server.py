@@ -30,5 +30,6 @@ def test_the_load_with_the_most_tokens_per_second(
         assert len(server.bodies) == len(record.rounds) * 3 * (8 + 4 * 8)
     out, _ = capsys.readouterr()
     assert "memory" not in out, "that of a server cannot be read"
+    assert "outputs" not in out, "each load has requests of its own"
     assert "Best: concurrency=8" in out and "chat of a server, objective output tokens per second" in out
     assert not (tmp_path / "tuned" / "profile.yaml").exists(), "a load is not a profile"
