@@ -24,12 +24,10 @@ def tune_text(record: TuneRecord) -> str:
         f"{count(len(record.rounds), 'round')}, {seconds(record.elapsed_s)}"
     )
     ranked = ranking(record)
-    columns = ("Setting", title(record.objective), "cost / best [95% CI]", "memory", "starts", "outputs", "")
-    rows = [columns, *standing_rows(record, ranked)]
-    # A server has no memory that can be read, and a single setting nothing to compare its outputs with.
-    kept = [place for place in range(len(columns)) if {row[place] for row in rows[1:]} != {"-"}]
-    right = frozenset(place for place, column in enumerate(kept) if column in (1, 3, 4))
-    parts = [heading, "\n".join(aligned([tuple(row[place] for place in kept) for row in rows], right=right))]
+    columns, rows = settings_table(record, ranked)
+    numbers = (title(record.objective), "memory", "starts")
+    right = frozenset(place for place, column in enumerate(columns) if column in numbers)
+    parts = [heading, "\n".join(aligned([columns, *rows], right=right))]
     failed = [item for item in record.standings if item.problem is not None]
     if failed:
         parts.append(
@@ -45,9 +43,13 @@ def ranking(record: TuneRecord) -> list[Standing]:
     return sorted(able, key=lambda item: (item.state != "best", item.ratio is None, item.ratio or 0.0))
 
 
-def standing_rows(record: TuneRecord, ranked: Sequence[Standing]) -> list[tuple[str, ...]]:
-    """Format the name, value, ratio, memory, starts, outputs and state of each setting."""
-    return [
+def settings_table(record: TuneRecord, ranked: Sequence[Standing]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Format the columns and rows of the settings, without columns that have no value.
+
+    A server has no memory that can be read, and a single setting nothing to compare its outputs with.
+    """
+    columns = ("Setting", title(record.objective), "cost / best [95% CI]", "memory", "starts", "outputs", "")
+    rows = [
         (
             item.name,
             quantity(record.objective, item.value),
@@ -59,6 +61,8 @@ def standing_rows(record: TuneRecord, ranked: Sequence[Standing]) -> list[tuple[
         )
         for item in ranked
     ]
+    kept = [place for place in range(len(columns)) if {row[place] for row in rows} != {"-"}]
+    return tuple(columns[place] for place in kept), [tuple(row[place] for place in kept) for row in rows]
 
 
 def outputs_text(outputs: Outputs | None) -> str:

@@ -9,7 +9,7 @@ from omni_cli.report.bench_units import limit, quantity, ratio, scale_of, title
 from omni_cli.report.html.elements import Document, Figure, Part, Table, Tone, Verdict, sections_of
 from omni_cli.report.html.figures import Trade, drawn_trade
 from omni_cli.report.html.machine import device_of, environment_parts, reproduce_parts, workload_title
-from omni_cli.report.tune_text import answer_text, ranking, standing_rows
+from omni_cli.report.tune_text import answer_text, ranking, settings_table
 from omni_cli.report.units import count, seconds
 from omni_cli.results import MEASURES
 from omni_cli.tune_record import Standing, TuneRecord
@@ -28,7 +28,8 @@ def tune_document_page(name: str, record: TuneRecord, source: str) -> Document:
         seconds(record.elapsed_s),
         device_of(record.environment),
     ]
-    word = record.winner if record.verdict == "decided" and record.winner is not None else record.verdict
+    sentences = answer_text(record).split("\n")
+    word = sentences.pop(0) if record.verdict == "decided" else record.verdict
     tone: Tone = "good" if record.verdict == "decided" else "bad" if record.verdict == "infeasible" else "open"
     return Document(
         kind="Search",
@@ -36,7 +37,7 @@ def tune_document_page(name: str, record: TuneRecord, source: str) -> Document:
         title=workload_title(record.workload),
         details=" · ".join(filter(None, details)),
         created=record.created,
-        verdict=Verdict(word, tone, tuple(answer_text(record).split("\n"))),
+        verdict=Verdict(word, tone, tuple(sentences)),
         sections=sections_of(
             [
                 ("Trade-offs", [_memory_figure(name, ranked), *_quality_figures(name, ranked)]),
@@ -102,10 +103,10 @@ def _figure(
 
 
 def _table(record: TuneRecord, ranked: Sequence[Standing]) -> Table:
-    columns = ("Setting", title(record.objective), "Cost / best [95% CI]", "Memory", "Starts", "Outputs", "")
-    return Table(
-        "From the best to the worst", columns, tuple(standing_rows(record, ranked)), frozenset({1, 2, 3, 4, 6})
-    )
+    columns, rows = settings_table(record, ranked)
+    heads = tuple(column[:1].upper() + column[1:] for column in columns)
+    numeric = frozenset(place for place, column in enumerate(columns) if column not in ("Setting", "outputs"))
+    return Table("From the best to the worst", heads, tuple(rows), numeric)
 
 
 def _failures(record: TuneRecord) -> Table | None:

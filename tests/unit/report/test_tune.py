@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import random
 from pathlib import Path
@@ -70,8 +71,18 @@ def test_the_page_draws_both_fronts_and_escapes_names(tmp_path: Path) -> None:
     save_tune_record(record(), path)
     page = render_page([load_document("r0", path)])
     assert EVIL not in page and "&lt;script&gt;" in page
+    assert f'<p class="word">Best: execution={html.escape(EVIL)}</p>' in page
     assert "Speed against memory" in page and "Speed against psnr db" in page
     assert page.count("<svg") == 4, "each figure in two widths"
+
+
+def test_columns_without_a_value_are_left_out(tmp_path: Path) -> None:
+    found = record()
+    standings = tuple(msgspec.structs.replace(item, memory_bytes=None, outputs=None) for item in found.standings)
+    path = tmp_path / "tune.json"
+    save_tune_record(msgspec.structs.replace(found, standings=standings), path)
+    page = render_page([load_document("r0", path)])
+    assert ">Starts<" in page and ">Memory<" not in page and ">Outputs<" not in page
 
 
 def test_names_on_the_front_do_not_overlap() -> None:
