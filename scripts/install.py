@@ -208,7 +208,7 @@ def fingerprint() -> str:
 
 
 def dev_requirements() -> list[str]:
-    names = ("dev", "ray", "video", "quantization", "cache-dit", "quality")
+    names = ("dev", "ray", "video", "quantization", "cache-dit")
     return [requirement for name in names for requirement in extras()[name]]
 
 

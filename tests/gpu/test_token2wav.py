@@ -147,11 +147,13 @@ def test_chunks_that_carry_keys_and_values_on_join_to_the_whole():
     conditioner = Conditioner(velocity.dit, voices)
     denoiser = prepare_denoiser(velocity, "cudagraph", stage="token2wav", device="cuda")
     # It sees all codes, so that nothing is missing ahead.
-    first = dataclasses.replace(whole, end=24, stream="stream")
+    first = dataclasses.replace(whole, end=24, stream="stream", continues_at=24)
     denoising = PackedDenoising(velocity, conditioner, [first], bucket)
     begun = denoised(denoising)["0"][:, :48]
     carried = denoising.carried(24)["stream"]
-    last = dataclasses.replace(first, codes=whole.codes[24:], codes_start=24, start=24, end=50, carried=carried)
+    last = dataclasses.replace(
+        first, codes=whole.codes[24:], codes_start=24, start=24, end=50, carried=carried, continues_at=None
+    )
     rest = denoised(PackedDenoising(velocity, conditioner, [last], lambda used: 16))["0"]
     expected = plain_mel(dit, voices[whole.speaker], whole)
     torch.testing.assert_close(torch.cat((begun, rest), dim=1), expected, rtol=0, atol=1e-4)

@@ -22,7 +22,7 @@ class Denoising(Protocol):
         """Stop denoising these requests."""
 
     def carried(self, num_frames: int) -> dict[str, Carried]:
-        """Return what chunks carry on, by stream, with at most `num_frames` of their mel spectrograms."""
+        """Return what chunks carry on, by stream, with at most `num_frames` of their heard mel spectrograms."""
 
     def mels(self) -> dict[str, torch.Tensor]:
         """Return the frames so far, (1, num_frames, mel_dim) by request id."""
@@ -127,12 +127,12 @@ class PackedDenoising:
         )
         repeats = self._velocity.dit.repeats
         last = [
-            block + (each.end - each.codes_start) * repeats // size - 1
+            block + (each.continues_at - each.codes_start) * repeats // size - 1
             for each, block in sequences
-            if each.is_continued
+            if each.continues_at is not None
         ]
         self._last = torch.tensor(last, dtype=torch.long, device=device)
-        self._leaving = [each.request_id for each in self._requests if each.is_continued]
+        self._leaving = [each.request_id for each in self._requests if each.continues_at is not None]
         return continued
 
     def _evaluate(self, packed: torch.Tensor, modulation: torch.Tensor, number: int) -> torch.Tensor:
@@ -166,13 +166,13 @@ class PackedDenoising:
             self._set([each for each, _ in kept], torch.cat([frames for _, frames in kept]))
 
     def carried(self, num_frames: int) -> dict[str, Carried]:
-        made, mels = {}, self.mels()
+        made, mels, repeats = {}, self.mels(), self._velocity.dit.repeats
         for each in self._requests:
-            if each.stream is not None and each.is_continued:
+            if each.stream is not None and each.continues_at is not None:
                 parts = [kept[:, names.index(each.request_id) :: len(names)] for names, kept in self._kept]
-                end = (each.end - each.codes_start) * self._velocity.dit.repeats
-                mel = mels[each.request_id][:, max(0, end - num_frames) : end]
-                made[each.stream] = Carried(each.end, torch.stack(parts), mel)
+                heard_to, end = ((code - each.codes_start) * repeats for code in (each.end, each.continues_at))
+                mel = mels[each.request_id][:, max(0, heard_to - num_frames) : end]
+                made[each.stream] = Carried(each.continues_at, torch.stack(parts), mel)
         return made
 
     def mels(self) -> dict[str, torch.Tensor]:

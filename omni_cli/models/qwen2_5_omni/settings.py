@@ -34,16 +34,16 @@ class Token2WavConfig(WaveformConfig):
     )
     stream_chunk_codes: Annotated[Codes | None, VLLM_ONLY] = Field(
         None,
-        description="Codec tokens in a further chunk: twice those of the chunk before, and at most so many. "
+        description="Codec tokens in a further chunk: as many as in all chunks before it, and at most so many. "
         "Default: 192.",
     )
     stream_context_codes: Annotated[int | None, VLLM_ONLY] = Field(
         None,
         ge=0,
         le=MAX_TOKENS,
-        description="Codec tokens before a chunk that it is computed with. Default: 24, and 0 with `batching: padded`, "
+        description="Codec tokens before a chunk that it is computed with. Default: 36, and 0 with `batching: padded`, "
         "where a chunk continues the one before it.",
     )
     stream_look_ahead_codes: Annotated[Codes | None, VLLM_ONLY] = Field(
-        None, description="Codec tokens after a chunk that it waits for and is computed with. Default: 24."
+        None, description="Codec tokens after a chunk that it waits for and is computed with. Default: 12."
     )

@@ -145,10 +145,10 @@ class SpeechBatch:
             self._cohorts.append(Cohort(group, self._synthesizer.begin(group)))
 
     def _is_ready(self, request: SynthesisRequest) -> bool:
-        if request.stream is None or request.start == 0:
+        if request.stream is None or request.codes_start == 0:
             return True
         carried = self._carried.get(request.stream)
-        return carried is not None and carried.end == request.start
+        return carried is not None and carried.end == request.codes_start
 
     def _continuing(self, request: SynthesisRequest) -> SynthesisRequest:
         carried = self._carried.get(request.stream) if request.stream is not None else None

@@ -39,10 +39,10 @@ class DenoisingSettings:
 
 @dataclass(frozen=True)
 class Carried:
-    """A chunk's part for the next one of its stream, which begins at code `end`.
+    """A chunk's part for the next one of its stream, whose codes start at `end`.
 
-    `keys_values` (evaluations, layers that look back, rows, block_size, 2, heads, head_dim) are those of its last
-    block, and `mel` (1, num_frames, mel_dim) is its end.
+    `keys_values` (evaluations, layers that look back, rows, block_size, 2, heads, head_dim) are those of the block
+    before it, and `mel` (1, num_frames, mel_dim) is the spectrogram up to it.
     """
 
     end: int
@@ -54,7 +54,8 @@ class Carried:
 class SynthesisRequest:
     """A request for audio of codes [start, end); `codes` (num_codes,) int64 on the device begin at `codes_start`.
 
-    A chunk of a `stream` needs what the chunk before it has `carried` on.
+    A chunk of a `stream` needs what the chunk before it has `carried` on; the codes of the next one start at
+    `continues_at`.
     """
 
     request_id: str
@@ -66,12 +67,8 @@ class SynthesisRequest:
     speaker: str
     sampling: DenoisingSettings
     stream: str | None = None
+    continues_at: int | None = None
     carried: Carried | None = None
-
-    @property
-    def is_continued(self) -> bool:
-        """True if another chunk of its stream follows; the last one needs no codes after it."""
-        return self.stream is not None and self.codes_start + len(self.codes) > self.end
 
     @classmethod
     def of(cls, request_id: str, token_ids: torch.Tensor, information: Mapping[str, Any]) -> SynthesisRequest:
@@ -92,6 +89,7 @@ class SynthesisRequest:
                 float(information["sway_coefficient"][0]),
             ),
             stream=information.get("stream", (None,))[0],
+            continues_at=information.get("continues_at", (None,))[0],
         )
 
     def noise(self, repeats: int, mel_dim: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSe
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
 from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, Vocoder, VocoderInput
 
-# The first chunk of a stream with guidance has six blocks.
+# The first chunk of a stream with guidance has four blocks.
 SMALLEST_BUCKET = 8
 # Buckets per power of two above four of the smallest: such a batch is padded by less than a quarter.
 BUCKETS_PER_OCTAVE = 4

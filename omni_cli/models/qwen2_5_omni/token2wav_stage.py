@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -192,6 +193,8 @@ class Token2WavStage(VllmStage):
             settings["chunk"] = [chunk.codes_start, chunk.start, chunk.end]
         if chunk is not None and self._synthesizer.carries:
             settings["stream"] = [self.request_id_of(active)]
+            if chunk.continues_at is not None:
+                settings["continues_at"] = [chunk.continues_at]
         extra = {ADDITIONAL_INFORMATION: encode_additional_information(settings, self.payload_limits)}
         return {"prompt_token_ids": list(codes)}, PoolingParams(task="plugin", extra_kwargs=extra)
 
@@ -299,7 +302,9 @@ def chunk_sizes(stage: Token2WavConfig, codes_per_block: int) -> ChunkSizes:
                 hint=f"--set {stage.name}.{keys[name]}={fitting}",
             )
     default = {"context": 0} if stage.batching == "padded" else {}
-    return ChunkSizes(**{**default, **{name: size for name, size in given.items() if size is not None}})
+    sizes = ChunkSizes(**{**default, **{name: size for name, size in given.items() if size is not None}})
+    # Audio that is held back needs the codes before the next chunk, carried on or computed again.
+    return sizes if sizes.context or stage.batching == "padded" else dataclasses.replace(sizes, held_back=0)
 
 
 def _audio(waveform: torch.Tensor) -> Audio:

@@ -133,7 +133,7 @@ def carried(model, speaker, codes: torch.Tensor, sizes: ChunkSizes) -> torch.Ten
         for chunk in reversed(chunks):
             request = SynthesisRequest(
                 f"{stream} {chunk.start}", torch.tensor(chunk.codes), chunk.codes_start, chunk.start, chunk.end, SEED,
-                "one", DenoisingSettings(**SAMPLING), stream,
+                "one", DenoisingSettings(**SAMPLING), stream, chunk.continues_at,
             )  # fmt: skip
             batch.add(request)
     made: dict[str, torch.Tensor] = {}
@@ -152,13 +152,20 @@ def test_chunks_that_carry_keys_and_values_on_differ_by_what_they_do_not_see_ahe
     torch.testing.assert_close(far, expected, rtol=0, atol=BOUND / 100)
 
 
+def test_audio_that_is_not_held_back_is_beyond_the_bound(tiny):
+    model, speaker = tiny
+    codes = codes_of(60)
+    made = carried(model, speaker, codes, ChunkSizes(context=0, held_back=0))
+    assert (made - whole(model, speaker, codes)).abs().max() > BOUND
+
+
 def test_more_context_reduces_the_difference(tiny):
     """The bound depends on the context: without it, chunks differ."""
     model, speaker = tiny
     codes = codes_of(120)
     expected = whole(model, speaker, codes)
     differences = [
-        float((joined(model, speaker, codes, ChunkSizes(24, 24, context, ahead)) - expected).abs().max())
+        float((joined(model, speaker, codes, ChunkSizes(24, 24, context, ahead, 0)) - expected).abs().max())
         for context, ahead in [(0, 12), (12, 12), (24, 24), (48, 48)]
     ]
     assert differences == sorted(differences, reverse=True)

@@ -202,13 +202,15 @@ def test_one_graph_per_bucket_serves_batches_of_different_requests():
 def test_chunks_share_the_graph_of_whole_requests_if_those_carry_nothing():
     velocity, conditioner = packed_velocity()
     denoiser = GraphDenoiser(velocity, FakeBackend(), stage="token2wav", device=torch.device("cpu"), max_graphs=8)
-    chunk = dataclasses.replace(request_for("Ethan", 36, 0.5, "chunk"), end=12, stream="one")
+    chunk = dataclasses.replace(request_for("Ethan", 36, 0.5, "chunk"), end=12, stream="one", continues_at=12)
     first = PackedDenoising(velocity, conditioner, [chunk], bucket, carries=True)
     denoised(first)
     carried = first.carried(24)["one"]
     assert carried.end == 12 and carried.mel.shape == (1, 24, 80)
     assert carried.keys_values.shape == (8, *velocity.carried_shape[:1], 2, *velocity.carried_shape[1:])
-    last = dataclasses.replace(chunk, codes=chunk.codes[12:], codes_start=12, start=12, end=36, carried=carried)
+    last = dataclasses.replace(
+        chunk, codes=chunk.codes[12:], codes_start=12, start=12, end=36, carried=carried, continues_at=None
+    )
     whole = request_for("Chelsie", 7, 0.5)
     made = denoised(PackedDenoising(velocity, conditioner, [last, whole], bucket, carries=True))
     torch.testing.assert_close(made["0"], plain_mel(token2wav(), whole), rtol=0, atol=MEL_BOUND)

@@ -15,6 +15,7 @@ from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.config.schema import Execution  # noqa: E402
 from omni_cli.errors import StageError  # noqa: E402
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav_stage import chunk_sizes  # noqa: E402
 from omni_cli.models.registry import load_stage  # noqa: E402
 from omni_cli.stage.messages import Progress, RequestDone, StageRequest, WaveformChunk  # noqa: E402
 from omni_cli.stage.payloads import encode_additional_information  # noqa: E402
@@ -215,3 +216,12 @@ def test_tf32_without_cuda_is_refused():
     with pytest.raises(StageError, match="`precision: tf32` needs a CUDA device") as caught:
         load_stage(spec(precision="tf32"), lambda report: None)
     assert caught.value.hint == "--set token2wav.precision=float32"
+
+
+@pytest.mark.parametrize(
+    ("keys", "held_back"),
+    [({}, 2), ({"batching": "padded"}, 2), ({"stream_context_codes": 0}, 0)],
+)
+def test_audio_is_held_back_where_the_next_chunk_can_make_it(keys, held_back):
+    stage = Token2WavConfig.named(name="token2wav", backend="vllm", **keys)
+    assert chunk_sizes(stage, codes_per_block=12).held_back == held_back

@@ -14,7 +14,7 @@ BLOCK = 12
 def speeches(draw: st.DrawFn) -> tuple[ChunkSizes, list[list[int]]]:
     """Sizes in whole blocks, and codes in parts as they may come."""
     first, chunk, look_ahead = (draw(st.integers(1, 4)) * BLOCK for _ in range(3))
-    sizes = ChunkSizes(first, chunk, draw(st.integers(0, 3)) * BLOCK, look_ahead)
+    sizes = ChunkSizes(first, chunk, draw(st.integers(0, 3)) * BLOCK, look_ahead, draw(st.integers(0, BLOCK - 1)))
     lengths = draw(st.lists(st.integers(0, 40), min_size=1, max_size=12))
     numbers = iter(range(sum(lengths)))
     return sizes, [[next(numbers) for _ in range(length)] for length in lengths]
@@ -38,11 +38,17 @@ def test_every_code_is_used_once_and_in_order(speech: tuple[ChunkSizes, list[lis
 def test_a_chunk_has_its_context_on_both_sides(speech: tuple[ChunkSizes, list[list[int]]]) -> None:
     sizes, parts = speech
     num_codes = sum(map(len, parts))
+    begins_at = 0
     for chunk in chunks_of(sizes, parts):
         assert chunk.codes == tuple(range(chunk.codes_start, chunk.codes_start + len(chunk.codes)))
-        assert chunk.codes_start == max(0, chunk.start - sizes.context)
+        assert chunk.codes_start == max(0, begins_at - sizes.context)
         assert chunk.codes_start % BLOCK == 0, "blocks of attention begin where they do in the whole"
-        assert chunk.codes[-1] + 1 == min(num_codes, chunk.end + sizes.look_ahead)
+        if chunk.continues_at is None:
+            assert (chunk.end, chunk.codes[-1] + 1) == (num_codes, num_codes)
+        else:
+            assert chunk.codes[-1] + 1 == chunk.continues_at + sizes.look_ahead
+            assert chunk.end == chunk.continues_at - sizes.held_back
+            begins_at = chunk.continues_at
 
 
 @given(speeches())
@@ -58,15 +64,15 @@ def test_the_first_chunk_waits_for_its_own_codes_and_those_after_it_alone() -> N
     chunker = Chunker(ChunkSizes(first=24, chunk=48, context=24, look_ahead=12))
     assert chunker.add(range(35), is_last=False) == []
     (chunk,) = chunker.add([35], is_last=False)
-    assert (chunk.start, chunk.end, len(chunk.codes)) == (0, 24, 36)
+    assert (chunk.start, chunk.end, chunk.continues_at, len(chunk.codes)) == (0, 22, 24, 36)
 
 
 def test_chunks_grow_so_that_little_is_computed_twice() -> None:
     chunks = chunks_of(ChunkSizes(), [list(range(1_000))])
-    assert [chunk.end - chunk.start for chunk in chunks] == [12, 24, 48, 96, 192, 192, 192, 192, 52]
-    four_seconds = chunks_of(ChunkSizes(), [list(range(200))])
-    assert [(chunk.start, chunk.end) for chunk in four_seconds] == [(0, 12), (12, 36), (36, 84), (84, 200)]
-    assert sum(len(chunk.codes) for chunk in four_seconds) / 200 == 1.66
+    assert [chunk.continues_at for chunk in chunks] == [12, 24, 48, 96, 192, 384, 576, 768, 960, None]
+    four_seconds = chunks_of(ChunkSizes(context=0), [list(range(200))])
+    assert [(chunk.start, chunk.end) for chunk in four_seconds] == [(0, 10), (10, 22), (22, 46), (46, 94), (94, 200)]
+    assert sum(len(chunk.codes) for chunk in four_seconds) / 200 == 1.24
 
 
 def test_playback_of_a_chunk_lasts_until_the_next_if_codes_arrive_in_half_its_time() -> None:
@@ -75,5 +81,5 @@ def test_playback_of_a_chunk_lasts_until_the_next_if_codes_arrive_in_half_its_ti
     # In codes' time of playback, of which two arrive during one.
     begin = (sizes.first + sizes.look_ahead) / 2
     for chunk in chunks[1:]:
-        arrived = min(1_000, chunk.end + sizes.look_ahead) / 2
+        arrived = (chunk.codes[-1] + 1) / 2
         assert arrived <= begin + chunk.start
