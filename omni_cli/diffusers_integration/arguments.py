@@ -23,7 +23,7 @@ from omni_cli.diffusers_integration.frame_rates import check_num_frames, frame_r
 from omni_cli.diffusers_integration.prompt_length import check_prompt_lengths
 from omni_cli.diffusers_integration.requests import DiffusionRequest
 from omni_cli.diffusers_integration.signature import Medium, PipelineSignature, signature_of_pipeline
-from omni_cli.diffusers_integration.value_types import is_plain, takes_only_lists
+from omni_cli.diffusers_integration.value_types import is_finite_number, is_plain, takes_only_lists
 from omni_cli.errors import InputError
 from omni_cli.outputs import holds_files
 
@@ -277,7 +277,7 @@ def _check_numbers(request: DiffusionRequest, call: PipelineCall) -> None:
         raise InputError(f"`num_inference_steps` must be 1 to {MAX_INFERENCE_STEPS}, not {steps!r}")
     if not _is_int(request.seed) or not 0 <= request.seed <= MAX_SEED:
         raise InputError(f"`seed` must be 0 to {MAX_SEED}, not {request.seed!r}")
-    if request.guidance_scale is not None and not _is_finite(request.guidance_scale):
+    if request.guidance_scale is not None and not is_finite_number(request.guidance_scale):
         raise InputError(f"`guidance_scale` must be a finite number, not {request.guidance_scale!r}")
     for name, value in request.call.items():
         _plain(name, value, call)
@@ -370,7 +370,3 @@ def _default_size(pipeline: object) -> tuple[int | None, int | None]:
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
-import math
+import sys
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, TypeGuard
 
 FileKind = Literal["image", "tensor", "media"]
 
@@ -50,6 +50,11 @@ def takes_only_lists(annotation: str) -> bool:
 def is_plain(annotation: str, *, tensors: bool = True) -> bool:
     """Tell whether JSON can hold some value of the type other than null; with `tensors`, lists of numbers for them."""
     return any(_is_plain(each, tensors) for each in _alternatives(_parsed(annotation)))
+
+
+def is_finite_number(value: object) -> TypeGuard[int | float]:
+    """Tell whether it is a number that a float can hold: JSON has whole ones of any length."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def converted(annotation: str, value: object) -> object:
@@ -124,13 +129,12 @@ def _converted(node: ast.expr, value: object) -> object:
         return value
     if name in _TENSORS and _is_numeric(value):
         return value
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if name == "float" and is_number:
-        return float(value)  # type: ignore[arg-type]
+    if name == "float" and is_finite_number(value):
+        return float(value)
     fits = {
         "None": value is None,
         "bool": isinstance(value, bool),
-        "int": is_number and isinstance(value, int),
+        "int": is_finite_number(value) and isinstance(value, int),
         "str": isinstance(value, str),
     }
     if fits.get(name) or name in _ANYTHING or (name in _OBJECTS and isinstance(value, dict)):
@@ -155,4 +159,4 @@ def _is_numeric(value: object) -> bool:
     """Tell whether a tensor can be made of it: a number, or nested lists of them with at least one."""
     if isinstance(value, list | tuple):
         return bool(value) and all(map(_is_numeric, value))
-    return isinstance(value, bool) or (isinstance(value, int | float) and math.isfinite(value))
+    return isinstance(value, bool) or is_finite_number(value)

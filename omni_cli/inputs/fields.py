@@ -118,7 +118,7 @@ def _call_arguments(value: object) -> Mapping[str, object]:
     for word in value:
         name, equals, text = str(word).partition("=")
         if not equals or not name.isidentifier():
-            raise ValueError(f"must be NAME=VALUE, not `{word[:_SHOWN_CHARACTERS]}`")
+            raise ValueError(f"must be NAME=VALUE, not `{str(word)[:_SHOWN_CHARACTERS]}`")
         if name in arguments:
             raise ValueError(f"sets `{name}` twice")
         arguments[name] = ArgumentText(_text(text))

@@ -164,8 +164,8 @@ def _call_file(warn: Warn, is_alone: bool, path: Path) -> CallFile:
         case "audio":
             return CallFile("audio", *load_audio(path, mono=False))
         case "video":
-            sound = None if is_alone else load_sound(path)
             video = load_video(path, warn if is_alone else lambda _: None, max_num_frames=None)
+            sound = None if is_alone else load_sound(path)
             return CallFile("video", video.frames, video.fps, sound and CallFile("audio", *sound))
     return CallFile("image", load_image(path, warn))
 

@@ -19,15 +19,19 @@ def load_tensor(path: Path) -> np.ndarray:
     """Read a `.npy` file of numbers, at most `MAX_TENSOR_BYTES`. Raises `InputError` for one that cannot be used."""
     import numpy as np
 
-    with open_input(path, "NumPy file") as file:
+    with open_input(path, "NumPy file"):
         if path.stat().st_size > MAX_TENSOR_BYTES:
             raise InputError(f"the NumPy file `{path}` is larger than {MAX_TENSOR_BYTES // 2**20} MiB")
         try:
-            array = np.load(file, allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
-            hint = "write it with `numpy.save`"
-            raise InputError(f"cannot read the NumPy file `{path}`: {str(error).splitlines()[0]}", hint=hint) from error
+            # Mapped: a header that promises more than the file has would have memory allocated for it.
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except Exception as error:
+            # Broken headers raise many things: ValueError, SyntaxError, TokenError, BadZipFile.
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise InputError(
+                f"cannot read the NumPy file `{path}`: {reason}", hint="write it with `numpy.save`"
+            ) from error
     if not isinstance(array, np.ndarray) or array.dtype.name not in _DTYPES:
         kind = getattr(array, "dtype", type(array).__name__)
         raise InputError(f"the NumPy file `{path}` holds {kind}; supported: {', '.join(_DTYPES)}")
-    return array
+    return np.array(array)

@@ -46,7 +46,7 @@ def load_sound(path: Path) -> tuple[np.ndarray, int] | None:
             with av.open(file, mode="r", metadata_errors="replace") as container:
                 if not container.streams.audio:
                     return None
-                stream = container.streams.audio[0]
+                stream = _decodable(container.streams.audio[0], f"sound of the video file `{path}`")
                 planar, parts, num_samples = av.AudioResampler(format="fltp"), [], 0
                 for frame in itertools.chain(container.decode(stream), [None]):
                     parts += [part.to_ndarray() for part in planar.resample(frame)]
@@ -136,4 +136,10 @@ def _frames(file: BinaryIO, name: str, wanted: set[int], max_pixels: int) -> Ite
 def _stream(container: av.container.InputContainer, name: str) -> Any:
     if not container.streams.video:
         raise InputError(f"the {name} has no video stream")
-    return container.streams.video[0]
+    return _decodable(container.streams.video[0], name)
+
+
+def _decodable(stream: Any, name: str) -> Any:
+    if stream.codec_context is None:
+        raise InputError(f"the {name} has a format that cannot be decoded here")
+    return stream

@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 from fuzz.share import run_share
 
-TARGETS = ("payloads", "wire", "profiles", "records", "requests", "gates")
+TARGETS = ("payloads", "wire", "profiles", "records", "requests", "gates", "media")
 
 
 def main() -> int:

@@ -19,8 +19,12 @@ REQUESTS = [
      "sampling": {"temperature": 0.5, "max_tokens": 8, "stop": ["x"]}, "num_inference_steps": 4, "raw": True},
     {"prompt": "look", "image": ["a.png", "b.png"], "audio": "c.wav", "guidance_scale": 0.5},
     {"prompt": "a tree", "negative_prompt": "no", "height": 64, "width": 64, "num_inference_steps": 2, "seed": 7},
+    {"prompt": "waves", "num_frames": 9, "fps": "24000/1001", "arg": {"max_sequence_length": 64}},
+    {"prompt": "rain", "duration": 0.5, "audio": "c.wav", "arg": {"eta": 0.5, "prompt_embeds": "@e.npy"}},
+    {"prompt": "snow", "image": "a.png", "mask": "m.png", "strength": 0.5, "arg": {"sigmas": [1.0, 0.5]}},
 ]  # fmt: skip
-CAPABILITIES = [Capabilities.of(load_profile(name)) for name in ("tiny-omni", "tiny-image")]
+PROFILES = ("tiny-omni", "tiny-image", "tiny-video", "tiny-audio", "tiny-edit")
+CAPABILITIES = [Capabilities.of(load_profile(name)) for name in PROFILES]
 DEFAULTS = {"seed": 3, "sampling": {"temperature": 0.2}}
 GOOD = b'{"prompt": "good"}\n'
 BOMBS = bombs()

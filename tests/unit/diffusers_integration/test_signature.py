@@ -92,6 +92,7 @@ def test_a_video_or_sound_where_none_is_taken(pipeline, argument, text, message)
     ("argument", "text", "message"),
     [
         ("true_cfg_scale", "high", "`true_cfg_scale` must be a finite number, not high"),
+        ("true_cfg_scale", "9" * 400, "`true_cfg_scale` must be a finite number, not 999"),
         ("true_cfg_scale", "NaN", "`true_cfg_scale` must be a finite number, not NaN"),
         ("true_cfg_scale", "[" * 20_000, "`true_cfg_scale` must be a finite number, not [[["),
         ("sigmas", '[1, "a"]', "`sigmas` must be `list[float]`"),

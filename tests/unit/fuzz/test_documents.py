@@ -1,4 +1,4 @@
-"""A few hundred damaged profiles, records, request lines, gate files and messages; many more by `python -m fuzz`."""
+"""Damaged profiles, records, request lines, gate files, messages and media; many more by `python -m fuzz`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import random
 import pytest
 from fuzz.documents import bombs
 
-COUNTS = {"profiles": 150, "gates": 100, "requests": 300, "records": 60, "wire": 2000}
+COUNTS = {"profiles": 150, "gates": 100, "requests": 300, "records": 60, "wire": 2000, "media": 500}
 
 
 @pytest.mark.parametrize("target", COUNTS)
