@@ -27,8 +27,9 @@ SMALLEST_BUCKET = 8
 # Buckets per power of two above four of the smallest: such a batch is padded by less than a quarter.
 BUCKETS_PER_OCTAVE = 4
 MAX_BUCKETS = 64
-# Blocks in one call on a CPU, about two requests of 2.5 s: more is no faster, and then the first waveforms come later.
-BLOCKS_ON_CPU = 48
+# Blocks in one call per thread of a CPU, about one request of 2.5 s: more is no faster, and then the first waveforms
+# come later and threads wait longer for each other.
+BLOCKS_PER_THREAD = 24
 # Four seconds of guided speech; graphs are captured ahead for batches of that much per request of `max_num_seqs`.
 TYPICAL_BLOCKS = 34
 
@@ -125,13 +126,16 @@ class Synthesizer:
             yield from self._fitting(same)
 
     def _fitting(self, requests: Sequence[SynthesisRequest]) -> Iterator[list[SynthesisRequest]]:
-        """Split requests on a CPU in order, into groups of at most `BLOCKS_ON_CPU` blocks, or of one request.
+        """Split requests on a CPU in order, into groups of `BLOCKS_PER_THREAD` at most, or of one request.
 
         There are enough groups for all lanes, if there are enough requests.
         """
         dit = self.velocity.dit
         sizes = [each.sampling.num_rows * -(-len(each.codes) * dit.repeats // dit.block_size) for each in requests]
-        most = min(BLOCKS_ON_CPU, -(-sum(sizes) // self.num_lanes)) if self.device == "cpu" else sum(sizes)
+        most = sum(sizes)
+        if self.device == "cpu":
+            lanes = self.num_lanes
+            most = min(BLOCKS_PER_THREAD * (torch.get_num_threads() // lanes), -(-most // lanes))
         group: list[SynthesisRequest] = []
         num_blocks = 0
         for each, size in zip(requests, sizes, strict=True):

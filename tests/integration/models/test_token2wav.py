@@ -367,11 +367,11 @@ def test_padded_requests_in_lanes_sound_as_each_does_alone_and_one_that_leaves_c
 def test_padded_requests_on_a_cpu_run_in_groups_that_fill_a_call_in_their_order(num_threads):
     batch = speech_batch("padded")
     for index in range(3):
-        batch.add(request_for("Chelsie", 130, 0.5, str(index)))
+        batch.add(request_for("Chelsie", 70, 0.5, str(index)))
     ran = []
     for _ in range(2):
         batch.advance()
         ran.append([each.request_id for each in batch.stepped])
-    # 130 codes are 22 blocks with guidance.
+    # 70 codes are 12 blocks with guidance.
     assert ran == [["0", "1"], ["0", "1"]]
     assert list(spoken(batch, 3)) == ["0", "1", "2"]
