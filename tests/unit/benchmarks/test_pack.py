@@ -1,4 +1,4 @@
-"""What a GPU machine without a network gets."""
+"""Packages for a GPU machine without a network."""
 
 from __future__ import annotations
 
