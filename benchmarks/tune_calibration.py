@@ -186,16 +186,24 @@ def full_comparison(costs: Sequence[float], noise: Noise, margin: float) -> int:
         groups = np.array_split(np.arange(1, count), -(-(count - 1) // (MAX_TOGETHER - 1)))
         blocks += count - 1 + len(groups)
         values.append(_full_round(groups, able, noise, scales)[first, second])
-        if looks < MIN_ROUNDS:
-            continue
-        before = 0 if looks == MIN_ROUNDS else looks - 1
-        tail = (spent(looks / FULL_LOOKS, share) - spent(before / FULL_LOOKS, share)) / 2
-        table = np.array(values)
-        centre = np.abs(table.mean(axis=0))
-        half = student_quantile(tail, looks - 1) * table.std(axis=0, ddof=1) / math.sqrt(looks)
-        if ((half < centre) | (centre + half <= edge)).all():
+        if looks >= MIN_ROUNDS and are_ranked(np.array(values), share, edge).all():
             break
     return blocks
+
+
+def are_ranked(values: np.ndarray, share: float, edge: float) -> np.ndarray:
+    """Return bool (pairs,) for differences float64 (rounds, pairs), at least `MIN_ROUNDS` rounds.
+
+    A pair is ranked if its interval lies on one side of 0 or within `edge`, the log of the margin. `share` is the error
+    of all its looks.
+    """
+    looks = len(values)
+    before = 0 if looks == MIN_ROUNDS else looks - 1
+    tail = (spent(looks / FULL_LOOKS, share) - spent(before / FULL_LOOKS, share)) / 2
+    centre = np.abs(values.mean(axis=0))
+    half = student_quantile(tail, looks - 1) * values.std(axis=0, ddof=1) / math.sqrt(looks)
+    ranked: np.ndarray = (half < centre) | (centre + half <= edge)
+    return ranked
 
 
 def _full_round(groups: Sequence[np.ndarray], costs: np.ndarray, noise: Noise, scales: np.ndarray) -> np.ndarray:

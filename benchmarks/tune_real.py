@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from tune_calibration import are_ranked
 
 from omni_cli.bench.harness import RunLimits
 from omni_cli.bench.profile_source import ProfileSource
@@ -36,12 +37,11 @@ from omni_cli.bench.tuning import TuneLimits, Tuning
 from omni_cli.bench.workload import Workload
 from omni_cli.cli.tune.run import SettingsSearch, TuneProgress, local_search
 from omni_cli.config.bundled import find_profile
-from omni_cli.stats.race import MIN_ROUNDS, Race, student_quantile
-from omni_cli.stats.sequential import ALPHA, spent
+from omni_cli.stats.race import MIN_ROUNDS, Race
+from omni_cli.stats.sequential import ALPHA
 from omni_cli.stats.tuning import race_of
 from omni_cli.tune_record import TuneRecord, load_tune_record
 
-LOOKS = 60
 PATIENCE = 4.0
 
 
@@ -106,19 +106,15 @@ class Exhaustive(Tuning):
 def unranked(race: Race, names: Sequence[str], edge: float) -> list[tuple[str, str]]:
     """Return the pairs whose interval lies neither on one side of 0 nor within `edge`, the log of the margin."""
     pairs = list(itertools.combinations(names, 2))
-    found = []
-    for a, b in pairs:
-        gap = race.gap(a, b)
-        values = np.array(race.values(a, b))
-        if gap.rounds < MIN_ROUNDS:
-            return pairs
-        share = ALPHA / len(pairs)
-        earlier = spent((gap.rounds - 1) / LOOKS, share) if gap.rounds > MIN_ROUNDS else 0.0
-        tail = (spent(gap.rounds / LOOKS, share) - earlier) / 2
-        half = student_quantile(tail, gap.rounds - 1) * values.std(ddof=1) / math.sqrt(gap.rounds)
-        if not (half < abs(gap.centre) or abs(gap.centre) + half <= edge):
-            found.append((a, b))
-    return found
+    values = [race.values(a, b) for a, b in pairs]
+    if any(len(found) < MIN_ROUNDS for found in values):
+        return pairs
+    share = ALPHA / len(pairs)
+    return [
+        pair
+        for pair, found in zip(pairs, values, strict=True)
+        if not are_ranked(np.array(found)[:, None], share, edge)[0]
+    ]
 
 
 def main() -> int:
