@@ -102,9 +102,10 @@ class Capabilities:
             (field, name), others = (missing[0].field, missing[0].name), missing[1:]
             what = f"the argument `{name}`" if field == "arg" else label(field)
             instead = "".join(f" or `{argument.name}`" for argument in others)
+            setting = f"{label('arg').strip('`')} {name}=VALUE"
             raise UsageError(
                 f"{what}{instead} is missing, which profile `{self.profile}` needs",
-                hint=f"it takes {missing[0].type}: {label('arg')} {name}=VALUE" if field == "arg" else None,
+                hint=f"it takes {missing[0].type}: `{setting}`" if field == "arg" else None,
             )
 
     def check_request(self, request: GenerateRequest, config: EngineConfig) -> str | None:

@@ -9,6 +9,7 @@ from typing import get_type_hints
 from omni_cli.cli.generate.options import RequestOptions
 from omni_cli.cli.terminal import console
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, EngineConfig
+from omni_cli.diffusers_integration.signature import SOUND_FIELDS
 from omni_cli.families import CallArgument
 from omni_cli.inputs.capabilities import Capabilities
 from omni_cli.report.tables import aligned
@@ -42,6 +43,8 @@ def show_inputs(config: EngineConfig, *, as_json: bool) -> None:
         console.print_json({**document, "makes": capabilities.modalities, "inputs": [asdict(row) for row in rows]})
         return
     made = " and ".join(capabilities.modalities)
+    if call is not None and made == "video" and set(SOUND_FIELDS) & set(call.outputs):
+        made = "video with sound"
     title = f"{config.name} ({pipeline or config.model}) makes {made}"
     header = ("option", "name", "type", "default")
     cells = [(row.option, row.name, row.type, "required" if row.required else row.default or "") for row in rows]

@@ -410,6 +410,12 @@ def test_help_inputs_lists_what_a_pipeline_takes(omni: Omni, tmp_path: Path) -> 
     assert "generator" not in inputs and "latents" not in inputs
 
 
+@needs_diffusers
+def test_help_inputs_names_the_sound_of_a_video(omni: Omni, tmp_path: Path) -> None:
+    result = omni("--model", pipeline_folder(tmp_path, "LTX2Pipeline"), "--help-inputs")
+    assert result.code == ExitCode.OK and "makes video with sound\n" in result.out
+
+
 def test_help_inputs_lists_the_fields_of_a_chain(omni: Omni) -> None:
     result = omni("--profile", "tiny-omni", "--help-inputs")
     assert result.code == ExitCode.OK and "tiny-omni (builtin:tiny-omni) makes text and audio" in result.out
@@ -424,7 +430,7 @@ _WORDS = ("--arg", "task_prompt=a drawing", "--arg", "content_prompt=a cat")
     ("pipeline", "arguments", "message"),
     [
         ("DDPMPipeline", ["a cat"], "the prompt has no effect"),
-        ("DiTPipeline", [], "the argument `class_labels` is missing"),
+        ("DiTPipeline", [], "hint: it takes list[int]: `--arg class_labels=VALUE`"),
         ("StableDiffusionPipeline", ["a cat", "--arg", "eta=high"], "`eta` must be a finite number, not high"),
         ("StableDiffusionPipeline", ["a cat", "--arg", "eta=1", "--arg", "eta=2"], "`--arg` sets `eta` twice"),
         ("StableDiffusionPipeline", ["a cat", "--arg", "ip_adapter_image=@none.png"], "cannot open the image file"),
