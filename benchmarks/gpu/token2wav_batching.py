@@ -360,7 +360,7 @@ def measured(
             row["parts"] = min(
                 (parts(sides[side], requests, device) for _ in range(3)), key=lambda each: sum(each.values())
             )
-            precision = sides[side].stage.precision
+            precision = sides[side].stage.precision or "float32"
             for part, count in flops.items():
                 rate = row["parts"][part.replace("_s", "_tflops")] = count / row["parts"][part] / 1e12
                 if "ceilings_tflops" in record:
