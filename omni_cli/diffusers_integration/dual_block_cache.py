@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -29,13 +30,18 @@ class DualBlockCache:
         """Switch it on. Raises `ValueError` for a model that cannot have it."""
         import cache_dit
 
+        # Before cache-dit looks at it, which gives some models a `forward` of its own.
+        self._model, self._forward = model, vars(model).get("forward")
+        takes = set(inspect.signature(model.forward).parameters)
         adapter = cache_dit.get_adapter(model)
         if adapter is None:
             raise ValueError("cache-dit does not know its blocks")
+        if lacking := takes - set(inspect.signature(model.forward).parameters):
+            self._restore()
+            names = ", ".join(f"`{name}`" for name in sorted(lacking))
+            raise ValueError(f"cache-dit's own code for it is for another version of diffusers and lacks {names}")
         given = {theirs: value for theirs, ours in _FIELDS.items() if (value := getattr(cache, ours)) is not None}
         order = cache.taylorseer_order
-        self._model = model
-        self._forward = vars(model).get("forward")
         self._adapter = cache_dit.enable_cache(
             adapter,
             cache_config=cache_dit.DBCacheConfig(**given, enable_separate_cfg=False),
@@ -105,6 +111,9 @@ class DualBlockCache:
         self._halves = {}
         self._manager._cached_context_manager = {}
         cache_dit.disable_cache(self._adapter)
+        self._restore()
+
+    def _restore(self) -> None:
         for name, own in (("cache_context", None), ("forward", self._forward)):
             vars(self._model).pop(name, None)
             if own is not None:

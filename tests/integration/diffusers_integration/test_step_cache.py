@@ -13,7 +13,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.hooks.first_block_cache import FBCHeadBlockHook
-from diffusers.models import QwenImageTransformer2DModel, SanaTransformer2DModel
+from diffusers.models import LTX2VideoTransformer3DModel, QwenImageTransformer2DModel, SanaTransformer2DModel
 from support.tiny_pipelines import declarations
 from support.tiny_pipelines.build import build
 
@@ -217,16 +217,23 @@ def test_a_cache_of_attention_engages_where_guidance_is_one_call(video_folder, m
     assert 0 < counted["cached_calls"] < counted["eager_calls"] == 3 * STEPS
 
 
-def test_a_cache_decides_between_compiled_blocks(folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("cache", "computed"),
+    [
+        ({"method": "first_block"}, 1),
+        pytest.param(CACHE_DIT, 2, marks=needs_cache_dit),
+    ],
+)
+def test_a_cache_decides_between_compiled_blocks(folder, monkeypatch, cache, computed):
     # Traced as for any other backend, but without the time of a C++ compiler.
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     torch.compiler.reset()
-    keys: dict[str, Any] = {"cache": {"method": "first_block", "threshold": 1e9}}
+    keys: dict[str, Any] = {"cache": {**cache, "threshold": 1e9}}
     eager, compiled = start(folder, **keys), start(folder, execution="compile", **keys)
     pixels = [run(executor, guided(3)).pixels.astype(int) for executor in (eager, compiled)]
     assert np.abs(pixels[0] - pixels[1]).max() <= 1
     assert compiled.engagement["compiled_graphs"] > 0
-    assert compiled.engagement["cached_calls"] == eager.engagement["cached_calls"] == 2 * (STEPS - 1)
+    assert compiled.engagement["cached_calls"] == eager.engagement["cached_calls"] == 2 * (STEPS - computed)
     for executor in (eager, compiled):
         executor.shutdown()
 
@@ -256,6 +263,10 @@ def test_what_cannot_have_a_cache_is_refused_before_weights_are_read(folder, tmp
     if importlib.util.find_spec("cache_dit") is not None:
         all_blocks = refused({"transformer": QwenImageTransformer2DModel}, method="cache_dit", Fn_compute_blocks=2)
         assert all_blocks.endswith("it has no more than the 2 blocks that are always computed")
+        build(declarations()["LTX2Pipeline"], tmp_path / "ltx2")
+        parts = {"transformer": LTX2VideoTransformer3DModel}
+        other_version = refused(parts, at=tmp_path / "ltx2", method="cache_dit", Fn_compute_blocks=1)
+        assert "cache-dit's own code for it is for another version of diffusers and lacks " in other_version
     check_cache(
         DiffusionStageConfig.named("image", cache=first_block),
         Path(folder),
