@@ -155,7 +155,7 @@ def test_a_quantization_that_cannot_be_followed_is_refused(monkeypatch):
     if weights.importlib.util.find_spec("torchao") is not None:
         message = refused("float8_dynamic").message
         assert message.endswith("needs a GPU with products in float8, and the stage runs on `cpu`")
-        monkeypatch.setattr(weights.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(weights.importlib.util, "find_spec", lambda name: None)
     for value, package, extra in (
         ("int8_weight_only", "torchao", "quantization"),
         ("bitsandbytes_nf4", "bitsandbytes", "bitsandbytes"),
