@@ -74,6 +74,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 RATE: Final = ".rate"
 """The end of the name of an audio output's sample rate."""
+PROMPT: Final = ".prompt"
+"""The end of the name of a request's prompt, which is saved beside its outputs."""
 SHEET_COLUMNS: Final = 4
 
 

@@ -74,7 +74,8 @@ class Outputs(msgspec.Struct, frozen=True):
     """Agreement of the outputs of b with those of a; None if it was not recorded.
 
     The others exist for outputs that differ, by kind, and are the worst of all outputs: decibels and similarity of
-    images and videos, decibels of audio, the share of equal token sequences and the first token that differs. With
+    images and videos, decibels of audio, the share of equal token sequences and the first token that differs; and
+    those of models with weights of their own (`WEIGHTED_MEASURES`). With
     `reduced`, they are those of smaller copies, all that two records have. `means` are the means of the same measures
     over the requests that differ, of `compared` requests.
     """
@@ -89,6 +90,9 @@ class Outputs(msgspec.Struct, frozen=True):
     snr_db: float | UnsetType = UNSET
     exact_match: float | UnsetType = UNSET
     first_difference: float | UnsetType = UNSET
+    lpips: float | UnsetType = UNSET
+    clip_score: float | UnsetType = UNSET
+    wer: float | UnsetType = UNSET
     reduced: bool | UnsetType = UNSET
     compared: int | UnsetType = UNSET
     means: dict[str, MeasureMean] | UnsetType = UNSET
@@ -102,6 +106,8 @@ class Outputs(msgspec.Struct, frozen=True):
 
 MEASURES = Outputs.__struct_fields__[1 : Outputs.__struct_fields__.index("reduced")]
 """Names of the measures of outputs that differ, `max_abs_diff` first."""
+WEIGHTED_MEASURES = ("lpips", "clip_score", "wer")
+"""Those of models, whose weights the user names."""
 
 
 class Payback(msgspec.Struct, frozen=True, kw_only=True):

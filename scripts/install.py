@@ -208,7 +208,7 @@ def fingerprint() -> str:
 
 
 def dev_requirements() -> list[str]:
-    names = ("dev", "ray", "video", "quantization", "cache-dit")
+    names = ("dev", "ray", "video", "quantization", "cache-dit", "quality")
     return [requirement for name in names for requirement in extras()[name]]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,7 +60,7 @@ class Benchmark:
                 launch=self._plan.launch,
                 load=self._plan.load,
                 limits=self._limits,
-                decided=self._question.is_decided,
+                decided=self._question.without_weighted().is_decided,
                 watcher=self,
                 sampler=UtilisationSampler(),
                 read_free=self._read_free,
@@ -68,6 +68,10 @@ class Benchmark:
             self._builder.check()
         finally:
             self._keeper.stop()
+
+    def add_weighted(self, weights: Mapping[str, Path]) -> None:
+        """Measure the outputs with models, whose weights these are. Raises `QualityWeightsError`."""
+        self._builder.add_weighted(weights)
 
     def answer(self) -> Answer:
         """Compute the verdicts, and write them to the record on the disk."""

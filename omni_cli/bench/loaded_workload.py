@@ -136,7 +136,8 @@ async def run_all(llm: OmniLLM, requests: list[GenerateRequest]) -> Iteration:
     # By the requests' own clocks, which do not include the time until this task runs again.
     e2e_s = max(ended_s for _, ended_s, _ in followed) - min(started_s for started_s, _, _ in followed)
     finished = tuple(Finished(result, ended_s - started_s) for started_s, ended_s, result in followed)
-    return Iteration(e2e_s, finished, tuple((info.name, info.kind) for info in llm.stages))
+    prompts = tuple(request.prompt or "" for request in requests)
+    return Iteration(e2e_s, finished, tuple((info.name, info.kind) for info in llm.stages), prompts)
 
 
 async def _follow(llm: OmniLLM, request: GenerateRequest) -> tuple[float, float, RequestResult]:

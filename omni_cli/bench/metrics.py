@@ -27,11 +27,15 @@ class Finished:
 
 @dataclass(frozen=True)
 class Iteration:
-    """`e2e_s` is from the first request's start to the last one's end; `stages` are (name, kind) in order."""
+    """`e2e_s` is from the first request's start to the last one's end; `stages` are (name, kind) in order.
+
+    `prompts` are those of the requests, empty where a stage in the middle of the chain runs.
+    """
 
     e2e_s: float
     requests: tuple[Finished, ...]
     stages: tuple[tuple[str, str], ...]
+    prompts: tuple[str, ...] = ()
 
     def traces(self, name: str) -> list[StageTrace]:
         return [trace for request in self.requests for trace in request.result.stages if trace.name == name]

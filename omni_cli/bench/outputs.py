@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omni_cli.outputs import AudioOutput, ImageOutput, RequestResult, TensorOutput, VideoOutput
-from omni_cli.record import RATE
+from omni_cli.record import PROMPT, RATE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,6 +59,13 @@ def sample_rates(results: Sequence[RequestResult]) -> dict[str, np.ndarray]:
         for position, output in enumerate(result.outputs)
         if isinstance(output, AudioOutput)
     }
+
+
+def prompt_arrays(prompts: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the requests' prompts, which are saved but not part of the hash."""
+    import numpy as np
+
+    return {f"{request}{PROMPT}": np.array(prompt) for request, prompt in enumerate(prompts)}
 
 
 def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -15,6 +15,7 @@ from omni_cli.bench.kept_outputs import kept_outputs
 from omni_cli.bench.memory import memory_of
 from omni_cli.bench.outputs import load_arrays
 from omni_cli.bench.protocol import LoadedStage, Ran
+from omni_cli.bench.quality_weights import measure_pairs
 from omni_cli.bench.treatments import Treatment
 from omni_cli.record import E2E, KeptOutput, Memory, Record, Sample, StoppingPlan, Utilisation, Variant
 from omni_cli.results import Comparison, Outputs
@@ -177,6 +178,21 @@ class RecordBuilder:
                 return None, ()
             self._differences[variant, number] = max_abs_difference(mine, other), request_qualities(mine, other)
         return self._differences[variant, number]
+
+    def add_weighted(self, weights: Mapping[str, Path]) -> None:
+        """Add the measures of models to those of outputs that differ. Raises `QualityWeightsError`.
+
+        Call it once, after the last iteration: the models take the machine's time.
+        """
+        self.note(quality_weights={name: str(folder) for name, folder in weights.items()})
+        self.record()  # compares what was not compared yet
+        keys = [key for key, (_, requests) in self._differences.items() if requests]
+        pairs = [
+            (self._folder / f"0-{number}.npz", self._folder / f"{variant}-{number}.npz") for variant, number in keys
+        ]
+        for key, found in zip(keys, measure_pairs(weights, pairs) if pairs else (), strict=True):
+            difference, known = self._differences[key]
+            self._differences[key] = difference, [{**a, **b} for a, b in zip(known, found, strict=True)]
 
     def _saved(self, variant: int, number: int) -> dict[str, Any] | None:
         path = self.output_file(variant, number)

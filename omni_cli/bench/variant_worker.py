@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from omni_cli.bench.loaded_workload import LoadedWorkload
 from omni_cli.bench.metrics import accounted_of, metrics_of, work_of
-from omni_cli.bench.outputs import hash_arrays, output_arrays, sample_rates, save_arrays
+from omni_cli.bench.outputs import hash_arrays, output_arrays, prompt_arrays, sample_rates, save_arrays
 from omni_cli.bench.protocol import (
     PROTOCOL,
     Close,
@@ -121,7 +121,7 @@ class VariantWorker:
         results = [finished.result for finished in iteration.requests]
         arrays = output_arrays(results)
         if request.outputs is not None:
-            save_arrays(Path(request.outputs), {**arrays, **sample_rates(results)})
+            save_arrays(Path(request.outputs), {**arrays, **sample_rates(results), **prompt_arrays(iteration.prompts)})
         return Ran(
             e2e_s=iteration.e2e_s,
             metrics=metrics_of(iteration, self._slo),

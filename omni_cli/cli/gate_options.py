@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from omni_cli.config.gate_limits import GateLimits, QualityLimit
 
 DEFAULT_MARGIN = "2%"
+_WEIGHTS = re.compile(r"[a-z_]+=")
 
 MaxMemoryRegressionOption = Annotated[
     str | None, option("--max-memory-regression", "PERCENT", "Gate: the allowed increase in memory.")
@@ -27,6 +30,8 @@ AllowDifferenceOption = Annotated[
 @dataclass(frozen=True, kw_only=True)
 class GateOptions(DisplayOptions):
     """Limits to judge by, and the reports of it."""
+
+    takes_weights = False
 
     max_regression: Annotated[
         str | None, option("--max-regression", "PERCENT", "Gate: the allowed slowdown, such as 5%.")
@@ -47,7 +52,8 @@ class GateOptions(DisplayOptions):
             "--quality",
             "METRIC>=LIMIT",
             "Gate: how far outputs may differ, such as psnr_db>=40, ssim>=0.98, snr_db>=30, exact_match>=1 or "
-            "log_mel_distance_db<=1. Repeatable.",
+            "log_mel_distance_db<=1. Repeatable. For `omni bench` also the weights of a model that measures outputs: "
+            "lpips=FOLDER, clip_score=FOLDER or wer=FOLDER.",
         ),
     ] = None
     markdown: Annotated[Path | None, option("--markdown", "FILE", "Also write the report as Markdown.")] = None
@@ -69,14 +75,21 @@ class GateOptions(DisplayOptions):
             from omni_cli.config.gate_file import load_gate_file
 
             limits = load_gate_file(self.gate)
-        return merge_limits(
+        limits = merge_limits(
             limits,
             max_regression=time,
             max_memory_regression=memory,
             metrics=tuple(self.metric or ()),
             identical_outputs=self.require_identical_outputs,
-            quality=tuple(read_quality(text) for text in self.quality or ()),
+            quality=tuple(read_quality(text) for text in self.quality or () if text not in self.weights),
         )
+        check_weighted(() if limits is None else limits.quality, [text.partition("=")[0] for text in self.weights])
+        return limits
+
+    @property
+    def weights(self) -> list[str]:
+        """Values of `--quality` that name the weights of a model, such as `lpips=FOLDER`."""
+        return [text for text in self.quality or () if self.takes_weights and _WEIGHTS.match(text)]
 
 
 def read_quality(text: str) -> QualityLimit:
@@ -88,6 +101,18 @@ def read_quality(text: str) -> QualityLimit:
         return parse_quality(text, MEASURES)
     except ValueError as error:
         raise UsageError(f"invalid value for `--quality`: {error}") from error
+
+
+def check_weighted(limits: Iterable[QualityLimit], given: Collection[str]) -> None:
+    """Raise `UsageError` for a limit on a measure of a model without its weights."""
+    from omni_cli.results import WEIGHTED_MEASURES
+
+    for limit in limits:
+        if limit.metric in WEIGHTED_MEASURES and limit.metric not in given:
+            raise UsageError(
+                f"`{limit.metric}` needs a model, and no weights of one are given",
+                hint=f"name them: `omni bench --vary KEY=A,B --quality {limit.metric}=FOLDER --quality '{limit}'`",
+            )
 
 
 def read_fraction(option_name: str, text: str) -> float:

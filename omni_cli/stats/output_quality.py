@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from msgspec import UNSET
 
-from omni_cli.record import RATE, SHEET_COLUMNS, KeptOutput
+from omni_cli.record import PROMPT, RATE, SHEET_COLUMNS, KeptOutput
 from omni_cli.results import MeasureMean, Outputs
 from omni_cli.stats.estimate import MIN_BLOCKS, centre_of
 
@@ -20,7 +20,7 @@ _NUM_MELS, _FFT, _HOP = 80, 1024, 256
 _FLOOR = 1e-10
 _Z = 1.959964  # the normal distribution's two-sided 95 %
 # The worse of two values of a measure.
-_WORSE: dict[str, Callable[[float, float], float]] = {"log_mel_distance_db": max}
+_WORSE: dict[str, Callable[[float, float], float]] = {"log_mel_distance_db": max, "lpips": max, "wer": max}
 
 
 def quality_of(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -31,7 +31,7 @@ def quality_of(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]
     found: dict[str, float] = {}
     for name in sorted(first.keys() & second.keys()):
         kind, a, b = name.split(".")[1], first[name], second[name]
-        if name.endswith(RATE) or kind in ("tokens", "tensor") or a.shape != b.shape or np.array_equal(a, b):
+        if name.endswith(RATE) or kind in ("tokens", "tensor", "prompt") or a.shape != b.shape or np.array_equal(a, b):
             continue
         if kind == "audio":
             measures = _audio(a, b, first.get(name + RATE))
@@ -78,7 +78,7 @@ def _spread(name: str, values: Sequence[float]) -> MeasureMean:
 
 def max_abs_difference(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float | None:
     """Return the largest difference of any sample or pixel; None for one without a size (other tokens or lengths)."""
-    a, b = ({name: array for name, array in arrays.items() if not name.endswith(RATE)} for arrays in (a, b))
+    a, b = ({name: array for name, array in arrays.items() if not name.endswith((RATE, PROMPT))} for arrays in (a, b))
     if a.keys() != b.keys():
         return None
     largest = 0.0

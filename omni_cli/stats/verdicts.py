@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.errors import ExitCode
 from omni_cli.record import E2E, Record
-from omni_cli.results import Difference, Summary
+from omni_cli.results import WEIGHTED_MEASURES, Difference, Summary
 from omni_cli.stats.blocks import block_medians
 from omni_cli.stats.comparable import record_mismatches, split_allowed
 from omni_cli.stats.compare import MARGIN
@@ -49,6 +49,15 @@ class Question:
                 allowed=self.allowed,
             )
         return Answer(record, within, against_baseline)
+
+    def without_weighted(self) -> Question:
+        """Return the question without limits on measures of models, which exist only at the end."""
+        if self.limits is None:
+            return self
+        known = tuple(limit for limit in self.limits.quality if limit.metric not in WEIGHTED_MEASURES)
+        limits = replace(self.limits, quality=known)
+        gates = limits.metrics or limits.quality or (limits.max_abs_diff, limits.memory) != (None, None)
+        return replace(self, limits=limits if gates else None)
 
     def is_decided(self, record: Record) -> bool:
         """True if more blocks would change nothing."""

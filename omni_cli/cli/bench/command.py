@@ -29,6 +29,9 @@ def bench(options: BenchOptions) -> int:
     workload = options.workload(options.stage, config)
     limits = options.limits(options.max_memory_regression)
     need_numpy("measuring")
+    from omni_cli.bench.quality_weights import parse_weights
+
+    weights = parse_weights(options.weights)
     from omni_cli.bench.local import local_plan, plan_treatments
     from omni_cli.cli.bench.run import measure, read_question
 
@@ -38,6 +41,8 @@ def bench(options: BenchOptions) -> int:
     count = len(treatments) + bool(options.against)
     if limits is not None and count == 1 and options.baseline is None:
         raise UsageError("a limit needs a baseline", hint="add `--against`, `--baseline` or `--vary`")
+    if weights and count == 1:
+        raise UsageError("`--quality` compares variants", hint="add `--against` or `--vary`")
     question = read_question(options, limits)
     budget_s = options.budget_s(count)
     options.check_files()
@@ -51,4 +56,4 @@ def bench(options: BenchOptions) -> int:
         verbose=options.verbose,
         keeps_outputs=options.output_json is not None,
     ) as plan:
-        return measure(plan, question, options, budget_s)
+        return measure(plan, question, options, budget_s, weights)

@@ -121,6 +121,8 @@ class MeasureOptions(GateOptions):
 class BenchOptions(MeasureOptions, WorkloadOptions):
     """The options of `omni bench`."""
 
+    takes_weights = True
+
     stage: StageOption = "all"
     vary: Annotated[
         list[str] | None,

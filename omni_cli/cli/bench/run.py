@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 
 from omni_cli.bench.benchmark import Benchmark, Plan
 from omni_cli.bench.harness import RunLimits
@@ -44,15 +46,22 @@ def read_question(
     )
 
 
-def measure(plan: Plan, question: Question, options: MeasureOptions, time_budget_s: float | None) -> ExitCode:
-    """Measure and report. Raises `OmniError` if nothing was measured."""
+def measure(
+    plan: Plan,
+    question: Question,
+    options: MeasureOptions,
+    time_budget_s: float | None,
+    weights: Mapping[str, Path] = MappingProxyType({}),
+) -> ExitCode:
+    """Measure and report; `weights` are those of models that measure outputs. Raises `OmniError` if nothing ran."""
     mismatches = question.mismatches(plan.builder.record())
     if mismatches:
         note = not_comparable(mismatches)
         raise NotComparableError(note.message, hint=note.hint)
-    progress = BenchProgress(sys.stderr, question, quiet=options.quiet, verbose=options.verbose)
+    progress = BenchProgress(sys.stderr, question.without_weighted(), quiet=options.quiet, verbose=options.verbose)
     num_warmup = options.num_iters_warmup
-    if question.limits is not None and question.limits.quality and options.num_iters is not None:
+    judges = question.limits is not None and bool(question.limits.quality)
+    if (judges or weights) and options.num_iters is not None:
         # Each iteration has new prompts and seeds; warm-ups are not timed, but their outputs are compared.
         num_requests = plan.builder.record().workload["batch_size"]
         num_warmup = max(num_warmup, -(-MIN_BLOCKS // num_requests) - options.num_iters)
@@ -62,6 +71,11 @@ def measure(plan: Plan, question: Question, options: MeasureOptions, time_budget
     progress.hide()
     if stopped is not None and not benchmark.has_samples:
         raise stopped
+    if weights and stopped is None:
+        try:
+            benchmark.add_weighted(weights)
+        except OmniError as error:
+            stopped = error
     return _report(benchmark, options, stopped)
 
 

@@ -28,6 +28,7 @@ from omni_cli.cli.tune.options import TuneOptions
         (["--max-memory", "lots"], 2, ["`lots` is not a size"]),
         (["--max-memory", "0GiB"], 2, ["is not a size"]),
         (["--quality", "psnr>40"], 2, ["--quality"]),
+        (["--quality", "wer<=0.1"], 2, ["`wer` needs a model", "omni bench"]),
         (["--margin", "0"], 2, ["no number of starts proves equality"]),
         (["--margin", "5"], 2, ["write `5%`"]),
         (["--time-budget", "-1"], 2, ["--time-budget"]),

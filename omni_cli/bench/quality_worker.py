@@ -1,0 +1,168 @@
+"""The process that measures outputs with models: `python -m omni_cli.bench.quality_worker`, its work on stdin as JSON.
+
+Started only by `measure_pairs`, after the benchmark, so that it takes nothing from what is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from omni_cli.bench.outputs import load_arrays
+from omni_cli.bench.quality_weights import ALEXNET, Measurement
+from omni_cli.compat.libraries import prepare_libraries
+from omni_cli.record import PROMPT, RATE
+from omni_cli.stats.output_quality import worst_of
+
+_WHISPER_RATE, _WHISPER_SECONDS = 16_000, 30
+
+Frames = Callable[[np.ndarray, np.ndarray, str], float | None]
+"""Measures frames (num_frames, height, width, channels), uint8, of two variants; the second's prompt is given."""
+
+
+def measured(work: Measurement) -> list[list[dict[str, float]]]:
+    """Return the measures of each request of each pair, the worst of its outputs; equal outputs have none."""
+    of_frames = {name: make(Path(work.weights[name])) for name, make in _OF_FRAMES.items() if name in work.weights}
+    transcribe = _transcriber(Path(work.weights["wer"])) if "wer" in work.weights else None
+    return [_pair(load_arrays(Path(a)) or {}, load_arrays(Path(b)) or {}, of_frames, transcribe) for a, b in work.pairs]
+
+
+def _pair(
+    first: Mapping[str, np.ndarray],
+    second: Mapping[str, np.ndarray],
+    of_frames: Mapping[str, Frames],
+    transcribe: Callable[[np.ndarray, int], str] | None,
+) -> list[dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for name in sorted(first.keys() & second.keys()):
+        (request, kind), a, b = name.split(".")[:2], first[name], second[name]
+        measures = found.setdefault(request, {})
+        if np.array_equal(a, b):
+            continue
+        if kind in ("image", "video"):
+            (a, b), prompt = (a, b) if kind == "video" else (a[None], b[None]), str(second.get(request + PROMPT, ""))
+            values = {measure: of(a, b, prompt) for measure, of in of_frames.items()}
+        elif kind == "audio" and name + RATE in first and transcribe is not None:
+            rate = int(first[name + RATE])
+            values = {"wer": _word_error_rate(transcribe(a, rate), transcribe(b, rate))}
+        else:
+            continue
+        known = {measure: value for measure, value in values.items() if value is not None}
+        found[request] = worst_of([measures, known])
+    return list(found.values())
+
+
+def _lpips(folder: Path) -> Frames:
+    import torch
+    from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
+
+    # torchvision unpickles it, wherever torch's hub keeps its files.
+    torch.load(folder / ALEXNET, weights_only=True, map_location="cpu")
+    with tempfile.TemporaryDirectory(prefix="omni-lpips-") as hub:
+        kept = Path(hub, "checkpoints", ALEXNET)
+        kept.parent.mkdir()
+        kept.symlink_to((folder / ALEXNET).absolute())
+        torch.hub.set_dir(hub)
+        model = LearnedPerceptualImagePatchSimilarity(net_type="alex", normalize=True).to(_device())
+
+    def distance(a: np.ndarray, b: np.ndarray, _prompt: str) -> float | None:
+        """Return the mean over the frames; None for sizes that differ."""
+        if a.shape != b.shape:
+            return None
+        x, y = (torch.from_numpy(frames[..., :3].copy()).permute(0, 3, 1, 2).to(_device()) / 255 for frames in (a, b))
+        with torch.inference_mode():
+            value = float(model(x, y))
+        model.reset()
+        return value
+
+    return distance
+
+
+def _clip_score(folder: Path) -> Frames:
+    import torch
+    from transformers import AutoProcessor, CLIPModel
+
+    model, processor = _loaded(CLIPModel, folder), AutoProcessor.from_pretrained(folder, local_files_only=True)
+
+    def score(_a: np.ndarray, b: np.ndarray, prompt: str) -> float | None:
+        """Return 100 times the cosine of the image and its prompt, at least 0, the mean over the frames."""
+        if not prompt:
+            return None
+        images = [np.ascontiguousarray(frame[..., :3]) for frame in b]
+        inputs = processor(text=[prompt], images=images, return_tensors="pt", padding=True, truncation=True)
+        with torch.inference_mode():
+            found = model(**inputs.to(_device()))
+        return float(100 * (found.image_embeds @ found.text_embeds.T).clamp(min=0).mean())
+
+    return score
+
+
+def _transcriber(folder: Path) -> Callable[[np.ndarray, int], str]:
+    import soxr
+    import torch
+    from transformers import AutoProcessor, WhisperForConditionalGeneration
+
+    model = _loaded(WhisperForConditionalGeneration, folder)
+    processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
+
+    def transcribe(samples: np.ndarray, rate: int) -> str:
+        """Return the words of (num_samples,) or (num_samples, channels), lower-case and without punctuation."""
+        mono = samples if samples.ndim == 1 else samples.mean(axis=1)
+        heard = soxr.resample(mono.astype(np.float32), rate, _WHISPER_RATE)
+        is_long = len(heard) > _WHISPER_SECONDS * _WHISPER_RATE
+        whole = {"truncation": False, "padding": "longest"} if is_long else {}
+        given = {"sampling_rate": _WHISPER_RATE, "return_tensors": "pt", "return_attention_mask": True}
+        inputs = processor(heard, **given, **whole)
+        with torch.inference_mode():
+            tokens = model.generate(**inputs.to(_device()), **({"return_timestamps": True} if is_long else {}))
+        (text,) = processor.batch_decode(tokens, skip_special_tokens=True)
+        return str(processor.tokenizer.basic_normalize(text))
+
+    return transcribe
+
+
+def _word_error_rate(reference: str, heard: str) -> float:
+    """Return the word error rate; without words in the reference, 1 if there are any in the other."""
+    from torchmetrics.functional.text import word_error_rate
+
+    if not reference.split():
+        return float(bool(heard.split()))
+    return float(word_error_rate([heard], [reference]))
+
+
+def _loaded(kind: Any, folder: Path) -> Any:
+    """Load a model with all its weights. Raises `ValueError` if some are missing."""
+    model, info = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(f"{folder} lacks {len(missing)} of its weights, the first is {missing[0]}")
+    return model.eval().to(_device())
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+_OF_FRAMES = {"lpips": _lpips, "clip_score": _clip_score}
+
+
+def main() -> None:
+    # Libraries print; the answer must be the only thing on stdout.
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    work = msgspec.json.decode(sys.stdin.buffer.read(), type=Measurement)
+    prepare_libraries()
+    with answer:
+        answer.write(msgspec.json.encode(measured(work)))
+
+
+if __name__ == "__main__":
+    main()
