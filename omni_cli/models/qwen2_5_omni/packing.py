@@ -174,13 +174,11 @@ def _windows(blocks: torch.Tensor, neighbours: tuple[tuple[int, torch.Tensor], .
     Zeros and not only a mask in place of a block of another request, so that not even its NaN gets in.
     """
     num_blocks = blocks.shape[0]
-    windows, zero = blocks.new_empty(num_blocks, len(neighbours), *blocks.shape[1:]), blocks.new_zeros(())
-    for place, (by, seen) in enumerate(neighbours):
-        is_own = seen.flatten(1).any(dim=1).view(-1, *[1] * (blocks.dim() - 1))
-        first, end = max(0, -by), num_blocks - max(0, by)
-        torch.where(is_own[first:end], blocks[first + by : end + by], zero, out=windows[first:end, place])
-        windows[:first, place] = windows[end:, place] = 0.0
-    return windows.flatten(1, 2)
+    own = torch.arange(num_blocks, device=blocks.device)
+    places = [torch.where(seen.flatten(1).any(dim=1), own + by, num_blocks) for by, seen in neighbours]
+    and_zeros = torch.cat((blocks, blocks.new_zeros(1, *blocks.shape[1:])))
+    windows = and_zeros.index_select(0, torch.stack(places, dim=1).flatten())
+    return windows.view(num_blocks, -1, *blocks.shape[2:])
 
 
 def _fused(*arguments: torch.Tensor | None, back: bool, ahead: bool) -> torch.Tensor:
