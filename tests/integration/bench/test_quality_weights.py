@@ -24,7 +24,7 @@ RATE = 24_000
 
 @pytest.fixture(scope="module")
 def alexnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """AlexNet, random but for the classifier, which LPIPS does not use and which would have 230 MB."""
+    """AlexNet, random except for the classifier, which LPIPS does not use and which would have 230 MB."""
     from torchvision.models import alexnet
 
     torch.manual_seed(0)
