@@ -60,3 +60,15 @@ def test_machine_lists_the_conditions_of_a_result(common):
     assert found["processor"] and int(found["cores"]) >= 1
     assert len(found["load_average"].split()) == 3
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_the_ratio_within_pairs_is_not_widened_by_what_both_sides_share(common):
+    source = np.random.default_rng(0)
+    shared = np.exp(source.normal(0, 0.2, 100))
+    above = (1.01 * shared * np.exp(source.normal(0, 0.01, 100))).tolist()
+    found = common.ratio_of_pairs(above, shared.tolist())
+    assert 1.005 < found.low < found.value < found.high < 1.015
+    medians = common.ratio_of_medians(above, shared.tolist())
+    assert medians.high - medians.low > 2 * (found.high - found.low)
+    with pytest.raises(ValueError, match="not pairs"):
+        common.ratio_of_pairs([1.0], [])
