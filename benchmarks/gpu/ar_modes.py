@@ -32,7 +32,7 @@ prepare_libraries()
 import msgspec
 import numpy as np
 import torch
-from environment import kit_environment
+from environment import kit_command, kit_environment
 from omni_checkpoint import SEVEN_B, TOKENIZER_SIZE
 from transformers import Qwen2_5OmniProcessor
 from vllm.platforms import current_platform
@@ -245,7 +245,7 @@ def _record(variants: list[Variant], outputs: list[dict[str, Any]], options: arg
     }  # fmt: skip
     return Record(
         created=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        command=("python", *sys.argv),
+        command=kit_command(),
         environment=kit_environment(),
         workload={**workload, "fingerprint": workload_fingerprint(workload)},
         variants=tuple(variants),

@@ -42,7 +42,7 @@ prepare_libraries()
 
 import msgspec
 import torch
-from environment import kit_environment
+from environment import kit_command, kit_environment
 from qwen3_folder import write_folder
 from random_weights import install
 
@@ -309,7 +309,7 @@ def _record(model: Model, variants: list[Variant], options: argparse.Namespace) 
     }  # fmt: skip
     return Record(
         created=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        command=("python", *sys.argv),
+        command=kit_command(),
         environment=kit_environment(),
         workload={**workload, "fingerprint": workload_fingerprint(workload)},
         variants=tuple(variants),

@@ -23,7 +23,7 @@ from omni_cli.compat.torchvision import ensure_torchvision_importable  # isort: 
 ensure_torchvision_importable()
 
 import torch
-from environment import kit_environment
+from environment import kit_command, kit_environment
 from qwen3_folder import RELEASED
 from random_weights import fill
 from transformers import Qwen3OmniMoeCode2Wav
@@ -68,7 +68,7 @@ def main() -> int:
                 ]
     summary = "\n".join(lines) + "\n"
     (options.output_dir / "codec-calls.txt").write_text(summary)
-    record = {"environment": kit_environment(), "command": sys.argv, "batches": options.batches, "times_s": times}
+    record = {"environment": kit_environment(), "command": kit_command(), "batches": options.batches, "times_s": times}
     (options.output_dir / "codec-calls.json").write_text(json.dumps(record, default=str))
     sys.stdout.write(summary)
     return 0

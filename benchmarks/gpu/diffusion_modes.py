@@ -39,7 +39,7 @@ import goals
 import msgspec
 import torch
 from copies import STEPS, Copies, images_on, measure_copies
-from environment import kit_environment
+from environment import kit_command, kit_environment
 from kinds import kinds
 from measure import (
     OUTPUT_SEEDS,
@@ -307,7 +307,7 @@ def _with_summary(variant: Variant) -> Variant:
 def record_of(name: str, workload: dict[str, Any], variants: Sequence[Variant], device: torch.device) -> Record:
     return Record(
         created=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        command=("python", *sys.argv),
+        command=kit_command(),
         environment=kit_environment(device=str(device), kit=name),
         workload=workload,
         variants=tuple(variants),

@@ -1,7 +1,9 @@
-"""Description of the machine in the kit's records."""
+"""Description of the machine and the command in the kit's records."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 from omni_cli.bench.environment import read_environment
@@ -13,6 +15,11 @@ def kit_environment(**conditions: Any) -> dict[str, Any]:
     """The environment as in `omni bench`, without paths; `conditions` are added to its own."""
     found = without_places(read_environment())
     return {**found, "conditions": {**found["conditions"], **conditions}}
+
+
+def kit_command() -> tuple[str, ...]:
+    """The command line, of absolute paths their last part."""
+    return ("python", *(Path(each).name if Path(each).is_absolute() else each for each in sys.argv))
 
 
 def without_places(environment: dict[str, Any]) -> dict[str, Any]:

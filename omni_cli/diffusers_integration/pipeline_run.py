@@ -241,7 +241,10 @@ class PipelineRunner:
         import torch
 
         # Some pipelines also draw from the global generator, such as for the latents of a control image.
-        torch.manual_seed(requests[0].seed)
+        # `torch.manual_seed` also prepares seeds for each kind of device that is not in use, in 0.2 ms.
+        torch.default_generator.manual_seed(requests[0].seed)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(requests[0].seed)
         generators = [torch.Generator("cpu").manual_seed(request.seed) for request in requests]
         arguments = self._call.arguments(requests[0])
         if len(requests) == 1:

@@ -191,10 +191,10 @@ class Token2WavStage(VllmStage):
         active.context["num_codes"] = len(codes)
         if chunk is not None:
             settings["chunk"] = [chunk.codes_start, chunk.start, chunk.end]
-        if chunk is not None and self._synthesizer.carries:
-            settings["stream"] = [self.request_id_of(active)]
-            if chunk.continues_at is not None:
-                settings["continues_at"] = [chunk.continues_at]
+            if self._synthesizer.carries:
+                settings["stream"] = [self.request_id_of(active)]
+                if chunk.continues_at is not None:
+                    settings["continues_at"] = [chunk.continues_at]
         extra = {ADDITIONAL_INFORMATION: encode_additional_information(settings, self.payload_limits)}
         return {"prompt_token_ids": list(codes)}, PoolingParams(task="plugin", extra_kwargs=extra)
 
