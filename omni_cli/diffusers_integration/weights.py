@@ -128,6 +128,7 @@ def _quantize(model: Any, quantization: str) -> None:
         return
     kind, given = _BITSANDBYTES[quantization]
     make = getattr(importlib.import_module("bitsandbytes.nn"), kind)
+    make = _moving_whole(make) if kind == "Linear8bitLt" else make
     for path, module in [each for each in model.named_modules() if type(each[1]) is torch.nn.Linear]:
         types = {"compute_dtype": module.weight.dtype} if kind == "Linear4bit" else {}
         layer = make(module.in_features, module.out_features, device="meta", **types, **given)
@@ -135,6 +136,23 @@ def _quantize(model: Any, quantization: str) -> None:
         layer.bias = module.bias
         # Moving it quantizes it, on the host as on a device.
         model.set_submodule(path, layer.to(module.weight.device))
+
+
+def _moving_whole(kind: Any) -> Any:
+    """Return bitsandbytes' Linear8bitLt with scales that follow its weight to another device.
+
+    It moves them only if it is moved itself, not with the model that it is part of.
+    """
+
+    class Linear8bit(kind):  # type: ignore[misc]
+        def _apply(self, fn: Any, recurse: bool = True) -> Any:
+            super()._apply(fn, recurse)
+            for kept in (self.weight, self.state):  # the weight until the first call, which moves them to the state
+                if kept.CB is not None:
+                    kept.CB, kept.SCB = self.weight.data, fn(kept.SCB)
+            return self
+
+    return Linear8bit
 
 
 class WeightForms:

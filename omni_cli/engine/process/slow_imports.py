@@ -7,6 +7,7 @@ import gc
 import sys
 from collections.abc import Iterator
 
+from omni_cli.compat.cuda_properties import capabilities_by_nvml
 from omni_cli.compat.libraries import prepare_libraries
 from omni_cli.engine.process.host_allocator import keep_freed_memory
 from omni_cli.engine.process.orphan_watch import OrphanWatch
@@ -27,7 +28,8 @@ def slow_imports() -> Iterator[None]:
     try:
         keep_freed_memory()
         prepare_libraries()
-        yield
+        with capabilities_by_nvml():
+            yield
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "omni_cli":
             raise RuntimeError(f"preload: {error}") from error

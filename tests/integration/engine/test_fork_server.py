@@ -102,3 +102,38 @@ def test_a_family_that_cannot_be_imported_does_not_end_the_server(tmp_path: Path
     ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, env=environment)
     assert (ended.returncode, ended.stdout) == (0, "False False\n"), ended.stderr
     assert "preload: ValueError: of another version" in ended.stderr
+
+
+LOOKS_LIKE_CUDA = """
+import sys
+
+from omni_cli.compat.libraries import prepare_libraries
+
+prepare_libraries()
+
+import pynvml
+import torch
+
+
+def initialise():
+    raise RuntimeError("CUDA was initialised")
+
+
+torch.cuda.is_available, torch.cuda.device_count, torch.version.cuda = lambda: True, lambda: 1, "13.0"
+torch.cuda._lazy_init, torch.cuda._get_pynvml_handler = initialise, lambda index: index
+torch._C._cuda_getCurrentRawStream = lambda device: 0
+pynvml.nvmlDeviceGetCudaComputeCapability = lambda handle: (9, 0)
+
+from omni_cli.engine.process.slow_imports import slow_imports
+
+with slow_imports():
+    import diffusers.pipelines.pipeline_utils
+    import transformers.modeling_utils
+assert "torchao" in sys.modules, "nothing asked for the device"
+"""
+
+
+def test_imports_do_not_initialise_cuda_where_torchao_asks_for_the_device():
+    """On a CPU, with a torch that looks as if there were a device; `tests/gpu` has a real one."""
+    made = subprocess.run([sys.executable, "-c", LOOKS_LIKE_CUDA], capture_output=True, text=True)
+    assert made.returncode == 0 and "initialised" not in made.stderr, made.stderr
