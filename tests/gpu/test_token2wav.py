@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from support.plain_activation import plain_activation
+from support.plain_activation import PlainActivation
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniAntiAliasedActivation1d,
@@ -18,14 +18,16 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 )
 
 from omni_cli.execution.denoiser import prepare_denoiser
+from omni_cli.execution.precision import arithmetic, reduce_weights
 from omni_cli.models.qwen2_5_omni.denoising import PackedDenoising, SingleDenoising
 from omni_cli.models.qwen2_5_omni.packing import PackedVelocity
 from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.synthesizer import bucket
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
+from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, VocoderInput
 
 if torch.cuda.is_available():
-    from omni_cli.models.qwen2_5_omni.fused_activation import fused_activation
+    from omni_cli.models.qwen2_5_omni.fused_activation import FusedActivation
 
 
 KIT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
@@ -91,20 +93,48 @@ def test_packed_token2wav_replays_one_graph_for_all_lengths_within_its_bound():
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-5), (torch.bfloat16, 5e-2)])
 @pytest.mark.parametrize("rate", [1, 5, 240])
+@pytest.mark.parametrize(("channels", "phases_in", "phases_out"), [(6, 1, 1), (6, 3, 1), (130, 1, 5), (130, 5, 3)])
 @torch.inference_mode()
-def test_the_fused_activation_is_that_of_the_vocoder_for_each_sequence(dtype, bound, rate):
+def test_the_fused_activation_is_that_of_the_vocoder_for_each_sequence(
+    dtype, bound, rate, channels, phases_in, phases_out
+):
     torch.manual_seed(0)
-    module = Qwen2_5OmniAntiAliasedActivation1d(activation=Qwen2_5OmniSnakeBeta(6)).cuda()
+    module = Qwen2_5OmniAntiAliasedActivation1d(activation=Qwen2_5OmniSnakeBeta(channels)).cuda()
     module.act.alpha.data.normal_(0, 0.5)
     module.act.beta.data.normal_(0, 0.5)
     bounds = torch.zeros(2, 90, dtype=torch.int32, device="cuda")
-    for start, end in ((0, 40), (45, 46), (51, 80)):
+    for start, end in ((0, 40), (45, 46), (47, 49), (51, 80)):
         bounds[0, start:end], bounds[1, start:end] = start, end
-    x = torch.randn(1, 6, 90 * rate, device="cuda")
-    expected = plain_activation(module, x.to(dtype).float(), bounds, rate)
-    made = fused_activation(module, x.to(dtype), bounds, rate)
+    x = torch.randn(90 * rate, channels, device="cuda").to(dtype)
+    bias = torch.randn(channels, device="cuda").to(dtype)
+    order = {"phases_in": phases_in, "phases_out": phases_out}
+    expected = PlainActivation(module)(x.float(), bounds, rate, bias=bias.float(), **order)
+    made = FusedActivation(module)(x, bounds, rate, bias=bias, **order)
     assert made.dtype == dtype
     torch.testing.assert_close(made.float(), expected, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+@torch.inference_mode()
+def test_spectrograms_of_different_lengths_are_vocoded_as_transformers_does(monkeypatch, precision):
+    monkeypatch.syspath_prepend(str(KIT))
+    from models import twin
+    from token2wav_batching import make_model
+
+    model = make_model("small", torch.device("cuda"))
+    mels = [torch.randn(1, frames, 80, device="cuda") for frames in (100, 66, 7, 1)]
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    expected = [model.code2wav_bigvgan_model(mel.mT).reshape(-1) for mel in mels]
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", precision == "tf32")
+    vocoder = twin(model).code2wav_bigvgan_model
+    if precision == "bfloat16":
+        reduce_weights(vocoder)
+    heard = [VocoderInput(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
+    with arithmetic(precision, "cuda"):
+        made = dict(PackedVocoder(vocoder, FusedActivation).waveforms(heard))
+    bound = {"float32": 1e-4, "tf32": 1e-2, "bfloat16": 0.1}[precision]
+    for index, samples in enumerate(expected):
+        torch.testing.assert_close(made[str(index)], samples.cpu(), rtol=0, atol=bound)
 
 
 def test_packed_neighbours_of_nan_do_not_affect_others():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
+from torch.nn import functional
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAntiAliasedActivation1d
 
 from omni_cli.models.qwen2_5_omni.speech_request import SynthesisRequest
 
@@ -16,8 +20,17 @@ VOCODER_CONTEXT_FRAMES = 24
 # Frames in one call: 40 s of sound. More is no faster, and takes more memory.
 MAX_FRAMES_PER_CALL = 4000
 
-# Arguments: a module, samples (1, channels, num_samples), bounds (2, num_frames) of sequences, samples per frame.
-Activation = Callable[[nn.Module, torch.Tensor, torch.Tensor, int], torch.Tensor]
+# Up to so many channels cuDNN convolves images of one column faster than those of one row.
+COLUMN_CHANNELS = 48
+
+
+class Activation(Protocol):
+    """An activation of sequences in rows, (num_samples, channels); see `FusedActivation`."""
+
+    def __call__(
+        self, x: torch.Tensor, bounds: torch.Tensor, rate: int,
+        *, bias: torch.Tensor, phases_in: int = 1, phases_out: int = 1,
+    ) -> torch.Tensor: ...  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,20 +78,34 @@ class Vocoder:
 class PackedVocoder(Vocoder):
     """transformers' BigVGAN over several spectrograms, concatenated in time.
 
-    Convolutions run over all of them; activations, which keep sequences apart, leave silence in between.
+    Convolutions run over all of them; activations, which keep sequences apart, leave silence in between. Samples are
+    rows, (num_samples, channels), the layout in which cuDNN's products run without copies. A dilated convolution is
+    one without dilation over rows in the order of its phases, in which the activation before it writes them. Biases
+    are added by the activation that reads next.
     """
 
-    def __init__(self, vocoder: nn.Module, activation: Activation) -> None:
+    def __init__(self, vocoder: nn.Module, make_activation: Callable[[nn.Module], Activation]) -> None:
         super().__init__(vocoder)
-        self._activation = activation
         config = vocoder.config
         self._rates = [math.prod(config.upsample_rates[:stage]) for stage in range(len(config.upsample_rates) + 1)]
+        self._activations = {
+            module: make_activation(module)
+            for module in vocoder.modules()
+            if isinstance(module, Qwen2_5OmniAntiAliasedActivation1d)
+        }
+        for module in vocoder.modules():
+            if isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
+                images = module.weight.detach()[:, :, None].contiguous(memory_format=torch.channels_last)
+                module.weight = nn.Parameter(images[:, :, 0], requires_grad=False)
         reach = max(
             (size - 1) // 2 * max(dilations)
             for size, dilations in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
         )
         # The reach of any convolution in frames, which is longest after the first upsampling.
         self.gap = max(vocoder.conv_pre.padding[0], math.ceil(reach / self._rates[1]))
+        # Of so many frames, the samples of every stage fall into whole phases.
+        dilations = math.lcm(*itertools.chain(*config.resblock_dilation_sizes))
+        self._multiple = math.lcm(*(dilations // math.gcd(dilations, rate) for rate in self._rates[1:]))
 
     def waveforms(self, inputs: Sequence[VocoderInput]) -> Iterator[tuple[str, torch.Tensor]]:
         for group in grouped(inputs):
@@ -93,8 +120,9 @@ class PackedVocoder(Vocoder):
     def pack(self, frames: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (1, mel_dim, num_frames) with gaps, and (2, num_frames) int32 bounds of each frame's sequence."""
         lengths = [each.shape[1] + self.gap for each in frames]
-        mel = frames[0].new_zeros(1, sum(lengths), frames[0].shape[-1])
-        bounds = torch.zeros(2, sum(lengths), dtype=torch.int32)
+        num_frames = -(-sum(lengths) // self._multiple) * self._multiple
+        mel = frames[0].new_zeros(1, num_frames, frames[0].shape[-1])
+        bounds = torch.zeros(2, num_frames, dtype=torch.int32)
         start = 0
         for each, length in zip(frames, lengths, strict=True):
             end = start + each.shape[1]
@@ -106,23 +134,31 @@ class PackedVocoder(Vocoder):
     def __call__(self, mel: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
         """Return samples (num_frames * samples_per_frame,) float32 of the result of `pack`."""
         module = self.module
-        sounds = bounds[1] > bounds[0]
-        hidden = module.conv_pre(module.process_mel_spectrogram(mel).where(sounds, 0.0))
+        sounds = (bounds[1] > bounds[0])[:, None]
+        spectrum = module.process_mel_spectrogram(mel)[0].mT.where(sounds, 0.0)
+        hidden, bias = _convolved(module.conv_pre, spectrum.contiguous()), module.conv_pre.bias
         per_stage = module.num_residual_blocks
-        for stage, upsample in enumerate(module.ups):
-            hidden = upsample[0](hidden.where(sounds.repeat_interleave(self._rates[stage]), 0.0))
+        for stage, (upsample,) in enumerate(module.ups):
+            hidden = (hidden + bias).where(sounds.repeat_interleave(self._rates[stage], dim=0), 0.0)
+            hidden, bias = _upsampled(upsample, hidden), upsample.bias
             blocks = module.resblocks[stage * per_stage : (stage + 1) * per_stage]
-            rate = self._rates[stage + 1]
-            hidden = sum(self._residual(block, hidden, bounds, rate) for block in blocks) / per_stage
-        hidden = self._activation(module.activation_post, hidden, bounds, self._rates[-1])
-        return module.conv_post(hidden).float().clamp(-1.0, 1.0).reshape(-1)
+            made = [self._residual(block, hidden, bias, bounds, self._rates[stage + 1]) for block in blocks]
+            hidden, bias = (sum(parts) / per_stage for parts in zip(*made, strict=True))
+        hidden = self._activations[module.activation_post](hidden, bounds, self._rates[-1], bias=bias)
+        samples = _convolved(module.conv_post, hidden).float()
+        return samples.clamp_(-1.0, 1.0).reshape(-1)
 
-    def _residual(self, block: nn.Module, hidden: torch.Tensor, bounds: torch.Tensor, rate: int) -> torch.Tensor:
-        activations = iter(block.activations)
+    def _residual(
+        self, block: nn.Module, hidden: torch.Tensor, bias: torch.Tensor, bounds: torch.Tensor, rate: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        activations = (self._activations[module] for module in block.activations)
         for first, second in zip(block.convs1, block.convs2, strict=True):
-            made = first(self._activation(next(activations), hidden, bounds, rate))
-            hidden = hidden + second(self._activation(next(activations), made, bounds, rate))
-        return hidden
+            (phases,) = first.dilation
+            made = next(activations)(hidden, bounds, rate, bias=bias, phases_out=phases)
+            made = _convolved(first, made, phases)
+            made = next(activations)(made, bounds, rate, bias=first.bias, phases_in=phases)
+            hidden, bias = hidden + _convolved(second, made), bias + second.bias
+        return hidden, bias
 
 
 def grouped(inputs: Sequence[VocoderInput]) -> Iterator[list[VocoderInput]]:
@@ -137,3 +173,26 @@ def grouped(inputs: Sequence[VocoderInput]) -> Iterator[list[VocoderInput]]:
         num_frames += each.frames.shape[1]
     if group:
         yield group
+
+
+def _convolved(convolution: nn.Conv1d, rows: torch.Tensor, phases: int = 1) -> torch.Tensor:
+    """Convolve rows (num_samples, channels) in the order of their phases, without the bias."""
+    num_samples, channels = rows.shape
+    weight, padding = convolution.weight, (convolution.weight.shape[-1] - 1) // 2
+    sides, weight, padding = (
+        ((num_samples // phases, 1), weight[..., None], (padding, 0))
+        if channels <= COLUMN_CHANNELS
+        else ((1, num_samples // phases), weight[:, :, None], (0, padding))
+    )
+    images = rows.view(phases, *sides, channels).permute(0, 3, 1, 2)
+    made = functional.conv2d(images, weight, padding=padding)
+    return made.permute(0, 2, 3, 1).reshape(num_samples, -1)
+
+
+def _upsampled(convolution: nn.ConvTranspose1d, rows: torch.Tensor) -> torch.Tensor:
+    """Convolve rows (num_samples, channels) to a higher rate, without the bias."""
+    image, weight = rows.mT[None, :, None], convolution.weight[:, :, None]
+    made = functional.conv_transpose2d(
+        image, weight, stride=(1, *convolution.stride), padding=(0, *convolution.padding)
+    )
+    return made[0, :, 0].mT.contiguous()

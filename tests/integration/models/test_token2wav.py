@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 from support.fake_graphs import FakeBackend
-from support.plain_activation import plain_activation
+from support.plain_activation import PlainActivation
 
 from omni_cli.compat.libraries import prepare_libraries
 
@@ -233,7 +233,7 @@ def test_spectrograms_of_different_lengths_are_vocoded_together_as_they_are_alon
     mels = [torch.randn(1, frames, 80, generator=draw, dtype=torch.float64) for frames in (100, 66, 7, 1)]
     heard = [VocoderInput(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
     alone = dict(Vocoder(vocoder).waveforms(heard))
-    together = dict(PackedVocoder(vocoder, plain_activation).waveforms(heard))
+    together = dict(PackedVocoder(vocoder, PlainActivation).waveforms(heard))
     for name, samples in alone.items():
         assert samples.std() > 0.05, "silence would be within any bound"
         torch.testing.assert_close(together[name], samples, rtol=0, atol=SAMPLE_BOUND)
@@ -253,7 +253,7 @@ def test_activations_as_products_are_those_of_the_vocoder_at_every_length():
 
 @torch.inference_mode()
 def test_a_spectrogram_that_is_not_a_number_spoils_no_other_waveform():
-    vocoder = PackedVocoder(loud_vocoder(), plain_activation)
+    vocoder = PackedVocoder(loud_vocoder(), PlainActivation)
     mels = [torch.randn(1, frames, 80) for frames in (20, 30, 20)]
     heard = [VocoderInput(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
     expected = dict(vocoder.waveforms(heard))
