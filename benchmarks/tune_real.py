@@ -66,6 +66,13 @@ CASES = {
         12,
         2,
     ),
+    "tiny-image-24": Case(
+        "tiny-image",
+        Workload("all", 8),
+        ("max_num_seqs=1,2,3,4,6,8", "batching=exact,stacked", "enable_vae_slicing=false,true"),
+        12,
+        2,
+    ),
     "thinker": Case(
         "small-omni",
         Workload("thinker", 8, output_len=4),

@@ -76,6 +76,12 @@ def files_of(wheel: Path) -> Iterator[tuple[str, bytes]]:
                 yield entry.filename, archive.read(entry)
 
 
+def own_metadata() -> list[tuple[str, bytes]]:
+    """omni-cli's name, version and entry points: its code is found without them, its model families are not."""
+    files = metadata.files("omni-cli") or ()
+    return [(str(file), file.read_binary()) for file in files if file.name in ("METADATA", "entry_points.txt")]
+
+
 def compressed(files: list[tuple[str, bytes]]) -> bytes:
     plain = BytesIO()
     with tarfile.open(fileobj=plain, mode="w") as archive:
@@ -88,7 +94,7 @@ def compressed(files: list[tuple[str, bytes]]) -> bytes:
 
 def pieces_of(wheels: list[Path]) -> Iterator[list[tuple[str, bytes]]]:
     """Each large file by itself, the small ones of all wheels together."""
-    small = []
+    small = own_metadata()
     for wheel in wheels:
         for name, content in files_of(wheel):
             if len(content) >= _LARGE:

@@ -1,4 +1,4 @@
-"""What imports ask about CUDA devices, answered without initialising CUDA."""
+"""Answers about CUDA devices for imports, which leave CUDA uninitialised."""
 
 from __future__ import annotations
 
