@@ -144,7 +144,7 @@ def _moving_whole(kind: Any) -> Any:
     It moves them only if it is moved itself, not with the model that it is part of.
     """
 
-    class Linear8bit(kind):  # type: ignore[misc]
+    class Linear8bit(kind):
         def _apply(self, fn: Any, recurse: bool = True) -> Any:
             super()._apply(fn, recurse)
             for kept in (self.weight, self.state):  # the weight until the first call, which moves them to the state
