@@ -31,6 +31,16 @@ _FLOAT8_CAPABILITY = (8, 9)
 
 def check_quantization(config: DiffusionStageConfig, device: str) -> None:
     """Raise `UsageError` for a quantization without its package, its file or its device."""
+    check_quantization_needs(config)
+    if config.quantization == "float8_dynamic":
+        import torch
+
+        if not device.startswith("cuda") or torch.cuda.get_device_capability(device) < _FLOAT8_CAPABILITY:
+            raise _refusal(config, f"a GPU with products in float8, and the stage runs on `{device}`")
+
+
+def check_quantization_needs(config: DiffusionStageConfig) -> None:
+    """Raise `UsageError` for a quantization without its package or its file, without loading anything."""
     if config.quantization == "none":
         return
     package, extra = _package_of(config)
@@ -38,11 +48,6 @@ def check_quantization(config: DiffusionStageConfig, device: str) -> None:
         raise _refusal(config, f"{package}, which is not installed", f"install it: `pip install 'omni-cli[{extra}]'`")
     if reads_gguf(config) and not Path(config.quantization).is_file():
         raise _refusal(config, "the file, and there is none of that name", "name a GGUF file by its path")
-    if config.quantization == "float8_dynamic":
-        import torch
-
-        if not device.startswith("cuda") or torch.cuda.get_device_capability(device) < _FLOAT8_CAPABILITY:
-            raise _refusal(config, f"a GPU with products in float8, and the stage runs on `{device}`")
 
 
 def _package_of(config: DiffusionStageConfig) -> tuple[str, str]:

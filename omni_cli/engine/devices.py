@@ -50,6 +50,8 @@ def _needs_device(stage: StageConfig) -> Iterator[tuple[str, str, str]]:
         keys = [("cudagraph_mode", stage.cudagraph_mode, "none")]
     else:
         keys = [("execution", stage.execution, "eager"), ("offload", stage.offload, "none")]
+        if stage.quantization == "float8_dynamic":
+            keys.append(("quantization", stage.quantization, "none"))
     yield from (key for key in keys if key[1] not in (key[2], "compile"))
 
 

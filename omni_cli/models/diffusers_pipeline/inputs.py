@@ -18,6 +18,7 @@ from omni_cli.diffusers_integration.modular_signature import checkpoint_signatur
 from omni_cli.diffusers_integration.packages import check_packages
 from omni_cli.diffusers_integration.signature import FIELDS, Kind, PipelineSignature, signature_of
 from omni_cli.diffusers_integration.stand_in import check_request
+from omni_cli.diffusers_integration.weights import check_quantization_needs
 from omni_cli.errors import CheckpointError, InputError
 from omni_cli.families import BUILTIN_PREFIX, CallArgument, families
 from omni_cli.outputs import GenerateRequest
@@ -96,6 +97,7 @@ class PipelineInputs:
         return {name: self._checked(name, value) for name, value in arguments.items()}
 
     def check_request(self, request: GenerateRequest, stage: DiffusionStageConfig) -> str | None:
+        check_quantization_needs(stage)
         return None if self.signature is None else check_request(self.signature.name, self.folder, stage, request)
 
     def _checked(self, name: str, value: object) -> object:
