@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import time
@@ -37,7 +36,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 from chain_workload import PROMPTS
-from common import Ratio, interleaved, machine, machine_line
+from common import interleaved, machine, machine_line, ratio_of_pairs
 
 # stdout is for the result; vLLM logs there.
 os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
@@ -54,8 +53,6 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from omni_cli.checkpoints.files import read_model_kind
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
-from omni_cli.stats.blocks import independent_units
-from omni_cli.stats.estimate import centre_of
 from omni_cli.vllm_integration.device_settings import execution_args
 from omni_cli.vllm_integration.output_processor import OmniOutputProcessor, TextEngine
 from omni_cli.vllm_integration.registry import register_models, resolve_in_process
@@ -63,7 +60,6 @@ from omni_cli.vllm_integration.stage import VllmStage
 
 STOCK, WITHOUT, WITH = "stock", "without", "with"
 GOALS = {WITHOUT: 0.99, WITH: 0.97}
-LEVEL = 0.05
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
@@ -174,19 +170,11 @@ def _be_ours(wrapper: Any) -> None:
     wrapper.worker.model_runner.__class__ = wrapper.worker.runner_cls
 
 
-def _ratio(times: dict[str, list[float]], side: str) -> Ratio:
-    """Tokens per second of `side` over stock vLLM's."""
-    logs = np.log(times[STOCK]) - np.log(times[side])
-    units = independent_units(logs)
-    estimate = centre_of(units.values, units.inflation)
-    return Ratio(*(math.exp(value) for value in (estimate.centre, *estimate.interval(LEVEL))))
-
-
 def _report(arguments: argparse.Namespace, times: dict[str, list[float]], engagement: dict[str, float]) -> int:
     """Print the result; return 1 if a goal is missed."""
     tokens = arguments.num_requests * arguments.max_tokens
     rates = {side: tokens / float(np.median(seconds)) for side, seconds in times.items()}
-    ratios = {side: _ratio(times, side) for side in GOALS}
+    ratios = {side: ratio_of_pairs(times[STOCK], times[side]) for side in GOALS}  # of tokens per second
     missed = any(ratio.value < GOALS[side] for side, ratio in ratios.items())
     if arguments.json:
         record = {

@@ -26,7 +26,6 @@ import argparse
 import asyncio
 import hashlib
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -36,8 +35,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-from common import Ratio, interleaved, machine, machine_line
+from common import Ratio, interleaved, machine, machine_line, ratio_of_pairs
 
 from omni_cli.bench.loaded_workload import run_all
 from omni_cli.bench.outputs import hash_arrays, output_arrays
@@ -49,8 +47,6 @@ from omni_cli.config.loader import load_profile
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.outputs import GenerateRequest, RequestResult
 from omni_cli.record import load_record
-from omni_cli.stats.blocks import independent_units
-from omni_cli.stats.estimate import centre_of
 
 PROFILE, STAGE = "tiny-image", "diffusion"
 INPUT_LEN = 32
@@ -60,13 +56,6 @@ FIXED_PAIRS = 600
 MIN_COUNT = 8
 TOLERANCE = 0.01
 SIDES = ("bare", "bench")
-
-
-def _paired_ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
-    """Compare as `omni bench` does: the trimmed mean of the log ratios of neighbours, and its interval."""
-    units = independent_units(np.log(above) - np.log(below))
-    estimate = centre_of(units.values, units.inflation)
-    return Ratio(*(math.exp(value) for value in (estimate.centre, *estimate.interval(0.05))))
 
 
 @dataclass(frozen=True)
@@ -83,7 +72,7 @@ class Result:
     @classmethod
     def of(cls, comparison: str, seconds: dict[str, list[float]], unit: str) -> Result:
         bare, bench = (seconds[side] for side in SIDES)
-        ratio = _paired_ratio(bench, bare)
+        ratio = ratio_of_pairs(bench, bare)
         return cls(comparison, statistics.median(bare), statistics.median(bench), ratio, len(bare), unit)
 
     @property

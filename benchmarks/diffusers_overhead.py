@@ -5,8 +5,8 @@
 Both sides make the same image or video, and the bytes are compared. They run in pairs, in alternating order, in one
 process on two pipelines with the same components, because where weights lie in memory changes a pipeline's time by some
 percent; so the executor's two hooks on the denoiser, some µs a step, run on both sides. Freed memory is kept, as in a
-stage. The executor's prompt cache is off, so both encode every prompt. The result is the ratio within pairs with a 95 %
-bootstrap interval over them.
+stage. The executor's prompt cache is off, so both encode every prompt. The result is the ratio within pairs with its
+interval of 95 %, as `omni bench` compares.
 
 The goal is at most 1 % for a call of 0.3 s or more; a call of `tiny-image` as its profile has it is printed to show the
 overhead in absolute terms. Of a video, the plain side ends with the floats that its call returns, the executor's with

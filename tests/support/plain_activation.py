@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    Qwen2_5OmniAntiAliasedActivation1d,
+    Qwen2_5OmniSnakeBeta,
+)
+
+# Sequences of 30 frames, with and without gaps between them.
+SEQUENCES = ((0, 4), (5, 6), (7, 9), (10, 29))
 
 
 class PlainActivation:
@@ -27,3 +34,23 @@ class PlainActivation:
 def in_phases(rows: torch.Tensor, phases: int) -> torch.Tensor:
     """Rows 0, p, 2p, ..., 1, p + 1, ... for `phases` p; with as many as a phase has rows, the order before."""
     return rows.view(-1, phases, rows.shape[1]).transpose(0, 1).reshape(rows.shape)
+
+
+@torch.inference_mode()
+def fused_and_plain(
+    channels: int, rate: int, phases_in: int, phases_out: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the fused kernel makes of random samples in `dtype`, and plain torch's answer in float32."""
+    from omni_cli.models.qwen2_5_omni.fused_activation import FusedActivation
+
+    torch.manual_seed(0)
+    module = Qwen2_5OmniAntiAliasedActivation1d(activation=Qwen2_5OmniSnakeBeta(channels)).to(device)
+    module.act.alpha.data.normal_(0, 0.5)
+    module.act.beta.data.normal_(0, 0.5)
+    bounds = torch.zeros(2, 30, dtype=torch.int32, device=device)
+    for start, end in SEQUENCES:
+        bounds[0, start:end], bounds[1, start:end] = start, end
+    x, bias = (torch.randn(*shape, device=device).to(dtype) for shape in ((30 * rate, channels), (channels,)))
+    phases = {"phases_in": phases_in, "phases_out": phases_out}
+    made = FusedActivation(module)(x, bounds, rate, bias=bias, **phases)
+    return made, PlainActivation(module)(x.float(), bounds, rate, bias=bias.float(), **phases)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -9,7 +10,7 @@ import triton
 import triton.language as tl
 
 # Samples at most that one thread makes, one after another; its filters begin 6 samples earlier.
-LONGEST_RUN = 32
+_LONGEST_RUN = 32
 # Runs times channels of a program; runs of few channels are short of work at the ends.
 _MANY, _FEW = (2, 128), (4, 32)
 
@@ -147,7 +148,7 @@ class FusedActivation:
         """
         num_samples, channels = x.shape
         out = torch.empty_like(x)
-        run = max(length for length in range(1, LONGEST_RUN + 1) if rate % length == 0)
+        run = _run_of(rate)
         runs, at_once = _MANY if channels >= _MANY[1] else _FEW
         starts, ends = bounds
         _activate[(triton.cdiv(num_samples, run * runs), triton.cdiv(channels, at_once))](
@@ -155,3 +156,9 @@ class FusedActivation:
             phases_in, phases_out, run, UP=self._up, DOWN=self._down, RUNS=runs, CHANNELS=at_once,
         )  # fmt: skip
         return out
+
+
+@functools.cache
+def _run_of(rate: int) -> int:
+    """Return the longest run of which a frame is made."""
+    return max(length for length in range(1, _LONGEST_RUN + 1) if rate % length == 0)

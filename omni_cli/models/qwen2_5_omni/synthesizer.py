@@ -20,7 +20,7 @@ from omni_cli.models.qwen2_5_omni.packing import PackedVelocity
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
-from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, Vocoder, VocoderInput
+from omni_cli.models.qwen2_5_omni.vocoder import VOCODER_GRAPHS, PackedVocoder, Vocoder, VocoderInput
 
 # The first chunk of a stream with guidance has four blocks.
 SMALLEST_BUCKET = 8
@@ -72,6 +72,9 @@ class Synthesizer:
             dynamic=True,
             max_graphs=MAX_BUCKETS if self._is_packed else MAX_GRAPHS,
         )
+        if isinstance(self.vocoder, PackedVocoder) and self._has_graphs:
+            prepare = functools.partial(prepare_denoiser, mode="cudagraph", stage=stage.name, device=self.device)
+            self.vocoder.use_graphs(functools.partial(prepare, max_graphs=VOCODER_GRAPHS))
 
     @property
     def _evaluated(self) -> list[nn.Module]:
@@ -186,6 +189,7 @@ class Synthesizer:
             for size in buckets(largest):
                 rounded = functools.partial(max, size)
                 self._packed([request], rounded).step()
+            self.vocoder.capture_ahead()
 
 
 def bucket(num_blocks: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,12 +14,17 @@ from torch import nn
 from torch.nn import functional
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAntiAliasedActivation1d
 
+from omni_cli.execution.denoiser import Denoiser
 from omni_cli.models.qwen2_5_omni.speech_request import SynthesisRequest
 
 # Frames on either side that affect a frame: with 16, samples differ from the whole's by float32's rounding.
 VOCODER_CONTEXT_FRAMES = 24
 # Frames in one call: 40 s of sound. More is no faster, and takes more memory.
 MAX_FRAMES_PER_CALL = 4000
+
+# Numbers of frames that have a CUDA graph are multiples; beyond 5 s of sound, launches take less time than the work.
+GRAPH_STEP = 48
+VOCODER_GRAPHS = 11
 
 # Up to so many channels cuDNN convolves images of one column faster than those of one row.
 COLUMN_CHANNELS = 48
@@ -68,6 +74,9 @@ class Vocoder:
         self.module = vocoder
         self.samples_per_frame = math.prod(vocoder.config.upsample_rates)
 
+    def capture_ahead(self) -> None:
+        """Capture its CUDA graphs, if it has any."""
+
     def waveforms(self, inputs: Sequence[VocoderInput]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield request ids with samples (num_samples,) float32 on the host, as soon as they are ready."""
         for each in inputs:
@@ -76,42 +85,34 @@ class Vocoder:
 
 
 class PackedVocoder(Vocoder):
-    """transformers' BigVGAN over several spectrograms, concatenated in time.
-
-    Convolutions run over all of them; activations, which keep sequences apart, leave silence in between. Samples are
-    rows, (num_samples, channels), the layout in which cuDNN's products run without copies. A dilated convolution is
-    one without dilation over rows in the order of its phases, in which the activation before it writes them. Biases
-    are added by the activation that reads next.
-    """
+    """transformers' BigVGAN over several spectrograms, concatenated in time; see `PackedBigVGAN`."""
 
     def __init__(self, vocoder: nn.Module, make_activation: Callable[[nn.Module], Activation]) -> None:
         super().__init__(vocoder)
-        config = vocoder.config
-        self._rates = [math.prod(config.upsample_rates[:stage]) for stage in range(len(config.upsample_rates) + 1)]
-        self._activations = {
-            module: make_activation(module)
-            for module in vocoder.modules()
-            if isinstance(module, Qwen2_5OmniAntiAliasedActivation1d)
-        }
-        for module in vocoder.modules():
-            if isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
-                images = module.weight.detach()[:, :, None].contiguous(memory_format=torch.channels_last)
-                module.weight = nn.Parameter(images[:, :, 0], requires_grad=False)
-        reach = max(
-            (size - 1) // 2 * max(dilations)
-            for size, dilations in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
-        )
-        # The reach of any convolution in frames, which is longest after the first upsampling.
-        self.gap = max(vocoder.conv_pre.padding[0], math.ceil(reach / self._rates[1]))
-        # Of so many frames, the samples of every stage fall into whole phases.
-        dilations = math.lcm(*itertools.chain(*config.resblock_dilation_sizes))
-        self._multiple = math.lcm(*(dilations // math.gcd(dilations, rate) for rate in self._rates[1:]))
+        self._packed = PackedBigVGAN(vocoder, make_activation)
+        self._graphs: Denoiser | None = None
+        self.gap = self._packed.gap
+
+    def use_graphs(self, prepare: Callable[[nn.Module], Denoiser]) -> None:
+        """Replay up to `VOCODER_GRAPHS` graphs of the denoiser that `prepare` makes of the layers."""
+        self._graphs = prepare(self._packed)
+
+    def capture_ahead(self) -> None:
+        if self._graphs is None:
+            return
+        mel = torch.zeros(1, 1, self.module.config.mel_dim, device=self.module.conv_pre.weight.device)
+        for size in self._graph_sizes:
+            self._samples(*self.pack([mel.expand(1, size - self.gap, -1)]))
+
+    @property
+    def _graph_sizes(self) -> range:
+        step = math.lcm(GRAPH_STEP, self._packed.multiple)
+        return range(step, VOCODER_GRAPHS * GRAPH_STEP + 1, step)
 
     def waveforms(self, inputs: Sequence[VocoderInput]) -> Iterator[tuple[str, torch.Tensor]]:
         for group in grouped(inputs):
             lengths = [each.frames.shape[1] for each in group]
-            mel, bounds = self.pack([each.frames for each in group])
-            samples = self(mel, bounds.to(mel.device)).cpu()
+            samples = self._samples(*self.pack([each.frames for each in group])).cpu()
             start = 0
             for each, length in zip(group, lengths, strict=True):
                 yield each.request_id, each.wanted(samples[start * self.samples_per_frame :])
@@ -120,7 +121,7 @@ class PackedVocoder(Vocoder):
     def pack(self, frames: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (1, mel_dim, num_frames) with gaps, and (2, num_frames) int32 bounds of each frame's sequence."""
         lengths = [each.shape[1] + self.gap for each in frames]
-        num_frames = -(-sum(lengths) // self._multiple) * self._multiple
+        num_frames = self._num_frames(sum(lengths))
         mel = frames[0].new_zeros(1, num_frames, frames[0].shape[-1])
         bounds = torch.zeros(2, num_frames, dtype=torch.int32)
         start = 0
@@ -131,21 +132,69 @@ class PackedVocoder(Vocoder):
             start += length
         return mel.permute(0, 2, 1), bounds
 
-    def __call__(self, mel: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
-        """Return samples (num_frames * samples_per_frame,) float32 of the result of `pack`."""
-        module = self.module
+    def _num_frames(self, used: int) -> int:
+        sizes = self._graph_sizes
+        step = sizes.step if self._graphs is not None and used <= sizes[-1] else self._packed.multiple
+        return -(-used // step) * step
+
+    def _samples(self, mel: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+        spectrum = self.module.process_mel_spectrogram(mel)[0].mT.contiguous()
+        eager: AbstractContextManager[None] = nullcontext()
+        if self._graphs is not None and len(spectrum) not in self._graph_sizes:
+            eager = self._graphs.eagerly()
+        with eager:
+            return self._packed(spectrum, bounds.to(mel.device))
+
+
+class PackedBigVGAN(nn.Module):
+    """The layers of transformers' BigVGAN over sequences with gaps between them.
+
+    Convolutions run over all of them; activations, which keep sequences apart, leave silence in between. Samples are
+    rows, (num_samples, channels), the layout in which cuDNN's products run without copies. A dilated convolution is
+    one without dilation over rows in the order of its phases, in which the activation before it writes them. Biases
+    are added by the activation that reads next.
+    """
+
+    def __init__(self, vocoder: nn.Module, make_activation: Callable[[nn.Module], Activation]) -> None:
+        super().__init__()
+        config = vocoder.config
+        self.vocoder = vocoder
+        self._rates = [math.prod(config.upsample_rates[:stage]) for stage in range(len(config.upsample_rates) + 1)]
+        self._activations: dict[nn.Module, Activation] = {}
+        for module in vocoder.modules():
+            if isinstance(module, Qwen2_5OmniAntiAliasedActivation1d):
+                self._activations[module] = make_activation(module)
+            elif isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
+                images = module.weight.detach()[:, :, None].contiguous(memory_format=torch.channels_last)
+                module.weight = nn.Parameter(images[:, :, 0], requires_grad=False)
+        reach = max(
+            (size - 1) // 2 * max(dilations)
+            for size, dilations in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
+        )
+        # The reach of any convolution in frames, which is longest after the first upsampling.
+        self.gap = max(vocoder.conv_pre.padding[0], math.ceil(reach / self._rates[1]))
+        # Of so many frames, the samples of every stage fall into whole phases.
+        dilations = math.lcm(*itertools.chain(*config.resblock_dilation_sizes))
+        self.multiple = math.lcm(*(dilations // math.gcd(dilations, rate) for rate in self._rates[1:]))
+
+    def forward(self, spectrum: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+        """Return samples (num_frames * samples_per_frame,) float32.
+
+        `spectrum` (num_frames, mel_dim) of a multiple of `multiple` frames, `gap` of them after each sequence; `bounds`
+        (2, num_frames) int32, the first frame and the end of each frame's sequence, equal in a gap.
+        """
+        vocoder = self.vocoder
         sounds = (bounds[1] > bounds[0])[:, None]
-        spectrum = module.process_mel_spectrogram(mel)[0].mT.where(sounds, 0.0)
-        hidden, bias = _convolved(module.conv_pre, spectrum.contiguous()), module.conv_pre.bias
-        per_stage = module.num_residual_blocks
-        for stage, (upsample,) in enumerate(module.ups):
+        hidden, bias = _convolved(vocoder.conv_pre, spectrum.where(sounds, 0.0)), vocoder.conv_pre.bias
+        per_stage = vocoder.num_residual_blocks
+        for stage, (upsample,) in enumerate(vocoder.ups):
             hidden = (hidden + bias).where(sounds.repeat_interleave(self._rates[stage], dim=0), 0.0)
             hidden, bias = _upsampled(upsample, hidden), upsample.bias
-            blocks = module.resblocks[stage * per_stage : (stage + 1) * per_stage]
+            blocks = vocoder.resblocks[stage * per_stage : (stage + 1) * per_stage]
             made = [self._residual(block, hidden, bias, bounds, self._rates[stage + 1]) for block in blocks]
             hidden, bias = (sum(parts) / per_stage for parts in zip(*made, strict=True))
-        hidden = self._activations[module.activation_post](hidden, bounds, self._rates[-1], bias=bias)
-        samples = _convolved(module.conv_post, hidden).float()
+        hidden = self._activations[vocoder.activation_post](hidden, bounds, self._rates[-1], bias=bias)
+        samples = _convolved(vocoder.conv_post, hidden).float()
         return samples.clamp_(-1.0, 1.0).reshape(-1)
 
     def _residual(
@@ -178,14 +227,12 @@ def grouped(inputs: Sequence[VocoderInput]) -> Iterator[list[VocoderInput]]:
 def _convolved(convolution: nn.Conv1d, rows: torch.Tensor, phases: int = 1) -> torch.Tensor:
     """Convolve rows (num_samples, channels) in the order of their phases, without the bias."""
     num_samples, channels = rows.shape
-    weight, padding = convolution.weight, (convolution.weight.shape[-1] - 1) // 2
-    sides, weight, padding = (
-        ((num_samples // phases, 1), weight[..., None], (padding, 0))
-        if channels <= COLUMN_CHANNELS
-        else ((1, num_samples // phases), weight[:, :, None], (0, padding))
-    )
-    images = rows.view(phases, *sides, channels).permute(0, 3, 1, 2)
-    made = functional.conv2d(images, weight, padding=padding)
+    length, reach = num_samples // phases, (convolution.weight.shape[-1] - 1) // 2
+    if channels <= COLUMN_CHANNELS:
+        images, weight, padding = rows.view(phases, length, 1, channels), convolution.weight[..., None], (reach, 0)
+    else:
+        images, weight, padding = rows.view(phases, 1, length, channels), convolution.weight[:, :, None], (0, reach)
+    made = functional.conv2d(images.permute(0, 3, 1, 2), weight, padding=padding)
     return made.permute(0, 2, 3, 1).reshape(num_samples, -1)
 
 

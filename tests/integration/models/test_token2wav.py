@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 from support.fake_graphs import FakeBackend
-from support.plain_activation import PlainActivation
+from support.plain_activation import PlainActivation, in_phases
 
 from omni_cli.compat.libraries import prepare_libraries
 
@@ -29,7 +29,7 @@ from omni_cli.models.qwen2_5_omni.speech_batch import SpeechBatch  # noqa: E402
 from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest  # noqa: E402
 from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer, bucket, buckets  # noqa: E402
 from omni_cli.models.qwen2_5_omni.velocity import Velocity  # noqa: E402
-from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, Vocoder, VocoderInput  # noqa: E402
+from omni_cli.models.qwen2_5_omni.vocoder import VOCODER_GRAPHS, PackedVocoder, Vocoder, VocoderInput  # noqa: E402
 
 
 def token2wav() -> Qwen2_5OmniToken2WavModel:
@@ -240,6 +240,32 @@ def test_spectrograms_of_different_lengths_are_vocoded_together_as_they_are_alon
 
 
 @torch.inference_mode()
+def test_a_graph_per_number_of_frames_vocodes_as_the_layers_do():
+    mels = [torch.randn(1, frames, 80) for frames in (40, 30, 20, 600)]
+    heard = [VocoderInput(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
+    vocoder = PackedVocoder(loud_vocoder(), lambda module: pointwise)
+    expected = dict(vocoder.waveforms(heard))
+    graphs = {"stage": "token2wav", "device": torch.device("cpu"), "max_graphs": VOCODER_GRAPHS}
+    made: list[GraphDenoiser] = []
+
+    def prepare(layers: torch.nn.Module) -> GraphDenoiser:
+        made.append(GraphDenoiser(layers, FakeBackend(), **graphs))
+        return made[0]
+
+    vocoder.use_graphs(prepare)
+    vocoder.capture_ahead()
+    counters = made[0].counters
+    assert (counters.graphs_captured, counters.graphs_evicted) == (VOCODER_GRAPHS, 0)
+    before = counters.graph_replays
+    for group, replays in ((heard[:1], 1), (heard[:2], 2), (heard[:3], 3), (heard[2:], 3)):
+        for name, samples in vocoder.waveforms(group):
+            torch.testing.assert_close(samples, expected[name], rtol=0, atol=SAMPLE_BOUND * 10)
+        # The last group is too long for a graph.
+        assert counters.graph_replays - before == replays
+    assert counters.graphs_captured == VOCODER_GRAPHS
+
+
+@torch.inference_mode()
 def test_activations_as_products_are_those_of_the_vocoder_at_every_length():
     activation = loud_vocoder().resblocks[0].activations[0].double()
     banded = BandedActivation(activation.float())
@@ -261,6 +287,12 @@ def test_a_spectrogram_that_is_not_a_number_spoils_no_other_waveform():
     made = dict(vocoder.waveforms(heard))
     assert made["1"].isnan().any()
     assert torch.equal(made["0"], expected["0"]) and torch.equal(made["2"], expected["2"])
+
+
+def pointwise(x, bounds, rate, *, bias, phases_in=1, phases_out=1) -> torch.Tensor:
+    """An activation without filters, for a graph: the vocoder's own in plain torch depends on values of `bounds`."""
+    sounds = (bounds[1] > bounds[0]).repeat_interleave(rate)[:, None]
+    return in_phases((in_phases(x, len(x) // phases_in) + bias).tanh().where(sounds, 0.0), phases_out)
 
 
 def loud_vocoder() -> torch.nn.Module:
