@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from token2wav_batching import SIZES, make_model, vocoder_flops  # isort: skip
 
@@ -24,10 +25,10 @@ import torch
 from environment import kit_command, kit_environment
 from models import twin
 
-from omni_cli.execution.denoiser import prepare_denoiser
+from omni_cli.execution.denoiser import Denoiser, prepare_denoiser
 from omni_cli.execution.precision import arithmetic, use_precision
 from omni_cli.models.qwen2_5_omni.fused_activation import FusedActivation
-from omni_cli.models.qwen2_5_omni.vocoder import VOCODER_GRAPHS, PackedVocoder, Vocoder, VocoderInput
+from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, Vocoder, VocoderInput
 
 REPEATS = 20
 
@@ -42,15 +43,22 @@ def main() -> int:
         "packed": PackedVocoder(vocoders[0], FusedActivation),
         "graphs": PackedVocoder(vocoders[1], FusedActivation),
     }
-    prepare = functools.partial(prepare_denoiser, mode="cudagraph", stage="token2wav", device="cuda")
-    sides["graphs"].use_graphs(functools.partial(prepare, max_graphs=VOCODER_GRAPHS))
+    graphs: list[Denoiser] = []
+
+    def prepare(*arguments: Any, **keys: Any) -> Denoiser:
+        graphs.append(prepare_denoiser(*arguments, mode="cudagraph", stage="token2wav", device="cuda", **keys))
+        return graphs[0]
+
+    sides["graphs"].use_graphs(prepare)
     torch.backends.cudnn.deterministic = True
     use_precision(options.precision, stage="token2wav", device="cuda")
     rows, lines = [], [f"{torch.cuda.get_device_name()}, {options.precision}, ms a call: {', '.join(sides)}"]
     with torch.inference_mode(), arithmetic(options.precision, "cuda"):
         begin = time.perf_counter()
         sides["graphs"].capture_ahead()
-        lines.append(f"{VOCODER_GRAPHS} graphs captured in {time.perf_counter() - begin:.2f} s")
+        counters = graphs[0].counters
+        took = f"{counters.graphs_captured} graphs captured in {time.perf_counter() - begin:.2f} s"
+        lines.append(f"{took}, pool of {counters.graph_pool_bytes >> 20} MiB")
         for call in options.calls:
             frames, count = map(int, call.split("x"))
             mels = [torch.randn(1, frames, 80, device=device) for _ in range(count)]

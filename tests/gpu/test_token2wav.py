@@ -16,10 +16,10 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from omni_cli.execution.denoiser import prepare_denoiser
 from omni_cli.execution.precision import arithmetic, reduce_weights
+from omni_cli.models.qwen2_5_omni.buckets import bucket
 from omni_cli.models.qwen2_5_omni.denoising import PackedDenoising, SingleDenoising
 from omni_cli.models.qwen2_5_omni.packing import PackedVelocity
 from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
-from omni_cli.models.qwen2_5_omni.synthesizer import bucket
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
 from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, VocoderInput
 

@@ -9,10 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-# Samples at most that one thread makes, one after another; its filters begin 6 samples earlier.
-_LONGEST_RUN = 32
-# Runs times channels of a program; runs of few channels are short of work at the ends.
-_MANY, _FEW = (2, 128), (4, 32)
+# Samples that one thread makes, one after another; its filters begin 6 samples earlier, so long runs have less work.
+# Short ones keep more threads busy, up to about as many as a large GPU runs at once.
+_SHORTEST_RUN, _LONGEST_RUN = 5, 32
+_THREADS = 1 << 18
+# Runs times channels of a program.
+_MANY, _FEW = (1, 128), (4, 32)
 
 
 @triton.jit
@@ -58,6 +60,42 @@ def _odd(x1, x2, x3, x4, x5, x6, UP: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @triton.jit
+def _next(  # type: ignore[no-untyped-def]
+    x, bias, row, position, last, num_samples, phases, channels, sounds
+):  # fmt: skip
+    """Return the row of the sample at `position`, the next one after `row`, and its value."""
+    row = tl.where((position > 0) & (position <= last), _next_row(row, num_samples, phases), row)
+    return row, _sample(x, bias, row, channels, sounds)
+
+
+@triton.jit
+def _values(  # type: ignore[no-untyped-def]
+    x0, x1, x2, x3, x4, x5, x6, position, last, before, after, speed, weight, UP: tl.constexpr
+):  # fmt: skip
+    """Return both values at the higher rate."""
+    outside = tl.where(position < 0, before, after)
+    inside = (position >= 0) & (position <= last)
+    even = tl.where(inside, _snake(_even(x0, x1, x2, x3, x4, x5, UP), speed, weight), outside)
+    return even, tl.where(inside, _snake(_odd(x1, x2, x3, x4, x5, x6, UP), speed, weight), outside)
+
+
+@triton.jit
+def _made(  # type: ignore[no-untyped-def]
+    e1, e2, e3, e4, e5, e6, o0, o1, o2, o3, o4, o5, sounds, DOWN: tl.constexpr
+):  # fmt: skip
+    made = DOWN[1] * e1 + DOWN[3] * e2 + DOWN[5] * e3 + DOWN[7] * e4 + DOWN[9] * e5 + DOWN[11] * e6
+    made += DOWN[0] * o0 + DOWN[2] * o1 + DOWN[4] * o2 + DOWN[6] * o3 + DOWN[8] * o4 + DOWN[10] * o5
+    return tl.where(sounds, made, 0.0)
+
+
+@triton.jit
+def _store(out, made, row, num_samples, phases, channels, mask):  # type: ignore[no-untyped-def]
+    """Store a sample; return the next one's row."""
+    tl.store(out + row.to(tl.int64) * channels, made.to(out.dtype.element_ty), mask=mask)
+    return _next_row(row, num_samples, phases)
+
+
+@triton.jit
 def _zeros(RUNS: tl.constexpr, CHANNELS: tl.constexpr):  # type: ignore[no-untyped-def]
     """A window of six. Each is a value of its own: Triton takes names of one value for constants in a loop."""
     shape: tl.constexpr = [RUNS, CHANNELS]
@@ -78,7 +116,7 @@ def _activate(  # type: ignore[no-untyped-def]
     frame = first // rate
     start = tl.load(starts + frame, mask=first < num_samples, other=0)
     end = tl.load(ends + frame, mask=first < num_samples, other=0)
-    is_stored = has_channel & (first < num_samples)
+    stored = has_channel & (first < num_samples)
     sounds = has_channel & (end > start)
     start, last = start * rate, (end - start) * rate - 1
     speed = tl.load(speeds + channel, mask=has_channel, other=0.0)
@@ -102,30 +140,45 @@ def _activate(  # type: ignore[no-untyped-def]
     # Windows, oldest first: of samples around `position`, and of both values at the higher rate up to there. A sample
     # outside its sequence has the value of the nearest one inside.
     x1, x2, x3, x4, x5, x6 = _zeros(RUNS, CHANNELS)
-    _, e2, e3, e4, e5, e6 = _zeros(RUNS, CHANNELS)
+    _, e1, e2, e3, e4, e5 = _zeros(RUNS, CHANNELS)
     o1, o2, o3, o4, o5, o6 = _zeros(RUNS, CHANNELS)
     position = begin - 9
+    stop = begin + run + 3
     row = _row(start + tl.minimum(tl.maximum(position + 2, 0), last), num_samples, phases_in)
     out_row = _row(first, num_samples, phases_out)
-    for step in range(run + 12):
-        ahead = position + 3
-        row = tl.where((ahead > 0) & (ahead <= last), _next_row(row, num_samples, phases_in), row)
-        x0, x1, x2, x3, x4, x5 = x1, x2, x3, x4, x5, x6
-        x6 = _sample(x, bias, row, channels, sounds)
-        if step >= 6:
-            outside = tl.where(position < 0, before, after)
-            inside = (position >= 0) & (position <= last)
-            e1, e2, e3, e4, e5 = e2, e3, e4, e5, e6
-            e6 = tl.where(inside, _snake(_even(x0, x1, x2, x3, x4, x5, UP), speed, weight), outside)
-            o0, o1, o2, o3, o4, o5 = o1, o2, o3, o4, o5, o6
-            o6 = tl.where(inside, _snake(_odd(x1, x2, x3, x4, x5, x6, UP), speed, weight), outside)
-            if step >= 12:
-                made = DOWN[1] * e1 + DOWN[3] * e2 + DOWN[5] * e3 + DOWN[7] * e4 + DOWN[9] * e5 + DOWN[11] * e6
-                made += DOWN[0] * o0 + DOWN[2] * o1 + DOWN[4] * o2 + DOWN[6] * o3 + DOWN[8] * o4 + DOWN[10] * o5
-                made = tl.where(sounds, made, 0.0).to(out.dtype.element_ty)
-                tl.store(out + out_row.to(tl.int64) * channels, made, mask=is_stored)
-                out_row = _next_row(out_row, num_samples, phases_out)
-        position += 1
+    # Six steps at once, whose loads do not wait for each other. The first six only fill the first window, the next six
+    # the others.
+    for six in range((run + 17) // 6):
+        row, n1 = _next(x, bias, row, position + 3, last, num_samples, phases_in, channels, sounds)
+        row, n2 = _next(x, bias, row, position + 4, last, num_samples, phases_in, channels, sounds)
+        row, n3 = _next(x, bias, row, position + 5, last, num_samples, phases_in, channels, sounds)
+        row, n4 = _next(x, bias, row, position + 6, last, num_samples, phases_in, channels, sounds)
+        row, n5 = _next(x, bias, row, position + 7, last, num_samples, phases_in, channels, sounds)
+        row, n6 = _next(x, bias, row, position + 8, last, num_samples, phases_in, channels, sounds)
+        if six >= 1:
+            f1, p1 = _values(x1, x2, x3, x4, x5, x6, n1, position, last, before, after, speed, weight, UP)
+            f2, p2 = _values(x2, x3, x4, x5, x6, n1, n2, position + 1, last, before, after, speed, weight, UP)
+            f3, p3 = _values(x3, x4, x5, x6, n1, n2, n3, position + 2, last, before, after, speed, weight, UP)
+            f4, p4 = _values(x4, x5, x6, n1, n2, n3, n4, position + 3, last, before, after, speed, weight, UP)
+            f5, p5 = _values(x5, x6, n1, n2, n3, n4, n5, position + 4, last, before, after, speed, weight, UP)
+            f6, p6 = _values(x6, n1, n2, n3, n4, n5, n6, position + 5, last, before, after, speed, weight, UP)
+            if six >= 2:
+                made = _made(e1, e2, e3, e4, e5, f1, o1, o2, o3, o4, o5, o6, sounds, DOWN)
+                out_row = _store(out, made, out_row, num_samples, phases_out, channels, stored)
+                made = _made(e2, e3, e4, e5, f1, f2, o2, o3, o4, o5, o6, p1, sounds, DOWN)
+                out_row = _store(out, made, out_row, num_samples, phases_out, channels, stored & (position + 1 < stop))
+                made = _made(e3, e4, e5, f1, f2, f3, o3, o4, o5, o6, p1, p2, sounds, DOWN)
+                out_row = _store(out, made, out_row, num_samples, phases_out, channels, stored & (position + 2 < stop))
+                made = _made(e4, e5, f1, f2, f3, f4, o4, o5, o6, p1, p2, p3, sounds, DOWN)
+                out_row = _store(out, made, out_row, num_samples, phases_out, channels, stored & (position + 3 < stop))
+                made = _made(e5, f1, f2, f3, f4, f5, o5, o6, p1, p2, p3, p4, sounds, DOWN)
+                out_row = _store(out, made, out_row, num_samples, phases_out, channels, stored & (position + 4 < stop))
+                made = _made(f1, f2, f3, f4, f5, f6, o6, p1, p2, p3, p4, p5, sounds, DOWN)
+                out_row = _store(out, made, out_row, num_samples, phases_out, channels, stored & (position + 5 < stop))
+            e1, e2, e3, e4, e5 = f2, f3, f4, f5, f6
+            o1, o2, o3, o4, o5, o6 = p1, p2, p3, p4, p5, p6
+        x1, x2, x3, x4, x5, x6 = n1, n2, n3, n4, n5, n6
+        position += 6
 
 
 class FusedActivation:
@@ -148,7 +201,7 @@ class FusedActivation:
         """
         num_samples, channels = x.shape
         out = torch.empty_like(x)
-        run = _run_of(rate)
+        run = _run_of(rate, min(max(num_samples * channels // _THREADS, _SHORTEST_RUN), _LONGEST_RUN))
         runs, at_once = _MANY if channels >= _MANY[1] else _FEW
         starts, ends = bounds
         _activate[(triton.cdiv(num_samples, run * runs), triton.cdiv(channels, at_once))](
@@ -159,6 +212,6 @@ class FusedActivation:
 
 
 @functools.cache
-def _run_of(rate: int) -> int:
-    """Return the longest run of which a frame is made."""
-    return max(length for length in range(1, _LONGEST_RUN + 1) if rate % length == 0)
+def _run_of(rate: int, longest: int) -> int:
+    """Return the longest run up to `longest` of which a frame is made."""
+    return max(length for length in range(1, longest + 1) if rate % length == 0)

@@ -15,17 +15,14 @@ from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser
 from omni_cli.execution.graphs import MAX_GRAPHS
 from omni_cli.execution.precision import arithmetic, precision_of, reduce_weights, use_precision
 from omni_cli.models.qwen2_5_omni.banded_activation import use_banded_activations
+from omni_cli.models.qwen2_5_omni.buckets import bucket, buckets
 from omni_cli.models.qwen2_5_omni.denoising import Denoising, PackedDenoising, SingleDenoising
 from omni_cli.models.qwen2_5_omni.packing import PackedVelocity
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
-from omni_cli.models.qwen2_5_omni.vocoder import VOCODER_GRAPHS, PackedVocoder, Vocoder, VocoderInput
+from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, Vocoder, VocoderInput
 
-# The first chunk of a stream with guidance has four blocks.
-SMALLEST_BUCKET = 8
-# Buckets per power of two above four of the smallest: such a batch is padded by less than a quarter.
-BUCKETS_PER_OCTAVE = 4
 MAX_BUCKETS = 64
 # Blocks in one call per thread of a CPU, about one request of 2.5 s: more is no faster, and then the first waveforms
 # come later and threads wait longer for each other.
@@ -74,7 +71,7 @@ class Synthesizer:
         )
         if isinstance(self.vocoder, PackedVocoder) and self._has_graphs:
             prepare = functools.partial(prepare_denoiser, mode="cudagraph", stage=stage.name, device=self.device)
-            self.vocoder.use_graphs(functools.partial(prepare, max_graphs=VOCODER_GRAPHS))
+            self.vocoder.use_graphs(prepare)
 
     @property
     def _evaluated(self) -> list[nn.Module]:
@@ -190,20 +187,6 @@ class Synthesizer:
                 rounded = functools.partial(max, size)
                 self._packed([request], rounded).step()
             self.vocoder.capture_ahead()
-
-
-def bucket(num_blocks: int) -> int:
-    """Return the smallest bucket that holds `num_blocks`."""
-    power = 1 << max(0, (num_blocks - 1).bit_length() - 1)
-    step = max(SMALLEST_BUCKET, power // BUCKETS_PER_OCTAVE)
-    return -(-num_blocks // step) * step
-
-
-def buckets(largest: int) -> Iterator[int]:
-    size = SMALLEST_BUCKET
-    while size <= largest:
-        yield size
-        size = bucket(size + 1)
 
 
 def codes_per_block(token2wav: Qwen2_5OmniToken2WavModel) -> int:

@@ -15,6 +15,7 @@ from torch.nn import functional
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAntiAliasedActivation1d
 
 from omni_cli.execution.denoiser import Denoiser
+from omni_cli.models.qwen2_5_omni.buckets import buckets
 from omni_cli.models.qwen2_5_omni.speech_request import SynthesisRequest
 
 # Frames on either side that affect a frame: with 16, samples differ from the whole's by float32's rounding.
@@ -22,9 +23,8 @@ VOCODER_CONTEXT_FRAMES = 24
 # Frames in one call: 40 s of sound. More is no faster, and takes more memory.
 MAX_FRAMES_PER_CALL = 4000
 
-# Numbers of frames that have a CUDA graph are multiples; beyond 5 s of sound, launches take less time than the work.
-GRAPH_STEP = 48
-VOCODER_GRAPHS = 11
+# Frames of the largest CUDA graph, almost 5 s of sound: for more, launches take less time than the work.
+LARGEST_GRAPH = 480
 
 # Up to so many channels cuDNN convolves images of one column faster than those of one row.
 COLUMN_CHANNELS = 48
@@ -91,23 +91,19 @@ class PackedVocoder(Vocoder):
         super().__init__(vocoder)
         self._packed = PackedBigVGAN(vocoder, make_activation)
         self._graphs: Denoiser | None = None
+        self._graph_sizes: list[int] = []
         self.gap = self._packed.gap
 
-    def use_graphs(self, prepare: Callable[[nn.Module], Denoiser]) -> None:
-        """Replay up to `VOCODER_GRAPHS` graphs of the denoiser that `prepare` makes of the layers."""
-        self._graphs = prepare(self._packed)
+    def use_graphs(self, prepare: Callable[..., Denoiser]) -> None:
+        """Replay a graph per number of frames; `prepare` is `prepare_denoiser` without a module and `max_graphs`."""
+        multiple = self._packed.multiple
+        self._graph_sizes = [multiple * size for size in buckets(LARGEST_GRAPH // multiple)]
+        self._graphs = prepare(self._packed, max_graphs=len(self._graph_sizes))
 
     def capture_ahead(self) -> None:
-        if self._graphs is None:
-            return
         mel = torch.zeros(1, 1, self.module.config.mel_dim, device=self.module.conv_pre.weight.device)
         for size in self._graph_sizes:
             self._samples(*self.pack([mel.expand(1, size - self.gap, -1)]))
-
-    @property
-    def _graph_sizes(self) -> range:
-        step = math.lcm(GRAPH_STEP, self._packed.multiple)
-        return range(step, VOCODER_GRAPHS * GRAPH_STEP + 1, step)
 
     def waveforms(self, inputs: Sequence[VocoderInput]) -> Iterator[tuple[str, torch.Tensor]]:
         for group in grouped(inputs):
@@ -133,9 +129,8 @@ class PackedVocoder(Vocoder):
         return mel.permute(0, 2, 1), bounds
 
     def _num_frames(self, used: int) -> int:
-        sizes = self._graph_sizes
-        step = sizes.step if self._graphs is not None and used <= sizes[-1] else self._packed.multiple
-        return -(-used // step) * step
+        has_graph = (size for size in self._graph_sizes if size >= used)
+        return next(has_graph, -(-used // self._packed.multiple) * self._packed.multiple)
 
     def _samples(self, mel: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
         spectrum = self.module.process_mel_spectrogram(mel)[0].mT.contiguous()

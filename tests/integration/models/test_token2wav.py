@@ -22,14 +22,15 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (  # noqa: E4
 from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.execution.denoiser import GraphDenoiser, prepare_denoiser  # noqa: E402
 from omni_cli.models.qwen2_5_omni.banded_activation import BandedActivation  # noqa: E402
+from omni_cli.models.qwen2_5_omni.buckets import bucket, buckets  # noqa: E402
 from omni_cli.models.qwen2_5_omni.denoising import PackedDenoising, SingleDenoising  # noqa: E402
 from omni_cli.models.qwen2_5_omni.packing import PackedVelocity  # noqa: E402
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
 from omni_cli.models.qwen2_5_omni.speech_batch import SpeechBatch  # noqa: E402
 from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest  # noqa: E402
-from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer, bucket, buckets  # noqa: E402
+from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer  # noqa: E402
 from omni_cli.models.qwen2_5_omni.velocity import Velocity  # noqa: E402
-from omni_cli.models.qwen2_5_omni.vocoder import VOCODER_GRAPHS, PackedVocoder, Vocoder, VocoderInput  # noqa: E402
+from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, Vocoder, VocoderInput  # noqa: E402
 
 
 def token2wav() -> Qwen2_5OmniToken2WavModel:
@@ -245,24 +246,25 @@ def test_a_graph_per_number_of_frames_vocodes_as_the_layers_do():
     heard = [VocoderInput(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
     vocoder = PackedVocoder(loud_vocoder(), lambda module: pointwise)
     expected = dict(vocoder.waveforms(heard))
-    graphs = {"stage": "token2wav", "device": torch.device("cpu"), "max_graphs": VOCODER_GRAPHS}
     made: list[GraphDenoiser] = []
 
-    def prepare(layers: torch.nn.Module) -> GraphDenoiser:
-        made.append(GraphDenoiser(layers, FakeBackend(), **graphs))
+    def prepare(layers: torch.nn.Module, max_graphs: int) -> GraphDenoiser:
+        keys = {"stage": "token2wav", "device": torch.device("cpu"), "max_graphs": max_graphs}
+        made.append(GraphDenoiser(layers, FakeBackend(), **keys))
         return made[0]
 
     vocoder.use_graphs(prepare)
     vocoder.capture_ahead()
     counters = made[0].counters
-    assert (counters.graphs_captured, counters.graphs_evicted) == (VOCODER_GRAPHS, 0)
+    # 24, 48, ... 192, 240, ... 480 frames.
+    assert (counters.graphs_captured, counters.graphs_evicted) == (13, 0)
     before = counters.graph_replays
     for group, replays in ((heard[:1], 1), (heard[:2], 2), (heard[:3], 3), (heard[2:], 3)):
         for name, samples in vocoder.waveforms(group):
             torch.testing.assert_close(samples, expected[name], rtol=0, atol=SAMPLE_BOUND * 10)
         # The last group is too long for a graph.
         assert counters.graph_replays - before == replays
-    assert counters.graphs_captured == VOCODER_GRAPHS
+    assert counters.graphs_captured == 13
 
 
 @torch.inference_mode()
