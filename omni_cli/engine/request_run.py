@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -54,8 +54,8 @@ from omni_cli.stage.messages import (
 class RequestRun:
     """Sends a request to the stages of `chain` and turns their reports, which arrive in `queue`, into events.
 
-    With `streams`, each stage starts as soon as its input stage has something for it. `enter(name)` returns a running
-    stage or raises `StageError`; `trace` makes a stage's trace from its last report.
+    With `streams`, each stage starts as soon as its input stage has something for it; without, those named in `early` do.
+    `enter(name)` returns a running stage or raises `StageError`; `trace` makes a stage's trace from its last report.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class RequestRun:
         trace: Callable[[StageClient, RequestDone], StageTrace],
         *,
         streams: bool,
+        early: Collection[str],
     ) -> None:
         self.queue: asyncio.Queue[tuple[str, Report]] = asyncio.Queue()
         self.handoff: bytes | None = None
@@ -75,6 +76,7 @@ class RequestRun:
         self._enter = enter
         self._trace = trace
         self._streams = streams
+        self._early = early
         self._began_s = asyncio.get_running_loop().time()
         # The stages that the request is in, and the final reports of those that it has left.
         self._inside: dict[str, StageClient] = {}
@@ -168,8 +170,7 @@ class RequestRun:
             "diffusion": dict(request.diffusion),
             "wants_frames": request.wants_frames,
             "wants_handoff": has_next or request.wants_handoff,
-            # The last stage's handoff goes to the caller, in one piece.
-            "streams": self._streams and (has_next or not request.wants_handoff),
+            "streams": self._sends_parts(position),
         }
         if handoff is not None:
             return StageRequest(**common, handoff=handoff, more_follows=more_follows)
@@ -191,6 +192,12 @@ class RequestRun:
             call_files={name: changed_items(files, _encoded) for name, files in request.call_files.items()},
             cache_salt=request.cache_salt,
         )
+
+    def _sends_parts(self, position: int) -> bool:
+        if position + 1 == len(self._chain):
+            # The last stage's handoff goes to the caller, in one piece.
+            return self._streams and not self._request.wants_handoff
+        return self._streams or self._chain[position + 1] in self._early
 
     def _made(self, report: RequestDone, chunks: list[AudioChunk]) -> list[Output]:
         outputs: list[Output] = []

@@ -18,7 +18,7 @@ from omni_cli.models.qwen2_5_omni.speech_request import Carried, SynthesisReques
 from omni_cli.models.qwen2_5_omni.synthesizer import Synthesizer
 from omni_cli.models.qwen2_5_omni.vocoder import VOCODER_CONTEXT_FRAMES
 
-# Order of requests by id, the smallest first; equal ones in order of arrival.
+# Order of requests by id, the smallest first, ranks before all else; equal ones in order of arrival.
 Precedence = Callable[[str], tuple[float, ...]]
 
 
@@ -123,9 +123,20 @@ class SpeechBatch:
         pieces.sort(key=lambda piece: self.precedence(piece.sounding[0].request_id))
         if len(pieces) < count:
             self._join()
-            stepping = [cohort for cohort in self._cohorts if not cohort.is_denoised]
-            pieces += [SpeechPiece(cohort) for cohort in sorted(stepping, key=self._of_cohort)]
+            stepping = sorted((each for each in self._cohorts if not each.is_denoised), key=self._of_cohort)
+            pieces += [SpeechPiece(cohort) for cohort in self._balanced(stepping, count - len(pieces))]
         return pieces if together else pieces[:count]
+
+    def _balanced(self, cohorts: list[Cohort], lanes: int) -> list[Cohort]:
+        """Reorder cohorts in order of precedence for so many lanes, if less than one per lane would have to wait.
+
+        Lanes would be idle at the end then. So as many as have no lane take turns with as many others of their rank,
+        and all end together.
+        """
+        if not lanes < len(cohorts) < 2 * lanes:
+            return cohorts
+        first = 2 * lanes - len(cohorts)
+        return [*cohorts[:first], *sorted(cohorts[first:], key=lambda each: (self._of_cohort(each)[:1], each.num_done))]
 
     def _of_cohort(self, cohort: Cohort) -> tuple[float, ...]:
         return min(self.precedence(each.request_id) for each in cohort.requests)
@@ -135,9 +146,11 @@ class SpeechBatch:
         ready = [self._continuing(each) for each in self._waiting.values() if self._is_ready(each)]
         waiting = sorted(ready, key=lambda each: self.precedence(each.request_id))
         count = self._lanes.count
-        for group in self._synthesizer.groups(waiting):
+        groups = list(self._synthesizer.groups(waiting))
+        are_last = len(self._cohorts) + len(groups) < 2 * count
+        for group in groups:
             running = sorted(self._of_cohort(cohort) for cohort in self._cohorts)
-            has_lane = self._synthesizer.runs_together or len(running) < count
+            has_lane = self._synthesizer.runs_together or len(running) < count or are_last
             if not has_lane and self.precedence(group[0].request_id) >= running[count - 1]:
                 return
             for each in group:

@@ -376,6 +376,28 @@ def test_padded_requests_on_a_cpu_run_one_per_thread_in_order_of_precedence(num_
 
 @pytest.mark.parametrize("num_threads", [2], indirect=True)
 @torch.inference_mode()
+def test_of_the_last_three_requests_for_two_lanes_two_take_turns_so_that_none_is_left_alone(num_threads):
+    # Letters are steps, capitals waveforms.
+    assert order_of("abcd") == ["ab", "ab", "ab", "ab", "AB", "cd", "cd", "cd", "cd", "CD"]
+    assert order_of("abc") == ["ab", "ac", "ab", "ac", "Ab", "bc", "Bc", "C"]
+
+
+def order_of(names: str) -> list[str]:
+    """Requests of four steps, added at once, as each call of two lanes advances them."""
+    batch = speech_batch("padded")
+    for name in names:
+        asked = request_for("Chelsie", 130, 0.5, name)
+        batch.add(dataclasses.replace(asked, sampling=dataclasses.replace(asked.sampling, num_steps=5)))
+    ran, num_made = [], 0
+    while num_made < len(names):
+        made = "".join(batch.advance())
+        num_made += len(made)
+        ran.append(made.upper() + "".join(each.request_id for each in batch.stepped))
+    return ran
+
+
+@pytest.mark.parametrize("num_threads", [2], indirect=True)
+@torch.inference_mode()
 def test_padded_requests_in_lanes_sound_as_each_does_alone_and_one_that_leaves_changes_nothing(num_threads):
     requests = [request_for("Chelsie", num_codes, 0.5, str(num_codes)) for num_codes in (50, 33, 12, 7)]
     batch, alone = speech_batch("padded"), {}
