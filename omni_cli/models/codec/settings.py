@@ -17,7 +17,7 @@ class WaveformConfig(DiffusionStageConfig):
 
     stream: Annotated[bool | None, VLLM_ONLY] = Field(
         None,
-        description="Send audio in chunks as it is made, and begin each stage while the one before it still runs; "
+        description="Send audio in chunks as it is made, and begin while the stage before it still runs; "
         "that of the stage which makes audio, for requests that do not say it themselves.",
     )
 

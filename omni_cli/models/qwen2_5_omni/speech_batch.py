@@ -130,8 +130,8 @@ class SpeechBatch:
     def _balanced(self, cohorts: list[Cohort], lanes: int) -> list[Cohort]:
         """Reorder cohorts in order of precedence for so many lanes, if less than one per lane would have to wait.
 
-        Lanes would be idle at the end then. So as many as have no lane take turns with as many others of their rank,
-        and all end together.
+        Lanes would be idle at the end then. So as many as have no lane alternate with as many others of their rank, and
+        all end together.
         """
         if not lanes < len(cohorts) < 2 * lanes:
             return cohorts

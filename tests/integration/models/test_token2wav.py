@@ -376,7 +376,7 @@ def test_padded_requests_on_a_cpu_run_one_per_thread_in_order_of_precedence(num_
 
 @pytest.mark.parametrize("num_threads", [2], indirect=True)
 @torch.inference_mode()
-def test_of_the_last_three_requests_for_two_lanes_two_take_turns_so_that_none_is_left_alone(num_threads):
+def test_of_the_last_three_requests_for_two_lanes_two_alternate_so_that_none_is_left_alone(num_threads):
     # Letters are steps, capitals waveforms.
     assert order_of("abcd") == ["ab", "ab", "ab", "ab", "AB", "cd", "cd", "cd", "cd", "CD"]
     assert order_of("abc") == ["ab", "ac", "ab", "ac", "Ab", "bc", "Bc", "C"]
