@@ -54,8 +54,8 @@ from omni_cli.stage.messages import (
 class RequestRun:
     """Sends a request to the stages of `chain` and turns their reports, which arrive in `queue`, into events.
 
-    With `streams`, each stage starts as soon as its input stage has something for it; without, those named in `early`
-    do. `enter(name)` returns a running stage or raises `StageError`; `trace` makes a stage's trace from its last report.
+    With `streams`, each stage starts once its input stage has something for it; without, those named in `early` do.
+    `enter(name)` returns a running stage or raises `StageError`; `trace` makes a stage's trace of its last report.
     """
 
     def __init__(
