@@ -69,6 +69,35 @@ def _next(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _six(  # type: ignore[no-untyped-def]
+    x, bias, row, position, last, num_samples, phases, channels, sounds
+):  # fmt: skip
+    """Return the row of the last one of six samples from `position` on, and their values."""
+    row, n1 = _next(x, bias, row, position, last, num_samples, phases, channels, sounds)
+    row, n2 = _next(x, bias, row, position + 1, last, num_samples, phases, channels, sounds)
+    row, n3 = _next(x, bias, row, position + 2, last, num_samples, phases, channels, sounds)
+    row, n4 = _next(x, bias, row, position + 3, last, num_samples, phases, channels, sounds)
+    row, n5 = _next(x, bias, row, position + 4, last, num_samples, phases, channels, sounds)
+    row, n6 = _next(x, bias, row, position + 5, last, num_samples, phases, channels, sounds)
+    return row, n1, n2, n3, n4, n5, n6
+
+
+@triton.jit
+def _outside(  # type: ignore[no-untyped-def]
+    x, bias, start, last, num_samples, phases, channels, sounds, speed, weight, UP: tl.constexpr
+):  # fmt: skip
+    """Return the first value at the higher rate, which continues before a sequence, and the last one, after it."""
+    head = _sample(x, bias, _row(start, num_samples, phases), channels, sounds)
+    second = _sample(x, bias, _row(start + tl.minimum(1, last), num_samples, phases), channels, sounds)
+    third = _sample(x, bias, _row(start + tl.minimum(2, last), num_samples, phases), channels, sounds)
+    before = _snake(_even(head, head, head, head, second, third, UP), speed, weight)
+    tail = _sample(x, bias, _row(start + last, num_samples, phases), channels, sounds)
+    second = _sample(x, bias, _row(start + tl.maximum(last - 1, 0), num_samples, phases), channels, sounds)
+    third = _sample(x, bias, _row(start + tl.maximum(last - 2, 0), num_samples, phases), channels, sounds)
+    return before, _snake(_odd(third, second, tail, tail, tail, tail, UP), speed, weight)
+
+
+@triton.jit
 def _values(  # type: ignore[no-untyped-def]
     x0, x1, x2, x3, x4, x5, x6, position, last, before, after, speed, weight, UP: tl.constexpr
 ):  # fmt: skip
@@ -125,18 +154,9 @@ def _activate(  # type: ignore[no-untyped-def]
     x += channel
     out += channel
     begin = first - start
-    # Before a sequence its first value at the higher rate continues, after it the last one.
-    before = tl.zeros([RUNS, CHANNELS], dtype=tl.float32)
-    after = before
+    before, after = tl.zeros([RUNS, CHANNELS], tl.float32), tl.zeros([RUNS, CHANNELS], tl.float32)
     if tl.max(((begin < 3) | (begin + run + 2 > last)).to(tl.int32)) > 0:
-        head = _sample(x, bias, _row(start, num_samples, phases_in), channels, sounds)
-        second = _sample(x, bias, _row(start + tl.minimum(1, last), num_samples, phases_in), channels, sounds)
-        third = _sample(x, bias, _row(start + tl.minimum(2, last), num_samples, phases_in), channels, sounds)
-        before = _snake(_even(head, head, head, head, second, third, UP), speed, weight)
-        tail = _sample(x, bias, _row(start + last, num_samples, phases_in), channels, sounds)
-        second = _sample(x, bias, _row(start + tl.maximum(last - 1, 0), num_samples, phases_in), channels, sounds)
-        third = _sample(x, bias, _row(start + tl.maximum(last - 2, 0), num_samples, phases_in), channels, sounds)
-        after = _snake(_odd(third, second, tail, tail, tail, tail, UP), speed, weight)
+        before, after = _outside(x, bias, start, last, num_samples, phases_in, channels, sounds, speed, weight, UP)
     # Windows, oldest first: of samples around `position`, and of both values at the higher rate up to there. A sample
     # outside its sequence has the value of the nearest one inside.
     x1, x2, x3, x4, x5, x6 = _zeros(RUNS, CHANNELS)
@@ -149,12 +169,7 @@ def _activate(  # type: ignore[no-untyped-def]
     # Six steps at once, whose loads do not wait for each other. The first six only fill the first window, the next six
     # the others.
     for six in range((run + 17) // 6):
-        row, n1 = _next(x, bias, row, position + 3, last, num_samples, phases_in, channels, sounds)
-        row, n2 = _next(x, bias, row, position + 4, last, num_samples, phases_in, channels, sounds)
-        row, n3 = _next(x, bias, row, position + 5, last, num_samples, phases_in, channels, sounds)
-        row, n4 = _next(x, bias, row, position + 6, last, num_samples, phases_in, channels, sounds)
-        row, n5 = _next(x, bias, row, position + 7, last, num_samples, phases_in, channels, sounds)
-        row, n6 = _next(x, bias, row, position + 8, last, num_samples, phases_in, channels, sounds)
+        row, n1, n2, n3, n4, n5, n6 = _six(x, bias, row, position + 3, last, num_samples, phases_in, channels, sounds)
         if six >= 1:
             f1, p1 = _values(x1, x2, x3, x4, x5, x6, n1, position, last, before, after, speed, weight, UP)
             f2, p2 = _values(x2, x3, x4, x5, x6, n1, n2, position + 1, last, before, after, speed, weight, UP)
