@@ -129,7 +129,8 @@ def _quantize(model: Any, quantization: str) -> None:
 
     if quantization in _TORCHAO:
         torchao = importlib.import_module("torchao.quantization")
-        torchao.quantize_(model, getattr(torchao, _TORCHAO[quantization])())
+        # It would have torch.compile try out variants of every kernel of the process, which takes minutes.
+        torchao.quantize_(model, getattr(torchao, _TORCHAO[quantization])(set_inductor_config=False))
         return
     kind, given = _BITSANDBYTES[quantization]
     make = getattr(importlib.import_module("bitsandbytes.nn"), kind)

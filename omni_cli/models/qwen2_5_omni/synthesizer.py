@@ -183,7 +183,8 @@ class Synthesizer:
             return
         largest = bucket((self._stage.max_num_seqs or 1) * TYPICAL_BLOCKS)
         with self.arithmetic():
-            for size in buckets(largest):
+            # The largest first, whose memory the others then share.
+            for size in reversed(list(buckets(largest))):
                 rounded = functools.partial(max, size)
                 self._packed([request], rounded).step()
             self.vocoder.capture_ahead()

@@ -102,7 +102,7 @@ class PackedVocoder(Vocoder):
 
     def capture_ahead(self) -> None:
         mel = torch.zeros(1, 1, self.module.config.mel_dim, device=self.module.conv_pre.weight.device)
-        for size in self._graph_sizes:
+        for size in reversed(self._graph_sizes):  # the largest first, whose memory the others then share
             self._samples(*self.pack([mel.expand(1, size - self.gap, -1)]))
 
     def waveforms(self, inputs: Sequence[VocoderInput]) -> Iterator[tuple[str, torch.Tensor]]:
