@@ -199,18 +199,17 @@ def _total(values: Iterable[float | None]) -> float:
 def accounted_of(iteration: Iteration) -> Mapping[str, float]:
     """Return the share of each time that its parts add up to, as the median over requests; 1 is all of it.
 
-    `stages`: the stages' latencies within the request's time. `steps`: the parts of a diffusion stage within its
-    latency. `tokens`: the last token's time within an AR stage's latency. The first two exist only for a request that
-    is alone and whose stages run one after another; otherwise they wait for one another in between. Up to `SLACK_S`
-    of each difference is accounted for.
+    `stages`: the stages' latencies within the request's time, less what two have in common. `steps`: the parts of a
+    diffusion stage within its latency. `tokens`: the last token's time within an AR stage's latency. The first two
+    exist only for a request that is alone and whose audio is not streamed; otherwise stages wait for one another in
+    between. Up to `SLACK_S` of each difference is accounted for.
     """
     shares: dict[str, list[float]] = {}
     for request in iteration.requests:
         streams = any(trace.num_chunks is not None for trace in request.result.stages)
         is_alone = len(iteration.requests) == 1 and not streams
         if is_alone:
-            total = sum(trace.latency_s for trace in request.result.stages)
-            shares.setdefault("stages", []).append(_share(total, request.seconds))
+            shares.setdefault("stages", []).append(_share(_covered_s(request.result.stages), request.seconds))
         for trace in request.result.stages:
             if trace.token_times_s:
                 shares.setdefault("tokens", []).append(_share(trace.token_times_s[-1], trace.latency_s))
@@ -219,6 +218,17 @@ def accounted_of(iteration: Iteration) -> Mapping[str, float]:
                 parts = sum(trace.denoise_step_s) + sum(value or 0.0 for value in others)
                 shares.setdefault("steps", []).append(_share(parts, trace.latency_s))
     return {name: statistics.median(values) for name, values in shares.items()}
+
+
+def _covered_s(traces: Iterable[StageTrace]) -> float:
+    """Return the seconds in which a stage or more had the request."""
+    covered_s, end_s = 0.0, 0.0
+    for trace in traces:
+        begin_s = end_s if trace.began_s is None else max(end_s, trace.began_s)
+        until_s = (begin_s if trace.began_s is None else trace.began_s) + trace.latency_s
+        covered_s += max(0.0, until_s - begin_s)
+        end_s = max(end_s, until_s)
+    return covered_s
 
 
 def _share(parts_s: float, whole_s: float) -> float:

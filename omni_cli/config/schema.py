@@ -167,6 +167,11 @@ class _Stage(StrictKeys):
         """True if it sends its output in parts, for requests that do not decide it themselves."""
         return False
 
+    @property
+    def starts_early(self) -> bool:
+        """True if it begins while its input stage runs, for requests that are not streamed, too."""
+        return False
+
 
 class ARStageConfig(_Stage):
     """An autoregressive stage, which generates tokens on vLLM's engine. Keys are vLLM's engine arguments."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from multiprocessing.context import ForkServerContext
@@ -192,7 +191,8 @@ class OmniLLM:
         """
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is already in use")
-        streams, early = _streams(request, self.config), _early(self.config)
+        early = {stage.name for stage in self.config.stages if stage.starts_early}
+        streams = _streams(request, self.config)
         run = RequestRun(request, self._chain(request), self._running, self._trace, streams=streams, early=early)
         self._requests[request.request_id] = run.queue
         error: OmniError | None = None
@@ -329,15 +329,6 @@ def _streams(request: GenerateRequest, config: EngineConfig) -> bool:
     if request.stream_audio is not None:
         return request.stream_audio
     return any(stage.streams for stage in config.stages)
-
-
-def _early(config: EngineConfig) -> set[str]:
-    """Return the AR stages after AR stages, which make the same tokens from input that arrives while they run."""
-    return {
-        stage.name
-        for before, stage in itertools.pairwise(config.stages)
-        if isinstance(before, ARStageConfig) and isinstance(stage, ARStageConfig)
-    }
 
 
 def _with_memory(info: StageInfo, memory: MemoryReport) -> StageInfo:

@@ -379,11 +379,8 @@ class TextStage(VllmStage):
         raise NotImplementedError
 
     def partial_handoff(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
-        """Return the part of the handoff that has not been sent, or None; called after each new token.
-
-        By default there is one part, at the end.
-        """
-        return self.handoff(active, output) if output.finished else None
+        """Return the part of the handoff that has not been sent, or None; called after each new token."""
+        raise NotImplementedError
 
     def abort(self, request_id: str) -> None:
         super().abort(request_id)

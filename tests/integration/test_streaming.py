@@ -98,6 +98,11 @@ def slow_thinker(start_engine):
 
 
 @pytest.fixture(scope="module")
+def early(start_engine):
+    return start_engine("tiny-omni", *BRIEF_SPEECH, "talker.early_start=true")
+
+
+@pytest.fixture(scope="module")
 def slow_talker(start_engine):
     """Chunks carry on what the next one needs."""
     return start_engine(
@@ -112,6 +117,17 @@ def slow_talker(start_engine):
 
 def test_eight_streamed_requests_equal_those_without_streaming(at_once, whole):
     assert_alike(at_once, whole)
+
+
+def test_an_early_talker_says_the_same_bit_for_bit(early, whole):
+    made = early.run_all(requests("early", stream=False))
+    for one, other in zip(made, whole, strict=True):
+        assert one.error is None and tokens_of(one) == tokens_of(other), one.request_id
+        assert np.array_equal(audio_of(one), audio_of(other)), one.request_id
+    thinker, talker = made[3].stages[:2]
+    assert thinker.num_output_tokens == 150 and talker.began_s < thinker.latency_s / 2
+    # Answers of one and two tokens, and a given one, arrive as a whole.
+    assert early.engagement("talker")["early_requests"] == len(made) - 3
 
 
 @pytest.mark.nightly

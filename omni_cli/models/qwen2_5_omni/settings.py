@@ -21,6 +21,15 @@ class TalkerConfig(ARStageConfig):
         description="Qwen2.5-Omni's talker: `full` as published, `plain` as transformers 5.23 computes one prompt "
         "(no codec embeddings and no M-RoPE positions of media in the prompt).",
     )
+    early_start: bool | None = Field(
+        None,
+        description="Begin with the thinker's second token, as for streamed requests, instead of after its last. "
+        "Default: false.",
+    )
+
+    @property
+    def starts_early(self) -> bool:
+        return bool(self.early_start)
 
 
 class Token2WavConfig(WaveformConfig):

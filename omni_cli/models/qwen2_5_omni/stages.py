@@ -48,6 +48,7 @@ class TalkerStage(ConditionedStage):
     """Generates codec tokens from the thinker's output."""
 
     makes_text = False
+    _num_early = 0
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         super().__init__(spec, emit)
@@ -63,8 +64,13 @@ class TalkerStage(ConditionedStage):
         given = ThinkerHandoff([0] * 7, [0] * 2, self._embed([0] * 8), {})
         return StageRequest("", handoff=encode_additional_information(given.information()))
 
+    @property
+    def engagement(self) -> dict[str, float]:
+        return {**super().engagement, "early_requests": self._num_early}
+
     def begin(self, active: ActiveRequest) -> tuple[ConditionedPrompt, dict[str, object]]:
         request = active.request
+        self._num_early += request.more_follows
         speaker = self.speakers[pick_speaker(self.speakers, request.speaker)]
         given = thinker_to_talker(
             ThinkerHandoff.from_information(self.information_of(request.handoff)),
