@@ -199,7 +199,7 @@ def _total(values: Iterable[float | None]) -> float:
 def accounted_of(iteration: Iteration) -> Mapping[str, float]:
     """Return the share of each time that its parts add up to, as the median over requests; 1 is all of it.
 
-    `stages`: the stages' latencies within the request's time, less what two have in common. `steps`: the parts of a
+    `stages`: the stages' latencies within the request's time, what two have in common once. `steps`: the parts of a
     diffusion stage within its latency. `tokens`: the last token's time within an AR stage's latency. The first two
     exist only for a request that is alone and whose audio is not streamed; otherwise stages wait for one another in
     between. Up to `SLACK_S` of each difference is accounted for.
@@ -221,12 +221,13 @@ def accounted_of(iteration: Iteration) -> Mapping[str, float]:
 
 
 def _covered_s(traces: Iterable[StageTrace]) -> float:
-    """Return the seconds in which a stage or more had the request."""
+    """Return the sum of the stages' latencies, without what one that starts early has in common with those before."""
     covered_s, end_s = 0.0, 0.0
     for trace in traces:
-        begin_s = end_s if trace.began_s is None else max(end_s, trace.began_s)
-        until_s = (begin_s if trace.began_s is None else trace.began_s) + trace.latency_s
-        covered_s += max(0.0, until_s - begin_s)
+        is_early = trace.effective.get("early_start", False)
+        begin_s = trace.began_s if is_early and trace.began_s is not None else end_s
+        until_s = begin_s + trace.latency_s
+        covered_s += max(0.0, until_s - max(begin_s, end_s))
         end_s = max(end_s, until_s)
     return covered_s
 

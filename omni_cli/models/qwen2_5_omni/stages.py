@@ -65,6 +65,10 @@ class TalkerStage(ConditionedStage):
         return StageRequest("", handoff=encode_additional_information(given.information()))
 
     @property
+    def effective(self) -> dict[str, object]:
+        return {**super().effective, **({"early_start": True} if self.spec.stage.starts_early else {})}
+
+    @property
     def engagement(self) -> dict[str, float]:
         return {**super().engagement, "early_requests": self._num_early}
 

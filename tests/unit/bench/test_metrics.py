@@ -112,10 +112,12 @@ def test_shares_of_a_request_that_is_alone() -> None:
     streamed = (traces[0], dataclasses.replace(traces[1], num_chunks=3))
     overlapping = accounted_of(Iteration(0.6, (request(*streamed, seconds=0.6),), stages))
     assert set(overlapping) == {"tokens"}, "stages that run side by side take more than the request does"
-    # The talker begins 0.1 s before the thinker ends.
-    early = [dataclasses.replace(trace, began_s=began_s) for trace, began_s in zip(traces, (0.0, 0.1), strict=True)]
+    # The second begins 0.1 s before the first ends, which only one that starts early may do.
+    second = dataclasses.replace(traces[1], began_s=0.1)
+    early = (traces[0], dataclasses.replace(second, effective={"early_start": True}))
     assert accounted_of(Iteration(0.6, (request(*early, seconds=0.6),), stages))["stages"] == pytest.approx(1.0)
     assert accounted_of(Iteration(0.7, (request(*early, seconds=0.7),), stages))["stages"] < 0.9
+    assert accounted_of(Iteration(0.6, (request(traces[0], second, seconds=0.6),), stages))["stages"] > 1.1
 
 
 @pytest.mark.parametrize(("latency_s", "share"), [(0.5, 1.0), (0.504, 1.0), (0.496, 1.0), (1.005, 0.5), (0.255, 1.94)])
