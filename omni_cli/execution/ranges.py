@@ -42,6 +42,11 @@ def listen(listener: Listener | None) -> None:
     _listener, _thread = listener, threading.get_ident()
 
 
+def is_recorded() -> bool:
+    """Tell whether this thread's ranges are reported to a listener."""
+    return _listener is not None and threading.get_ident() == _thread
+
+
 def mark(name: str, number: int | None = None) -> Mark | _NoRange:
     """Return a context manager for a range; `number` is appended to its name."""
     if _listener is None or threading.get_ident() != _thread:

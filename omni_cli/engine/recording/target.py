@@ -152,11 +152,13 @@ class VllmTarget:
 
 def residents_of(target: RecordingTarget) -> Iterator[Resident]:
     """Yield every tensor that the stage holds permanently: weights, buffers and caches."""
-    seen: set[int] = set()
+    seen: set[object] = set()
     for root, model in target.modules().items():
         for path, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if tensor.data_ptr() not in seen and tensor.numel():
-                seen.add(tensor.data_ptr())
+            # oneDNN's weights have no address, and nothing shares their memory.
+            memory = path if tensor.is_mkldnn else tensor.data_ptr()
+            if memory not in seen and tensor.numel():
+                seen.add(memory)
                 yield Resident(f"{root}.{path}", tensor.nbytes, "weight", tuple(tensor.shape), _name(tensor.dtype))
     yield from target.caches()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -33,11 +33,12 @@ class Stepped:
 
 @dataclass
 class Cohort:
-    """Requests that joined together, all at the same step."""
+    """Requests that joined together, all at the same step. A lane works on those that `running` names."""
 
     requests: list[SynthesisRequest]
     denoising: Denoising
     num_done: int = 0
+    running: set[str] = field(default_factory=set)
 
     @property
     def num_steps(self) -> int:
@@ -50,24 +51,40 @@ class Cohort:
 
 @dataclass(frozen=True)
 class SpeechPiece:
-    """A step of a cohort, or the waveforms of the `sounding` requests in it."""
+    """A step of a cohort, or the waveforms of the `sounding` requests in it, from their spectrograms."""
 
     cohort: Cohort
     sounding: Sequence[SynthesisRequest] = ()
+    mels: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def requests(self) -> Sequence[SynthesisRequest]:
+        """Those of its requests that have not left."""
+        return [each for each in self.cohort.requests if not self.sounding or each in self.sounding]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A piece with its waveforms by request id, and when it started and ended."""
+
+    piece: SpeechPiece
+    made: Mapping[str, torch.Tensor]
+    times: tuple[object, object]
 
 
 class SpeechBatch:
     """The requests of one synthesizer, in cohorts; waiting ones form the next cohort.
 
     On a GPU and with `batching: padded`, all cohorts advance in each call. Otherwise only the first in precedence do,
-    one per lane, because more requests at once are no faster.
+    one per lane, because more requests at once are no faster. A lane that ends goes on with the next work without
+    waiting for others: a waveform takes as long as several steps.
     """
 
     def __init__(self, synthesizer: Synthesizer) -> None:
         self.precedence: Precedence = lambda request_id: ()
         self.stepped: list[Stepped] = []
         self._synthesizer = synthesizer
-        self._lanes = Lanes(synthesizer.num_lanes)
+        self._lanes: Lanes[Done] = Lanes(synthesizer.num_lanes)
         self._clock = clock_for(torch.device(synthesizer.device).type)
         self._waiting: dict[str, SynthesisRequest] = {}
         self._cohorts: list[Cohort] = []
@@ -89,6 +106,8 @@ class SpeechBatch:
         self._waiting.pop(request_id, None)
         for cohort in self._cohorts:
             if request_id in [each.request_id for each in cohort.requests]:
+                if cohort.running and len(cohort.requests) > 1:
+                    self._lanes.settle()
                 self._leave(cohort, {request_id})
                 return
 
@@ -101,31 +120,41 @@ class SpeechBatch:
         return [self._clock.seconds(start, end) for start, end in self._times[request_id]]
 
     def advance(self) -> dict[str, torch.Tensor]:
-        """Do the next work; return waveforms (num_samples,) float32 that it finished, by request id."""
+        """Do the next work; return waveforms (num_samples,) float32 that it finished, by request id.
+
+        Lanes that have more to do go on meanwhile, and into the next call.
+        """
         self.stepped = []
         finished: dict[str, torch.Tensor] = {}
         with self._synthesizer.arithmetic():
             pieces = self._next()
-            done = self._lanes.run([functools.partial(self._do, piece) for piece in pieces])
-            for piece, (made, times) in zip(pieces, done, strict=True):
-                self._note(piece, made, times)
-                finished |= made
+            for piece in pieces:
+                piece.cohort.running |= {each.request_id for each in piece.requests}
+            self._lanes.start([functools.partial(self._do, piece) for piece in pieces])
+            for done in self._lanes.ended():
+                finished |= self._note(done)
         return finished
 
     def _next(self) -> list[SpeechPiece]:
-        """Return pieces in order of precedence, waveforms before steps."""
-        together, count = self._synthesizer.runs_together, self._lanes.count
+        """Return a piece for each free lane, in order of precedence, waveforms before steps."""
+        together, free = self._synthesizer.runs_together, self._lanes.num_free
         denoised = [cohort for cohort in self._cohorts if cohort.is_denoised]
         if together and denoised:
             first = min(denoised, key=self._of_cohort)
-            return [SpeechPiece(first, first.requests)]
-        pieces = [SpeechPiece(cohort, [each]) for cohort in denoised for each in cohort.requests]
+            return [SpeechPiece(first, first.requests, first.denoising.mels())]
+        pieces = [
+            SpeechPiece(cohort, [each], cohort.denoising.mels())
+            for cohort in denoised
+            for each in cohort.requests
+            if each.request_id not in cohort.running
+        ]
         pieces.sort(key=lambda piece: self.precedence(piece.sounding[0].request_id))
-        if len(pieces) < count:
+        if len(pieces) < free:
             self._join()
             stepping = sorted((each for each in self._cohorts if not each.is_denoised), key=self._of_cohort)
-            pieces += [SpeechPiece(cohort) for cohort in self._balanced(stepping, count - len(pieces))]
-        return pieces if together else pieces[:count]
+            lanes = free - len(pieces) + sum(bool(each.running) for each in stepping)
+            pieces += [SpeechPiece(cohort) for cohort in self._balanced(stepping, lanes) if not cohort.running]
+        return pieces if together else pieces[:free]
 
     def _balanced(self, cohorts: list[Cohort], lanes: int) -> list[Cohort]:
         """Reorder cohorts in order of precedence for so many lanes, if less than one per lane would have to wait.
@@ -167,31 +196,36 @@ class SpeechBatch:
         carried = self._carried.get(request.stream) if request.stream is not None else None
         return dataclasses.replace(request, carried=carried)
 
-    def _do(self, piece: SpeechPiece) -> tuple[dict[str, torch.Tensor], tuple[object, object]]:
-        """Do a piece in its lane; return its waveforms, and when it started and ended."""
+    def _do(self, piece: SpeechPiece) -> Done:
+        """Do a piece in its lane."""
         cohort, made = piece.cohort, {}
         start = self._clock.mark()
         with self._synthesizer.arithmetic():
             if piece.sounding:
                 with mark("vocoder"):
-                    made = dict(self._synthesizer.waveforms(piece.sounding, cohort.denoising.mels()))
+                    made = dict(self._synthesizer.waveforms(piece.sounding, piece.mels))
             else:
                 with mark("denoising step", cohort.num_done + 1):
                     cohort.denoising.step()
-        return made, (start, self._clock.mark())
+        return Done(piece, made, (start, self._clock.mark()))
 
-    def _note(self, piece: SpeechPiece, made: dict[str, torch.Tensor], times: tuple[object, object]) -> None:
-        """Note that a piece is done."""
-        cohort = piece.cohort
-        for each in piece.sounding or cohort.requests:
-            self._times[each.request_id].append(times)
+    def _note(self, done: Done) -> dict[str, torch.Tensor]:
+        """Note that a piece is done; return its waveforms without those of requests that left meanwhile."""
+        piece, cohort, requests = done.piece, done.piece.cohort, done.piece.requests
+        cohort.running -= {each.request_id for each in piece.sounding} or cohort.running
+        for each in requests:
+            self._times[each.request_id].append(done.times)
+        if not requests:
+            return {}
         if piece.sounding:
+            made = {each.request_id: done.made[each.request_id] for each in requests}
             self._leave(cohort, set(made))
-            return
+            return made
         cohort.num_done += 1
         if cohort.is_denoised:
             self._carried |= cohort.denoising.carried(VOCODER_CONTEXT_FRAMES)
-        self.stepped += [Stepped(each.request_id, cohort.num_done, cohort.num_steps) for each in cohort.requests]
+        self.stepped += [Stepped(each.request_id, cohort.num_done, cohort.num_steps) for each in requests]
+        return {}
 
     def _leave(self, cohort: Cohort, request_ids: set[str]) -> None:
         cohort.requests = [each for each in cohort.requests if each.request_id not in request_ids]

@@ -7,44 +7,87 @@ import threading
 import pytest
 import torch
 
+from omni_cli.engine.recording.range_log import RangeLog
 from omni_cli.execution.lanes import Lanes
+from omni_cli.execution.ranges import listen, mark
+
+pytestmark = [pytest.mark.usefixtures("num_threads"), pytest.mark.parametrize("num_threads", [4], indirect=True)]
 
 
-@pytest.mark.usefixtures("num_threads")
-@pytest.mark.parametrize("num_threads", [4], indirect=True)
+def where() -> tuple[int, int]:
+    """The thread of a piece, and its number of torch's threads."""
+    return threading.get_ident(), torch.get_num_threads()
+
+
 def test_pieces_run_at_the_same_time_and_share_the_threads_of_the_caller():
     meeting = threading.Barrier(2, timeout=60)
 
     def piece() -> tuple[int, int, bool]:
         meeting.wait()
-        return threading.get_ident(), torch.get_num_threads(), torch.is_inference_mode_enabled()
+        return *where(), torch.is_inference_mode_enabled()
 
-    lanes = Lanes(4)
-    with torch.inference_mode():
-        (here, *of_first), (there, *of_second) = lanes.run([piece, piece])
-        assert of_first == of_second == [2, True]
-    assert here == threading.get_ident() != there
-    (_, num_threads, is_inference), _ = lanes.run([piece, piece])
-    assert (num_threads, is_inference) == (2, False)
+    lanes: Lanes[tuple[int, int, bool]] = Lanes(4)
+    for is_inference in (True, False):
+        with torch.inference_mode(is_inference):
+            lanes.start([piece, piece])
+        lanes.settle()
+        (here, *of_first), (there, *of_second) = lanes.ended()
+        assert of_first == of_second == [2, is_inference]
+        assert len({here, there, threading.get_ident()}) == 3
     assert torch.get_num_threads() == 4
 
 
-@pytest.mark.usefixtures("num_threads")
-@pytest.mark.parametrize("num_threads", [4], indirect=True)
 def test_a_single_piece_and_those_of_a_single_lane_have_all_threads():
-    def piece() -> tuple[int, int]:
-        return threading.get_ident(), torch.get_num_threads()
+    several: Lanes[tuple[int, int]] = Lanes(4)
+    several.start([where])
+    ((_, num_threads),) = several.ended()
+    assert num_threads == 4
+    one: Lanes[tuple[int, int]] = Lanes(1)
+    one.start([where, where])
+    assert one.ended() == [(threading.get_ident(), 4)] * 2, "in the caller's thread"
+    assert one.ended() == []
 
-    mine = (threading.get_ident(), 4)
-    assert Lanes(4).run([piece]) == [mine]
-    assert Lanes(1).run([piece, piece]) == [mine, mine]
-    assert Lanes(4).run([]) == []
+
+def test_a_piece_that_ends_is_returned_and_another_starts_while_the_first_goes_on():
+    release = threading.Event()
+
+    def lasts() -> str:
+        assert release.wait(60)
+        return "lasts"
+
+    lanes: Lanes[str] = Lanes(2)
+    lanes.start([lasts, lambda: "short"])
+    assert lanes.ended() == ["short"] and lanes.num_free == 1
+    lanes.start([lambda: f"short, {torch.get_num_threads()} threads"])
+    assert lanes.ended() == ["short, 2 threads"]
+    release.set()
+    assert lanes.ended() == ["lasts"] and lanes.num_free == 2
 
 
-@pytest.mark.usefixtures("num_threads")
-@pytest.mark.parametrize("num_threads", [4], indirect=True)
+def test_the_thread_whose_ranges_are_recorded_is_a_lane_while_they_are():
+    log = RangeLog()
+    log.start()
+    listen(log)
+
+    def piece() -> int:
+        with mark("piece"):
+            return threading.get_ident()
+
+    lanes: Lanes[int] = Lanes(2)
+    try:
+        lanes.start([piece, piece])
+        lanes.settle()
+        here, there = lanes.ended()
+    finally:
+        listen(None)
+    assert here == threading.get_ident() != there
+    assert [each.name for each in log.stop().ranges] == ["piece"], "of one lane, which is never idle"
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
 @pytest.mark.parametrize("failing", [0, 1])
-def test_an_error_is_raised_when_the_other_pieces_have_ended(failing):
+def test_an_error_is_raised_when_the_other_pieces_have_ended(failing, is_recorded, monkeypatch):
+    monkeypatch.setattr("omni_cli.execution.lanes.is_recorded", lambda: is_recorded)
     began, ended = threading.Event(), threading.Event()
 
     def fails() -> None:
@@ -60,6 +103,9 @@ def test_an_error_is_raised_when_the_other_pieces_have_ended(failing):
 
     pieces = [lasts, lasts]
     pieces[failing] = fails
+    lanes: Lanes[None] = Lanes(2)
+    lanes.start(pieces)
     with pytest.raises(ValueError, match="no"):
-        Lanes(2).run(pieces)
-    assert ended.is_set() and torch.get_num_threads() == 4
+        while True:
+            lanes.ended()
+    assert ended.is_set() and lanes.num_free == 2 and torch.get_num_threads() == 4

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 from omni_cli.engine.recording.modules import ModuleMarks
 from omni_cli.engine.recording.range_log import RangeLog
 from omni_cli.engine.recording.rates import measure_rates
+from omni_cli.engine.recording.target import residents_of
 from omni_cli.engine.recording.tracer import Tracer
 from omni_cli.engine.recording.work import WorkCounter
 from omni_cli.execution.denoiser import prepare_denoiser
@@ -80,10 +82,18 @@ def test_products_of_onednn_and_pieces_in_lanes_are_counted_as_others_are(model:
     with torch.inference_mode():
         counter = WorkCounter({"model": model})
         counter.start()
-        Lanes(2).run(pieces)
+        Lanes(2).start(pieces)
         parts, unknown = counter.stop()
     assert sorted(part.module for part in parts) == ["(outside modules)", "model.blocks.*.up"]
     assert {part.flops for part in parts} == {2 * 5 * 8 * 16} and unknown == ()
+
+
+def test_weights_are_listed_once_with_those_in_onednns_layout(model: Model) -> None:
+    model.packed, model.tied = OneDnnLinear(model.blocks[0].up), nn.Linear(8, 16, bias=False)
+    model.tied.weight = nn.Parameter(model.blocks[1].up.weight.detach())
+    target = SimpleNamespace(modules=lambda: {"model": model}, caches=lambda: iter(()))
+    names = [resident.name.removeprefix("model.") for resident in residents_of(target)]
+    assert "packed.weight" in names and "blocks.1.up.weight" in names and "tied.weight" not in names
 
 
 def test_marks_of_modules_are_closed_after_an_error(model: Model) -> None:
