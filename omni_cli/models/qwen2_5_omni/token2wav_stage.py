@@ -66,6 +66,8 @@ class SpeechStream:
     denoise_step_s: list[float] = field(default_factory=list)
     vocoder_s: float = 0.0
     chunk_times_s: list[tuple[float, float, float]] = field(default_factory=list)
+    # Finished chunks that wait for one before them, by number, with the times of each.
+    early: dict[int, tuple[Report, tuple[float, float, float]]] = field(default_factory=dict)
 
     @property
     def is_done(self) -> bool:
@@ -164,8 +166,9 @@ class Token2WavStage(VllmStage):
         stream.has_all_codes = is_last
         for chunk in chunks:
             request = msgspec.structs.replace(stream.request, request_id=stream.chunk_id(stream.num_chunks))
+            context = {"stream": stream, "chunk": chunk, "number": stream.num_chunks}
             stream.num_chunks += 1
-            self.admit(ActiveRequest(request, time.perf_counter(), context={"stream": stream, "chunk": chunk}))
+            self.admit(ActiveRequest(request, time.perf_counter(), context=context))
 
     def _codes(self, handoff: bytes | None) -> list[int]:
         token_ids = integers_of(self.information_of(handoff), "codec_token_ids")
@@ -251,15 +254,18 @@ class Token2WavStage(VllmStage):
         if stream is None:
             trace = self._trace(active, active.added_s, active.context["num_codes"], steps, vocoder_s)
             return [RequestDone(active.request.request_id, trace, audio=_audio(waveform))]
-        now = time.perf_counter()
-        if stream.first_audio_s is None:
-            stream.first_audio_s = now
-        times = (active.added_s, active.context["began_s"], now)
-        stream.chunk_times_s.append((times[0] - stream.added_s, times[1] - stream.added_s, times[2] - stream.added_s))
-        stream.num_made += 1
         stream.denoise_step_s += steps
         stream.vocoder_s += vocoder_s
-        reports: list[Report] = [WaveformChunk(stream.request.request_id, _audio(waveform))]
+        begin_s, added_s, began_s = stream.added_s, active.added_s, active.context["began_s"]
+        times = (added_s - begin_s, began_s - begin_s, time.perf_counter() - begin_s)
+        stream.early[active.context["number"]] = WaveformChunk(stream.request.request_id, _audio(waveform)), times
+        reports: list[Report] = []
+        while stream.num_made in stream.early:
+            report, since_added = stream.early.pop(stream.num_made)
+            reports.append(report)
+            stream.chunk_times_s.append(since_added)
+            stream.num_made += 1
+            stream.first_audio_s = stream.first_audio_s or time.perf_counter()
         if stream.is_done:
             del self._streams[stream.request.request_id]
             self._batch.end_stream(stream.request.request_id)
