@@ -44,14 +44,17 @@ def listen(listener: Listener | None) -> None:
 
 def is_recorded() -> bool:
     """Tell whether this thread's ranges are reported to a listener."""
-    return _listener is not None and threading.get_ident() == _thread
+    return _own_listener() is not None
+
+
+def _own_listener() -> Listener | None:
+    return None if _listener is None or threading.get_ident() != _thread else _listener
 
 
 def mark(name: str, number: int | None = None) -> Mark | _NoRange:
     """Return a context manager for a range; `number` is appended to its name."""
-    if _listener is None or threading.get_ident() != _thread:
-        return _NO_RANGE
-    return Mark(_listener, _numbered(name, number))
+    listener = _own_listener()
+    return _NO_RANGE if listener is None else Mark(listener, _numbered(name, number))
 
 
 def request_began(request_id: str) -> None:
