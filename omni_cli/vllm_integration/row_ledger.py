@@ -87,40 +87,58 @@ class RowLedger:
         """Make the rows that each span's owner is owed `ready`, in order of position; every span has an owner.
 
         `rows` (sum of the spans' lengths, hidden_size) on the host are those of one or several steps, span by span.
+        They are copied.
         """
         if self._slot_rows is not None:
             # Even for an ended request: its blocks stay in the prefix cache, where another request may find them.
-            self._slot_rows[self._slots_of(spans)] = rows
-        parts = rows.split([span.length for span in spans])
-        for span, part in zip(spans, parts, strict=True):
-            self._add(span, part)
+            self._cache(spans, rows)
+        # By owner: an operation per span takes longer than a small model takes to compute its row.
+        owed: dict[RequestRows, list[int]] = {}
 
-    def _add(self, span: ComputedSpan, rows: torch.Tensor) -> None:
-        owner = span.owner
-        assert owner is not None
-        owed_from, end = owner.next_position, span.start + span.length
-        if owed_from >= end:
-            return
-        if owed_from < span.start and self._slot_rows is None:
+        def give(owner: RequestRows) -> None:
+            owner.ready.append(rows.index_select(0, torch.tensor(owed.pop(owner))))
+
+        end_row = 0
+        for span in spans:
+            end_row += span.length
+            owner = span.owner
+            assert owner is not None
+            if owner.next_position < span.start:
+                if owner in owed:
+                    give(owner)
+                self._add_cached(span, owner)
+            num_owed = span.start + span.length - owner.next_position
+            if num_owed > 0:
+                owed.setdefault(owner, []).extend(range(end_row - num_owed, end_row))
+                owner.next_position += num_owed
+        for owner in list(owed):
+            give(owner)
+
+    def _cache(self, spans: Sequence[ComputedSpan], rows: torch.Tensor) -> None:
+        assert self._slot_rows is not None
+        slots = [slot for span in spans for slot in self._slots(span, span.start, span.end)]
+        # The last row of a slot: its block may have gone to another request between two of the steps.
+        last = dict(zip(slots, range(len(slots)), strict=True))
+        if len(last) < len(slots):
+            rows = rows.index_select(0, torch.tensor(list(last.values())))
+        self._slot_rows.index_copy_(0, torch.tensor(list(last)), rows)
+
+    def _add_cached(self, span: ComputedSpan, owner: RequestRows) -> None:
+        """Make the rows before `span` ready, which other requests computed."""
+        if self._slot_rows is None:
             owner.problem = (
-                f"request {span.request_id}: positions {owed_from} to {span.start - 1} were never computed here, "
-                "and no rows are kept for cached blocks"
+                f"request {span.request_id}: positions {owner.next_position} to {span.start - 1} were never computed "
+                "here, and no rows are kept for cached blocks"
             )
-        elif owed_from < span.start:
-            assert self._slot_rows is not None
-            owner.ready.append(self._slot_rows[self._slots(span, owed_from, span.start)])
-        owner.next_position = end
-        owner.ready.append(rows[max(0, owed_from - span.start) :])
+        else:
+            slots = self._slots(span, owner.next_position, span.start)
+            owner.ready.append(self._slot_rows.index_select(0, torch.tensor(slots)))
+        owner.next_position = span.start
 
-    def _slots_of(self, spans: Sequence[ComputedSpan]) -> torch.Tensor:
-        size = self._block_size
-        if all(span.length == 1 for span in spans):
-            # Decoding steps: one small operation for all of them.
-            return torch.tensor([span.block_ids[span.start // size] * size + span.start % size for span in spans])
-        return torch.cat([self._slots(span, span.start, span.end) for span in spans])
-
-    def _slots(self, span: ComputedSpan, start: int, end: int) -> torch.Tensor:
-        first = start // self._block_size
-        blocks = torch.tensor(span.block_ids[first : -(-end // self._block_size)])
-        positions = torch.arange(start, end)
-        return blocks[positions // self._block_size - first] * self._block_size + positions % self._block_size
+    def _slots(self, span: ComputedSpan, start: int, end: int) -> list[int]:
+        """Return the slots of the positions [start, end)."""
+        size, slots = self._block_size, []
+        for index in range(start // size, -(-end // size)):
+            moved_by = (span.block_ids[index] - index) * size
+            slots += range(max(start, index * size) + moved_by, min(end, index * size + size) + moved_by)
+        return slots

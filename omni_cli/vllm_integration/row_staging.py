@@ -143,9 +143,6 @@ class RowStaging:
         steps, later = copied.steps[: copied.num_known], copied.steps[copied.num_known :]
         with mark("wait for output copy"):
             rows = copied.pending.get()[steps[0].begin - copied.begin : steps[-1].end - copied.begin]
-        if rows.is_pinned():
-            # These are kept until the request ends, and page-locked memory is reused by the next steps.
-            rows = rows.clone()
         computed = [span for step in steps for span in step.spans]
         accepted = [span for step in steps for span in step.accepted or ()]
         if any(span.num_draft_tokens for span in computed):

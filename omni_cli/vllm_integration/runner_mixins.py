@@ -82,27 +82,26 @@ class OmniRunnerMixin(VllmRunner):
             )
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> object:
-        self._check_plan(scheduler_output)
         for request_id in scheduler_output.finished_req_ids:
             self._forget_request(request_id)
         for request in scheduler_output.scheduled_new_reqs:
             self.request_payloads[request.req_id] = read_request_payload(
                 request.sampling_params, request.pooling_params, self.payload_limits
             )
+        self._check_plan(scheduler_output)
         for request_id, arrived in arrived_with(scheduler_output).items():
             self.request_payloads[request_id].append_conditions(arrived.rows, is_last=arrived.is_last)
         return super()._update_states(scheduler_output)
 
     def _check_plan(self, scheduler_output: SchedulerOutput) -> None:
         """Raise `ValueError`, naming the request, if the scheduler and this worker disagree about the requests."""
-        planned = {**dict.fromkeys(arrived_with(scheduler_output), 0), **scheduler_output.num_scheduled_tokens}
-        known = self.request_payloads
-        new = {request.req_id for request in scheduler_output.scheduled_new_reqs}
-        for request_id, count in planned.items():
-            if request_id not in known and request_id not in new:
-                raise ValueError(f"request {request_id}: a step is planned for it, and this worker does not know it")
-            if count < 1:
-                raise ValueError(f"request {request_id}: a step is planned for it with none of its tokens")
+        counts = scheduler_output.num_scheduled_tokens
+        planned = counts.keys() | arrived_with(scheduler_output).keys()
+        for request_id in planned - self.request_payloads.keys():
+            raise ValueError(f"request {request_id}: a step is planned for it, and this worker does not know it")
+        if min(counts.values(), default=1) < 1:
+            empty = min(counts, key=lambda request_id: counts[request_id])
+            raise ValueError(f"request {empty}: a step is planned for it with none of its tokens")
 
     def _forget_request(self, request_id: str) -> None:
         self.request_payloads.pop(request_id, None)
@@ -141,13 +140,13 @@ class OmniRunnerMixin(VllmRunner):
         spans = []
         row = 0
         lengths, drafts = scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_spec_decode_tokens
+        owners, requests = self._row_owners, self.requests
         request_ids = self.input_batch.req_ids
         starts = self.input_batch.num_computed_tokens_cpu[: len(request_ids)].tolist()
         for request_id, start in zip(request_ids, starts, strict=True):
-            length = lengths[request_id]
-            num_drafts = len(drafts[request_id]) if request_id in drafts else 0
-            owner = self._row_owners.get(request_id)
-            block_ids = self.requests[request_id].block_ids[0] if owner is not None else ()
+            length, num_drafts = lengths[request_id], len(drafts.get(request_id, ()))
+            owner = owners.get(request_id)
+            block_ids = () if owner is None else requests[request_id].block_ids[0]
             spans.append(ComputedSpan(request_id, start, length, row, num_drafts, owner, block_ids))
             row += length
         return spans
