@@ -20,7 +20,7 @@ from omni_cli.vllm_integration.outputs import with_payloads
 from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
     from omni_cli.vllm_integration.row_ledger import ComputedSpan
 
@@ -81,14 +81,16 @@ class CodeRunnerMixin(ARRunnerMixin):
         counters = self.get_model().predictor_counters
         return {**super().engagement(), **{f"predictor_{name}": getattr(counters, name) for name in PREDICTOR_COUNTERS}}
 
-    def _update_states(self, scheduler_output: SchedulerOutput) -> object:
+    def _begin_request(self, request: NewRequestData) -> None:
+        super()._begin_request(request)
         if self.frames is not None:
-            for request in scheduler_output.scheduled_new_reqs:
-                self.frames.begin(request.req_id, len(request.prompt_token_ids), request.sampling_params)
-            if not get_pp_group().is_last_rank:
-                for request_id, codes in codes_with(scheduler_output).items():
-                    self.frames.receive(request_id, codes[0, : self.frames.num_codebooks].to(self.device))
-        return super()._update_states(scheduler_output)
+            self.frames.begin(request.req_id, len(request.prompt_token_ids), request.sampling_params)
+
+    def _receive(self, scheduler_output: SchedulerOutput) -> None:
+        super()._receive(scheduler_output)
+        if self.frames is not None and not get_pp_group().is_last_rank:
+            for request_id, codes in codes_with(scheduler_output).items():
+                self.frames.receive(request_id, codes[0, : self.frames.num_codebooks].to(self.device))
 
     def _forget_request(self, request_id: str) -> None:
         super()._forget_request(request_id)

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +23,7 @@ from omni_cli.execution.copies import make_output_copy
 from omni_cli.execution.ranges import mark
 from omni_cli.stage.payloads import DEFAULT_LIMITS
 from omni_cli.stage.request_payloads import RequestPayload, read_request_payload
-from omni_cli.vllm_integration.arriving_conditions import arrived_with
+from omni_cli.vllm_integration.arriving_conditions import Arrived, arrived_with
 from omni_cli.vllm_integration.diffusion_entry import (
     DiffusionInput,
     Made,
@@ -38,7 +38,7 @@ from omni_cli.vllm_integration.row_ledger import ComputedSpan, RequestRows, RowL
 from omni_cli.vllm_integration.row_staging import OwedRows, RowStaging, StepRows
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as VllmRunner
 
     from omni_cli.config.schema import OutputCopy
@@ -85,23 +85,30 @@ class OmniRunnerMixin(VllmRunner):
         for request_id in scheduler_output.finished_req_ids:
             self._forget_request(request_id)
         for request in scheduler_output.scheduled_new_reqs:
-            self.request_payloads[request.req_id] = read_request_payload(
-                request.sampling_params, request.pooling_params, self.payload_limits
-            )
-        self._check_plan(scheduler_output)
-        for request_id, arrived in arrived_with(scheduler_output).items():
-            self.request_payloads[request_id].append_conditions(arrived.rows, is_last=arrived.is_last)
+            self._begin_request(request)
+        self._check_plan(scheduler_output.num_scheduled_tokens, arrived_with(scheduler_output))
+        self._receive(scheduler_output)
         return super()._update_states(scheduler_output)
 
-    def _check_plan(self, scheduler_output: SchedulerOutput) -> None:
+    def _check_plan(self, counts: Mapping[str, int], arrived: Mapping[str, Arrived]) -> None:
         """Raise `ValueError`, naming the request, if the scheduler and this worker disagree about the requests."""
-        counts = scheduler_output.num_scheduled_tokens
-        planned = counts.keys() | arrived_with(scheduler_output).keys()
-        for request_id in planned - self.request_payloads.keys():
-            raise ValueError(f"request {request_id}: a step is planned for it, and this worker does not know it")
+        known = self.request_payloads.keys()
+        if not (counts.keys() <= known and arrived.keys() <= known):
+            unknown = min((counts.keys() | arrived.keys()) - known)
+            raise ValueError(f"request {unknown}: a step is planned for it, and this worker does not know it")
         if min(counts.values(), default=1) < 1:
             empty = min(counts, key=lambda request_id: counts[request_id])
             raise ValueError(f"request {empty}: a step is planned for it with none of its tokens")
+
+    def _begin_request(self, request: NewRequestData) -> None:
+        self.request_payloads[request.req_id] = read_request_payload(
+            request.sampling_params, request.pooling_params, self.payload_limits
+        )
+
+    def _receive(self, scheduler_output: SchedulerOutput) -> None:
+        """Keep what the scheduler has sent for requests that run."""
+        for request_id, arrived in arrived_with(scheduler_output).items():
+            self.request_payloads[request_id].append_conditions(arrived.rows, is_last=arrived.is_last)
 
     def _forget_request(self, request_id: str) -> None:
         self.request_payloads.pop(request_id, None)
@@ -190,12 +197,13 @@ class ARRunnerMixin(OmniRunnerMixin):
         return {**super().engagement(), **self.graph_counters.as_dict(), "preemptions": self._num_preemptions}
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> object:
-        updated = super()._update_states(scheduler_output)
         self._num_preemptions += len(scheduler_output.preempted_req_ids or ())
-        for request in scheduler_output.scheduled_new_reqs:
-            if self.request_payloads[request.req_id].wants_hidden_states:
-                self.row_ledger.begin(request.req_id)
-        return updated
+        return super()._update_states(scheduler_output)
+
+    def _begin_request(self, request: NewRequestData) -> None:
+        super()._begin_request(request)
+        if self.request_payloads[request.req_id].wants_hidden_states:
+            self.row_ledger.begin(request.req_id)
 
     def _forget_request(self, request_id: str) -> None:
         super()._forget_request(request_id)

@@ -77,6 +77,7 @@ def test_token2wav_replays_equal_transformers_for_every_speaker():
 def test_packed_token2wav_replays_one_graph_for_all_lengths_within_its_bound():
     dit, voices, requests = speech_parts()
     velocity = PackedVelocity(dit)
+    velocity.fuse()
     conditioner = Conditioner(velocity.dit, voices)
     denoiser = prepare_denoiser(velocity, "cudagraph", stage="token2wav", device="cuda")
     for batch in (requests, requests[1:]):
@@ -163,6 +164,7 @@ def test_padded_tf32_at_real_size_stays_within_the_bound_that_the_profiles_state
 def test_chunks_that_carry_keys_and_values_on_join_to_the_whole():
     dit, voices, (whole, *_) = speech_parts()
     velocity = PackedVelocity(dit)
+    velocity.fuse()
     conditioner = Conditioner(velocity.dit, voices)
     denoiser = prepare_denoiser(velocity, "cudagraph", stage="token2wav", device="cuda")
     # It sees all codes, so that nothing is missing ahead.

@@ -189,43 +189,73 @@ def _fused(*arguments: torch.Tensor | None, back: bool, ahead: bool) -> torch.Te
 
 
 class PackedLayer(nn.Module):
-    """Replaces a layer of the DiT for packed sequences, all at the same time: norms, shifts and gates in one pass each.
-
-    Called as transformers' layer, with the projected time in place of the time.
-    """
+    """Replaces a layer of the DiT for packed sequences, all at the same time."""
 
     def __init__(self, layer: nn.Module, block_size: int) -> None:
         super().__init__()
         self.attn = BlockAttention(layer, block_size)
         self.ff = layer.ff
-        self.norm: nn.LayerNorm = layer.ff_norm
+        self.eps: float = layer.ff_norm.eps
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """The blocks before and after a block that it attends to."""
+        return self.attn.back, self.attn.ahead
 
     def forward(
         self,
         hidden: torch.Tensor,
-        modulation: torch.Tensor,
+        normed: torch.Tensor,
+        modulation: Sequence[torch.Tensor],
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        block_diff: torch.Tensor,
+        mask: torch.Tensor,
         carried: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return (1, num_frames, hidden_size) from that shape; `modulation` is (1, 6 * hidden_size).
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return the new `hidden`, and normed for what follows, both (1, num_frames, hidden_size) from such.
 
-        Of a layer that looks back: also the keys and values, if it is given `carried` ones; see `BlockAttention`.
+        `modulation` is (hidden_size,) each: the gate of the attention, shift, scale and gate of the feed-forward part,
+        and shift and scale of what follows. Of a layer that looks back: also the keys and values, if it is given
+        `carried` ones; see `BlockAttention`.
         """
-        shift, scale, gate, ff_shift, ff_scale, ff_gate = modulation[0].chunk(6)
-        mask = (block_diff >= -self.attn.back) & (block_diff <= self.attn.ahead)
-        attended, kept = self.attn(self._normed(hidden, scale, shift), position_embeddings, mask, carried)
-        hidden = torch.addcmul(hidden, gate, attended)
-        return torch.addcmul(hidden, ff_gate, self.ff(self._normed(hidden, ff_scale, ff_shift))), kept
-
-    def _normed(self, hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-        return functional.layer_norm(hidden, self.norm.normalized_shape, 1 + scale, shift, self.norm.eps)
+        gate, ff_shift, ff_scale, ff_gate, shift, scale = modulation
+        attended, kept = self.attn(normed, position_embeddings, mask, carried)
+        hidden, normed = _add_and_norm(hidden, attended, gate, ff_scale, ff_shift, self.eps)
+        return *_add_and_norm(hidden, self.ff(normed), ff_gate, scale, shift, self.eps), kept
 
     def fuse(self) -> None:
-        """Use oneDNN's products, with the activation in one of them."""
+        """Use products with the activation in one of them; oneDNN's on a CPU."""
         rise, gelu, _, fall = self.ff.ff
+        if rise.weight.is_cuda:
+            self.ff.ff = nn.ModuleList([GeluLinear(rise), fall])
+            return
         self.ff.ff = nn.ModuleList([OneDnnLinear(rise, gelu), OneDnnLinear(fall)])
         self.attn.to_qkv, self.attn.to_out = OneDnnLinear(self.attn.to_qkv), OneDnnLinear(self.attn.to_out)
+
+
+class GeluLinear(nn.Linear):
+    """Replaces `linear` and the GELU, approximated by tanh, after it, on a CUDA device."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear.in_features, linear.out_features, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return (..., out_features) of `inputs` (..., in_features)."""
+        rows = inputs.flatten(0, -2).to(self.weight.dtype)
+        made: torch.Tensor = torch._addmm_activation(self.bias, rows, self.weight.mT, use_gelu=True)
+        return made.view(*inputs.shape[:-1], -1)
+
+
+def _add_and_norm(
+    hidden: torch.Tensor, branch: torch.Tensor, gate: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `hidden + gate * branch`, and that normed, scaled and shifted."""
+    if hidden.is_cuda:
+        from omni_cli.models.qwen2_5_omni.fused_norm import add_and_norm
+
+        return add_and_norm(hidden, branch, gate, scale, shift, eps)
+    hidden = torch.addcmul(hidden, gate, branch)
+    return hidden, functional.layer_norm(hidden, hidden.shape[-1:], scale, shift, eps)
 
 
 class PackedVelocity(Velocity):
@@ -241,10 +271,11 @@ class PackedVelocity(Velocity):
         self.conditions_proj = _linear(of_conditions.contiguous(), whole.bias)
 
     def fuse(self) -> None:
-        """Use oneDNN's products, for float32 on a CPU, eager execution and weights that do not change."""
+        """Use fused products, and on a CPU oneDNN's: there for float32, eager execution and weights that stay."""
         for layer in self.dit.transformer_blocks:
             layer.fuse()
-        self.frames_proj, self.dit.proj_out = OneDnnLinear(self.frames_proj), OneDnnLinear(self.dit.proj_out)
+        if not self.dit.proj_out.weight.is_cuda:
+            self.frames_proj, self.dit.proj_out = OneDnnLinear(self.frames_proj), OneDnnLinear(self.dit.proj_out)
 
     @property
     def carried_shape(self) -> tuple[int, ...]:
@@ -257,6 +288,15 @@ class PackedVelocity(Velocity):
     def carried_dtype(self) -> torch.dtype:
         dtype: torch.dtype = self.dit.transformer_blocks[0].attn.to_qkv.weight.dtype
         return dtype
+
+    def _modulations(self, times: torch.Tensor) -> torch.Tensor:
+        """Return the DiT's projections of `times`, with scales that are complete: the DiT adds 1 to them."""
+        made = super()._modulations(times)
+        num_layers = len(self.dit.transformer_blocks)
+        # Six parts per layer, of which the second and the fifth are scales, and then a scale and a shift.
+        scales = [6 * layer + part for layer in range(num_layers) for part in (1, 4)]
+        made.unflatten(-1, (6 * num_layers + 2, -1))[..., [*scales, 6 * num_layers], :] += 1
+        return made
 
     def forward(
         self,
@@ -273,17 +313,26 @@ class PackedVelocity(Velocity):
         With `carried` keys and values (layers that look back, num_blocks, block_size, 2, heads, head_dim), which a
         continued block sees before it, also those of all blocks, layer by layer.
         """
-        dit = self.dit
-        *modulations, last = modulation.split(self._widths, dim=-1)
+        dit, layers = self.dit, self.dit.transformer_blocks
+        masks = {reach: self._mask(block_diff, *reach) for reach in {layer.reach for layer in layers}}
+        # Before each layer a shift and a scale, after the last one in the other order.
+        *parts, last_scale, last_shift = modulation[0].unflatten(0, (6 * len(layers) + 2, -1)).unbind()
+        shift, scale, *parts = *parts, last_shift, last_scale
         hidden = self.enter(frames, conditions)
+        normed = functional.layer_norm(hidden, hidden.shape[-1:], scale, shift, dit.norm_out.norm.eps)
         remaining = None if carried is None else iter(carried)
         made = []
-        for layer, given in zip(dit.transformer_blocks, modulations, strict=True):
+        for index, layer in enumerate(layers):
+            given = parts[6 * index : 6 * index + 6]
             before = next(remaining) if remaining is not None and layer.attn.back else None
-            hidden, kept = layer(hidden, given, (cos, sin), block_diff, before)
+            hidden, normed, kept = layer(hidden, normed, given, (cos, sin), masks[layer.reach], before)
             made += [] if kept is None else [kept]
-        velocities: torch.Tensor = dit.proj_out(dit.norm_out(hidden, last))
+        velocities: torch.Tensor = dit.proj_out(normed)
         return velocities if carried is None else (velocities, *made)
+
+    @staticmethod
+    def _mask(block_diff: torch.Tensor, back: int, ahead: int) -> torch.Tensor:
+        return (block_diff >= -back) & (block_diff <= ahead)
 
     def enter(self, frames: torch.Tensor, conditions: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input, (1, num_frames, hidden_size); `conditions` are projected, float32."""

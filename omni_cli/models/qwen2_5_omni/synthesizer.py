@@ -56,6 +56,7 @@ class Synthesizer:
             if stage.execution == "eager" and self._precision == "float32":
                 self.velocity.fuse()
         elif self._is_packed:
+            self.velocity.fuse()
             from omni_cli.models.qwen2_5_omni.fused_activation import FusedActivation
 
             self.vocoder = PackedVocoder(vocoder, FusedActivation)
