@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 
@@ -80,7 +81,10 @@ class RowLedger:
 
     def keep_cached_rows(self, num_blocks: int, block_size: int, hidden_size: int, dtype: torch.dtype) -> None:
         """Allocate one row per KV-cache slot on the host; the system commits memory only as rows are written."""
-        self._slot_rows = torch.empty((num_blocks * block_size, hidden_size), dtype=dtype)
+        num_slots = num_blocks * block_size
+        # NumPy asks for large pages: committing small ones takes longer than writing the rows.
+        memory = torch.from_numpy(np.empty(num_slots * hidden_size * dtype.itemsize, dtype=np.uint8))
+        self._slot_rows = memory.view(dtype).view(num_slots, hidden_size)
         self._block_size = block_size
 
     def settle(self, spans: Sequence[ComputedSpan], rows: torch.Tensor) -> None:
@@ -116,7 +120,13 @@ class RowLedger:
 
     def _cache(self, spans: Sequence[ComputedSpan], rows: torch.Tensor) -> None:
         assert self._slot_rows is not None
-        slots = [slot for span in spans for slot in self._slots(span, span.start, span.end)]
+        slots: list[int] = []
+        for span in spans:
+            if span.length == 1:  # most are, in decoding steps
+                index, offset = divmod(span.start, self._block_size)
+                slots.append(span.block_ids[index] * self._block_size + offset)
+            else:
+                slots += self._slots(span, span.start, span.end)
         # The last row of a slot: its block may have gone to another request between two of the steps.
         last = dict(zip(slots, range(len(slots)), strict=True))
         if len(last) < len(slots):

@@ -26,14 +26,13 @@ _BLOCK_BYTES = 1 << 20
 class StepRows:
     """The rows [begin, end) of a block, which one step made for `spans`, in their order.
 
-    `made` marks the moment on the device when they are complete. `accepted` are the spans without rejected draft
+    `accepted` are the spans without rejected draft
     tokens, None until it is known which were rejected.
     """
 
     spans: Sequence[ComputedSpan]
     begin: int
     end: int
-    made: object
     accepted: Sequence[ComputedSpan] | None = None
     is_settled: bool = False
 
@@ -100,7 +99,7 @@ class RowStaging:
                 end = self._num_used + len(part)
                 self._block[self._num_used : end] = part
                 self._num_used = end
-            step = StepRows(spans, begin, self._num_used, self._copies().mark())
+            step = StepRows(spans, begin, self._num_used)
             self._open.append(step)
             if any(span.owner is not None and span.owner.streams for span in spans):
                 self._copy(len(self._open))
@@ -112,7 +111,8 @@ class RowStaging:
         with self._settling:
             with self._lock:
                 if last in self._open:
-                    self._copy(self._open.index(last) + 1)
+                    # The tokens of these steps have arrived, so the device has made their rows, too.
+                    self._copy(self._open.index(last) + 1, is_made=True)
             while not last.is_settled:
                 self._settle_first()
 
@@ -125,7 +125,7 @@ class RowStaging:
             finally:
                 self._settling.release()
 
-    def _copy(self, num_steps: int) -> None:
+    def _copy(self, num_steps: int, *, is_made: bool = False) -> None:
         """Start to copy the first of the open steps."""
         steps, self._open = self._open[:num_steps], self._open[num_steps:]
         if not steps:
@@ -134,7 +134,7 @@ class RowStaging:
         rows = self._block[steps[0].begin : steps[-1].end]
         with mark("output copy"):
             # On a CPU there is nothing to copy, and a copy is what the counters report.
-            pending = self._copies().start(rows, reused=rows.device.type == "cpu", made=steps[-1].made)
+            pending = self._copies().start(rows, reused=rows.device.type == "cpu", is_made=is_made)
         self._copied.append(_CopiedSteps(steps, steps[0].begin, pending))
 
     def _settle_first(self) -> None:

@@ -44,13 +44,10 @@ class LateDevice:
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return self._buffer_of(tensor) is not None
 
-    def mark(self) -> float:
-        return max(self.now, self._busy_until)
-
-    def copy(self, source: torch.Tensor, destination: torch.Tensor, made: float | None = None) -> LateTransfer:
+    def copy(self, source: torch.Tensor, destination: torch.Tensor, *, is_made: bool = False) -> LateTransfer:
         buffer = self._buffer_of(destination)
         assert buffer is not None
-        complete = self.mark() if made is None else made
+        complete = self.now if is_made else self._busy_until
         begins = max(self.now, complete, self._queued[-1].ends if self._queued else 0.0)
         target = buffer[: destination.nbytes]
         target.fill_(GARBAGE)

@@ -223,24 +223,23 @@ def test_waiting_while_the_device_works_exposes_nothing(device):
     assert counted(copy) == (100, 0, 100, 100)
 
 
-def test_a_marked_source_does_not_wait_for_later_work(device):
+def test_a_source_that_is_made_does_not_wait_for_later_work(device):
     copy = AsyncCopy(device)
-    device.compute(100)
-    made = copy.mark()
-    device.compute(500)
-    copy.start(torch.zeros(100, dtype=torch.uint8), made=made).get()
+    device.compute(600)
+    device.pass_time(100)
+    copy.start(torch.zeros(100, dtype=torch.uint8), is_made=True).get()
     assert device.now == 200
     copy.start(torch.zeros(100, dtype=torch.uint8)).get()
-    assert device.now == 700, "without a mark it waits for everything"
+    assert device.now == 700, "otherwise it waits for everything"
 
 
 def test_a_start_that_blocks_is_noticed(device):
     """Like a copy to pageable memory, or one that waits for the device."""
     queue = device.copy
 
-    def blocks(source, destination, made):
+    def blocks(source, destination, **keys):
         device.pass_time(240)
-        return queue(source, destination, made)
+        return queue(source, destination, **keys)
 
     device.copy = blocks
     copy = AsyncCopy(device)
