@@ -327,6 +327,8 @@ def _save_copies(copies: Copies, device: torch.device, path: Path) -> None:
 def _goals(model: Model, sides: dict[str, Measured], record: Record) -> list[goals.Goal]:
     found = []
     graph, eager, plain = "execution=cudagraph", "execution=eager", PLAIN
+    if eager not in sides:
+        return found
     if graph in sides:
         found.append(goals.identical(model.name, sides))
         if model.name in LAUNCH_BOUND:
