@@ -103,7 +103,14 @@ class GraphDenoiser(_ReplacedForward):
     execution: Execution = "cudagraph"
 
     def __init__(
-        self, module: torch.nn.Module, backend: GraphBackend, *, stage: str, device: torch.device, max_graphs: int
+        self,
+        module: torch.nn.Module,
+        backend: GraphBackend,
+        *,
+        stage: str,
+        device: torch.device,
+        max_graphs: int,
+        clone_outputs: bool = True,
     ) -> None:
         super().__init__(module)
         self.graphs = GraphManager(
@@ -113,6 +120,7 @@ class GraphDenoiser(_ReplacedForward):
             device=device,
             counters=self.counters,
             max_graphs=max_graphs,
+            clone_outputs=clone_outputs,
             execution=self.execution,
         )
         self._replace(module, self.graphs)
@@ -181,11 +189,9 @@ class CompiledGraphDenoiser(GraphDenoiser):
 
     execution: Execution = "compile_cudagraph"
 
-    def __init__(
-        self, module: torch.nn.Module, backend: GraphBackend, *, stage: str, device: torch.device, max_graphs: int
-    ) -> None:
+    def __init__(self, module: torch.nn.Module, backend: GraphBackend, *, stage: str, **keys: Any) -> None:
         self._compiled = CompiledDenoiser(module, stage=stage, dynamic=None)
-        super().__init__(module, backend, stage=stage, device=device, max_graphs=max_graphs)
+        super().__init__(module, backend, stage=stage, **keys)
         regions = self._compiled.counters.compiled_regions
         self._compiled.counters = self.counters
         self.counters.compiled_regions = regions
@@ -208,11 +214,13 @@ def prepare_denoiser(
     device: str,
     dynamic: bool | None = None,
     max_graphs: int = MAX_GRAPHS,
+    clone_outputs: bool = True,
 ) -> Denoiser:
     """Make `module`, which is on `device` (torch's name for it), run in `mode`.
 
-    `dynamic` is torch.compile's: True for a module whose shapes differ between requests. Raises `StageError` before
-    anything is compiled or captured if the machine or the module does not support the mode.
+    `dynamic` is torch.compile's: True for a module whose shapes differ between requests. Without `clone_outputs`, the
+    next call of a CUDA graph overwrites the outputs; see `GraphManager`. Raises `StageError` before anything is
+    compiled or captured if the machine or the module does not support the mode.
     """
     if mode == "eager":
         return EagerDenoiser(module)
@@ -231,7 +239,14 @@ def prepare_denoiser(
     index = torch.device(device).index
     exact = torch.device("cuda", torch.cuda.current_device() if index is None else index)
     graphed = GraphDenoiser if mode == "cudagraph" else CompiledGraphDenoiser
-    return graphed(module, CudaGraphBackend(exact), stage=stage, device=exact, max_graphs=max_graphs)
+    return graphed(
+        module,
+        CudaGraphBackend(exact),
+        stage=stage,
+        device=exact,
+        max_graphs=max_graphs,
+        clone_outputs=clone_outputs,
+    )
 
 
 def require_cuda(*, stage: str, device: str, execution: Execution = "cudagraph") -> None:

@@ -147,7 +147,7 @@ class RowLedger:
 
     def _slots(self, span: ComputedSpan, start: int, end: int) -> list[int]:
         """Return the slots of the positions [start, end)."""
-        size, slots = self._block_size, []
+        size, slots = self._block_size, list[int]()
         for index in range(start // size, -(-end // size)):
             moved_by = (span.block_ids[index] - index) * size
             slots += range(max(start, index * size) + moved_by, min(end, index * size + size) + moved_by)

@@ -79,7 +79,7 @@ def test_packed_token2wav_replays_one_graph_for_all_lengths_within_its_bound():
     velocity = PackedVelocity(dit)
     velocity.fuse()
     conditioner = Conditioner(velocity.dit, voices)
-    denoiser = prepare_denoiser(velocity, "cudagraph", stage="token2wav", device="cuda")
+    denoiser = prepare_denoiser(velocity, "cudagraph", stage="token2wav", device="cuda", clone_outputs=False)
     for batch in (requests, requests[1:]):
         made = denoised(PackedDenoising(velocity, conditioner, batch, lambda used: max(bucket(used), 48)))
         for request in batch:
@@ -166,7 +166,7 @@ def test_chunks_that_carry_keys_and_values_on_join_to_the_whole():
     velocity = PackedVelocity(dit)
     velocity.fuse()
     conditioner = Conditioner(velocity.dit, voices)
-    denoiser = prepare_denoiser(velocity, "cudagraph", stage="token2wav", device="cuda")
+    denoiser = prepare_denoiser(velocity, "cudagraph", stage="token2wav", device="cuda", clone_outputs=False)
     # It sees all codes, so that nothing is missing ahead.
     first = dataclasses.replace(whole, end=24, stream="stream", continues_at=24)
     denoising = PackedDenoising(velocity, conditioner, [first], bucket)

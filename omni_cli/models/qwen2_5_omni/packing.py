@@ -316,16 +316,16 @@ class PackedVelocity(Velocity):
         dit, layers = self.dit, self.dit.transformer_blocks
         masks = {reach: self._mask(block_diff, *reach) for reach in {layer.reach for layer in layers}}
         # Before each layer a shift and a scale, after the last one in the other order.
-        *parts, last_scale, last_shift = modulation[0].unflatten(0, (6 * len(layers) + 2, -1)).unbind()
-        shift, scale, *parts = *parts, last_shift, last_scale
+        given = list(modulation[0].unflatten(0, (6 * len(layers) + 2, -1)))
+        shift, scale, *parts = given[:-2] + given[:-3:-1]
         hidden = self.enter(frames, conditions)
         normed = functional.layer_norm(hidden, hidden.shape[-1:], scale, shift, dit.norm_out.norm.eps)
         remaining = None if carried is None else iter(carried)
         made = []
         for index, layer in enumerate(layers):
-            given = parts[6 * index : 6 * index + 6]
+            own = parts[6 * index : 6 * index + 6]
             before = next(remaining) if remaining is not None and layer.attn.back else None
-            hidden, normed, kept = layer(hidden, normed, given, (cos, sin), masks[layer.reach], before)
+            hidden, normed, kept = layer(hidden, normed, own, (cos, sin), masks[layer.reach], before)
             made += [] if kept is None else [kept]
         velocities: torch.Tensor = dit.proj_out(normed)
         return velocities if carried is None else (velocities, *made)

@@ -69,6 +69,8 @@ class Synthesizer:
             device=self.device,
             dynamic=True,
             max_graphs=MAX_BUCKETS if self._is_packed else MAX_GRAPHS,
+            # `PackedDenoising` takes rows out of them before the next call.
+            clone_outputs=not self._is_packed,
         )
         if isinstance(self.vocoder, PackedVocoder) and self._has_graphs:
             prepare = functools.partial(prepare_denoiser, mode="cudagraph", stage=stage.name, device=self.device)

@@ -193,18 +193,29 @@ def test_a_request_that_leaves_changes_the_others_by_rounding():
         torch.testing.assert_close(made, expected[name], rtol=0, atol=MEL_BOUND)
 
 
+def packed_graphs(velocity: PackedVelocity) -> GraphDenoiser:
+    """Graphs as token2wav uses them: replays overwrite their outputs."""
+    device = torch.device("cpu")
+    return GraphDenoiser(
+        velocity, FakeBackend(), stage="token2wav", device=device, max_graphs=8, clone_outputs=False
+    )
+
+
 def test_one_graph_per_bucket_serves_batches_of_different_requests():
     velocity, conditioner = packed_velocity()
-    denoiser = GraphDenoiser(velocity, FakeBackend(), stage="token2wav", device=torch.device("cpu"), max_graphs=8)
+    denoiser = packed_graphs(velocity)
     for requests in (mixed(0.5), mixed(0.5)[1:], mixed(0.0)):
-        denoised(PackedDenoising(velocity, conditioner, requests, bucket))
+        made = denoised(PackedDenoising(velocity, conditioner, requests, bucket))
+        for each in requests:
+            expected = plain_mel(token2wav(), each)
+            torch.testing.assert_close(made[each.request_id], expected, rtol=0, atol=MEL_BOUND)
     # 24 blocks, and twice 16.
     assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (2, 24)
 
 
 def test_chunks_share_the_graph_of_whole_requests_if_those_carry_nothing():
     velocity, conditioner = packed_velocity()
-    denoiser = GraphDenoiser(velocity, FakeBackend(), stage="token2wav", device=torch.device("cpu"), max_graphs=8)
+    denoiser = packed_graphs(velocity)
     chunk = dataclasses.replace(request_for("Ethan", 36, 0.5, "chunk"), end=12, stream="one", continues_at=12)
     first = PackedDenoising(velocity, conditioner, [chunk], bucket, carries=True)
     denoised(first)
