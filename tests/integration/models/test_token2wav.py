@@ -196,9 +196,7 @@ def test_a_request_that_leaves_changes_the_others_by_rounding():
 def packed_graphs(velocity: PackedVelocity) -> GraphDenoiser:
     """Graphs as token2wav uses them: replays overwrite their outputs."""
     device = torch.device("cpu")
-    return GraphDenoiser(
-        velocity, FakeBackend(), stage="token2wav", device=device, max_graphs=8, clone_outputs=False
-    )
+    return GraphDenoiser(velocity, FakeBackend(), stage="token2wav", device=device, max_graphs=8, clone_outputs=False)
 
 
 def test_one_graph_per_bucket_serves_batches_of_different_requests():
