@@ -97,8 +97,8 @@ class CodeRunnerMixin(ARRunnerMixin):
         if self.frames is not None:
             self.frames.forget(request_id)
 
-    def _needs_spans(self) -> bool:
-        return super()._needs_spans() or self.frames is not None
+    def _needs_spans(self, scheduler_output: SchedulerOutput) -> bool:
+        return super()._needs_spans(scheduler_output) or self.frames is not None
 
     def _fill_inputs(self) -> None:
         super()._fill_inputs()

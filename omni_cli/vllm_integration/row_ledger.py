@@ -7,7 +7,7 @@ rows of a computed span have not been sent yet, and keeps the rows of cached blo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,25 +15,40 @@ import numpy as np
 import torch
 
 
+def _nothing() -> None: ...
+
+
 @dataclass(eq=False, slots=True)
 class RequestRows:
     """The rows of one request: `ready` are those that nobody has taken, up to position `next_position`.
 
     `streams`: rows were taken, so that those of further steps will be wanted step by step. `problem` is the reason why
-    rows are missing.
+    rows are missing. Pickled, as between processes, it becomes the rows.
     """
 
+    before_taking: Callable[[], None] = _nothing
     next_position: int = 0
     ready: list[torch.Tensor] = field(default_factory=list)
     streams: bool = False
     problem: str | None = None
 
     def take(self) -> torch.Tensor | None:
-        """Remove and return the ready rows (num_rows, hidden_size), None if there are none. Raises `RuntimeError`."""
+        """Remove and return the rows of all steps that have returned, (num_rows, hidden_size); None if there are none.
+
+        Waits for them. Raises `RuntimeError`.
+        """
+        self.before_taking()
         if self.problem is not None:
             raise RuntimeError(self.problem)
         ready, self.ready, self.streams = self.ready, [], True
         return torch.cat(ready) if ready else None
+
+    def __reduce__(self) -> tuple[Callable[[torch.Tensor | None], torch.Tensor | None], tuple[torch.Tensor | None]]:
+        return _as_it_is, (self.take(),)
+
+
+def _as_it_is(rows: torch.Tensor | None) -> torch.Tensor | None:
+    return rows
 
 
 class ComputedSpan(NamedTuple):
@@ -69,12 +84,13 @@ class RowLedger:
 
     def __init__(self) -> None:
         self.owners: dict[str, RequestRows] = {}
+        self.before_taking: Callable[[], None] = _nothing
         self._slot_rows: torch.Tensor | None = None
         self._block_size = 0
 
     def begin(self, request_id: str) -> None:
         """Start accounting for a request that wants its rows."""
-        self.owners.setdefault(request_id, RequestRows())
+        self.owners.setdefault(request_id, RequestRows(self.before_taking))
 
     def forget(self, request_id: str) -> None:
         self.owners.pop(request_id, None)
@@ -87,51 +103,42 @@ class RowLedger:
         self._slot_rows = memory.view(dtype).view(num_slots, hidden_size)
         self._block_size = block_size
 
-    def settle(self, spans: Sequence[ComputedSpan], rows: torch.Tensor) -> None:
+    def settle(self, parts: Sequence[tuple[ComputedSpan, range]], rows: torch.Tensor) -> None:
         """Make the rows that each span's owner is owed `ready`, in order of position; every span has an owner.
 
-        `rows` (sum of the spans' lengths, hidden_size) on the host are those of one or several steps, span by span.
-        They are copied.
+        `rows` (num_rows, hidden_size) on the host are copied; the range of a span has the row of each of its positions.
         """
         if self._slot_rows is not None:
             # Even for an ended request: its blocks stay in the prefix cache, where another request may find them.
-            self._cache(spans, rows)
+            self._cache(parts, rows)
         # By owner: an operation per span takes longer than a small model takes to compute its row.
         owed: dict[RequestRows, list[int]] = {}
 
         def give(owner: RequestRows) -> None:
             owner.ready.append(rows.index_select(0, torch.tensor(owed.pop(owner))))
 
-        end_row = 0
-        for span in spans:
-            end_row += span.length
+        for span, indices in parts:
             owner = span.owner
             assert owner is not None
             if owner.next_position < span.start:
                 if owner in owed:
                     give(owner)
                 self._add_cached(span, owner)
-            num_owed = span.start + span.length - owner.next_position
+            num_owed = span.end - owner.next_position
             if num_owed > 0:
-                owed.setdefault(owner, []).extend(range(end_row - num_owed, end_row))
+                owed.setdefault(owner, []).extend(indices[-num_owed:])
                 owner.next_position += num_owed
         for owner in list(owed):
             give(owner)
 
-    def _cache(self, spans: Sequence[ComputedSpan], rows: torch.Tensor) -> None:
+    def _cache(self, parts: Sequence[tuple[ComputedSpan, range]], rows: torch.Tensor) -> None:
         assert self._slot_rows is not None
-        slots: list[int] = []
-        for span in spans:
-            if span.length == 1:  # most are, in decoding steps
-                index, offset = divmod(span.start, self._block_size)
-                slots.append(span.block_ids[index] * self._block_size + offset)
-            else:
-                slots += self._slots(span, span.start, span.end)
-        # The last row of a slot: its block may have gone to another request between two of the steps.
-        last = dict(zip(slots, range(len(slots)), strict=True))
-        if len(last) < len(slots):
-            rows = rows.index_select(0, torch.tensor(list(last.values())))
-        self._slot_rows.index_copy_(0, torch.tensor(list(last)), rows)
+        # The last row of each slot: its block may have gone to another request between two steps.
+        last: dict[int, int] = {}
+        for span, indices in parts:
+            last.update(zip(self._slots(span, span.start, span.end), indices, strict=True))
+        slots, chosen = torch.tensor(list(last)), torch.tensor(list(last.values()))
+        self._slot_rows.index_copy_(0, slots, rows.index_select(0, chosen))
 
     def _add_cached(self, span: ComputedSpan, owner: RequestRows) -> None:
         """Make the rows before `span` ready, which other requests computed."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from vllm.distributed import get_pp_group, get_tp_group
 from vllm.sequence import IntermediateTensors
@@ -35,7 +36,7 @@ from omni_cli.vllm_integration.diffusion_entry import (
 from omni_cli.vllm_integration.graph_counters import GraphCounters
 from omni_cli.vllm_integration.outputs import AsyncOmniModelRunnerOutput, OmniModelRunnerOutput, with_payloads
 from omni_cli.vllm_integration.row_ledger import ComputedSpan, RequestRows, RowLedger
-from omni_cli.vllm_integration.row_staging import OwedRows, RowStaging, StepRows
+from omni_cli.vllm_integration.row_staging import RowStaging, StepRows
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
@@ -136,10 +137,10 @@ class OmniRunnerMixin(VllmRunner):
 
     def _prepare_inputs(self, scheduler_output: SchedulerOutput, *args: object, **kwargs: object) -> object:
         prepared = super()._prepare_inputs(scheduler_output, *args, **kwargs)
-        self._step_spans = self._spans(scheduler_output) if self._needs_spans() else []
+        self._step_spans = self._spans(scheduler_output) if self._needs_spans(scheduler_output) else []
         return prepared
 
-    def _needs_spans(self) -> bool:
+    def _needs_spans(self, scheduler_output: SchedulerOutput) -> bool:
         return True
 
     def _spans(self, scheduler_output: SchedulerOutput) -> list[ComputedSpan]:
@@ -175,6 +176,10 @@ class ARRunnerMixin(OmniRunnerMixin):
         self._row_staging = RowStaging(self.row_ledger, lambda: self.output_copy)
         self.graph_counters = GraphCounters()
         self._num_preemptions = 0
+        # The requests of the last step if it had one position of each, and where they continue.
+        self._single_step: tuple[list[str], np.ndarray] = ([], np.empty(0))
+        self._is_next = False
+        self._kept_rows: list[tuple[int, int]] = []
 
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
@@ -216,8 +221,19 @@ class ARRunnerMixin(OmniRunnerMixin):
         self._fill_conditions = fill_conditions if get_pp_group().is_first_rank else None
         self._project_conditions = getattr(model, "project_conditions", None)
 
-    def _needs_spans(self) -> bool:
-        return bool(self.row_ledger.owners) or self._fill_conditions is not None
+    def _needs_spans(self, scheduler_output: SchedulerOutput) -> bool:
+        self._is_next = bool(self.row_ledger.owners) and self._is_next_step(scheduler_output)
+        return self._fill_conditions is not None or (bool(self.row_ledger.owners) and not self._is_next)
+
+    def _is_next_step(self, scheduler_output: SchedulerOutput) -> bool:
+        """Tell whether this step and the one before have one position of each of the same requests."""
+        request_ids = self.input_batch.req_ids
+        starts = self.input_batch.num_computed_tokens_cpu[: len(request_ids)].copy()
+        is_single = scheduler_output.total_num_scheduled_tokens == len(request_ids)
+        known, expected = self._single_step
+        is_next = is_single and known == request_ids and bool((starts == expected).all())
+        self._single_step = (list(request_ids) if is_single else [], starts + 1)
+        return is_next
 
     def _fill_inputs(self) -> None:
         """Set the model's inputs for the next forward pass, except for token ids."""
@@ -238,44 +254,45 @@ class ARRunnerMixin(OmniRunnerMixin):
 
     def sample_tokens(self, grammar_output: object) -> object:
         state = self.execute_model_state
-        is_wanted = state is not None and self.returns_outputs
-        spans = [span for span in self._step_spans if span.owner is not None] if is_wanted else []
+        is_wanted = bool(self.row_ledger.owners) and state is not None and self.returns_outputs
         # Before sampling: a drafter may overwrite the buffers.
-        kept = self._keep_rows(self._handoff_rows(state.hidden_states), spans) if spans else None
+        kept = self._keep_rows(self._handoff_rows(state.hidden_states)) if is_wanted else None
         with mark("sampling"):
             output = super().sample_tokens(grammar_output)
         if kept is None:
             return output
-        return with_payloads(output, lambda plain: self._owed_rows(kept, plain))
+        return with_payloads(output, lambda plain: self._returned(kept, plain))
 
     def _handoff_rows(self, hidden_states: torch.Tensor) -> torch.Tensor:
         rows: torch.Tensor | None = getattr(self.get_model(), "handoff_rows", None)
         return hidden_states if rows is None else rows
 
-    def _keep_rows(self, hidden_states: torch.Tensor, spans: list[ComputedSpan]) -> StepRows:
+    def _keep_rows(self, hidden_states: torch.Tensor) -> StepRows | None:
         """Keep the rows (num_rows, hidden_size) of the requests that want them, before they are overwritten."""
-        return self._row_staging.keep([hidden_states[begin:end] for begin, end in _joined(spans)], spans)
+        spans = None
+        if not self._is_next:
+            spans = [span for span in self._step_spans if span.owner is not None]
+            self._kept_rows = _joined(spans)
+        if not self._kept_rows:
+            return None
+        return self._row_staging.keep([hidden_states[begin:end] for begin, end in self._kept_rows], spans)
 
-    def _owed_rows(self, step: StepRows, output: ModelRunnerOutput) -> dict[str, OwedRows]:
-        """Note which draft tokens were accepted, and return the step's rows by request."""
-        step.accepted = step.spans
+    def _returned(self, step: StepRows, output: ModelRunnerOutput) -> Mapping[str, RequestRows]:
+        """Note that a step has returned, and which draft tokens were accepted; return all requests' rows."""
         if any(span.num_draft_tokens for span in step.spans):
             sampled, index = output.sampled_token_ids, output.req_id_to_index
             step.accepted = [span.accepted(len(sampled[index[span.request_id]])) for span in step.spans]
-        staging = self._row_staging
-        return {span.request_id: OwedRows(staging, span.owner, step) for span in step.spans if span.owner is not None}
+        self._row_staging.returned()
+        return self.row_ledger.owners
 
 
 def _joined(spans: list[ComputedSpan]) -> list[tuple[int, int]]:
     """Return (begin, end) of the rows of `spans`, with adjacent spans joined."""
-    begin, end = spans[0].row, spans[0].row
     rows: list[tuple[int, int]] = []
     for span in spans:
-        if span.row != end:
-            rows.append((begin, end))
-            begin = span.row
-        end = span.row + span.length
-    return [*rows, (begin, end)]
+        begin = rows.pop()[0] if rows and rows[-1][1] == span.row else span.row
+        rows.append((begin, span.row + span.length))
+    return rows
 
 
 class DiffusionRunnerMixin(OmniRunnerMixin):

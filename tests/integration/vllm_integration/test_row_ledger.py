@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -30,8 +31,14 @@ def span_of(
 def settle(ledger: RowLedger, span: ComputedSpan, rows: torch.Tensor) -> torch.Tensor | None:
     """A step of one span, whose rows are taken at once."""
     assert span.owner is not None
-    ledger.settle([span], rows)
+    settle_all(ledger, [span], rows)
     return span.owner.take()
+
+
+def settle_all(ledger: RowLedger, spans: Sequence[ComputedSpan], rows: torch.Tensor) -> None:
+    """`rows` are those of `spans`, one after another."""
+    ends = list(itertools.accumulate(span.length for span in spans))
+    ledger.settle([(span, range(end - span.length, end)) for span, end in zip(spans, ends, strict=True)], rows)
 
 
 @settings(max_examples=100, deadline=None)
@@ -93,7 +100,7 @@ def _settle(ledger, on_their_way, num_steps):
     del on_their_way[:num_steps]
     if parts:
         spans, rows = zip(*parts, strict=True)
-        ledger.settle(spans, torch.cat(rows))
+        settle_all(ledger, spans, torch.cat(rows))
 
 
 def test_a_position_computed_again_is_not_sent_again():
@@ -122,7 +129,18 @@ def test_a_cached_prefix_without_kept_rows_is_an_error_of_this_request_only():
     ledger.begin("late")
     ledger.begin("beside")
     spans = [span_of(ledger, "late", 4, 2), span_of(ledger, "beside", 0, 2)]
-    ledger.settle(spans, torch.cat([row_values(4, 6), row_values(0, 2)]))
+    settle_all(ledger, spans, torch.cat([row_values(4, 6), row_values(0, 2)]))
     with pytest.raises(RuntimeError, match=r"request late: positions 0 to 3 were never computed here"):
         ledger.owners["late"].take()
     assert torch.equal(ledger.owners["beside"].take(), row_values(0, 2))
+
+
+def test_a_block_that_goes_to_another_request_between_two_steps_keeps_the_later_rows():
+    ledger = RowLedger()
+    ledger.keep_cached_rows(num_blocks=4, block_size=BLOCK_SIZE, hidden_size=HIDDEN_SIZE, dtype=torch.float32)
+    for name in ("first", "second", "third"):
+        ledger.begin(name)
+    spans = [span_of(ledger, name, 0, BLOCK_SIZE, [3]) for name in ("first", "second")]
+    settle_all(ledger, spans, torch.cat([row_values(0, BLOCK_SIZE), row_values(100, 100 + BLOCK_SIZE)]))
+    made = settle(ledger, span_of(ledger, "third", BLOCK_SIZE, 1, [3, 2]), row_values(104, 105))
+    assert torch.equal(made, row_values(100, 105))

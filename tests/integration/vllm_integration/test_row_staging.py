@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from omni_cli.execution.copies import SyncCopy
+from omni_cli.vllm_integration import row_staging
 from omni_cli.vllm_integration.row_ledger import ComputedSpan, RowLedger
 from omni_cli.vllm_integration.row_staging import RowStaging, StepRows
 
@@ -29,9 +30,11 @@ class Requests:
         self.computed = [0] * count
         self.taken = [torch.empty(0, 2) for _ in range(count)]
         self.under_way: deque[tuple[StepRows, list[ComputedSpan]]] = deque()
+        self.was_single = False
 
     def begin_step(self, lengths: list[tuple[int, int, int]]) -> None:
         """Compute positions, drafted positions and rejected ones of each request."""
+        is_single = all(length == 1 for length, _, _ in lengths)
         spans, accepted, parts = [], [], []
         for index, (length, num_drafts, num_rejected) in enumerate(lengths):
             start = self.computed[index]
@@ -41,27 +44,33 @@ class Requests:
             accepted.append(spans[-1]._replace(length=length - num_rejected, num_draft_tokens=0))
             positions = [*range(start, self.computed[index]), *[-1] * num_rejected]
             parts.append(torch.tensor([[index, position] for position in positions], dtype=torch.float32))
-        self.under_way.append((self.staging.keep(parts, spans), accepted))
+        step = self.staging.keep(parts, None if is_single and self.was_single else spans)
+        self.under_way.append((step, accepted))
+        self.was_single = is_single
 
     def return_step(self, *, take: bool) -> None:
         step, accepted = self.under_way.popleft()
-        step.accepted = accepted
+        if any(span.num_draft_tokens for span in step.spans):
+            step.accepted = accepted
+        self.staging.returned()
         if take:
-            self.staging.settle(step)
             for index, owner in enumerate(self.owners):
                 rows = owner.take()
                 self.taken[index] = self.taken[index] if rows is None else torch.cat([self.taken[index], rows])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_steps_that_return_late_lose_no_rows(data):
+def test_steps_that_return_late_lose_no_rows(monkeypatch, data):
     count = data.draw(st.integers(1, 3), label="requests")
+    monkeypatch.setattr(row_staging, "_BLOCK_BYTES", 8 * data.draw(st.sampled_from([1, 7, 30, 1000]), label="rows"))
     requests = Requests(count, keeps_cached_rows=data.draw(st.booleans(), label="keeps cached rows"))
-    for number in range(data.draw(st.integers(1, 12), label="steps")):
+    for number in range(data.draw(st.integers(1, 20), label="steps")):
         lengths = []
+        is_single = data.draw(st.booleans(), label="one position each")
         for _ in range(count):
-            length = data.draw(st.integers(1, 4), label="length")
+            # Steps of one position each are common, and kept together.
+            length = 1 if is_single else data.draw(st.integers(1, 4), label="length")
             num_drafts = length - 1 if number and data.draw(st.booleans(), label="drafts") else 0
             lengths.append((length, num_drafts, data.draw(st.integers(0, num_drafts), label="rejected")))
         requests.begin_step(lengths)
