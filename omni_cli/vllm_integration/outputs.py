@@ -28,7 +28,7 @@ class OmniModelRunnerOutput(ModelRunnerOutput):
         """Copy `output` with a payload for each request named in `payloads`."""
         # Not through the constructor: this runs in every step, and there are many fields.
         made = cls.__new__(cls)
-        made.__dict__.update(output.__dict__, pooler_output=[payloads.get(req_id) for req_id in output.req_ids])
+        made.__dict__ = output.__dict__ | {"pooler_output": [payloads.get(req_id) for req_id in output.req_ids]}
         return made
 
 

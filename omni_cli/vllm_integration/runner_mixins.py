@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from vllm.distributed import get_pp_group, get_tp_group
 from vllm.sequence import IntermediateTensors
@@ -176,8 +175,8 @@ class ARRunnerMixin(OmniRunnerMixin):
         self._row_staging = RowStaging(self.row_ledger, lambda: self.output_copy)
         self.graph_counters = GraphCounters()
         self._num_preemptions = 0
-        # The requests of the last step if it had one position of each, and where they continue.
-        self._single_step: tuple[list[str], np.ndarray] = ([], np.empty(0))
+        # The requests of the last step if it had one position of each, and the sum of their next positions.
+        self._single_step: tuple[list[str], int] = ([], 0)
         self._is_next = False
         self._kept_rows: list[tuple[int, int]] = []
 
@@ -228,11 +227,13 @@ class ARRunnerMixin(OmniRunnerMixin):
     def _is_next_step(self, scheduler_output: SchedulerOutput) -> bool:
         """Tell whether this step and the one before have one position of each of the same requests."""
         request_ids = self.input_batch.req_ids
-        starts = self.input_batch.num_computed_tokens_cpu[: len(request_ids)].copy()
-        is_single = scheduler_output.total_num_scheduled_tokens == len(request_ids)
+        if scheduler_output.total_num_scheduled_tokens != len(request_ids):
+            self._single_step = [], 0
+            return False
+        num_computed = int(self.input_batch.num_computed_tokens_cpu[: len(request_ids)].sum())
         known, expected = self._single_step
-        is_next = is_single and known == request_ids and bool((starts == expected).all())
-        self._single_step = (list(request_ids) if is_single else [], starts + 1)
+        is_next = num_computed == expected and request_ids == known
+        self._single_step = known if is_next else list(request_ids), num_computed + len(request_ids)
         return is_next
 
     def _fill_inputs(self) -> None:
