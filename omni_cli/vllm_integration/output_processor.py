@@ -8,7 +8,7 @@ import torch
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 
-from omni_cli.vllm_integration.row_ledger import RequestRows
+from omni_cli.vllm_integration.row_staging import OwedRows
 
 
 class OmniOutputProcessor(OutputProcessor):
@@ -21,7 +21,7 @@ class OmniOutputProcessor(OutputProcessor):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.hidden_rows: dict[str, list[torch.Tensor]] = {}
-        self.owed_rows: dict[str, RequestRows] = {}
+        self.owed_rows: dict[str, OwedRows] = {}
         self.not_numbers: set[str] = set()
 
     def process_outputs(self, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> OutputProcessorOutput:
@@ -35,7 +35,8 @@ class OmniOutputProcessor(OutputProcessor):
                 continue
             if output.num_nans_in_logits:
                 self.not_numbers.add(state.external_req_id)
-            if isinstance(made, RequestRows):
+            if isinstance(made, OwedRows):
+                # The latest ones include all before them.
                 self.owed_rows[state.external_req_id] = made
             elif made is not None:
                 self.hidden_rows.setdefault(state.external_req_id, []).append(made)

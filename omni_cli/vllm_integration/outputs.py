@@ -10,9 +10,9 @@ import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_cli.vllm_integration.diffusion_entry import NoOutput
-from omni_cli.vllm_integration.row_ledger import RequestRows
+from omni_cli.vllm_integration.row_staging import OwedRows
 
-Payload: TypeAlias = torch.Tensor | RequestRows | NoOutput
+Payload: TypeAlias = torch.Tensor | OwedRows | NoOutput
 
 
 @dataclass

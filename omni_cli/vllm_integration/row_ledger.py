@@ -7,7 +7,7 @@ rows of a computed span have not been sent yet, and keeps the rows of cached blo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,40 +15,25 @@ import numpy as np
 import torch
 
 
-def _nothing() -> None: ...
-
-
 @dataclass(eq=False, slots=True)
 class RequestRows:
     """The rows of one request: `ready` are those that nobody has taken, up to position `next_position`.
 
     `streams`: rows were taken, so that those of further steps will be wanted step by step. `problem` is the reason why
-    rows are missing. Pickled, as between processes, it becomes the rows.
+    rows are missing.
     """
 
-    before_taking: Callable[[], None] = _nothing
     next_position: int = 0
     ready: list[torch.Tensor] = field(default_factory=list)
     streams: bool = False
     problem: str | None = None
 
     def take(self) -> torch.Tensor | None:
-        """Remove and return the rows of all steps that have returned, (num_rows, hidden_size); None if there are none.
-
-        Waits for them. Raises `RuntimeError`.
-        """
-        self.before_taking()
+        """Remove and return the ready rows (num_rows, hidden_size), None if there are none. Raises `RuntimeError`."""
         if self.problem is not None:
             raise RuntimeError(self.problem)
         ready, self.ready, self.streams = self.ready, [], True
         return torch.cat(ready) if ready else None
-
-    def __reduce__(self) -> tuple[Callable[[torch.Tensor | None], torch.Tensor | None], tuple[torch.Tensor | None]]:
-        return _as_it_is, (self.take(),)
-
-
-def _as_it_is(rows: torch.Tensor | None) -> torch.Tensor | None:
-    return rows
 
 
 class ComputedSpan(NamedTuple):
@@ -84,13 +69,12 @@ class RowLedger:
 
     def __init__(self) -> None:
         self.owners: dict[str, RequestRows] = {}
-        self.before_taking: Callable[[], None] = _nothing
         self._slot_rows: torch.Tensor | None = None
         self._block_size = 0
 
     def begin(self, request_id: str) -> None:
         """Start accounting for a request that wants its rows."""
-        self.owners.setdefault(request_id, RequestRows(self.before_taking))
+        self.owners.setdefault(request_id, RequestRows())
 
     def forget(self, request_id: str) -> None:
         self.owners.pop(request_id, None)

@@ -17,7 +17,7 @@ import torch
 
 from omni_cli.execution.copies import OutputCopy, PendingCopy
 from omni_cli.execution.ranges import mark
-from omni_cli.vllm_integration.row_ledger import ComputedSpan, RowLedger
+from omni_cli.vllm_integration.row_ledger import ComputedSpan, RequestRows, RowLedger
 
 _BLOCK_BYTES = 1 << 20
 
@@ -40,9 +40,9 @@ class StepRows:
     def end(self) -> int:
         return self.begin + self.num_steps * sum(span.length for span in self.spans)
 
-    def num_returned(self, num_returned: int) -> int:
-        """Return how many of its steps are among the first `num_returned` of all."""
-        return min(max(num_returned - self.number, 0), self.num_steps)
+    def num_of_first(self, num_steps: int) -> int:
+        """Return how many of its steps are among the first `num_steps` of all."""
+        return min(max(num_steps - self.number, 0), self.num_steps)
 
     def split(self, num_steps: int) -> StepRows:
         """Remove the first steps and return them."""
@@ -74,15 +74,38 @@ class _CopiedSteps(NamedTuple):
     pending: PendingCopy
 
 
+class OwedRows:
+    """A request's rows of the first `num_steps` steps; pickled, as between processes, it becomes the rows.
+
+    Rows of later steps are left: they are not of the request if it has ended.
+    """
+
+    __slots__ = ("_num_steps", "_owner", "_staging")
+
+    def __init__(self, staging: RowStaging, owner: RequestRows, num_steps: int) -> None:
+        self._staging, self._owner, self._num_steps = staging, owner, num_steps
+
+    def take(self) -> torch.Tensor | None:
+        """Wait for the rows that have not been taken, (num_rows, hidden_size); None if there are none."""
+        self._staging.settle(self._num_steps)
+        return self._owner.take()
+
+    def __reduce__(self) -> tuple[Callable[[torch.Tensor | None], torch.Tensor | None], tuple[torch.Tensor | None]]:
+        return _as_it_is, (self.take(),)
+
+
+def _as_it_is(rows: torch.Tensor | None) -> torch.Tensor | None:
+    return rows
+
+
 class RowStaging:
     """Steps are kept in one thread, return in one and in the same order, and are settled in any.
 
-    `copies` returns the stage's output copy. An owner's rows are settled before they are taken.
+    `copies` returns the stage's output copy.
     """
 
     def __init__(self, ledger: RowLedger, copies: Callable[[], OutputCopy]) -> None:
         self._ledger = ledger
-        ledger.before_taking = self.settle
         self._copies = copies
         self._block: torch.Tensor | None = None
         self._num_used = 0
@@ -133,23 +156,34 @@ class RowStaging:
         self._open.append(self._latest)
         return self._latest
 
-    def returned(self) -> None:
-        """Note that the tokens of one more step have arrived, and so the device has made its rows."""
-        self._num_returned += 1
+    def returned(self, step: StepRows, accepted: Sequence[ComputedSpan] | None = None) -> dict[str, OwedRows]:
+        """Note that the tokens of the next step have arrived, and so the device has made its rows.
 
-    def settle(self) -> None:
-        """Wait for the rows of all steps that have returned, and give them to their owners."""
+        `step` is what `keep` returned, `accepted` its spans without rejected draft tokens, if there are drafts. Return
+        what its requests are owed by then.
+        """
+        if accepted is not None:
+            step.accepted = accepted
+        self._num_returned += 1
+        return {
+            span.request_id: OwedRows(self, span.owner, self._num_returned)
+            for span in step.spans
+            if span.owner is not None
+        }
+
+    def settle(self, num_steps: int) -> None:
+        """Wait for the rows of the first `num_steps` steps, which have returned, and give them to their owners."""
         with self._settling:
             with self._lock:
-                self._copy(_first_returned(self._open, self._num_returned), is_made=True)
-            while self._settle_first():
+                self._copy(_removed(self._open, num_steps), is_made=True)
+            while self._settle_first(num_steps):
                 pass
 
     def _settle_arrived(self) -> None:
         """Settle what has arrived, so that page-locked memory is returned; leave it to a thread that is doing so."""
         if self._copied and self._settling.acquire(blocking=False):
             try:
-                while self._copied and self._copied[0].pending.ready() and self._settle_first():
+                while self._copied and self._copied[0].pending.ready() and self._settle_first(self._num_returned):
                     pass
             finally:
                 self._settling.release()
@@ -166,13 +200,13 @@ class RowStaging:
             pending = self._copies().start(rows, reused=rows.device.type == "cpu", is_made=is_made)
         self._copied.append(_CopiedSteps(steps, begin, pending))
 
-    def _settle_first(self) -> bool:
-        """Settle the first copied steps that have returned; False if there are none."""
+    def _settle_first(self, num_steps: int) -> bool:
+        """Settle the first copied rows, those of the first `num_steps` steps; False if there are none."""
         if not self._copied:
             return False
         copied = self._copied[0]
-        with self._lock:  # of the latest step, some positions may have returned and others not
-            steps = _first_returned(copied.steps, self._num_returned)
+        with self._lock:  # the latest step may be among them, and split
+            steps = _removed(copied.steps, num_steps)
         if not steps:
             return False
         with mark("wait for output copy"):
@@ -183,9 +217,9 @@ class RowStaging:
         return True
 
 
-def _first_returned(steps: deque[StepRows], num_returned: int) -> deque[StepRows]:
-    """Remove the steps that have returned from `steps`: vLLM starts a step before the one before it has."""
-    returned: deque[StepRows] = deque()
-    while steps and (count := steps[0].num_returned(num_returned)):
-        returned.append(steps[0].split(count) if count < steps[0].num_steps else steps.popleft())
-    return returned
+def _removed(steps: deque[StepRows], num_steps: int) -> deque[StepRows]:
+    """Remove those among the first `num_steps` of all from `steps`: vLLM starts a step before the last has returned."""
+    removed: deque[StepRows] = deque()
+    while steps and (count := steps[0].num_of_first(num_steps)):
+        removed.append(steps[0].split(count) if count < steps[0].num_steps else steps.popleft())
+    return removed

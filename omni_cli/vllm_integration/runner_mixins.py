@@ -35,7 +35,7 @@ from omni_cli.vllm_integration.diffusion_entry import (
 from omni_cli.vllm_integration.graph_counters import GraphCounters
 from omni_cli.vllm_integration.outputs import AsyncOmniModelRunnerOutput, OmniModelRunnerOutput, with_payloads
 from omni_cli.vllm_integration.row_ledger import ComputedSpan, RequestRows, RowLedger
-from omni_cli.vllm_integration.row_staging import RowStaging, StepRows
+from omni_cli.vllm_integration.row_staging import OwedRows, RowStaging, StepRows
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
@@ -278,13 +278,13 @@ class ARRunnerMixin(OmniRunnerMixin):
             return None
         return self._row_staging.keep([hidden_states[begin:end] for begin, end in self._kept_rows], spans)
 
-    def _returned(self, step: StepRows, output: ModelRunnerOutput) -> Mapping[str, RequestRows]:
-        """Note that a step has returned, and which draft tokens were accepted; return all requests' rows."""
+    def _returned(self, step: StepRows, output: ModelRunnerOutput) -> dict[str, OwedRows]:
+        """Note that a step has returned; return what its requests are owed by then."""
+        accepted = None
         if any(span.num_draft_tokens for span in step.spans):
             sampled, index = output.sampled_token_ids, output.req_id_to_index
-            step.accepted = [span.accepted(len(sampled[index[span.request_id]])) for span in step.spans]
-        self._row_staging.returned()
-        return self.row_ledger.owners
+            accepted = [span.accepted(len(sampled[index[span.request_id]])) for span in step.spans]
+        return self._row_staging.returned(step, accepted)
 
 
 def _joined(spans: list[ComputedSpan]) -> list[tuple[int, int]]:

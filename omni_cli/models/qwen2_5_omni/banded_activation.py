@@ -17,8 +17,8 @@ _HALO = 6
 _WINDOW = _BLOCK + 2 * _HALO
 # A window at twice the rate without the ends, which the window is too short for.
 _FINE = 2 * _BLOCK + 2 * _HALO
-# Values at twice the rate that are computed at once, 0.5 MiB, so that they stay in a cache.
-_CACHED = 1 << 17
+# Values at twice the rate that are computed at once, 1 MiB, so that they stay in a cache.
+_CACHED = 1 << 18
 
 
 class BandedActivation(nn.Module):
