@@ -56,9 +56,9 @@ class Synthesizer:
             if stage.execution == "eager" and self._precision == "float32":
                 self.velocity.fuse()
         elif self._is_packed:
-            self.velocity.fuse()
             from omni_cli.models.qwen2_5_omni.fused_activation import FusedActivation
 
+            self.velocity.fuse()
             self.vocoder = PackedVocoder(vocoder, FusedActivation)
         # Without packing, shapes follow the number of codes: code is compiled for all shapes, and there is one graph
         # per number of codes, which pays off within its first request. With packing, there is one per bucket.
