@@ -56,7 +56,7 @@ def denoised(denoising) -> dict[str, torch.Tensor]:
 
 def plain_mel(dit: torch.nn.Module, voice: dict[str, torch.Tensor], request) -> torch.Tensor:
     """The mel spectrogram by transformers' solver from the noise of `request`, which it draws on the host."""
-    noise = request.noise(dit.repeats, dit.mel_dim)
+    noise = request.noise(dit.repeats, dit.mel_dim).cuda()
     with patch("torch.randn", lambda *_, **__: noise):
         made = dit.sample(voice["cond"].cuda(), voice["ref_mel"].cuda(), request.codes[None], num_steps=4)
     return made.permute(0, 2, 1)

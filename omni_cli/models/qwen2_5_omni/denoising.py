@@ -34,10 +34,10 @@ class SingleDenoising:
     def __init__(self, velocity: Velocity, conditioner: Conditioner, request: SynthesisRequest) -> None:
         dit = velocity.dit
         self._request, self._velocity = request, velocity
-        self._frames = request.noise(dit.repeats, dit.mel_dim)
+        self._frames = request.noise(dit.repeats, dit.mel_dim).to(dit.device)
         self._num_done = 0
         self._evaluations = velocity.evaluations(request.sampling.schedule, num_rows=request.sampling.num_rows)
-        self._conditions = conditioner.conditions(request)
+        self._conditions = conditioner.conditions([request])
         positions = torch.arange(self._frames.shape[1], device=self._frames.device)
         self._rotary = dit.rotary_embed(self._frames, positions.expand(request.sampling.num_rows, -1))
         # One for all rows and heads; attention broadcasts it.
@@ -89,7 +89,8 @@ class PackedDenoising:
         self._kept: list[tuple[list[str], torch.Tensor]] = []
         self._sampling = requests[0].sampling
         self._evaluations = velocity.evaluations(self._sampling.schedule, num_rows=1)
-        self._set(list(requests), torch.cat([each.noise(dit.repeats, dit.mel_dim)[0] for each in requests]))
+        noise = torch.cat([each.noise(dit.repeats, dit.mel_dim)[0] for each in requests])
+        self._set(list(requests), noise.to(dit.device))
 
     def _set(self, requests: list[SynthesisRequest], frames: torch.Tensor) -> None:
         dit, device = self._velocity.dit, frames.device
@@ -98,18 +99,18 @@ class PackedDenoising:
         self._lengths = [len(each.codes) * dit.repeats for each in requests]
         layout = Layout.of(self._lengths * num_rows, dit.block_size, num_blocks_for=self._num_blocks_for)
         firsts = [each.codes_start * dit.repeats for each in requests]
-        conditions = [self._conditioner.conditions(each) for each in requests]
-        packed = layout.pack([rows[row] for row in range(num_rows) for rows in conditions])
+        # For each packed frame, its row of `frames` or the row of zeros after them; for each row, its packed frames.
+        places = torch.cat([torch.arange(start, start + length) for start, length in layout.spans])
+        rows = torch.full((layout.num_frames,), len(frames))
+        rows[places] = torch.arange(len(frames)).repeat(num_rows)
+        self._places, self._rows = places.view(num_rows, -1).to(device), rows.to(device)
+        conditions = self._conditioner.conditions(requests)
+        packed = conditions.new_zeros(1, layout.num_frames, conditions.shape[-1])
+        packed[0, self._places] = conditions
         self._conditions = self._velocity.conditions_proj(packed).float()
         tables = dit.rotary_embed(self._frames, layout.positions(firsts * num_rows).to(device)[None])
         self._rotary = [table.view(layout.num_blocks, dit.block_size, 1, -1) for table in tables]
         self._block_diff = layout.block_diff(self._carry(layout) if self._carries else None).to(device)
-        # For each packed frame, its row of `frames` or the row of zeros after them; for each row, its packed frames.
-        places = [torch.arange(start, start + length) for start, length in layout.spans]
-        self._places = torch.cat(places).view(num_rows, -1).to(device)
-        rows = torch.full((layout.num_frames,), len(frames))
-        rows[torch.cat(places)] = torch.arange(len(frames)).repeat(num_rows)
-        self._rows = rows.to(device)
 
     def _carry(self, layout: Layout) -> list[int]:
         """Set up for what earlier chunks have carried on and later ones need; return the blocks that are continued."""

@@ -78,13 +78,6 @@ class Layout:
             diff = torch.cat((diff, carried), dim=1)
         return diff.view(self.num_blocks, 1, 1, -1)
 
-    def pack(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return (1, num_frames, width) from `parts` (length, width), with zeros in between."""
-        packed = parts[0].new_zeros(1, self.num_frames, parts[0].shape[-1])
-        for (start, length), part in zip(self.spans, parts, strict=True):
-            packed[0, start : start + length] = part
-        return packed
-
 
 class BlockAttention(nn.Module):
     """Replaces the `DiTAttention` of a block for packed sequences of blocks of `block_size` frames."""

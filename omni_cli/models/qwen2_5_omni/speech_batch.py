@@ -75,9 +75,9 @@ class Done:
 class SpeechBatch:
     """The requests of one synthesizer, in cohorts; waiting ones form the next cohort.
 
-    On a GPU and with `batching: padded`, all cohorts advance in each call. Otherwise only the first in precedence do,
-    one per lane, because more requests at once are no faster. A lane that ends goes on with the next work without
-    waiting for others: a waveform takes as long as several steps.
+    Only the first cohorts in precedence advance, one per lane. A lane that ends goes on with the next work without
+    waiting for others: a waveform takes as long as several steps. On a GPU and with `batching: padded` there is one
+    lane, whose cohort has all requests that can start.
     """
 
     def __init__(self, synthesizer: Synthesizer) -> None:
@@ -97,7 +97,8 @@ class SpeechBatch:
         return request_id in self._times
 
     def add(self, request: SynthesisRequest) -> None:
-        self._waiting[request.request_id] = request
+        # Noise is drawn while the device computes other requests.
+        self._waiting[request.request_id] = dataclasses.replace(request, drawn=self._synthesizer.noise(request))
         self._times[request.request_id] = []
 
     def drop(self, request_id: str) -> None:
@@ -137,24 +138,26 @@ class SpeechBatch:
 
     def _next(self) -> list[SpeechPiece]:
         """Return a piece for each free lane, in order of precedence, waveforms before steps."""
-        together, free = self._synthesizer.runs_together, self._lanes.num_free
-        denoised = [cohort for cohort in self._cohorts if cohort.is_denoised]
-        if together and denoised:
-            first = min(denoised, key=self._of_cohort)
-            return [SpeechPiece(first, first.requests, first.denoising.mels())]
+        free = self._lanes.num_free
         pieces = [
-            SpeechPiece(cohort, [each], cohort.denoising.mels())
-            for cohort in denoised
-            for each in cohort.requests
-            if each.request_id not in cohort.running
+            SpeechPiece(cohort, sounding, cohort.denoising.mels())
+            for cohort in self._cohorts
+            if cohort.is_denoised
+            for sounding in self._sounding(cohort)
         ]
-        pieces.sort(key=lambda piece: self.precedence(piece.sounding[0].request_id))
+        pieces.sort(key=lambda piece: self._first_of(piece.sounding))
         if len(pieces) < free:
             self._join()
             stepping = sorted((each for each in self._cohorts if not each.is_denoised), key=self._of_cohort)
             lanes = free - len(pieces) + sum(bool(each.running) for each in stepping)
             pieces += [SpeechPiece(cohort) for cohort in self._balanced(stepping, lanes) if not cohort.running]
-        return pieces if together else pieces[:free]
+        return pieces[:free]
+
+    def _sounding(self, cohort: Cohort) -> list[list[SynthesisRequest]]:
+        """Return the requests of a denoised cohort whose waveforms are next, together or each by itself."""
+        if self._synthesizer.runs_together:
+            return [cohort.requests]
+        return [[each] for each in cohort.requests if each.request_id not in cohort.running]
 
     def _balanced(self, cohorts: list[Cohort], lanes: int) -> list[Cohort]:
         """Reorder cohorts in order of precedence for so many lanes, if less than one per lane would have to wait.
@@ -168,23 +171,62 @@ class SpeechBatch:
         return [*cohorts[:first], *sorted(cohorts[first:], key=lambda each: (self._of_cohort(each)[:1], each.num_done))]
 
     def _of_cohort(self, cohort: Cohort) -> tuple[float, ...]:
-        return min(self.precedence(each.request_id) for each in cohort.requests)
+        return self._first_of(cohort.requests)
+
+    def _first_of(self, requests: Sequence[SynthesisRequest]) -> tuple[float, ...]:
+        return min(self.precedence(each.request_id) for each in requests)
 
     def _join(self) -> None:
-        """Start waiting requests, unless one that runs comes first; a chunk waits for the one before it."""
-        ready = [self._continuing(each) for each in self._waiting.values() if self._is_ready(each)]
-        waiting = sorted(ready, key=lambda each: self.precedence(each.request_id))
-        count = self._lanes.count
+        """Start waiting requests, unless one that runs comes first; a chunk waits for the one before it.
+
+        Where requests run together, those of the highest rank start, and only a higher rank interrupts others: a cohort
+        that began beside another one would not end sooner than after it, and the others would end later.
+        """
+        count, compared = self._lanes.count, None
+        waiting = self._ready()
+        if self._synthesizer.runs_together:
+            compared = 1
+            waiting = self._of_highest_rank(waiting)
+            if self._begin_again(waiting):
+                waiting = self._of_highest_rank(self._ready())
         groups = list(self._synthesizer.groups(waiting))
         are_last = len(self._cohorts) + len(groups) < 2 * count
         for group in groups:
             running = sorted(self._of_cohort(cohort) for cohort in self._cohorts)
-            has_lane = self._synthesizer.runs_together or len(running) < count or are_last
-            if not has_lane and self.precedence(group[0].request_id) >= running[count - 1]:
+            has_lane = len(running) < count or are_last
+            if not has_lane and self._first_of(group[:1])[:compared] >= running[count - 1][:compared]:
                 return
             for each in group:
                 del self._waiting[each.request_id]
             self._cohorts.append(Cohort(group, self._synthesizer.begin(group)))
+
+    def _ready(self) -> list[SynthesisRequest]:
+        """Return the waiting requests that can start, in order of precedence."""
+        order = {name: self.precedence(name) for name in self._waiting}
+        ready = [self._continuing(each) for each in self._waiting.values() if self._is_ready(each)]
+        return sorted(ready, key=lambda each: order[each.request_id])
+
+    def _of_highest_rank(self, ordered: list[SynthesisRequest]) -> list[SynthesisRequest]:
+        ranks = [self.precedence(each.request_id)[:1] for each in ordered]
+        return [each for each, rank in zip(ordered, ranks, strict=True) if rank == ranks[0]]
+
+    def _begin_again(self, coming: list[SynthesisRequest]) -> bool:
+        """Let requests after their first step wait again if at least as many of their rank come; tell whether any do.
+
+        Requests that are sent together arrive one by one. Their first step is lost, and all others are shared.
+        """
+        alike = [
+            cohort
+            for cohort in self._cohorts
+            if cohort.num_done == 1
+            and len(cohort.requests) <= sum(each.sampling == cohort.requests[0].sampling for each in coming)
+            and self._of_cohort(cohort)[:1] == self._first_of(coming)[:1]
+        ]
+        for cohort in alike:
+            self._cohorts.remove(cohort)
+            self._waiting = {each.request_id: each for each in cohort.requests} | self._waiting
+            self._times |= {each.request_id: [] for each in cohort.requests}
+        return bool(alike)
 
     def _is_ready(self, request: SynthesisRequest) -> bool:
         if request.stream is None or request.codes_start == 0:

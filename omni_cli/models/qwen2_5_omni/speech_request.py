@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ class SynthesisRequest:
     """A request for audio of codes [start, end); `codes` (num_codes,) int64 on the device begin at `codes_start`.
 
     A chunk of a `stream` needs what the chunk before it has `carried` on; the codes of the next one start at
-    `continues_at`.
+    `continues_at`. `drawn` is its noise, if that was drawn ahead.
     """
 
     request_id: str
@@ -69,6 +69,7 @@ class SynthesisRequest:
     stream: str | None = None
     continues_at: int | None = None
     carried: Carried | None = None
+    drawn: torch.Tensor | None = None
 
     @classmethod
     def of(cls, request_id: str, token_ids: torch.Tensor, information: Mapping[str, Any]) -> SynthesisRequest:
@@ -93,15 +94,16 @@ class SynthesisRequest:
         )
 
     def noise(self, repeats: int, mel_dim: int) -> torch.Tensor:
-        """Return (1, num_frames, mel_dim) on the device of the codes.
+        """Return (1, num_frames, mel_dim) on the host.
 
-        Drawn on the host, so that a seed gives the same audio on every device, streamed or whole. The first rows do not
+        It is drawn there, so that a seed gives the same audio on every device, streamed or whole. The first rows do not
         depend on the number of rows, so those of a chunk are rows of the whole's.
         """
+        if self.drawn is not None:
+            return self.drawn
         first, num_frames = self.codes_start * repeats, len(self.codes) * repeats
         generator = torch.Generator().manual_seed(self.seed)
-        noise = torch.randn((1, first + num_frames, mel_dim), generator=generator)[:, first:]
-        return noise.to(self.codes.device)
+        return torch.randn((1, first + num_frames, mel_dim), generator=generator)[:, first:]
 
 
 class Conditioner:
@@ -113,22 +115,20 @@ class Conditioner:
         self._encodings: dict[tuple[str, int], torch.Tensor] = {}
         self._vectors: dict[str, torch.Tensor] = {}
 
-    def conditions(self, request: SynthesisRequest) -> torch.Tensor:
-        """Return (rows, num_frames, condition_dim), in the order of the DiT's input projection."""
-        dit, codes, num_rows = self._dit, request.codes[None], request.sampling.num_rows
-        embedded = [dit.text_embed(codes), dit.text_embed(codes, drop_code=True)][:num_rows]
-        num_frames = embedded[0].shape[1]
-        vector = self._vector(request.speaker)
-        vectors = torch.cat([vector, torch.zeros_like(vector)][:num_rows])
-        encoding = self._encoding(request.speaker, num_rows)
-        return torch.cat(
-            (
-                encoding[:, None].expand(-1, num_frames, -1),
-                torch.cat(embedded),
-                vectors[:, None].expand(-1, num_frames, -1),
-            ),
-            dim=-1,
-        )
+    def conditions(self, requests: Sequence[SynthesisRequest]) -> torch.Tensor:
+        """Return (rows, num_frames, condition_dim) of requests with the same settings, one after another.
+
+        Their order in the last dimension is that of the DiT's input projection.
+        """
+        dit, num_rows = self._dit, requests[0].sampling.num_rows
+        codes = torch.cat([each.codes for each in requests])[None]
+        embedded = torch.cat([dit.text_embed(codes), dit.text_embed(codes, drop_code=True)][:num_rows])
+        lengths = torch.tensor([len(each.codes) * dit.repeats for each in requests])
+        of_frame = torch.arange(len(requests)).repeat_interleave(lengths).to(embedded.device)
+        vectors = torch.stack([self._vector(each.speaker) for each in requests], dim=1)
+        vectors = torch.cat([vectors, torch.zeros_like(vectors)][:num_rows])
+        encodings = torch.stack([self._encoding(each.speaker, num_rows) for each in requests], dim=1)
+        return torch.cat((encodings[:, of_frame], embedded, vectors[:, of_frame]), dim=-1)
 
     def _vector(self, speaker: str) -> torch.Tensor:
         if speaker not in self._vectors:

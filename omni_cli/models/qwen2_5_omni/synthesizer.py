@@ -149,6 +149,9 @@ class Synthesizer:
             num_blocks += size
         yield group
 
+    def noise(self, request: SynthesisRequest) -> torch.Tensor:
+        return request.noise(self.velocity.dit.repeats, self.velocity.dit.mel_dim)
+
     def begin(self, requests: Sequence[SynthesisRequest]) -> Denoising:
         """Start `requests` of one group from noise."""
         if self._is_packed:

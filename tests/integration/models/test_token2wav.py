@@ -502,3 +502,69 @@ def test_padded_requests_on_a_cpu_run_in_groups_that_fill_a_call_in_their_order(
     # 70 codes are 12 blocks with guidance.
     assert ran == [["0", "1"], ["0", "1"]]
     assert list(spoken(batch, 3)) == ["0", "1", "2"]
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Make all requests run together, as they do where that is faster."""
+    monkeypatch.setattr(Synthesizer, "runs_together", True)
+
+
+def four_steps(request_id: str, num_codes: int = 12) -> SynthesisRequest:
+    request = request_for("Chelsie", num_codes, 0.5, request_id)
+    return dataclasses.replace(request, sampling=DenoisingSettings(5, 0.5, -1.0))
+
+
+def steps(batch: SpeechBatch, *arriving: SynthesisRequest) -> list[str]:
+    """Advance with `arriving` requests; return the ids of those that made a step."""
+    for each in arriving:
+        batch.add(each)
+    batch.advance()
+    return [each.request_id for each in batch.stepped]
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("num_threads", [1], indirect=True)
+@torch.inference_mode()
+def test_requests_that_come_while_others_run_start_together_after_those(num_threads):
+    batch = speech_batch("padded")
+    requests = [four_steps(name, 5 + index) for index, name in enumerate("abcd")]
+    alone = {}
+    for each in requests:
+        single = speech_batch("padded")
+        single.add(each)
+        alone |= spoken(single, 1)
+    assert [steps(batch, requests[0]), steps(batch)] == [["a"]] * 2
+    assert [steps(batch, requests[1]), steps(batch, *requests[2:])] == [["a"]] * 2
+    made = batch.advance()
+    assert list(made) == ["a"], "a waveform comes before the next steps"
+    assert [steps(batch) for _ in range(4)] == [["b", "c", "d"]] * 4
+    made |= batch.advance()
+    for name, samples in made.items():
+        torch.testing.assert_close(samples, alone[name], rtol=0, atol=1e-5)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("num_threads", [1], indirect=True)
+@torch.inference_mode()
+def test_a_request_after_its_first_step_begins_again_with_those_that_come_if_they_are_as_many(num_threads):
+    batch = speech_batch("padded")
+    assert steps(batch, four_steps("a")) == ["a"]
+    assert [steps(batch, four_steps("b")), *(steps(batch) for _ in range(3))] == [["a", "b"]] * 4
+    assert batch.advance().keys() == {"a", "b"}
+    assert [len(batch.seconds(name)) for name in "ab"] == [5, 5], "four steps and the vocoder"
+    assert steps(batch, four_steps("c"), four_steps("d")) == ["c", "d"]
+    assert [steps(batch, four_steps("e")), steps(batch)] == [["c", "d"]] * 2, "fewer come than would begin again"
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("num_threads", [1], indirect=True)
+@torch.inference_mode()
+def test_only_a_higher_rank_interrupts_requests_that_run_together(num_threads):
+    batch = speech_batch("padded")
+    # Within a rank, the latest comes first.
+    batch.precedence = lambda name: ("ul".index(name[0]), -int(name[1]))
+    assert [steps(batch, four_steps("l0")), steps(batch)] == [["l0"]] * 2
+    assert steps(batch, four_steps("l1")) == ["l0"]
+    assert steps(batch, four_steps("u2"), four_steps("u3")) == ["u3", "u2"]
+    assert list(spoken(batch, 4)) == ["u3", "u2", "l0", "l1"]
