@@ -133,7 +133,7 @@ def test_packed_neighbours_of_nan_do_not_affect_others():
     conditioner = Conditioner(velocity.dit, voices)
     expected = denoised(PackedDenoising(velocity, conditioner, requests, bucket))
     denoising = PackedDenoising(velocity, conditioner, requests, bucket)
-    denoising._frames[100:200] = torch.nan
+    denoising._solver.frames[100:200] = torch.nan
     made = denoised(denoising)
     assert made["1"].isnan().all()
     assert all(torch.equal(made[name], expected[name]) for name in ("0", "2", "3"))

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from omni_cli.models.qwen2_5_omni.packing import Layout, PackedVelocity
+from omni_cli.models.qwen2_5_omni.solver import PackedSolver
 from omni_cli.models.qwen2_5_omni.speech_request import Carried, Conditioner, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.velocity import EVALUATIONS_PER_STEP, Velocity, stepped
 
@@ -95,26 +96,26 @@ class PackedDenoising:
     def _set(self, requests: list[SynthesisRequest], frames: torch.Tensor) -> None:
         dit, device = self._velocity.dit, frames.device
         num_rows = self._sampling.num_rows
-        self._requests, self._frames = requests, frames
+        self._requests = requests
         self._lengths = [len(each.codes) * dit.repeats for each in requests]
         layout = Layout.of(self._lengths * num_rows, dit.block_size, num_blocks_for=self._num_blocks_for)
         firsts = [each.codes_start * dit.repeats for each in requests]
-        # For each packed frame, its row of `frames` or the row of zeros after them; for each row, its packed frames.
+        # For each row, its frames among the packed ones.
         places = torch.cat([torch.arange(start, start + length) for start, length in layout.spans])
-        rows = torch.full((layout.num_frames,), len(frames))
-        rows[places] = torch.arange(len(frames)).repeat(num_rows)
-        self._places, self._rows = places.view(num_rows, -1).to(device), rows.to(device)
+        places = places.view(num_rows, -1).to(device)
+        guidance_scale = self._sampling.guidance_scale
+        self._solver = PackedSolver(frames, places, layout.num_frames, self._evaluations, guidance_scale)
         conditions = self._conditioner.conditions(requests)
         packed = conditions.new_zeros(1, layout.num_frames, conditions.shape[-1])
-        packed[0, self._places] = conditions
+        packed[0, places] = conditions
         self._conditions = self._velocity.conditions_proj(packed).float()
-        tables = dit.rotary_embed(self._frames, layout.positions(firsts * num_rows).to(device)[None])
+        tables = dit.rotary_embed(frames, layout.positions(firsts * num_rows).to(device)[None])
         self._rotary = [table.view(layout.num_blocks, dit.block_size, 1, -1) for table in tables]
-        self._block_diff = layout.block_diff(self._carry(layout) if self._carries else None).to(device)
+        self._block_diff = layout.block_diff(self._carry(layout, device) if self._carries else None).to(device)
 
-    def _carry(self, layout: Layout) -> list[int]:
+    def _carry(self, layout: Layout, device: torch.device) -> list[int]:
         """Set up for what earlier chunks have carried on and later ones need; return the blocks that are continued."""
-        size, device = layout.block_size, self._frames.device
+        size = layout.block_size
         blocks = [start // size for start, _ in layout.spans]
         sequences = list(zip(self._requests * self._sampling.num_rows, blocks, strict=True))
         continued = [block for each, block in sequences if each.carried is not None]
@@ -136,32 +137,29 @@ class PackedDenoising:
         self._leaving = [each.request_id for each in self._requests if each.continues_at is not None]
         return continued
 
-    def _evaluate(self, packed: torch.Tensor, modulation: torch.Tensor, number: int) -> torch.Tensor:
-        given = (packed, modulation, self._conditions, *self._rotary, self._block_diff)
+    def _evaluate(self, number: int) -> torch.Tensor:
+        modulation = self._evaluations.modulations[number]
+        given = (self._solver.packed, modulation, self._conditions, *self._rotary, self._block_diff)
         if not self._carries:
             return self._velocity(*given)
         if self._earlier is not None:
-            self._carried[:, self._continued] = self._earlier[number]
+            self._carried.index_copy_(1, self._continued, self._earlier[number])
         predicted, *made = self._velocity(*given, self._carried)
         if self._leaving:
-            self._kept.append((self._leaving, torch.stack([layer[self._last] for layer in made])))
+            kept = self._carried.new_empty(len(made), len(self._last), *self._carried.shape[2:])
+            for layer, rows in zip(made, kept, strict=True):
+                torch.index_select(layer, 0, self._last, out=rows)
+            self._kept.append((self._leaving, kept))
         return predicted
 
     def step(self) -> None:
-        sampling, first = self._sampling, self._num_done * EVALUATIONS_PER_STEP
-        evaluations = iter(enumerate(self._evaluations.modulations[first : first + EVALUATIONS_PER_STEP], first))
-
-        def velocity(_: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
-            packed = torch.cat((frames, frames.new_zeros(1, frames.shape[1])))[self._rows][None]
-            number, modulation = next(evaluations)
-            rows = self._evaluate(packed, modulation, number)[0, self._places]
-            return sampling.guided(*rows) if sampling.is_guided else rows[0]
-
-        self._frames = stepped(self._evaluations.times, self._num_done, self._frames, velocity)
+        first = self._num_done * EVALUATIONS_PER_STEP
+        for number in range(first, first + EVALUATIONS_PER_STEP):
+            self._solver.advance(self._evaluate(number), number)
         self._num_done += 1
 
     def drop(self, request_ids: set[str]) -> None:
-        parts = zip(self._requests, self._frames.split(self._lengths), strict=True)
+        parts = zip(self._requests, self._solver.frames.split(self._lengths), strict=True)
         kept = [(each, frames) for each, frames in parts if each.request_id not in request_ids]
         if kept:
             self._set([each for each, _ in kept], torch.cat([frames for _, frames in kept]))
@@ -177,5 +175,5 @@ class PackedDenoising:
         return made
 
     def mels(self) -> dict[str, torch.Tensor]:
-        parts = zip(self._requests, self._frames.split(self._lengths), strict=True)
+        parts = zip(self._requests, self._solver.frames.split(self._lengths), strict=True)
         return {each.request_id: frames[None] for each, frames in parts}

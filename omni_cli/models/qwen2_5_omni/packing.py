@@ -101,27 +101,27 @@ class BlockAttention(nn.Module):
         self,
         hidden_states: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        attention_mask: torch.Tensor,
+        block_diff: torch.Tensor,
         carried: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return (1, num_frames, hidden_size); rotary tables are (num_blocks, block_size, 1, head_dim).
 
-        `attention_mask` (num_blocks, 1, 1, 3 * block_size) is for the keys before, in and after each block. With
-        `carried` keys and values (num_blocks, block_size, 2, heads, head_dim) it is for those, too, and all blocks' own
-        are returned in that shape.
+        `block_diff` is that of the layout. With `carried` keys and values (num_blocks, block_size, 2, heads, head_dim)
+        it is for those, too, and all blocks' own are returned in that shape.
         """
         projected = self.to_qkv(hidden_states).view(
             -1, self.size, 3, self.heads, self.to_qkv.out_features // 3 // self.heads
         )
         cos, sin = position_embeddings
         attend = _fused if projected.is_cuda else self._attend
-        attended = attend(projected, cos, sin, attention_mask, carried, back=bool(self.back), ahead=bool(self.ahead))
+        attended = attend(projected, cos, sin, block_diff, carried, back=bool(self.back), ahead=bool(self.ahead))
         out: torch.Tensor = self.to_out(attended.reshape(hidden_states.shape[0], hidden_states.shape[1], -1))
         if carried is None:
             return out, None
         if projected.is_cuda:
-            # The fused kernel leaves them as they were.
-            _rotate(projected[:, :, 1:2, :1], cos, sin)
+            from omni_cli.models.qwen2_5_omni.fused_attention import rotate_keys
+
+            rotate_keys(projected, cos, sin)  # the fused kernel leaves them as they were
         return out, projected[:, :, 1:]
 
     def _attend(
@@ -129,7 +129,7 @@ class BlockAttention(nn.Module):
         projected: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        mask: torch.Tensor,
+        block_diff: torch.Tensor,
         carried: torch.Tensor | None,
         *,
         back: bool,
@@ -138,17 +138,18 @@ class BlockAttention(nn.Module):
         """Compute the result of the fused kernel with torch's operations."""
         _rotate(projected[:, :, :2, :1], cos, sin)
         query, keys_values = projected[:, :, 0], projected[:, :, 1:]
-        before, own, after, *last = mask.split(self.size, dim=-1)
+        before, own, after, *last = block_diff.split(self.size, dim=-1)
+        seen = own == 0
         if back or ahead:
-            neighbours = ((-1, before),) * back + ((0, own),) + ((1, after),) * ahead
+            neighbours = ((-1, before == -1),) * back + ((0, seen),) + ((1, after == 1),) * ahead
             keys_values = _windows(keys_values, neighbours)
-            own = torch.cat([seen for _, seen in neighbours], dim=-1)
+            seen = torch.cat([each for _, each in neighbours], dim=-1)
             if carried is not None:
                 # No other keys are before a continued block, and there are zeros for other blocks.
                 keys_values[:, : self.size] += carried
-                own[..., : self.size] |= last[0]
+                seen[..., : self.size] |= last[0] == -1
         query, key, value = (part.transpose(1, 2) for part in (query, *keys_values.unbind(2)))
-        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=own)
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)
         return attended.transpose(1, 2)
 
 
@@ -190,18 +191,13 @@ class PackedLayer(nn.Module):
         self.ff = layer.ff
         self.eps: float = layer.ff_norm.eps
 
-    @property
-    def reach(self) -> tuple[int, int]:
-        """The blocks before and after a block that it attends to."""
-        return self.attn.back, self.attn.ahead
-
     def forward(
         self,
         hidden: torch.Tensor,
         normed: torch.Tensor,
         modulation: Sequence[torch.Tensor],
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        mask: torch.Tensor,
+        block_diff: torch.Tensor,
         carried: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return the new `hidden`, and normed for what follows, both (1, num_frames, hidden_size) from such.
@@ -211,7 +207,7 @@ class PackedLayer(nn.Module):
         `carried` ones; see `BlockAttention`.
         """
         gate, ff_shift, ff_scale, ff_gate, shift, scale = modulation
-        attended, kept = self.attn(normed, position_embeddings, mask, carried)
+        attended, kept = self.attn(normed, position_embeddings, block_diff, carried)
         hidden, normed = _add_and_norm(hidden, attended, gate, ff_scale, ff_shift, self.eps)
         return *_add_and_norm(hidden, self.ff(normed), ff_gate, scale, shift, self.eps), kept
 
@@ -307,7 +303,6 @@ class PackedVelocity(Velocity):
         continued block sees before it, also those of all blocks, layer by layer.
         """
         dit, layers = self.dit, self.dit.transformer_blocks
-        masks = {reach: self._mask(block_diff, *reach) for reach in {layer.reach for layer in layers}}
         # Before each layer a shift and a scale, after the last one in the other order.
         given = list(modulation[0].unflatten(0, (6 * len(layers) + 2, -1)))
         shift, scale, *parts = given[:-2] + given[:-3:-1]
@@ -318,14 +313,10 @@ class PackedVelocity(Velocity):
         for index, layer in enumerate(layers):
             own = parts[6 * index : 6 * index + 6]
             before = next(remaining) if remaining is not None and layer.attn.back else None
-            hidden, normed, kept = layer(hidden, normed, own, (cos, sin), masks[layer.reach], before)
+            hidden, normed, kept = layer(hidden, normed, own, (cos, sin), block_diff, before)
             made += [] if kept is None else [kept]
         velocities: torch.Tensor = dit.proj_out(normed)
         return velocities if carried is None else (velocities, *made)
-
-    @staticmethod
-    def _mask(block_diff: torch.Tensor, back: int, ahead: int) -> torch.Tensor:
-        return (block_diff >= -back) & (block_diff <= ahead)
 
     def enter(self, frames: torch.Tensor, conditions: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input, (1, num_frames, hidden_size); `conditions` are projected, float32."""

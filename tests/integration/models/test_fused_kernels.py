@@ -11,42 +11,15 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-# Triton reads its mode when it is imported, so the kernels have a process of their own.
-SCRIPT = """
-import json
-import sys
-
-import torch
-
-from omni_cli.compat.torchvision import ensure_torchvision_importable
-
-ensure_torchvision_importable()
-
-from support.plain_activation import fused_and_plain
-
-found = {}
-for case in json.loads(sys.argv[1]):
-    made, expected = fused_and_plain(*case)
-    found[str(case)] = (made - expected).abs().max().item()
-
-from omni_cli.models.qwen2_5_omni.fused_norm import add_and_norm
-
-hidden, branch = torch.randn(2, 3, 40, 2).unbind(-1)
-gate, scale, shift = torch.randn(40, 3).mT.contiguous()
-made = add_and_norm(hidden.contiguous(), branch.contiguous(), gate, scale, shift, 1e-6)
-summed = hidden + gate * branch
-expected = summed, torch.nn.functional.layer_norm(summed, (40,), scale, shift, 1e-6)
-found["norm"] = max((a - b).abs().max().item() for a, b in zip(made, expected))
-print(json.dumps(found))
-"""
 CASES = [(6, 1, 1, 1), (6, 5, 3, 1), (6, 5, 1, 5), (6, 15, 5, 3), (130, 5, 5, 3), (6, 60, 1, 1)]
 
 
-def test_the_kernels_are_the_vocoders_activation_in_every_order_and_a_layers_sum_and_norm():
+def test_the_kernels_compute_what_torchs_operations_do():
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    made = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(CASES)], capture_output=True, text=True, env=environment, check=True
-    )
+    command = [sys.executable, "-m", "support.fused_kernels", json.dumps(CASES)]
+    made = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert made.returncode == 0, made.stderr
     found = json.loads(made.stdout.splitlines()[-1])
-    assert len(found) == len(CASES) + 1
+    # A sum and its norm; attention in four ways and a rotation; four parts of a step and its end, with guidance or not.
+    assert len(found) == len(CASES) + 2 + 5 + 2 * 5
     assert max(found.values()) < 2e-5, found

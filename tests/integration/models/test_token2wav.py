@@ -173,7 +173,7 @@ def test_a_neighbour_of_nan_does_not_affect_others():
     requests = mixed(0.5)
     expected = denoised(PackedDenoising(velocity, conditioner, requests, lambda used: used))
     denoising = PackedDenoising(velocity, conditioner, requests, lambda used: used)
-    denoising._frames[100:166] = torch.nan
+    denoising._solver.frames[100:166] = torch.nan
     made = denoised(denoising)
     assert made["1"].isnan().all()
     for name in ("0", "2", "3"):

@@ -1,0 +1,82 @@
+"""Prints the largest differences between token2wav's fused kernels and torch's operations, as JSON.
+
+    TRITON_INTERPRET=1 python -m support.fused_kernels CASES
+
+A process of its own, because Triton reads its mode when it is imported; CASES are those of the vocoder's activation.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from omni_cli.compat.torchvision import ensure_torchvision_importable
+
+ensure_torchvision_importable()
+
+from omni_cli.models.qwen2_5_omni.fused_attention import fused_attention, rotate_keys  # noqa: E402
+from omni_cli.models.qwen2_5_omni.fused_norm import add_and_norm  # noqa: E402
+from omni_cli.models.qwen2_5_omni.fused_step import advance  # noqa: E402
+from omni_cli.models.qwen2_5_omni.packing import BlockAttention, Layout, _rotate  # noqa: E402
+from omni_cli.models.qwen2_5_omni.solver import PackedSolver  # noqa: E402
+from omni_cli.models.qwen2_5_omni.velocity import Evaluations, Schedule  # noqa: E402
+from support.plain_activation import fused_and_plain  # noqa: E402
+
+
+def norms() -> Iterator[tuple[str, torch.Tensor]]:
+    hidden, branch = (part.contiguous() for part in torch.randn(2, 3, 40, 2).unbind(-1))
+    gate, scale, shift = torch.randn(40, 3).mT.contiguous()
+    made = add_and_norm(hidden, branch, gate, scale, shift, 1e-6)
+    summed = hidden + gate * branch
+    expected = summed, torch.nn.functional.layer_norm(summed, (40,), scale, shift, 1e-6)
+    yield "sum", made[0] - expected[0]
+    yield "norm", made[1] - expected[1]
+
+
+def attention() -> Iterator[tuple[str, torch.Tensor]]:
+    layout = Layout((30, 24, 5), 12, 8)
+    qkv, carried = torch.randn(8, 12, 3, 2, 16), torch.zeros(8, 12, 2, 2, 16)
+    carried[[0, 3]] = torch.randn(2, 12, 2, 2, 16)
+    angles = torch.randn(8, 12, 1, 8)
+    cos, sin = (torch.cat([table, table], dim=-1) for table in (angles.cos(), angles.sin()))
+    plain = torch.nn.Module()
+    plain.size = 12
+    for back, ahead, given in ((0, 0, None), (0, 1, None), (1, 0, None), (1, 0, carried)):
+        diff = layout.block_diff(None if given is None else [0, 3])
+        looks = {"back": bool(back), "ahead": bool(ahead)}
+        made = fused_attention(qkv, cos, sin, diff, given, **looks)
+        expected = BlockAttention._attend(plain, qkv.clone(), cos, sin, diff, given, **looks)
+        yield f"attention {back} {ahead} {given is not None}", made - expected
+    turned, expected = qkv.clone(), qkv.clone()
+    rotate_keys(turned, cos, sin)
+    _rotate(expected[:, :, 1:2, :1], cos, sin)
+    yield "rotation", turned - expected
+
+
+def steps() -> Iterator[tuple[str, torch.Tensor]]:
+    times = Schedule(4, -1.0).times(torch.device("cpu"))
+    evaluations = Evaluations(times, torch.empty(0))
+    places = torch.tensor([[0, 1, 2, 4], [5, 6, 7, 9]])
+    for rows in (places, places[:1]):
+        frames = torch.randn(4, 20)
+        plain, fused = (PackedSolver(frames.clone(), rows, 10, evaluations, 0.5) for _ in range(2))
+        for part, velocity in enumerate(torch.randn(4, 1, 10, 20)):
+            plain.advance(velocity, 4 + part)
+            advance(velocity, rows, fused.frames, fused._slopes, times[1:], fused.packed, part, 0.5)
+            yield f"step {len(rows)} {part}", plain.packed - fused.packed
+        yield f"step {len(rows)}", plain.frames - fused.frames
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    found = {str(case): torch.sub(*fused_and_plain(*case)) for case in json.loads(sys.argv[1])}
+    for kernels in (norms, attention, steps):
+        found |= kernels()
+    sys.stdout.write(json.dumps({name: difference.abs().max().item() for name, difference in found.items()}))
+
+
+if __name__ == "__main__":
+    main()
