@@ -7,7 +7,7 @@ rows of a computed span have not been sent yet, and keeps the rows of cached blo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -92,37 +92,22 @@ class RowLedger:
 
         `rows` (num_rows, hidden_size) on the host are copied; the range of a span has the row of each of its positions.
         """
+        made = [(span, rows[indices.start : indices.stop : indices.step]) for span, indices in parts]
         if self._slot_rows is not None:
-            # Even for an ended request: its blocks stay in the prefix cache, where another request may find them.
-            self._cache(parts, rows)
-        # By owner: an operation per span takes longer than a small model takes to compute its row.
-        owed: dict[RequestRows, list[int]] = {}
-
-        def give(owner: RequestRows) -> None:
-            owner.ready.append(rows.index_select(0, torch.tensor(owed.pop(owner))))
-
-        for span, indices in parts:
+            # First, because a span may follow positions that another request computes in the same step. Also those of
+            # an ended request: its blocks stay in the prefix cache, where another one may find them.
+            for span, of_span in made:
+                for slots, positions in self._slots(span, span.start, span.end):
+                    self._slot_rows[slots] = of_span[positions]
+        for span, of_span in made:
             owner = span.owner
             assert owner is not None
             if owner.next_position < span.start:
-                if owner in owed:
-                    give(owner)
                 self._add_cached(span, owner)
             num_owed = span.end - owner.next_position
             if num_owed > 0:
-                owed.setdefault(owner, []).extend(indices[-num_owed:])
+                owner.ready.append(of_span[-num_owed:].clone())
                 owner.next_position += num_owed
-        for owner in list(owed):
-            give(owner)
-
-    def _cache(self, parts: Sequence[tuple[ComputedSpan, range]], rows: torch.Tensor) -> None:
-        assert self._slot_rows is not None
-        # The last row of each slot: its block may have gone to another request between two steps.
-        last: dict[int, int] = {}
-        for span, indices in parts:
-            last.update(zip(self._slots(span, span.start, span.end), indices, strict=True))
-        slots, chosen = torch.tensor(list(last)), torch.tensor(list(last.values()))
-        self._slot_rows.index_copy_(0, slots, rows.index_select(0, chosen))
 
     def _add_cached(self, span: ComputedSpan, owner: RequestRows) -> None:
         """Make the rows before `span` ready, which other requests computed."""
@@ -132,14 +117,14 @@ class RowLedger:
                 "here, and no rows are kept for cached blocks"
             )
         else:
-            slots = self._slots(span, owner.next_position, span.start)
-            owner.ready.append(self._slot_rows.index_select(0, torch.tensor(slots)))
+            cached = [self._slot_rows[slots] for slots, _ in self._slots(span, owner.next_position, span.start)]
+            owner.ready.append(torch.cat(cached))
         owner.next_position = span.start
 
-    def _slots(self, span: ComputedSpan, start: int, end: int) -> list[int]:
-        """Return the slots of the positions [start, end)."""
-        size, slots = self._block_size, list[int]()
+    def _slots(self, span: ComputedSpan, start: int, end: int) -> Iterator[tuple[slice, slice]]:
+        """Yield the slots of the positions [start, end) by block, and which of these positions they are."""
+        size = self._block_size
         for index in range(start // size, -(-end // size)):
+            first, last = max(start, index * size), min(end, index * size + size)
             moved_by = (span.block_ids[index] - index) * size
-            slots += range(max(start, index * size) + moved_by, min(end, index * size + size) + moved_by)
-        return slots
+            yield slice(first + moved_by, last + moved_by), slice(first - start, last - start)

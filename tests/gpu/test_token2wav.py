@@ -15,10 +15,10 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavDiTModel
 
 from omni_cli.execution.denoiser import prepare_denoiser
-from omni_cli.execution.precision import arithmetic, reduce_weights
+from omni_cli.execution.precision import arithmetic, reduce_weights, use_precision
 from omni_cli.models.qwen2_5_omni.buckets import bucket
 from omni_cli.models.qwen2_5_omni.denoising import PackedDenoising, SingleDenoising
-from omni_cli.models.qwen2_5_omni.packing import PackedVelocity
+from omni_cli.models.qwen2_5_omni.packing import GeluLinear, PackedVelocity
 from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
 from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, VocoderInput
@@ -87,6 +87,20 @@ def test_packed_token2wav_replays_one_graph_for_all_lengths_within_its_bound():
             torch.testing.assert_close(made[request.request_id], expected, rtol=0, atol=1e-4)
     assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (1, 24)
     denoiser.close()
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("tf32", 5e-3), ("float32", 2e-5)])
+@pytest.mark.parametrize("num_rows", [96, 97, 384, 385])
+@torch.inference_mode()
+def test_a_product_with_gelu_has_the_precision_asked_for(precision, bound, num_rows):
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        plain, rows = torch.nn.Linear(1024, 2048), torch.randn(1, num_rows, 1024)
+    expected = torch.nn.functional.gelu(plain.double()(rows.double()), approximate="tanh").float()
+    use_precision(precision, stage="token2wav", device="cuda")
+    with arithmetic(precision, "cuda"):
+        made = GeluLinear(plain.float())(rows)
+    torch.testing.assert_close(made, expected, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-5), (torch.bfloat16, 5e-2)])

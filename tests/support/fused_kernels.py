@@ -18,6 +18,7 @@ from omni_cli.compat.torchvision import ensure_torchvision_importable
 ensure_torchvision_importable()
 
 from omni_cli.models.qwen2_5_omni.fused_attention import fused_attention, rotate_keys  # noqa: E402
+from omni_cli.models.qwen2_5_omni.fused_linear import linear_gelu  # noqa: E402
 from omni_cli.models.qwen2_5_omni.fused_norm import add_and_norm  # noqa: E402
 from omni_cli.models.qwen2_5_omni.fused_step import advance  # noqa: E402
 from omni_cli.models.qwen2_5_omni.packing import BlockAttention, Layout, _rotate  # noqa: E402
@@ -34,6 +35,12 @@ def norms() -> Iterator[tuple[str, torch.Tensor]]:
     expected = summed, torch.nn.functional.layer_norm(summed, (40,), scale, shift, 1e-6)
     yield "sum", made[0] - expected[0]
     yield "norm", made[1] - expected[1]
+
+
+def products() -> Iterator[tuple[str, torch.Tensor]]:
+    rows, weight, bias = torch.randn(70, 128), torch.randn(64, 128) / 128**0.5, torch.randn(64)
+    expected = torch.nn.functional.gelu(torch.nn.functional.linear(rows, weight, bias), approximate="tanh")
+    yield "product and GELU", linear_gelu(rows, weight, bias) - expected
 
 
 def attention() -> Iterator[tuple[str, torch.Tensor]]:
@@ -73,7 +80,7 @@ def steps() -> Iterator[tuple[str, torch.Tensor]]:
 def main() -> None:
     torch.manual_seed(0)
     found = {str(case): torch.sub(*fused_and_plain(*case)) for case in json.loads(sys.argv[1])}
-    for kernels in (norms, attention, steps):
+    for kernels in (norms, products, attention, steps):
         found |= kernels()
     sys.stdout.write(json.dumps({name: difference.abs().max().item() for name, difference in found.items()}))
 

@@ -230,8 +230,13 @@ class GeluLinear(nn.Linear):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return (..., out_features) of `inputs` (..., in_features)."""
+        from omni_cli.models.qwen2_5_omni.fused_linear import fits, linear_gelu
+
         rows = inputs.flatten(0, -2).to(self.weight.dtype)
-        made: torch.Tensor = torch._addmm_activation(self.bias, rows, self.weight.mT, use_gelu=True)
+        if fits(rows, self.weight):
+            made = linear_gelu(rows, self.weight, self.bias)
+        else:
+            made = torch._addmm_activation(self.bias, rows, self.weight.mT, use_gelu=True)
         return made.view(*inputs.shape[:-1], -1)
 
 

@@ -20,6 +20,6 @@ def test_the_kernels_compute_what_torchs_operations_do():
     made = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert made.returncode == 0, made.stderr
     found = json.loads(made.stdout.splitlines()[-1])
-    # A sum and its norm; attention in four ways and a rotation; four parts of a step and its end, with guidance or not.
-    assert len(found) == len(CASES) + 2 + 5 + 2 * 5
+    # A sum and its norm, a product, attention in four ways, a rotation, a step's parts with guidance and without.
+    assert len(found) == len(CASES) + 2 + 1 + 5 + 2 * 5
     assert max(found.values()) < 2e-5, found
