@@ -46,10 +46,13 @@ URGENT_S = 0.5
 NO_CODES = "the talker ended before it produced a codec token"
 
 
-class _Rank(IntEnum):
+class Rank(IntEnum):
+    """Which requests come first; somebody waits for a stream's first sound, and for all of a whole request anyway."""
+
     URGENT = 0
     FIRST = 1
-    LATER = 2
+    WHOLE = 2
+    LATER = 3
 
 
 @dataclass
@@ -212,17 +215,15 @@ class Token2WavStage(VllmStage):
         return reports
 
     def _precedence(self, engine_id: str) -> tuple[float, ...]:
-        """Order requests: chunks whose playback would stop soon, whole ones and first chunks, later chunks."""
+        """Order requests by rank, then by time."""
         active = self.by_engine_id(engine_id)
         if active is None:
-            return (_Rank.LATER,)
+            return (Rank.LATER,)
         stream: SpeechStream | None = active.context.get("stream")
-        if stream is None or active.context["chunk"].start == 0:
-            return (_Rank.FIRST, active.added_s)
-        if stream.first_audio_s is None:
-            return (_Rank.LATER, active.added_s)
-        underrun_s = stream.first_audio_s + active.context["chunk"].start / CODES_PER_SECOND
-        return (_Rank.URGENT if underrun_s - time.perf_counter() < URGENT_S else _Rank.LATER, underrun_s)
+        if stream is None:
+            return (Rank.WHOLE, active.added_s)
+        start_s = active.context["chunk"].start / CODES_PER_SECOND
+        return precedence(start_s, active.added_s, stream.first_audio_s, now_s=time.perf_counter())
 
     def request_id_of(self, active: ActiveRequest) -> str:
         stream: SpeechStream | None = active.context.get("stream")
@@ -285,6 +286,16 @@ class Token2WavStage(VllmStage):
             "denoise_step_s": steps,
             "vocoder_s": vocoder_s,
         }
+
+
+def precedence(start_s: float, added_s: float, first_audio_s: float | None, *, now_s: float) -> tuple[Rank, float]:
+    """Order chunks that begin `start_s` into their stream, whose first audio was there at `first_audio_s`."""
+    if start_s == 0:
+        return Rank.FIRST, added_s
+    if first_audio_s is None:
+        return Rank.LATER, added_s
+    underrun_s = first_audio_s + start_s
+    return Rank.URGENT if underrun_s - now_s < URGENT_S else Rank.LATER, underrun_s
 
 
 def chunk_sizes(stage: Token2WavConfig, codes_per_block: int) -> ChunkSizes:

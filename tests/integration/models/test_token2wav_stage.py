@@ -15,7 +15,7 @@ from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.config.schema import Execution  # noqa: E402
 from omni_cli.errors import StageError  # noqa: E402
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav_stage import chunk_sizes  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav_stage import Rank, chunk_sizes, precedence  # noqa: E402
 from omni_cli.models.registry import load_stage  # noqa: E402
 from omni_cli.stage.messages import Progress, RequestDone, StageRequest, WaveformChunk  # noqa: E402
 from omni_cli.stage.payloads import encode_additional_information  # noqa: E402
@@ -195,6 +195,17 @@ def test_padded_requests_that_are_cancelled_leave_the_batch():
         whole = waveform(stage, emitted, "whole", 120)
         streamed = np.concatenate([chunk.audio.samples.numpy() for chunk in chunks])
         np.testing.assert_allclose(streamed, whole, rtol=0, atol=1e-3)
+        # A stream's first sound comes before whole requests that arrived earlier, and all of it is as without them.
+        emitted.clear()
+        for name in ("long", "longer"):
+            stage.add(codes(name, 200))
+        stage.step()
+        stage.add(codes("streamed", 120, streams=True))
+        finish(stage, emitted)
+        order = [report.request_id for report in emitted if isinstance(report, WaveformChunk | RequestDone)]
+        assert order.index("streamed") < min(order.index("long"), order.index("longer"))
+        chunks = [each.audio.samples.numpy() for each in emitted if isinstance(each, WaveformChunk)]
+        np.testing.assert_allclose(np.concatenate(chunks), streamed, rtol=0, atol=1e-4)
     finally:
         stage.close()
 
@@ -225,3 +236,12 @@ def test_tf32_without_cuda_is_refused():
 def test_audio_is_held_back_where_the_next_chunk_can_make_it(keys, held_back):
     stage = Token2WavConfig.named(name="token2wav", backend="vllm", **keys)
     assert chunk_sizes(stage, codes_per_block=12).held_back == held_back
+
+
+def test_chunks_whose_playback_would_stop_come_first_and_then_those_that_begin_a_stream():
+    began, later = precedence(0, 7.0, None, now_s=10.0), precedence(4.0, 5.0, None, now_s=10.0)
+    early, late = (precedence(start_s, 6.0, 9.0, now_s=10.0) for start_s in (1.2, 1.4))
+    ahead = precedence(4.0, 6.0, 9.0, now_s=10.0)
+    assert sorted([ahead, later, began, late, early]) == [early, late, began, later, ahead]
+    assert [rank for rank, _ in (early, began, ahead)] == [Rank.URGENT, Rank.FIRST, Rank.LATER]
+    assert began < (Rank.WHOLE, 0.0) < ahead
