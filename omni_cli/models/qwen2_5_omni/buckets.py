@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-# The denoiser's blocks for the first chunk of a stream with guidance are four.
-SMALLEST_BUCKET = 8
-# Per power of two above four of the smallest: such a batch is padded by less than a quarter.
+# The first chunk of a stream with guidance has four of the denoiser's blocks. The vocoder's graphs take longer to
+# capture, and the frames of a call cost little beside its kernels' launches.
+BLOCKS, VOCODER = 4, 8
+# Per power of two from four of the smallest on: such a batch is padded by less than a quarter.
 BUCKETS_PER_OCTAVE = 4
 
 
-def bucket(size: int) -> int:
-    """Return the smallest bucket that holds `size`."""
+def bucket(size: int, smallest: int = BLOCKS) -> int:
+    """Return the smallest bucket that holds `size`; all are multiples of `smallest`."""
     power = 1 << max(0, (size - 1).bit_length() - 1)
-    step = max(SMALLEST_BUCKET, power // BUCKETS_PER_OCTAVE)
+    step = max(smallest, power // BUCKETS_PER_OCTAVE)
     return -(-size // step) * step
 
 
-def buckets(largest: int) -> Iterator[int]:
+def buckets(largest: int, smallest: int = BLOCKS) -> Iterator[int]:
     """Yield all buckets up to `largest`."""
-    size = SMALLEST_BUCKET
+    size = smallest
     while size <= largest:
         yield size
-        size = bucket(size + 1)
+        size = bucket(size + 1, smallest)

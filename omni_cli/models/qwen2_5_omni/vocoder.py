@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAntiAliasedActivation1d
 
 from omni_cli.execution.denoiser import Denoiser
-from omni_cli.models.qwen2_5_omni.buckets import buckets
+from omni_cli.models.qwen2_5_omni.buckets import VOCODER, buckets
 from omni_cli.models.qwen2_5_omni.speech_request import SynthesisRequest
 
 # Frames on either side that affect a frame: with 16, samples differ from the whole's by float32's rounding.
@@ -97,7 +97,7 @@ class PackedVocoder(Vocoder):
     def use_graphs(self, prepare: Callable[..., Denoiser]) -> None:
         """Replay a graph per number of frames; `prepare` is `prepare_denoiser` without a module and `max_graphs`."""
         multiple = self._packed.multiple
-        self._graph_sizes = [multiple * size for size in buckets(LARGEST_GRAPH // multiple)]
+        self._graph_sizes = [multiple * size for size in buckets(LARGEST_GRAPH // multiple, VOCODER)]
         self._graphs = prepare(self._packed, max_graphs=len(self._graph_sizes))
 
     def capture_ahead(self) -> None:

@@ -231,14 +231,16 @@ def test_chunks_share_the_graph_of_whole_requests_if_those_carry_nothing():
     assert (denoiser.counters.graphs_captured, denoiser.counters.graph_replays) == (1, 16)
 
 
-def test_buckets_grow_by_eight_blocks_or_less_than_a_quarter():
+@pytest.mark.parametrize("smallest", [4, 8])
+def test_buckets_grow_by_the_smallest_or_less_than_a_quarter(smallest):
     for used in range(1, 5000):
-        assert used <= bucket(used) < max(used + 8, used * 1.25)
-        assert bucket(bucket(used)) == bucket(used)
-    assert list(buckets(272)) == [8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256]
+        padded = bucket(used, smallest)
+        assert used <= padded < max(used + smallest, used * 1.25)
+        assert padded % smallest == 0 and bucket(padded, smallest) == padded
+    assert list(buckets(80)) == [4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80]
+    assert list(buckets(272, 8)) == [8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256]
 
 
-@torch.inference_mode()
 def test_spectrograms_of_different_lengths_are_vocoded_together_as_they_are_alone():
     vocoder = loud_vocoder().double()
     draw = torch.Generator().manual_seed(0)
