@@ -46,7 +46,7 @@ URGENT_S = 0.5
 NO_CODES = "the talker ended before it produced a codec token"
 
 
-class Rank(IntEnum):
+class SpeechRank(IntEnum):
     """Which requests come first; somebody waits for a stream's first sound, and for all of a whole request anyway."""
 
     URGENT = 0
@@ -218,10 +218,10 @@ class Token2WavStage(VllmStage):
         """Order requests by rank, then by time."""
         active = self.by_engine_id(engine_id)
         if active is None:
-            return (Rank.LATER,)
+            return (SpeechRank.LATER,)
         stream: SpeechStream | None = active.context.get("stream")
         if stream is None:
-            return (Rank.WHOLE, active.added_s)
+            return (SpeechRank.WHOLE, active.added_s)
         start_s = active.context["chunk"].start / CODES_PER_SECOND
         return precedence(start_s, active.added_s, stream.first_audio_s, now_s=time.perf_counter())
 
@@ -288,14 +288,16 @@ class Token2WavStage(VllmStage):
         }
 
 
-def precedence(start_s: float, added_s: float, first_audio_s: float | None, *, now_s: float) -> tuple[Rank, float]:
+def precedence(
+    start_s: float, added_s: float, first_audio_s: float | None, *, now_s: float
+) -> tuple[SpeechRank, float]:
     """Order chunks that begin `start_s` into their stream, whose first audio was there at `first_audio_s`."""
     if start_s == 0:
-        return Rank.FIRST, added_s
+        return SpeechRank.FIRST, added_s
     if first_audio_s is None:
-        return Rank.LATER, added_s
+        return SpeechRank.LATER, added_s
     underrun_s = first_audio_s + start_s
-    return Rank.URGENT if underrun_s - now_s < URGENT_S else Rank.LATER, underrun_s
+    return SpeechRank.URGENT if underrun_s - now_s < URGENT_S else SpeechRank.LATER, underrun_s
 
 
 def chunk_sizes(stage: Token2WavConfig, codes_per_block: int) -> ChunkSizes:

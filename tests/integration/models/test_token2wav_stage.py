@@ -15,7 +15,7 @@ from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.config.schema import Execution  # noqa: E402
 from omni_cli.errors import StageError  # noqa: E402
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav_stage import Rank, chunk_sizes, precedence  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav_stage import SpeechRank, chunk_sizes, precedence  # noqa: E402
 from omni_cli.models.registry import load_stage  # noqa: E402
 from omni_cli.stage.messages import Progress, RequestDone, StageRequest, WaveformChunk  # noqa: E402
 from omni_cli.stage.payloads import encode_additional_information  # noqa: E402
@@ -243,5 +243,5 @@ def test_chunks_whose_playback_would_stop_come_first_and_then_those_that_begin_a
     early, late = (precedence(start_s, 6.0, 9.0, now_s=10.0) for start_s in (1.2, 1.4))
     ahead = precedence(4.0, 6.0, 9.0, now_s=10.0)
     assert sorted([ahead, later, began, late, early]) == [early, late, began, later, ahead]
-    assert [rank for rank, _ in (early, began, ahead)] == [Rank.URGENT, Rank.FIRST, Rank.LATER]
-    assert began < (Rank.WHOLE, 0.0) < ahead
+    assert [rank for rank, _ in (early, began, ahead)] == [SpeechRank.URGENT, SpeechRank.FIRST, SpeechRank.LATER]
+    assert began < (SpeechRank.WHOLE, 0.0) < ahead
