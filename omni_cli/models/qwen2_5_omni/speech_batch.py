@@ -194,17 +194,17 @@ class SpeechBatch:
         for group in groups:
             running = sorted(self._of_cohort(cohort) for cohort in self._cohorts)
             has_lane = len(running) < count or are_last
-            if not has_lane and self._first_of(group[:1])[:compared] >= running[count - 1][:compared]:
+            if not has_lane and self.precedence(group[0].request_id)[:compared] >= running[count - 1][:compared]:
                 return
             for each in group:
                 del self._waiting[each.request_id]
-            self._cohorts.append(Cohort(group, self._synthesizer.begin(group)))
+            requests = [self._continuing(each) for each in group]
+            self._cohorts.append(Cohort(requests, self._synthesizer.begin(requests)))
 
     def _ready(self) -> list[SynthesisRequest]:
         """Return the waiting requests that can start, in order of precedence."""
-        order = {name: self.precedence(name) for name in self._waiting}
-        ready = [self._continuing(each) for each in self._waiting.values() if self._is_ready(each)]
-        return sorted(ready, key=lambda each: order[each.request_id])
+        ready = [each for each in self._waiting.values() if self._is_ready(each)]
+        return sorted(ready, key=lambda each: self.precedence(each.request_id))
 
     def _of_highest_rank(self, ordered: list[SynthesisRequest]) -> list[SynthesisRequest]:
         ranks = [self.precedence(each.request_id)[:1] for each in ordered]

@@ -118,7 +118,7 @@ class Conditioner:
     def conditions(self, requests: Sequence[SynthesisRequest]) -> torch.Tensor:
         """Return (rows, num_frames, condition_dim) of requests with the same settings, one after another.
 
-        Their order in the last dimension is that of the DiT's input projection.
+        The parts of `condition_dim` are in the order of the DiT's input projection.
         """
         dit, num_rows = self._dit, requests[0].sampling.num_rows
         codes = torch.cat([each.codes for each in requests])[None]
