@@ -49,17 +49,16 @@ PREDICTOR_COUNTERS = ("graphs_captured", "graph_replays", "eager_calls", "graph_
 
 
 class CodeRunnerMixin(ARRunnerMixin):
-    """For models with `predict_codes` (`code_frames.CodeModel`); nothing changes for others.
+    """For models with `predict_codes` (`code_frames.CodeModel`).
 
     A step's codes leave the worker in `pooler_output`, one row next to each sampled token (`StepCodes.rows`).
     """
 
-    frames: FrameStore | None = None
+    frames: FrameStore
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         super().load_model(*args, **kwargs)
-        model = self.get_model()
-        self.frames = FrameStore(model, self.device) if hasattr(model, "predict_codes") else None
+        self.frames = FrameStore(self.get_model(), self.device)
         self._sampled_hidden: torch.Tensor | None = None
         self._codes: StepCodes | None = None
         self._clock = clock_for(self.device.type)
@@ -67,7 +66,7 @@ class CodeRunnerMixin(ARRunnerMixin):
     def capture_model(self) -> int:
         num_bytes: int = super().capture_model()
         captures = self.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
-        if self.frames is None or not captures or not get_pp_group().is_last_rank:
+        if not captures or not get_pp_group().is_last_rank:
             return num_bytes
         with mark("capture code predictor"):
             model = self.get_model()
@@ -76,38 +75,29 @@ class CodeRunnerMixin(ARRunnerMixin):
         return num_bytes + int(model.predictor_counters.graph_pool_bytes)
 
     def engagement(self) -> dict[str, float]:
-        if self.frames is None:
-            return super().engagement()
         counters = self.get_model().predictor_counters
         return {**super().engagement(), **{f"predictor_{name}": getattr(counters, name) for name in PREDICTOR_COUNTERS}}
 
     def _begin_request(self, request: NewRequestData) -> None:
         super()._begin_request(request)
-        if self.frames is not None:
-            self.frames.begin(request.req_id, len(request.prompt_token_ids), request.sampling_params)
+        self.frames.begin(request.req_id, len(request.prompt_token_ids), request.sampling_params)
 
     def _receive(self, scheduler_output: SchedulerOutput) -> None:
         super()._receive(scheduler_output)
-        if self.frames is not None and not get_pp_group().is_last_rank:
+        if not get_pp_group().is_last_rank:
             for request_id, codes in codes_with(scheduler_output).items():
                 self.frames.receive(request_id, codes[0, : self.frames.num_codebooks].to(self.device))
 
     def _forget_request(self, request_id: str) -> None:
         super()._forget_request(request_id)
-        if self.frames is not None:
-            self.frames.forget(request_id)
-
-    def _needs_spans(self, scheduler_output: SchedulerOutput) -> bool:
-        return super()._needs_spans(scheduler_output) or self.frames is not None
+        self.frames.forget(request_id)
 
     def _fill_inputs(self) -> None:
         super()._fill_inputs()
-        if self.frames is not None and self._fill_conditions is not None:
-            self.frames.fill(self._step_spans)
+        if self._fill_conditions is not None:
+            self.frames.fill(self._spans())
 
     def _model_forward(self, *args: object, **kwargs: object) -> object:
-        if self.frames is None:
-            return super()._model_forward(*args, **kwargs)
         began = self._clock.mark()
         output = super()._model_forward(*args, **kwargs)
         self._backbone = began, self._clock.mark()
@@ -115,7 +105,7 @@ class CodeRunnerMixin(ARRunnerMixin):
 
     def sample_tokens(self, grammar_output: object) -> object:
         state = self.execute_model_state
-        if self.frames is None or state is None:
+        if state is None:
             return super().sample_tokens(grammar_output)
         self._sampled_hidden, self._codes = state.sample_hidden_states, None
         output = super().sample_tokens(grammar_output)
@@ -141,12 +131,12 @@ class CodeRunnerMixin(ARRunnerMixin):
 
     def _predict(self, hidden: torch.Tensor, sampled: torch.Tensor) -> tuple[list[ComputedSpan], torch.Tensor] | None:
         """Codes of all requests whose token counts, None for none: those with a part of a prompt sample in vain."""
-        assert self.frames is not None
-        (kept,) = np.nonzero(~self.discard_request_mask.np[: len(self._step_spans)])
+        step_spans = self._spans()
+        (kept,) = np.nonzero(~self.discard_request_mask.np[: len(step_spans)])
         if not len(kept):
             return None
-        spans = [self._step_spans[index] for index in kept]
-        if len(kept) < len(self._step_spans):
+        spans = [step_spans[index] for index in kept]
+        if len(kept) < len(step_spans):
             rows = torch.from_numpy(kept).to(self.device, non_blocking=True)
             hidden, sampled = hidden[rows], sampled[rows]
         return spans, self.frames.predict(spans, hidden, sampled[:, 0])

@@ -6,7 +6,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from omni_cli.vllm_integration.code_runner import CodeRunnerMixin
-from omni_cli.vllm_integration.runner_mixins import DiffusionRunnerMixin, OmniRunnerMixin
+from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin, DiffusionRunnerMixin, OmniRunnerMixin
 from omni_cli.vllm_integration.workers import OmniWorkerMixin
 
 
@@ -24,14 +24,16 @@ class OmniCPUModelRunner(OmniRunnerMixin, CPUModelRunner):
     """vLLM's V1 CPU runner that decodes request payloads."""
 
 
-class CPUARModelRunner(CodeRunnerMixin, OmniCPUModelRunner):
-    """vLLM's tokens, with hidden states or codes per request in `pooler_output`.
+class CPUARModelRunner(ARRunnerMixin, OmniCPUModelRunner):
+    """vLLM's tokens, with hidden states per request in `pooler_output`.
 
     vLLM samples after each chunk of a prompt and keeps only the last token.
     """
 
     def sample_tokens(self, grammar_output: object) -> object:
         generators = self.input_batch.generators
+        if not generators:
+            return super().sample_tokens(grammar_output)
         unfinished = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0].tolist()
         seeded = {index: generators[index] for index in unfinished if index in generators}
         generators.update(dict.fromkeys(seeded, _Discarded()))
@@ -41,12 +43,21 @@ class CPUARModelRunner(CodeRunnerMixin, OmniCPUModelRunner):
             generators.update(seeded)
 
 
+class CPUCodeModelRunner(CodeRunnerMixin, CPUARModelRunner):
+    """vLLM's tokens, with codes per request in `pooler_output`."""
+
+
 class CPUDiffusionModelRunner(DiffusionRunnerMixin, OmniCPUModelRunner):
     """One tensor per request in `pooler_output`; no logits, no sampling, no KV cache."""
 
 
 class CPUARWorker(OmniWorkerMixin, CPUWorker):
     runner_cls = CPUARModelRunner
+    runner_home = cpu_worker
+
+
+class CPUCodeWorker(OmniWorkerMixin, CPUWorker):
+    runner_cls = CPUCodeModelRunner
     runner_home = cpu_worker
 
 

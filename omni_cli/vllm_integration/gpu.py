@@ -5,7 +5,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
 from omni_cli.vllm_integration.code_runner import CodeRunnerMixin
-from omni_cli.vllm_integration.runner_mixins import DiffusionRunnerMixin, OmniRunnerMixin
+from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin, DiffusionRunnerMixin, OmniRunnerMixin
 from omni_cli.vllm_integration.workers import OmniWorkerMixin
 
 
@@ -13,8 +13,12 @@ class OmniGPUModelRunner(OmniRunnerMixin, GPUModelRunner):
     """vLLM's V1 runner that decodes request payloads."""
 
 
-class GPUARModelRunner(CodeRunnerMixin, OmniGPUModelRunner):
-    """vLLM's tokens, with hidden states or codes per request in `pooler_output`."""
+class GPUARModelRunner(ARRunnerMixin, OmniGPUModelRunner):
+    """vLLM's tokens, with hidden states per request in `pooler_output`."""
+
+
+class GPUCodeModelRunner(CodeRunnerMixin, GPUARModelRunner):
+    """vLLM's tokens, with codes per request in `pooler_output`."""
 
 
 class GPUDiffusionModelRunner(DiffusionRunnerMixin, OmniGPUModelRunner):
@@ -23,6 +27,11 @@ class GPUDiffusionModelRunner(DiffusionRunnerMixin, OmniGPUModelRunner):
 
 class GPUARWorker(OmniWorkerMixin, Worker):
     runner_cls = GPUARModelRunner
+    runner_home = gpu_model_runner
+
+
+class GPUCodeWorker(OmniWorkerMixin, Worker):
+    runner_cls = GPUCodeModelRunner
     runner_home = gpu_model_runner
 
 

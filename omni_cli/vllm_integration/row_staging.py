@@ -117,26 +117,27 @@ class RowStaging:
         self._lock = threading.Lock()
         self._settling = threading.Lock()
 
-    def keep(self, parts: Sequence[torch.Tensor], spans: Sequence[ComputedSpan] | None) -> StepRows:
-        """Append a step's rows, which are `parts` (num_rows, hidden_size) on the device, one after another.
+    def keep(
+        self, rows: torch.Tensor, parts: Sequence[tuple[int, int]], spans: Sequence[ComputedSpan] | None
+    ) -> StepRows:
+        """Append a step's rows, which are `rows` (num_rows, hidden_size) on the device from begin to end of each part.
 
         Without `spans`, it has the next position of each span of the step before, which had one position of each.
         """
-        num_rows = sum(len(part) for part in parts)
+        num_rows = sum(end - begin for begin, end in parts)
         with self._lock:
-            if self._block is None or self._num_used + num_rows > len(self._block):
+            if self._block is None or self._num_used + num_rows > self._block.shape[0]:
                 self._copy(self._open)
                 self._open = deque()
-                (hidden_size,) = parts[0].shape[1:]
-                fitting = _BLOCK_BYTES // (hidden_size * parts[0].element_size())
-                self._block = parts[0].new_empty((max(num_rows, fitting), hidden_size))
+                fitting = _BLOCK_BYTES // (rows.shape[1] * rows.element_size())
+                self._block = rows.new_empty((max(num_rows, fitting), rows.shape[1]))
                 self._num_used = 0
-            begin = self._num_used
-            for part in parts:
-                end = self._num_used + len(part)
-                self._block[self._num_used : end] = part
-                self._num_used = end
-            step = self._noted(begin, spans)
+            first = self._num_used
+            for begin, end in parts:
+                used = self._num_used + end - begin
+                self._block[self._num_used : used] = rows[begin:end]
+                self._num_used = used
+            step = self._noted(first, spans)
             self._num_kept += 1
             if any(span.owner is not None and span.owner.streams for span in step.spans):
                 self._copy(self._open)

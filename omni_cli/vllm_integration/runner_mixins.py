@@ -55,7 +55,6 @@ class OmniRunnerMixin(VllmRunner):
         super().__init__(*args, **kwargs)
         self.request_payloads: dict[str, RequestPayload] = {}
         self.payload_limits = DEFAULT_LIMITS
-        self._step_spans: list[ComputedSpan] = []
         self._row_owners: dict[str, RequestRows] = {}
         self._has_later_positions = False
         # vLLM's executor uses the outputs of one rank, so the others copy nothing. With an external launcher each
@@ -82,6 +81,7 @@ class OmniRunnerMixin(VllmRunner):
             )
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> object:
+        self._scheduled = scheduler_output
         for request_id in scheduler_output.finished_req_ids:
             self._forget_request(request_id)
         for request in scheduler_output.scheduled_new_reqs:
@@ -130,23 +130,18 @@ class OmniRunnerMixin(VllmRunner):
         super()._calc_mrope_positions(scheduler_output)
         if not self._has_later_positions:
             return
-        for span in self._spans(scheduler_output):
+        for span in self._spans():
             given = self.requests[span.request_id].mrope_positions[:, span.start : span.start + span.length]
             self.mrope_positions.cpu[:, span.row : span.row + given.shape[1]] = given
 
-    def _prepare_inputs(self, scheduler_output: SchedulerOutput, *args: object, **kwargs: object) -> object:
-        prepared = super()._prepare_inputs(scheduler_output, *args, **kwargs)
-        self._step_spans = self._spans(scheduler_output) if self._needs_spans(scheduler_output) else []
-        return prepared
+    def _spans(self) -> list[ComputedSpan]:
+        """Return this step's spans in batch order, which is final once `_update_states` has returned.
 
-    def _needs_spans(self, scheduler_output: SchedulerOutput) -> bool:
-        return True
-
-    def _spans(self, scheduler_output: SchedulerOutput) -> list[ComputedSpan]:
-        """Return this step's spans in batch order, which vLLM may change while it prepares the inputs."""
+        If drafts of the step before may still be rejected, starts are final once the forward pass is launched.
+        """
         spans = []
         row = 0
-        lengths, drafts = scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_spec_decode_tokens
+        lengths, drafts = self._scheduled.num_scheduled_tokens, self._scheduled.scheduled_spec_decode_tokens
         owners, requests = self._row_owners, self.requests
         request_ids = self.input_batch.req_ids
         starts = self.input_batch.num_computed_tokens_cpu[: len(request_ids)].tolist()
@@ -177,7 +172,6 @@ class ARRunnerMixin(OmniRunnerMixin):
         self._num_preemptions = 0
         # The requests of the last step if it had one position of each, and the sum of their next positions.
         self._single_step: tuple[list[str], int] = ([], 0)
-        self._is_next = False
         self._kept_rows: list[tuple[int, int]] = []
 
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -219,15 +213,12 @@ class ARRunnerMixin(OmniRunnerMixin):
         fill_conditions = getattr(model, "fill_conditions", None)
         self._fill_conditions = fill_conditions if get_pp_group().is_first_rank else None
         self._project_conditions = getattr(model, "project_conditions", None)
+        self._handoff_rows: torch.Tensor | None = getattr(model, "handoff_rows", None)
 
-    def _needs_spans(self, scheduler_output: SchedulerOutput) -> bool:
-        self._is_next = bool(self.row_ledger.owners) and self._is_next_step(scheduler_output)
-        return self._fill_conditions is not None or (bool(self.row_ledger.owners) and not self._is_next)
-
-    def _is_next_step(self, scheduler_output: SchedulerOutput) -> bool:
+    def _is_next_step(self) -> bool:
         """Tell whether this step and the one before have one position of each of the same requests."""
         request_ids = self.input_batch.req_ids
-        if scheduler_output.total_num_scheduled_tokens != len(request_ids):
+        if self._scheduled.total_num_scheduled_tokens != len(request_ids):
             self._single_step = [], 0
             return False
         num_computed = int(self.input_batch.num_computed_tokens_cpu[: len(request_ids)].sum())
@@ -240,7 +231,7 @@ class ARRunnerMixin(OmniRunnerMixin):
         """Set the model's inputs for the next forward pass, except for token ids."""
         if self._fill_conditions is None:
             return
-        spans = [(self.request_payloads[s.request_id], s.start, s.length) for s in self._step_spans]
+        spans = [(self.request_payloads[s.request_id], s.start, s.length) for s in self._spans()]
         dtype, project = self.model_config.dtype, self._project_conditions
         self._fill_conditions(
             [payload.conditions(first, count, self.device, dtype, project) for payload, first, count in spans],
@@ -257,31 +248,28 @@ class ARRunnerMixin(OmniRunnerMixin):
         state = self.execute_model_state
         is_wanted = bool(self.row_ledger.owners) and state is not None and self.returns_outputs
         # Before sampling: a drafter may overwrite the buffers.
-        kept = self._keep_rows(self._handoff_rows(state.hidden_states)) if is_wanted else None
+        kept = self._keep_rows(state.hidden_states) if is_wanted else None
         with mark("sampling"):
             output = super().sample_tokens(grammar_output)
         if kept is None:
             return output
         return with_payloads(output, lambda plain: self._returned(kept, plain))
 
-    def _handoff_rows(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        rows: torch.Tensor | None = getattr(self.get_model(), "handoff_rows", None)
-        return hidden_states if rows is None else rows
-
     def _keep_rows(self, hidden_states: torch.Tensor) -> StepRows | None:
         """Keep the rows (num_rows, hidden_size) of the requests that want them, before they are overwritten."""
         spans = None
-        if not self._is_next:
-            spans = [span for span in self._step_spans if span.owner is not None]
+        if not self._is_next_step():
+            spans = [span for span in self._spans() if span.owner is not None]
             self._kept_rows = _joined(spans)
         if not self._kept_rows:
             return None
-        return self._row_staging.keep([hidden_states[begin:end] for begin, end in self._kept_rows], spans)
+        rows = hidden_states if self._handoff_rows is None else self._handoff_rows
+        return self._row_staging.keep(rows, self._kept_rows, spans)
 
     def _returned(self, step: StepRows, output: ModelRunnerOutput) -> dict[str, OwedRows]:
         """Note that a step has returned; return what its requests are owed by then."""
         accepted = None
-        if any(span.num_draft_tokens for span in step.spans):
+        if self.speculative_config is not None and any(span.num_draft_tokens for span in step.spans):
             sampled, index = output.sampled_token_ids, output.req_id_to_index
             accepted = [span.accepted(len(sampled[index[span.request_id]])) for span in step.spans]
         return self._row_staging.returned(step, accepted)
@@ -340,7 +328,7 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
                 token_ids=input_ids[span.row : span.row + span.length],
                 information=self.request_payloads[span.request_id].information,
             )
-            for span in self._step_spans
+            for span in self._spans()
         ]
         with mark("model forward"):
             if intermediate_tensors is not None:

@@ -48,6 +48,8 @@ from omni_cli.vllm_integration.registry import prepare_models
 
 PROGRESS_INTERVAL_S = 0.05
 
+_RUNNERS = {"ar": "AR", "code": "Code", "diffusion": "Diffusion"}
+
 # An engine step runs a whole diffusion, or with `StepwiseScheduler` a part of it, on token ids without text.
 _DIFFUSION_ARGS = {
     "runner": "pooling",
@@ -123,9 +125,10 @@ class VllmStage:
         }
 
     @staticmethod
-    def worker_cls(kind: str) -> str:
+    def worker_cls(runner: str) -> str:
+        """Return the name of the worker whose runner is for `ar`, `code` or `diffusion`."""
         device, prefix = ("cpu", "CPU") if current_platform.is_cpu() else ("gpu", "GPU")
-        return f"omni_cli.vllm_integration.{device}.{prefix}{'AR' if kind == 'ar' else 'Diffusion'}Worker"
+        return f"omni_cli.vllm_integration.{device}.{prefix}{_RUNNERS[runner]}Worker"
 
     @property
     def effective(self) -> dict[str, object]:

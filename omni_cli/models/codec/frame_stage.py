@@ -28,7 +28,7 @@ class FrameStage(ConditionedStage):
     def engine_args(self) -> dict[str, object]:
         # Codes reach the first pipeline rank with the next step, which must not start before they are known.
         pipelined = {"async_scheduling": False} if self.spec.stage.pipeline_parallel_size > 1 else {}
-        return {**super().engine_args(), **pipelined}
+        return {**super().engine_args(), "worker_cls": self.worker_cls("code"), **pipelined}
 
     def num_spoken(self, active: ActiveRequest) -> int:
         """Count the frames so far that are speech."""

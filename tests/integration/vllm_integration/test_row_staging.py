@@ -36,7 +36,7 @@ class Requests:
     def begin_step(self, lengths: list[tuple[int, int, int]]) -> None:
         """Compute positions, drafted positions and rejected ones of each request."""
         is_single = all(length == 1 for length, _, _ in lengths)
-        spans, accepted, parts = [], [], []
+        spans, accepted, rows, parts = [], [], [], []
         for index, (length, num_drafts, num_rejected) in enumerate(lengths):
             start = self.computed[index]
             blocks = range(16 * index, 16 * index + 16)
@@ -44,8 +44,9 @@ class Requests:
             self.computed[index] += length - num_rejected
             accepted.append(spans[-1]._replace(length=length - num_rejected, num_draft_tokens=0))
             positions = [*range(start, self.computed[index]), *[-1] * num_rejected]
-            parts.append(torch.tensor([[index, position] for position in positions], dtype=torch.float32))
-        step = self.staging.keep(parts, None if is_single and self.was_single else spans)
+            parts.append((len(rows), len(rows) + length))
+            rows += [[index, position] for position in positions]
+        step = self.staging.keep(torch.tensor(rows).float(), parts, None if is_single and self.was_single else spans)
         self.under_way.append((step, accepted, list(self.computed)))
         self.was_single = is_single
 

@@ -28,7 +28,6 @@ CODE2WAV = "transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe:Qwen3Omni
 # (where, parameters that must be there, what we do with it)
 CALLABLES = [
     (f"{RUNNER}._update_states", ["scheduler_output"], "is overridden to decode request payloads"),
-    (f"{RUNNER}._prepare_inputs", ["scheduler_output"], "is overridden to note which rows belong to which request"),
     (f"{RUNNER}._init_mrope_positions", ["req_state"], "is overridden to take positions that came with a request"),
     (f"{RUNNER}._calc_mrope_positions", ["scheduler_output"], "is overridden for such positions after the prompt"),
     (

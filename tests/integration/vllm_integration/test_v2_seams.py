@@ -27,7 +27,6 @@ MOVES = {
     "_update_states": (f"{STATE}.add_request", "decoding of payloads; forgetting is in `remove_request`"),
     "_init_mrope_positions": (f"{STATE}.add_request", "positions that came with a request"),
     "_calc_mrope_positions": (f"{STATE}.prepare_inputs", "such positions of tokens after the prompt"),
-    "_prepare_inputs": (f"{RUNNER}.prepare_inputs", "the spans of a step, from `InputBatch`"),
     "_model_forward": (f"{STATE}.prepare_inputs", "conditions, as inputs of the model; no graph replays a hook"),
     "sample_tokens": (f"{RUNNER}.sample_tokens", "hidden states beside the tokens"),
     "_sample": (f"{RUNNER}.sample", "the code predictor, between the sampled token and its output"),
