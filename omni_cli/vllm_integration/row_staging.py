@@ -135,7 +135,7 @@ class RowStaging:
             first = self._num_used
             for begin, end in parts:
                 used = self._num_used + end - begin
-                self._block[self._num_used : used] = rows[begin:end]
+                self._block[self._num_used : used].copy_(rows[begin:end])
                 self._num_used = used
             step = self._noted(first, spans)
             self._num_kept += 1

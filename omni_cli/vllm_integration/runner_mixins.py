@@ -217,13 +217,13 @@ class ARRunnerMixin(OmniRunnerMixin):
 
     def _is_next_step(self) -> bool:
         """Tell whether this step and the one before have one position of each of the same requests."""
-        request_ids = self.input_batch.req_ids
-        if self._scheduled.total_num_scheduled_tokens != len(request_ids):
+        cached, request_ids = self._scheduled.scheduled_cached_reqs, self.input_batch.req_ids
+        if self._scheduled.total_num_scheduled_tokens != len(cached.req_ids):
             self._single_step = [], 0
             return False
-        num_computed = int(self.input_batch.num_computed_tokens_cpu[: len(request_ids)].sum())
+        num_computed: int = sum(cached.num_computed_tokens)
         known, expected = self._single_step
-        is_next = num_computed == expected and request_ids == known
+        is_next: bool = num_computed == expected and request_ids == known
         self._single_step = known if is_next else list(request_ids), num_computed + len(request_ids)
         return is_next
 

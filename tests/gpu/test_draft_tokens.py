@@ -32,7 +32,7 @@ def runs(tmp_path_factory: Any) -> dict[str, dict[str, Any]]:
 
     folder = tmp_path_factory.mktemp("drafts")
     tiny_omni(folder / "model", seed=0)
-    plain = {"gpu_memory_utilization": 0.2, "max_model_len": 512, "max_num_seqs": 4}
+    plain = {"kv_cache_memory_bytes": 256 << 20, "max_model_len": 512, "max_num_seqs": 4}
     return {
         name: _run(folder, name, engine)
         for name, engine in {"plain": plain, "drafts": {**plain, "speculative_config": NGRAM}}.items()

@@ -289,6 +289,12 @@ FIELDS = [
         "are read",
     ),
     ("vllm.v1.core.sched.output:SchedulerOutput", ["preempted_req_ids"], "are counted"),
+    ("vllm.v1.core.sched.output:SchedulerOutput", ["scheduled_cached_reqs"], "are read"),
+    (
+        "vllm.v1.core.sched.output:CachedRequestData",
+        ["req_ids", "num_computed_tokens"],
+        "tell whether a step has the next position of each request",
+    ),
     (
         "vllm.forward_context:ForwardContext",
         ["cudagraph_runtime_mode", "batch_descriptor"],
