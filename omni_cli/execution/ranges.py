@@ -53,6 +53,8 @@ def _own_listener() -> Listener | None:
 
 def mark(name: str, number: int | None = None) -> Mark | _NoRange:
     """Return a context manager for a range; `number` is appended to its name."""
+    if _listener is None:  # in every step of a stage
+        return _NO_RANGE
     listener = _own_listener()
     return _NO_RANGE if listener is None else Mark(listener, _numbered(name, number))
 

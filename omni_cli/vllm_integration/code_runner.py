@@ -82,11 +82,12 @@ class CodeRunnerMixin(ARRunnerMixin):
         super()._begin_request(request)
         self.frames.begin(request.req_id, len(request.prompt_token_ids), request.sampling_params)
 
-    def _receive(self, scheduler_output: SchedulerOutput) -> None:
-        super()._receive(scheduler_output)
+    def _update_states(self, scheduler_output: SchedulerOutput) -> object:
+        corrections = super()._update_states(scheduler_output)
         if not get_pp_group().is_last_rank:
             for request_id, codes in codes_with(scheduler_output).items():
                 self.frames.receive(request_id, codes[0, : self.frames.num_codebooks].to(self.device))
+        return corrections
 
     def _forget_request(self, request_id: str) -> None:
         super()._forget_request(request_id)

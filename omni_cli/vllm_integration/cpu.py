@@ -51,16 +51,17 @@ class CPUDiffusionModelRunner(DiffusionRunnerMixin, OmniCPUModelRunner):
     """One tensor per request in `pooler_output`; no logits, no sampling, no KV cache."""
 
 
-class CPUARWorker(OmniWorkerMixin, CPUWorker):
+class OmniCPUWorker(OmniWorkerMixin, CPUWorker):
+    runner_home = cpu_worker
+
+
+class CPUARWorker(OmniCPUWorker):
     runner_cls = CPUARModelRunner
-    runner_home = cpu_worker
 
 
-class CPUCodeWorker(OmniWorkerMixin, CPUWorker):
+class CPUCodeWorker(OmniCPUWorker):
     runner_cls = CPUCodeModelRunner
-    runner_home = cpu_worker
 
 
-class CPUDiffusionWorker(OmniWorkerMixin, CPUWorker):
+class CPUDiffusionWorker(OmniCPUWorker):
     runner_cls = CPUDiffusionModelRunner
-    runner_home = cpu_worker

@@ -25,16 +25,17 @@ class GPUDiffusionModelRunner(DiffusionRunnerMixin, OmniGPUModelRunner):
     """One tensor per request in `pooler_output`; no logits, no sampling, no KV cache."""
 
 
-class GPUARWorker(OmniWorkerMixin, Worker):
+class OmniGPUWorker(OmniWorkerMixin, Worker):
+    runner_home = gpu_model_runner
+
+
+class GPUARWorker(OmniGPUWorker):
     runner_cls = GPUARModelRunner
-    runner_home = gpu_model_runner
 
 
-class GPUCodeWorker(OmniWorkerMixin, Worker):
+class GPUCodeWorker(OmniGPUWorker):
     runner_cls = GPUCodeModelRunner
-    runner_home = gpu_model_runner
 
 
-class GPUDiffusionWorker(OmniWorkerMixin, Worker):
+class GPUDiffusionWorker(OmniGPUWorker):
     runner_cls = GPUDiffusionModelRunner
-    runner_home = gpu_model_runner

@@ -86,8 +86,10 @@ class OmniRunnerMixin(VllmRunner):
             self._forget_request(request_id)
         for request in scheduler_output.scheduled_new_reqs:
             self._begin_request(request)
-        self._check_plan(scheduler_output.num_scheduled_tokens, arrived_with(scheduler_output))
-        self._receive(scheduler_output)
+        arrived = arrived_with(scheduler_output)
+        self._check_plan(scheduler_output.num_scheduled_tokens, arrived)
+        for request_id, conditions in arrived.items():
+            self.request_payloads[request_id].append_conditions(conditions.rows, is_last=conditions.is_last)
         return super()._update_states(scheduler_output)
 
     def _check_plan(self, counts: Mapping[str, int], arrived: Mapping[str, Arrived]) -> None:
@@ -104,11 +106,6 @@ class OmniRunnerMixin(VllmRunner):
         self.request_payloads[request.req_id] = read_request_payload(
             request.sampling_params, request.pooling_params, self.payload_limits
         )
-
-    def _receive(self, scheduler_output: SchedulerOutput) -> None:
-        """Keep what the scheduler has sent for requests that run."""
-        for request_id, arrived in arrived_with(scheduler_output).items():
-            self.request_payloads[request_id].append_conditions(arrived.rows, is_last=arrived.is_last)
 
     def _forget_request(self, request_id: str) -> None:
         self.request_payloads.pop(request_id, None)
