@@ -1,11 +1,11 @@
 """Time of `omni generate "hello"` from a cold start, interleaved with the smallest vLLM script.
 
-    python benchmarks/cold_start.py [--rounds 5] [--json]
+    python benchmarks/cold_start.py [--rounds 5] [--profile tiny-omni] [--model DIR] [--set KEY=VALUE] [--json]
 
 omni runs its default profile, tiny-omni: three stages on three engines, to text and a WAV file. The script loads the
-thinker of the same checkpoint and prints an answer, once with vLLM's default, an engine core in a separate process, and
-once in one process, its fastest mode. Every run is a new process; the checkpoint is built before, and one unmeasured
-run of each fills the page cache and vLLM's own caches.
+thinker of the same checkpoint, in the profile's sizes and with CUDA graphs if it has them, and prints an answer, once
+with vLLM's default, an engine core in a separate process, and once in one process, its fastest mode. Every run is a new
+process; the checkpoint is built before, and one unmeasured run of each fills the page cache and vLLM's own caches.
 
 If torchvision does not import next to a CPU build of torch (`omni_cli.compat.torchvision`), three lines before the
 script work around that; the output mentions it.
@@ -23,6 +23,7 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from common import interleaved, machine, machine_line, ratio_of_medians
 
@@ -33,8 +34,23 @@ SCRIPT = """
 from vllm import LLM, SamplingParams
 
 if __name__ == "__main__":
-    llm = LLM(model={model!r}, dtype="float32", enforce_eager=True, kv_cache_memory_bytes=64 << 20, max_model_len=2048)
+    llm = LLM(**{arguments})
     print(llm.generate("hello", SamplingParams(temperature=0, max_tokens=64)))
+"""
+
+# The arguments of `LLM` for a profile's thinker, in a process of its own, so that this one stays small.
+READ_PROFILE = """
+import json, sys
+from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.config.loader import load_profile
+
+profile = load_profile(sys.argv[1], sys.argv[3:], model=sys.argv[2] or None)
+thinker = profile.stages[0]
+print(json.dumps({
+    "model": str(resolve_model(profile.model)), "dtype": profile.dtype, "max_model_len": thinker.max_model_len,
+    "max_num_seqs": thinker.max_num_seqs, "kv_cache_memory_bytes": thinker.kv_cache_memory_bytes,
+    "enforce_eager": thinker.cudagraph_mode == "none",
+}))
 """
 
 # On a CPU vLLM spawns its processes: each of them imports the script again, and this with it.
@@ -53,11 +69,14 @@ class RunFailedError(Exception):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--profile", default="tiny-omni")
+    parser.add_argument("--model", metavar="DIR", default="", help="the checkpoint, instead of the profile's")
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a key of the profile")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         works_alone = _torchvision_imports()
-        programs = _programs(Path(folder), works_alone)
+        programs = _programs(arguments, Path(folder), works_alone)
         notes = [] if works_alone else ["torchvision does not import here by itself: vLLM ran with a workaround"]
         try:
             _run(programs[OMNI], Path(folder))
@@ -78,28 +97,31 @@ def _torchvision_imports() -> bool:
     return subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True).returncode == 0
 
 
-def _programs(folder: Path, torchvision_imports: bool) -> dict[str, tuple[list[str], dict[str, str]]]:
+def _programs(
+    arguments: argparse.Namespace, folder: Path, torchvision_imports: bool
+) -> dict[str, tuple[list[str], dict[str, str]]]:
     """A command and its environment variables, for each side."""
     script = folder / "smallest.py"
-    text = SCRIPT.format(model=_built_checkpoint())
+    text = SCRIPT.format(arguments=_engine_arguments(arguments))
     script.write_text(text if torchvision_imports else TORCHVISION_WORKAROUND + text)
     installed = Path(sys.executable).parent / "omni"
     omni = [str(installed)] if installed.exists() else [sys.executable, "-m", "omni_cli"]
+    model = ["--model", arguments.model] if arguments.model else []
+    overrides = [part for each in arguments.set for part in ("--set", each)]
     vllm = [sys.executable, str(script)]
     return {
-        OMNI: ([*omni, "generate", "hello"], {}),
+        OMNI: ([*omni, "generate", "hello", "--profile", arguments.profile, *model, *overrides], {}),
         VLLM: (vllm, {}),
         VLLM_IN_PROCESS: (vllm, {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}),
     }
 
 
-def _built_checkpoint() -> str:
-    """The folder of tiny-omni, built in a separate process, so that this one stays small."""
-    code = "from omni_cli.checkpoints.resolve import resolve_model; print(resolve_model('builtin:tiny-omni'))"
-    built = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=_environment({}))
-    if built.returncode:
-        sys.exit(f"error: could not build the checkpoint\n{built.stderr}")
-    return built.stdout.splitlines()[-1]
+def _engine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
+    command = [sys.executable, "-c", READ_PROFILE, arguments.profile, arguments.model, *arguments.set]
+    made = subprocess.run(command, capture_output=True, text=True, env=_environment({}), check=False)
+    if made.returncode:
+        sys.exit(f"error: could not read the profile\n{made.stderr}")
+    return json.loads(made.stdout.splitlines()[-1])
 
 
 def _environment(given: dict[str, str]) -> dict[str, str]:

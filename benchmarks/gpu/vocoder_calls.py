@@ -28,6 +28,7 @@ from models import twin
 from omni_cli.execution.denoiser import Denoiser, prepare_denoiser
 from omni_cli.execution.precision import arithmetic, use_precision
 from omni_cli.models.qwen2_5_omni.fused_activation import FusedActivation
+from omni_cli.models.qwen2_5_omni.fused_mean import fused_mean
 from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, Vocoder, VocoderInput
 
 REPEATS = 20
@@ -40,8 +41,8 @@ def main() -> int:
     vocoders = [twin(model).code2wav_bigvgan_model for _ in range(2)]
     sides = {
         "transformers": Vocoder(model.code2wav_bigvgan_model),
-        "packed": PackedVocoder(vocoders[0], FusedActivation),
-        "graphs": PackedVocoder(vocoders[1], FusedActivation),
+        "packed": PackedVocoder(vocoders[0], FusedActivation, fused_mean),
+        "graphs": PackedVocoder(vocoders[1], FusedActivation, fused_mean),
     }
     graphs: list[Denoiser] = []
 

@@ -18,6 +18,7 @@ from omni_cli.execution.denoiser import prepare_denoiser
 from omni_cli.execution.precision import arithmetic, reduce_weights, use_precision
 from omni_cli.models.qwen2_5_omni.buckets import bucket
 from omni_cli.models.qwen2_5_omni.denoising import PackedDenoising, SingleDenoising
+from omni_cli.models.qwen2_5_omni.fused_mean import fused_mean
 from omni_cli.models.qwen2_5_omni.packing import GeluLinear, PackedVelocity
 from omni_cli.models.qwen2_5_omni.speech_request import Conditioner, DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
@@ -130,7 +131,7 @@ def test_spectrograms_of_different_lengths_are_vocoded_as_transformers_does(monk
     if precision == "bfloat16":
         reduce_weights(vocoder)
     heard = [VocoderInput(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
-    packed = PackedVocoder(vocoder, FusedActivation)
+    packed = PackedVocoder(vocoder, FusedActivation, fused_mean)
     with arithmetic(precision, "cuda"):
         eager = dict(packed.waveforms(heard))
         packed.use_graphs(partial(prepare_denoiser, mode="cudagraph", stage="token2wav", device="cuda"))

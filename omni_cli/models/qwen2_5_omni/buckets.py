@@ -7,6 +7,8 @@ from collections.abc import Iterator
 # The first chunk of a stream with guidance has four of the denoiser's blocks. The vocoder's graphs take longer to
 # capture, and the frames of a call cost little beside its kernels' launches.
 BLOCKS, VOCODER = 4, 8
+# Frames: in packed spectrograms each sequence begins at a multiple of so many.
+ALIGNMENT = 6
 # Per power of two from four of the smallest on: such a batch is padded by less than a quarter.
 BUCKETS_PER_OCTAVE = 4
 
