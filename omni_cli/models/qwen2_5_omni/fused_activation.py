@@ -19,9 +19,9 @@ from omni_cli.models.qwen2_5_omni.buckets import ALIGNMENT
 # short ones keep more threads busy.
 _LONGEST_RUN = 120
 _MOST_RUNS = 1 << 16
-# Runs times channels of a program. Threads make runs of two neighbouring channels, or of four where there are few.
+# Runs times channels of a program. Threads make runs of two channels, or of four if they are long.
 _AT_ONCE = 128
-_FEW_CHANNELS = 48
+_SHORT_RUN = 60
 
 
 @triton.jit
@@ -47,11 +47,8 @@ def _next_row(row, num_samples, phases):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _load(x, plus, row, channels, mask, PLUS: tl.constexpr):  # type: ignore[no-untyped-def]
-    value = tl.load(x + row.to(tl.int64) * channels, mask=mask, other=0.0).to(tl.float32)
-    if PLUS:
-        value += tl.load(plus + row.to(tl.int64) * channels, mask=mask, other=0.0).to(tl.float32)
-    return value
+def _load(x, bias, row, channels, mask):  # type: ignore[no-untyped-def]
+    return tl.load(x + row.to(tl.int64) * channels, mask=mask, other=0.0).to(tl.float32) + bias
 
 
 @triton.jit
@@ -86,43 +83,36 @@ def _zeros(RUNS: tl.constexpr, CHANNELS: tl.constexpr):  # type: ignore[no-untyp
 
 @triton.jit
 def _outside(  # type: ignore[no-untyped-def]
-    x, plus, bias, start, last, num_samples, phases, channels, mask, speed, weight, UP: tl.constexpr,
-    APPROXIMATE: tl.constexpr, PLUS: tl.constexpr,
+    x, bias, start, last, num_samples, phases, channels, mask, speed, weight,
+    UP: tl.constexpr, APPROXIMATE: tl.constexpr,
 ):  # fmt: skip
     """Return the first value at the higher rate, which continues before a sequence, and the last one, after it."""
-    first = _load(x, plus, _row(start, num_samples, phases), channels, mask, PLUS) + bias
+    first = _load(x, bias, _row(start, num_samples, phases), channels, mask)
     row = _row(start + tl.minimum(1, last), num_samples, phases)
-    second = _load(x, plus, row, channels, mask, PLUS) + bias
+    second = _load(x, bias, row, channels, mask)
     row = _row(start + tl.minimum(2, last), num_samples, phases)
-    third = _load(x, plus, row, channels, mask, PLUS) + bias
+    third = _load(x, bias, row, channels, mask)
     before = _filtered(0.0, (first, first, first, first, second, third), 0, UP, 0)
-    first = _load(x, plus, _row(start + last, num_samples, phases), channels, mask, PLUS) + bias
+    first = _load(x, bias, _row(start + last, num_samples, phases), channels, mask)
     row = _row(start + tl.maximum(last - 1, 0), num_samples, phases)
-    second = _load(x, plus, row, channels, mask, PLUS) + bias
+    second = _load(x, bias, row, channels, mask)
     row = _row(start + tl.maximum(last - 2, 0), num_samples, phases)
-    third = _load(x, plus, row, channels, mask, PLUS) + bias
+    third = _load(x, bias, row, channels, mask)
     after = _filtered(0.0, (third, second, first, first, first, first), 0, UP, 1)
     return _snake(before, speed, weight, APPROXIMATE), _snake(after, speed, weight, APPROXIMATE)
 
 
 @triton.jit
 def _with_six_samples(  # type: ignore[no-untyped-def]
-    samples, x, plus, summed, bias, row, position, begin, run, last, num_samples, phases, channels, mask,
-    PLUS: tl.constexpr, ENDS: tl.constexpr,
+    samples, x, bias, row, position, last, num_samples, phases, channels, mask, ENDS: tl.constexpr
 ):  # fmt: skip
-    """Return `samples` with those from `position` on, and the row of the last; keep the sums of those of the run."""
+    """Return `samples` with those from `position` on, and the row of the last."""
     for step in tl.static_range(6):
         ahead = _next_row(row, num_samples, phases)
         if ENDS:  # a sample outside its sequence has the value of the nearest one inside
             ahead = tl.where((position + step > 0) & (position + step <= last), ahead, row)
         row = ahead
-        value = _load(x, plus, row, channels, mask, PLUS)
-        if PLUS:
-            kept = mask & (position + step >= begin) & (position + step < begin + run)
-            if ENDS:
-                kept = kept & (position + step <= last)
-            _store(summed, value, row, channels, kept)
-        samples = samples + (value + bias,)
+        samples = samples + (_load(x, bias, row, channels, mask),)
     return samples, row
 
 
@@ -162,9 +152,9 @@ def _store_six(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _make_runs(  # type: ignore[no-untyped-def]
-    x, plus, out, summed, bias, speed, weight, first, start, last, mask, num_samples, channels, phases_in, phases_out,
-    run, UP: tl.constexpr, DOWN: tl.constexpr, RUNS: tl.constexpr, CHANNELS: tl.constexpr,
-    APPROXIMATE: tl.constexpr, PLUS: tl.constexpr, ENDS: tl.constexpr,
+    x, out, bias, speed, weight, first, start, last, mask, num_samples, channels, phases_in, phases_out, run,
+    UP: tl.constexpr, DOWN: tl.constexpr, RUNS: tl.constexpr, CHANNELS: tl.constexpr,
+    APPROXIMATE: tl.constexpr, ENDS: tl.constexpr,
 ):  # fmt: skip
     """Make the runs from the samples `first` on; without `ENDS`, of sequences that reach well beyond them."""
     begin = first - start
@@ -173,7 +163,7 @@ def _make_runs(  # type: ignore[no-untyped-def]
     if ENDS:
         sounds, nearest = mask & (last >= 0), tl.minimum(tl.maximum(nearest, 0), last)
         before, after = _outside(
-            x, plus, bias, start, last, num_samples, phases_in, channels, sounds, speed, weight, UP, APPROXIMATE, PLUS
+            x, bias, start, last, num_samples, phases_in, channels, sounds, speed, weight, UP, APPROXIMATE
         )
     # Windows, oldest first: of samples around `position`, and of the values at the higher rate up to there, each two
     # of which are an even and an odd one.
@@ -186,9 +176,8 @@ def _make_runs(  # type: ignore[no-untyped-def]
     # the others.
     for six in range(run // 6 + 2):
         samples, row = _with_six_samples(
-            samples, x, plus, summed, bias, row, position + 3, begin, run, last, num_samples, phases_in, channels,
-            sounds, PLUS, ENDS,
-        )  # fmt: skip
+            samples, x, bias, row, position + 3, last, num_samples, phases_in, channels, sounds, ENDS
+        )
         if six >= 1:
             evens, odds = _with_six_values(
                 evens, odds, samples, position, last, before, after, speed, weight, UP, APPROXIMATE, ENDS
@@ -206,9 +195,9 @@ def _make_runs(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["num_samples", "rate", "phases_in", "phases_out", "run"])
 def _activate(  # type: ignore[no-untyped-def]
-    x, plus, out, summed, biases, speeds, weights, starts, ends, num_samples, rate, phases_in, phases_out, run,
+    x, out, biases, speeds, weights, starts, ends, num_samples, rate, phases_in, phases_out, run,
     UP: tl.constexpr, DOWN: tl.constexpr, channels: tl.constexpr, RUNS: tl.constexpr, CHANNELS: tl.constexpr,
-    APPROXIMATE: tl.constexpr, PLUS: tl.constexpr,
+    APPROXIMATE: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     has_channel = channel < channels
@@ -221,19 +210,17 @@ def _activate(  # type: ignore[no-untyped-def]
     weight = tl.load(weights + channel, mask=has_channel, other=0.0)
     bias = tl.load(biases + channel, mask=has_channel, other=0.0).to(tl.float32)
     x += channel
-    plus += channel
     out += channel
-    summed += channel
     near_ends = (first - start < 7) | (first - start + run + 5 > last)
     if tl.max(near_ends.to(tl.int32)) > 0:
         _make_runs(
-            x, plus, out, summed, bias, speed, weight, first, start, last, has_channel, num_samples, channels,
-            phases_in, phases_out, run, UP, DOWN, RUNS, CHANNELS, APPROXIMATE, PLUS, True,
+            x, out, bias, speed, weight, first, start, last, has_channel, num_samples, channels,
+            phases_in, phases_out, run, UP, DOWN, RUNS, CHANNELS, APPROXIMATE, True,
         )  # fmt: skip
     else:
         _make_runs(
-            x, plus, out, summed, bias, speed, weight, first, start, last, has_channel, num_samples, channels,
-            phases_in, phases_out, run, UP, DOWN, RUNS, CHANNELS, APPROXIMATE, PLUS, False,
+            x, out, bias, speed, weight, first, start, last, has_channel, num_samples, channels,
+            phases_in, phases_out, run, UP, DOWN, RUNS, CHANNELS, APPROXIMATE, False,
         )  # fmt: skip
 
 
@@ -252,26 +239,25 @@ class FusedActivation:
 
     def __call__(
         self, x: torch.Tensor, bounds: torch.Tensor, rate: int,
-        *, bias: torch.Tensor, plus: torch.Tensor | None = None, phases_in: int = 1, phases_out: int = 1,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """Activate each sequence in `x + plus + bias`, (num_samples, channels), separately; zeros in between.
+        *, bias: torch.Tensor, phases_in: int = 1, phases_out: int = 1,
+    ) -> torch.Tensor:  # fmt: skip
+        """Activate each sequence in `x + bias`, (num_samples, channels), separately; zeros in between.
 
-        Return that and `x + plus`, which between sequences may be anything. `bounds` (2, num_frames) int32: the first
-        frame, a multiple of `ALIGNMENT`, and the end of each frame's sequence, equal for frames outside; `rate` samples
-        per frame. With `phases` of p the samples lie in the order 0, p, 2p, ..., 1, p + 1, ...
+        `bounds` (2, num_frames) int32: the first frame, a multiple of `ALIGNMENT`, and the end of each frame's
+        sequence, equal for frames outside; `rate` samples per frame. With `phases` of p the samples lie in the order
+        0, p, 2p, ..., 1, p + 1, ...
         """
         num_samples, channels = x.shape
         out = torch.empty_like(x)
-        summed = x if plus is None else torch.empty_like(x)
         run = _run_of(rate, num_samples * channels // _MOST_RUNS)
         at_once = min(max(channels & -channels, 8), _AT_ONCE)
         runs = _AT_ONCE // at_once
         _activate[(triton.cdiv(num_samples, run * runs), triton.cdiv(channels, at_once))](
-            x, x if plus is None else plus, out, summed, bias, self._speeds, self._weights, *bounds, num_samples, rate,
-            phases_in, phases_out, run, UP=self._up, DOWN=self._down, channels=channels, RUNS=runs, CHANNELS=at_once,
-            APPROXIMATE=x.is_cuda, PLUS=plus is not None, num_warps=2 if channels > _FEW_CHANNELS else 1,
+            x, out, bias, self._speeds, self._weights, *bounds, num_samples, rate, phases_in, phases_out, run,
+            UP=self._up, DOWN=self._down, channels=channels, RUNS=runs, CHANNELS=at_once, APPROXIMATE=x.is_cuda,
+            num_warps=1 if run > _SHORT_RUN else 2,
         )  # fmt: skip
-        return out, summed
+        return out
 
 
 @functools.cache

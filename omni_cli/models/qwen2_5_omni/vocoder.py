@@ -35,8 +35,8 @@ class Activation(Protocol):
 
     def __call__(
         self, x: torch.Tensor, bounds: torch.Tensor, rate: int,
-        *, bias: torch.Tensor, plus: torch.Tensor | None = None, phases_in: int = 1, phases_out: int = 1,
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
+        *, bias: torch.Tensor, phases_in: int = 1, phases_out: int = 1,
+    ) -> torch.Tensor: ...  # fmt: skip
 
 
 class Mean(Protocol):
@@ -220,7 +220,7 @@ class PackedBigVGAN(nn.Module):
             made = [self._residual(*each, hidden, bounds, rate) for each in zip(blocks, biases, strict=True)]
             hidden = self._mean(list(itertools.chain(*made)), bias, bounds, rate, share=1 / len(made))
         post = self._activations[vocoder.activation_post]
-        hidden, _ = post(hidden, bounds, self._rates[-1], bias=torch.zeros_like(bias))
+        hidden = post(hidden, bounds, self._rates[-1], bias=torch.zeros_like(bias))
         return _convolved(vocoder.conv_post, hidden).float().clamp_(-1.0, 1.0).reshape(-1)
 
     def _residual(
@@ -230,10 +230,11 @@ class PackedBigVGAN(nn.Module):
         activations = (self._activations[module] for module in block.activations)
         branch = None
         for first, second, bias in zip(block.convs1, block.convs2, biases[:-1], strict=True):
+            hidden = hidden if branch is None else hidden + branch
             (phases,) = first.dilation
-            made, hidden = next(activations)(hidden, bounds, rate, bias=bias, plus=branch, phases_out=phases)
+            made = next(activations)(hidden, bounds, rate, bias=bias, phases_out=phases)
             made = _convolved(first, made, phases)
-            made, _ = next(activations)(made, bounds, rate, bias=first.bias, phases_in=phases)
+            made = next(activations)(made, bounds, rate, bias=first.bias, phases_in=phases)
             branch = _convolved(second, made)
         return hidden, branch
 

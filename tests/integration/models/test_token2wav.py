@@ -304,11 +304,10 @@ def test_a_spectrogram_that_is_not_a_number_spoils_no_other_waveform():
     assert torch.equal(made["0"], expected["0"]) and torch.equal(made["2"], expected["2"])
 
 
-def pointwise(x, bounds, rate, *, bias, plus=None, phases_in=1, phases_out=1) -> tuple[torch.Tensor, torch.Tensor]:
+def pointwise(x, bounds, rate, *, bias, phases_in=1, phases_out=1) -> torch.Tensor:
     """An activation without filters, for a graph: the vocoder's own in plain torch depends on values of `bounds`."""
     sounds = (bounds[1] > bounds[0]).repeat_interleave(rate)[:, None]
-    summed = x if plus is None else x + plus
-    return in_phases((in_phases(summed, len(x) // phases_in) + bias).tanh().where(sounds, 0.0), phases_out), summed
+    return in_phases((in_phases(x, len(x) // phases_in) + bias).tanh().where(sounds, 0.0), phases_out)
 
 
 def loud_vocoder() -> torch.nn.Module:
