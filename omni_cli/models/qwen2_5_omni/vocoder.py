@@ -120,7 +120,8 @@ class PackedVocoder(Vocoder):
 
     def capture_ahead(self) -> None:
         mel = torch.zeros(1, 1, self.module.config.mel_dim, device=self.module.conv_pre.weight.device)
-        for size in reversed(self._graph_sizes):  # the largest first, whose memory the others then share
+        # The largest first, whose memory the others then share; before them a call without a graph, for its kernels.
+        for size in (MAX_FRAMES_PER_CALL, *reversed(self._graph_sizes)):
             self._samples(*self.pack([mel.expand(1, size - self.gap, -1)]))
 
     def waveforms(self, inputs: Sequence[VocoderInput]) -> Iterator[tuple[str, torch.Tensor]]:
