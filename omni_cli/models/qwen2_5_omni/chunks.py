@@ -16,8 +16,9 @@ from dataclasses import dataclass
 class ChunkSizes:
     """Sizes in codes, of which 50 are a second of sound.
 
-    Each chunk after the first has as many codes as all before it, up to `chunk`, so that little is computed again. If
-    codes arrive in half the time that their audio takes, each chunk can be computed when the one before ends.
+    Each chunk after the first has two and a half times as many codes as the one before it, in multiples of the first,
+    up to `chunk`: of 180 codes or more, at most a fifth is computed again. If codes arrive in 0.4 of the time that
+    their audio takes, each chunk can be computed before the one before it ends.
 
     With these defaults, the joined chunks of the built-in models, and of one as deep as Qwen's, differ from audio made
     as a whole by less than 0.001 of full scale in every sample. Holding nothing back differs by up to 0.01.
@@ -52,6 +53,7 @@ class Chunker:
         self._sizes = sizes
         self._next = 0
         self._heard = 0
+        self._size = sizes.first
 
     def add(self, codes: Sequence[int], *, is_last: bool) -> list[Chunk]:
         """Return the chunks that more codes make possible; with the last codes, all remaining ones."""
@@ -59,13 +61,15 @@ class Chunker:
         chunks = []
         while (end := self._next + self._size) + self._sizes.look_ahead <= len(self.codes):
             chunks.append(self._chunk(end, heard_to=end - self._sizes.held_back, continues_at=end))
+            self._size = self._next_size
         if is_last and self._next < len(self.codes):
             chunks.append(self._chunk(len(self.codes), heard_to=len(self.codes), continues_at=None))
         return chunks
 
     @property
-    def _size(self) -> int:
-        return min(self._next, self._sizes.chunk) or self._sizes.first
+    def _next_size(self) -> int:
+        grown = 5 * self._size // (2 * self._sizes.first) * self._sizes.first
+        return min(max(grown, self._size), self._sizes.chunk)
 
     def _chunk(self, end: int, *, heard_to: int, continues_at: int | None) -> Chunk:
         codes_start = max(0, self._next - self._sizes.context)

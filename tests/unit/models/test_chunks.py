@@ -69,17 +69,19 @@ def test_the_first_chunk_waits_for_its_own_codes_and_those_after_it_alone() -> N
 
 def test_chunks_grow_so_that_little_is_computed_twice() -> None:
     chunks = chunks_of(ChunkSizes(), [list(range(1_000))])
-    assert [chunk.continues_at for chunk in chunks] == [12, 24, 48, 96, 192, 384, 576, 768, 960, None]
+    assert [chunk.continues_at for chunk in chunks] == [12, 36, 96, 240, 432, 624, 816, None]
     four_seconds = chunks_of(ChunkSizes(context=0), [list(range(200))])
-    assert [(chunk.start, chunk.end) for chunk in four_seconds] == [(0, 10), (10, 22), (22, 46), (46, 94), (94, 200)]
-    assert sum(len(chunk.codes) for chunk in four_seconds) / 200 == 1.24
+    assert [(chunk.start, chunk.end) for chunk in four_seconds] == [(0, 10), (10, 34), (34, 94), (94, 200)]
+    for num_codes in range(180, 2_000):
+        chunks = chunks_of(ChunkSizes(context=0), [list(range(num_codes))])
+        assert sum(len(chunk.codes) for chunk in chunks) <= 1.2 * num_codes
 
 
-def test_playback_of_a_chunk_lasts_until_the_next_if_codes_arrive_in_half_its_time() -> None:
+def test_playback_of_a_chunk_lasts_until_the_next_if_codes_arrive_in_two_fifths_of_its_time() -> None:
     sizes = ChunkSizes()
     chunks = chunks_of(sizes, [list(range(1_000))])
-    # In codes' time of playback, of which two arrive during one.
-    begin = (sizes.first + sizes.look_ahead) / 2
+    # In codes' time of playback, in which two and a half arrive.
+    begin = (sizes.first + sizes.look_ahead) * 0.4
     for chunk in chunks[1:]:
-        arrived = (chunk.codes[-1] + 1) / 2
+        arrived = (chunk.codes[-1] + 1) * 0.4
         assert arrived <= begin + chunk.start
