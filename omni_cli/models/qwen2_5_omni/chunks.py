@@ -17,8 +17,8 @@ class ChunkSizes:
     """Sizes in codes, of which 50 are a second of sound.
 
     Each chunk after the first has two and a half times as many codes as the one before it, in multiples of the first,
-    up to `chunk`: of 180 codes or more, at most a fifth is computed again. If codes arrive in 0.4 of the time that
-    their audio takes, each chunk can be computed before the one before it ends.
+    up to `chunk`: of 180 codes or more, at most a fifth is computed again, context aside. If codes arrive in 0.4 of the
+    time that their audio takes, those of each chunk are there before the one before it ends.
 
     With these defaults, the joined chunks of the built-in models, and of one as deep as Qwen's, differ from audio made
     as a whole by less than 0.001 of full scale in every sample. Holding nothing back differs by up to 0.01.

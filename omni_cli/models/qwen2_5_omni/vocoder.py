@@ -260,7 +260,7 @@ def grouped(inputs: Sequence[VocoderInput]) -> Iterator[list[VocoderInput]]:
 
 
 def _on_host(samples: torch.Tensor) -> torch.Tensor:
-    """Copy to page-locked memory, which the device writes without waiting for pages."""
+    """Copy to page-locked memory, and wait: `execution.copies` would sleep, or copy to memory that lacks pages yet."""
     if not samples.is_cuda:
         return samples
     copy = torch.empty(samples.shape, dtype=samples.dtype, pin_memory=True)
