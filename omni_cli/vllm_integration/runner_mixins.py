@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 else:
     VllmRunner = object  # which of vLLM's runners is behind the mixins is said where they are used
 
+TRITON_CACHE = "TRITON_CACHE_DIR"
+
 
 class OmniRunnerMixin(VllmRunner):
     """Request payloads and the device-to-host output copy, for every kind of stage."""
@@ -61,6 +64,7 @@ class OmniRunnerMixin(VllmRunner):
         # rank has its own executor.
         is_alone = self.parallel_config.distributed_executor_backend == "external_launcher"
         self.returns_outputs: bool = get_pp_group().is_last_rank and (is_alone or get_tp_group().is_first_rank)
+        self._triton_cache = os.environ.get(TRITON_CACHE)
         self.use_output_copy("sync")
 
     def use_output_copy(self, mode: OutputCopy) -> OutputCopy:
@@ -71,6 +75,16 @@ class OmniRunnerMixin(VllmRunner):
     def engagement(self) -> dict[str, float]:
         """Return the counters since loading."""
         return self.output_copy.counters.as_dict()
+
+    def _dummy_run(self, *args: object, **kwargs: object) -> object:
+        made: object = super()._dummy_run(*args, **kwargs)
+        # A run that compiles the model points Triton to a folder of vLLM's, and one that finds it compiled does not. So
+        # kernels compiled after it, such as the sampler's, would be compiled again by the second process.
+        if self._triton_cache is None:
+            os.environ.pop(TRITON_CACHE, None)
+        else:
+            os.environ[TRITON_CACHE] = self._triton_cache
+        return made
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(*args, **kwargs)

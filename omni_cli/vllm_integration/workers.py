@@ -25,20 +25,16 @@ if TYPE_CHECKING:
 else:
     VllmWorker = object  # which of vLLM's workers is behind the mixin is said where it is used
 
-TRITON_CACHE = "TRITON_CACHE_DIR"
-
 
 class OmniWorkerMixin(VllmWorker):
     """Builds `runner_cls` in place of its base, the V1 runner, which `init_device` looks up in `runner_home`."""
 
     runner_cls: ClassVar[type]
     runner_home: ClassVar[ModuleType]
-    _triton_cache: str | None
     distributed_init_method: str
 
     def init_device(self, *args: object, **kwargs: object) -> None:
         write_stacks_on_signal()
-        self._triton_cache = os.environ.get(TRITON_CACHE)
         if self.distributed_init_method == "env://":
             # With an external launcher. vLLM names the shared memory of CPU ranks by the part after the colon: without
             # a name per launch, two launches would share it, and a killed one would block all later ones.
@@ -77,12 +73,6 @@ class OmniWorkerMixin(VllmWorker):
             super().initialize_from_config(*args, **kwargs)
 
     def compile_or_warm_up_model(self) -> object:
-        # While it compiles a model, vLLM points Triton to its own folder, but not when it finds the model compiled:
-        # kernels compiled now would not be found by the next run, which would compile for half a minute again.
-        if self._triton_cache is None:
-            os.environ.pop(TRITON_CACHE, None)
-        else:
-            os.environ[TRITON_CACHE] = self._triton_cache
         with mark("warm-up"):
             return super().compile_or_warm_up_model()
 

@@ -2,7 +2,8 @@
 
 Reads a JSON task from stdin: `model`, `engine` (EngineArgs), `rounds` (lists of requests, each round run to its end:
 `id`, `prompt`, `max_tokens`, `wants`, `logprobs`, `abort_after` steps), `stock` (vLLM's own worker), `late` (outputs
-travel through an asynchronous copy on a device that is late, and what they are copied from is overwritten at once).
+travel through an asynchronous copy on a device that is late, and what they are copied from is overwritten at once),
+`compile_cache` (the answer has where Triton's kernels go once vLLM has used that folder to compile).
 With a `speculative_config` the answer has how many draft tokens were scheduled and how many of them accepted. Writes
 JSON to the path in argv.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,7 @@ def main() -> None:
         # One more step tells the runner which requests have ended.
         engine.engine_core.engine_core.step()
         answer["left"] = _left(_runner(engine)) + len(processor.hidden_rows) + len(processor.owed_rows)
+    answer["triton_cache"] = _triton_cache(engine, task.get("compile_cache"))
     if not task["stock"]:
         (answer["engagement"],) = filter(None, engine.collective_rpc("engagement"))
     Path(sys.argv[1]).write_text(json.dumps(answer))
@@ -107,6 +110,19 @@ def _runner(engine: Any) -> Any:
 def _left(runner: Any) -> int:
     """Number of requests of which the runner still holds something."""
     return len(runner.request_payloads) + len(runner.row_ledger.owners)
+
+
+def _triton_cache(engine: Any, compile_cache: str | None) -> list[str | None]:
+    """Triton's folder: the process's, then vLLM's while it compiles, and that after the run which compiled."""
+    if compile_cache is None:
+        return []
+    from vllm.compilation.compiler_interface import InductorAdaptor
+
+    folders = [os.environ.get("TRITON_CACHE_DIR")]
+    InductorAdaptor().initialize_cache(compile_cache)
+    folders.append(os.environ.get("TRITON_CACHE_DIR"))
+    _runner(engine)._dummy_run(1)
+    return [*folders, os.environ.get("TRITON_CACHE_DIR")]
 
 
 def _be_late(runner: Any) -> None:

@@ -193,9 +193,9 @@ def _make_runs(  # type: ignore[no-untyped-def]
         position += 6
 
 
-@triton.jit(do_not_specialize=["num_samples", "rate", "phases_in", "phases_out", "run"])
+@triton.jit(do_not_specialize=["num_frames", "num_samples", "rate", "phases_in", "phases_out", "run"])
 def _activate(  # type: ignore[no-untyped-def]
-    x, out, biases, speeds, weights, starts, ends, num_samples, rate, phases_in, phases_out, run,
+    x, out, biases, speeds, weights, bounds, num_frames, num_samples, rate, phases_in, phases_out, run,
     UP: tl.constexpr, DOWN: tl.constexpr, channels: tl.constexpr, RUNS: tl.constexpr, CHANNELS: tl.constexpr,
     APPROXIMATE: tl.constexpr,
 ):  # fmt: skip
@@ -203,8 +203,8 @@ def _activate(  # type: ignore[no-untyped-def]
     has_channel = channel < channels
     first = (tl.program_id(0) * RUNS + tl.arange(0, RUNS)[:, None]) * run
     exists = first < num_samples
-    start = tl.load(starts + first // rate, mask=exists, other=0)
-    last = (tl.load(ends + first // rate, mask=exists, other=0) - start) * rate - 1
+    start = tl.load(bounds + first // rate, mask=exists, other=0)
+    last = (tl.load(bounds + num_frames + first // rate, mask=exists, other=0) - start) * rate - 1
     start = tl.where(last >= 0, start * rate, first)
     speed = tl.load(speeds + channel, mask=has_channel, other=0.0)
     weight = tl.load(weights + channel, mask=has_channel, other=0.0)
@@ -253,9 +253,9 @@ class FusedActivation:
         at_once = min(max(channels & -channels, 8), _AT_ONCE)
         runs = _AT_ONCE // at_once
         _activate[(triton.cdiv(num_samples, run * runs), triton.cdiv(channels, at_once))](
-            x, out, bias, self._speeds, self._weights, *bounds, num_samples, rate, phases_in, phases_out, run,
-            UP=self._up, DOWN=self._down, channels=channels, RUNS=runs, CHANNELS=at_once, APPROXIMATE=x.is_cuda,
-            num_warps=1 if run > _SHORT_RUN else 2,
+            x, out, bias, self._speeds, self._weights, bounds, bounds.shape[1], num_samples, rate, phases_in,
+            phases_out, run, UP=self._up, DOWN=self._down, channels=channels, RUNS=runs, CHANNELS=at_once,
+            APPROXIMATE=x.is_cuda, num_warps=1 if run > _SHORT_RUN else 2,
         )  # fmt: skip
         return out
 

@@ -27,7 +27,7 @@ def _rows(  # type: ignore[no-untyped-def] # Triton's own types
     return given
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks"])
 def _attend(  # type: ignore[no-untyped-def] # Triton's own types
     qkv, cos, sin, block_diff, carried, out, num_blocks, scale, BACK: tl.constexpr, AHEAD: tl.constexpr,
     CARRIED: tl.constexpr, SECTIONS: tl.constexpr, SIZE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,

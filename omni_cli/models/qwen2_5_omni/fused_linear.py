@@ -11,7 +11,7 @@ MOST_ROWS = 384
 _ROWS, _COLUMNS, _DEPTH = 64, 32, 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _linear_gelu(  # type: ignore[no-untyped-def] # Triton's own types
     inputs, weight, bias, out, num_rows, num_columns, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr

@@ -11,14 +11,15 @@ import triton.language as tl
 _AT_ONCE = 1024
 
 
-@triton.jit(do_not_specialize=["num_values", "rate"])
+@triton.jit(do_not_specialize=["num_frames", "num_values", "rate"])
 def _mean(  # type: ignore[no-untyped-def] # Triton's own types
-    parts, bias, starts, ends, out, num_values, rate, CHANNELS: tl.constexpr, SHARE: tl.constexpr, AT_ONCE: tl.constexpr
+    parts, bias, bounds, num_frames, out, num_values, rate, CHANNELS: tl.constexpr, SHARE: tl.constexpr,
+    AT_ONCE: tl.constexpr
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * AT_ONCE + tl.arange(0, AT_ONCE)
     exists = at < num_values
-    frame = (at // CHANNELS).to(tl.int32) // rate
-    sounds = tl.load(ends + frame, mask=exists, other=0) > tl.load(starts + frame, mask=exists, other=0)
+    start = bounds + (at // CHANNELS).to(tl.int32) // rate
+    sounds = tl.load(start + num_frames, mask=exists, other=0) > tl.load(start, mask=exists, other=0)
     total = tl.load(parts[0] + at, mask=sounds, other=0.0).to(tl.float32)
     for part in tl.static_range(1, len(parts)):
         total += tl.load(parts[part] + at, mask=sounds, other=0.0).to(tl.float32)
@@ -32,6 +33,7 @@ def fused_mean(
     """Do what `vocoder.plain_mean` does, for `parts` that are contiguous."""
     out = torch.empty_like(parts[0])
     _mean[(triton.cdiv(out.numel(), _AT_ONCE),)](
-        tuple(parts), bias, *bounds, out, out.numel(), rate, CHANNELS=out.shape[1], SHARE=share, AT_ONCE=_AT_ONCE
-    )
+        tuple(parts), bias, bounds, bounds.shape[1], out, out.numel(), rate,
+        CHANNELS=out.shape[1], SHARE=share, AT_ONCE=_AT_ONCE,
+    )  # fmt: skip
     return out

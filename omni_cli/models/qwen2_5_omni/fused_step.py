@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_frames"])
 def _advance(  # type: ignore[no-untyped-def] # Triton's own types
     predicted, places, frames, slopes, times, packed, num_frames, scale, PART: tl.constexpr, GUIDED: tl.constexpr,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr

@@ -28,11 +28,14 @@ def run(
     rounds: list[list[dict[str, Any]]],
     stock: bool = False,
     late: bool = False,
+    compile_cache: Path | None = None,
     **engine: Any,
 ) -> dict[str, Any]:
     """Return results by request id, preemptions, counters and leftovers of an engine in a separate process."""
     arguments = {"kv_cache_memory_bytes": 64 << 20, "max_model_len": 1024, "max_num_seqs": 8, **engine}
     task = {"model": str(model), "engine": arguments, "rounds": rounds, "stock": stock, "late": late}
+    if compile_cache is not None:
+        task["compile_cache"] = str(compile_cache)
     return answer_of("thinker_rows", task, tmp_path)
 
 
@@ -56,7 +59,8 @@ def assert_rows(result: dict[str, Any], thinker: Any) -> None:
 
 @pytest.fixture(scope="module")
 def plain(tiny_omni_path, tmp_path_factory) -> dict[str, Any]:
-    return run(tiny_omni_path, tmp_path_factory.mktemp("plain"), [mixed_requests(logprobs=3)])
+    folder = tmp_path_factory.mktemp("plain")
+    return run(tiny_omni_path, folder, [mixed_requests(logprobs=3)], compile_cache=folder / "compiled")
 
 
 def mixed_requests(**fields: Any) -> list[dict[str, Any]]:
@@ -74,6 +78,11 @@ def test_rows_of_a_mixed_batch(plain, thinker):
         assert_rows(plain["results"][name], thinker)
     assert plain["results"]["unwanted"]["rows"] is None
     assert plain["left"] == 0
+
+
+def test_kernels_compiled_after_the_model_stay_where_the_next_process_looks(plain):
+    before, while_compiling, after = plain["triton_cache"]
+    assert after == before != while_compiling
 
 
 def test_tokens_text_and_logprobs_are_those_of_stock_vllm(plain, tiny_omni_path, tmp_path):

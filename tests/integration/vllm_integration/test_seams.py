@@ -50,6 +50,7 @@ CALLABLES = [
     (f"{RUNNER}.sample_tokens", ["grammar_output"], "is overridden to attach hidden states"),
     (f"{RUNNER}._sample", ["logits"], "is overridden to predict the other codes of a frame"),
     (f"{RUNNER}.initialize_kv_cache", ["kv_cache_config"], "is overridden to keep rows of cached blocks"),
+    (f"{RUNNER}._dummy_run", [], "is overridden to take Triton's cache back from a run that compiles"),
     (f"{RUNNER}.load_model", [], "is overridden to find the diffusion's entry point and who fills conditions"),
     (f"{RUNNER}.capture_model", [], "is overridden to note which graphs there are and what they took"),
     (f"{RUNNER}.get_model", [], "is called for the loaded model"),
@@ -376,6 +377,10 @@ ATTRIBUTES = [
         ["cudagraph_runtime_mode=cudagraph_mode", "batch_descriptor=batch_desc", "self._model_forward("],
     ),
     ("vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_run", ["outputs = self.model("]),
+    (
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.profile_run",
+        ["self._dummy_run(", "self._dummy_sampler_run("],  # in this order
+    ),
     ("vllm.v1.worker.gpu_input_batch:InputBatch.__init__", ["self.num_computed_tokens_cpu", "self.req_id_to_index"]),
     ("vllm.v1.worker.gpu_input_batch:InputBatch.__init__", ["self.generators: dict[int, torch.Generator] = {}"]),
     (
