@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from vllm.distributed import get_pp_group, get_tp_group
 from vllm.sequence import IntermediateTensors
@@ -60,8 +61,7 @@ class OmniRunnerMixin(VllmRunner):
         self.payload_limits = DEFAULT_LIMITS
         self._row_owners: dict[str, RequestRows] = {}
         self._has_later_positions = False
-        # vLLM's executor uses the outputs of one rank, so the others copy nothing. With an external launcher each
-        # rank has its own executor.
+        # vLLM's executor uses one rank's outputs, so the others copy nothing; an external launcher gives each its own.
         is_alone = self.parallel_config.distributed_executor_backend == "external_launcher"
         self.returns_outputs: bool = get_pp_group().is_last_rank and (is_alone or get_tp_group().is_first_rank)
         self._triton_cache = os.environ.get(TRITON_CACHE)
@@ -78,8 +78,8 @@ class OmniRunnerMixin(VllmRunner):
 
     def _dummy_run(self, *args: object, **kwargs: object) -> object:
         made: object = super()._dummy_run(*args, **kwargs)
-        # A run that compiles the model points Triton to a folder of vLLM's, and one that finds it compiled does not. So
-        # kernels compiled after it, such as the sampler's, would be compiled again by the second process.
+        # If it compiled the model, vLLM has pointed Triton to a folder of its own, where the next process, which finds
+        # the model compiled, would not look for kernels compiled from now on.
         if self._triton_cache is None:
             os.environ.pop(TRITON_CACHE, None)
         else:
@@ -138,7 +138,16 @@ class OmniRunnerMixin(VllmRunner):
         self._has_later_positions |= given.shape[1] > req_state.num_prompt_tokens
 
     def _calc_mrope_positions(self, scheduler_output: SchedulerOutput) -> None:
-        super()._calc_mrope_positions(scheduler_output)
+        batch = self.input_batch
+        num_requests = len(batch.req_ids)
+        starts = batch.num_computed_tokens_cpu[:num_requests]
+        is_decoding = scheduler_output.total_num_scheduled_tokens == num_requests
+        if is_decoding and (starts >= batch.num_prompt_tokens[:num_requests]).all():
+            # One generated token each: all at once, since vLLM's way takes time for each request.
+            deltas = [self.requests[request_id].mrope_position_delta for request_id in batch.req_ids]
+            self.mrope_positions.np[:, :num_requests] = starts + np.array(deltas)
+        else:
+            super()._calc_mrope_positions(scheduler_output)
         if not self._has_later_positions:
             return
         for span in self._spans():
@@ -194,6 +203,10 @@ class ARRunnerMixin(OmniRunnerMixin):
                 self.model_config.get_hidden_size(),
                 self.model_config.dtype,
             )
+
+    def _dummy_sampler_run(self, hidden_states: torch.Tensor) -> object:
+        """Sample in ways that no request may ask for, with kernels to compile, only where memory is measured."""
+        return None if self.cache_config.kv_cache_memory_bytes else super()._dummy_sampler_run(hidden_states)
 
     def capture_model(self) -> int:
         began_s = time.perf_counter()

@@ -51,6 +51,7 @@ CALLABLES = [
     (f"{RUNNER}._sample", ["logits"], "is overridden to predict the other codes of a frame"),
     (f"{RUNNER}.initialize_kv_cache", ["kv_cache_config"], "is overridden to keep rows of cached blocks"),
     (f"{RUNNER}._dummy_run", [], "is overridden to take Triton's cache back from a run that compiles"),
+    (f"{RUNNER}._dummy_sampler_run", ["hidden_states"], "is overridden where nothing is measured"),
     (f"{RUNNER}.load_model", [], "is overridden to find the diffusion's entry point and who fills conditions"),
     (f"{RUNNER}.capture_model", [], "is overridden to note which graphs there are and what they took"),
     (f"{RUNNER}.get_model", [], "is called for the loaded model"),
@@ -434,8 +435,9 @@ ATTRIBUTES = [
     ("vllm.v1.core.sched.scheduler:Scheduler", ["preempted_req_ids=self.reset_preempted_req_ids"]),
     (
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner._calc_mrope_positions",
-        ["self.mrope_positions.cpu", "req.mrope_positions["],
+        ["self.mrope_positions.cpu", "req.mrope_positions[", "out=self.mrope_positions.np,"],
     ),
+    ("vllm.v1.worker.gpu_input_batch:InputBatch.__init__", ["self.num_prompt_tokens ="]),
     (
         "vllm.model_executor.models.qwen3_moe:Qwen3MoeModel",
         ["self.embed_tokens", "self.make_empty_intermediate_tensors", "hf_to_vllm_mapper"],

@@ -33,6 +33,7 @@ MOVES = {
     "_pool": (f"{RUNNER}.pool", "one tensor per request of a diffusion"),
     "execute_model": (f"{RUNNER}.execute_model", "outputs of the last pipeline rank"),
     "_dummy_run": (f"{RUNNER}._dummy_run", "taking Triton's cache back"),
+    "_dummy_sampler_run": (f"{RUNNER}._dummy_sampler_run", "skipping it where nothing is measured"),
     "initialize_kv_cache": (f"{RUNNER}.initialize_kv_cache", "rows of cached blocks"),
     "load_model": (f"{RUNNER}.load_model", "the diffusion's entry point and who fills conditions"),
     "capture_model": (
