@@ -8,6 +8,9 @@ which is added at the lower rate.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 import triton
@@ -250,14 +253,42 @@ class FusedActivation:
         num_samples, channels = x.shape
         out = torch.empty_like(x)
         run = _run_of(rate, num_samples * channels // _MOST_RUNS)
-        at_once = min(max(channels & -channels, 8), _AT_ONCE)
-        runs = _AT_ONCE // at_once
-        _activate[(triton.cdiv(num_samples, run * runs), triton.cdiv(channels, at_once))](
+        settings = self._settings(channels, run, is_cuda=x.is_cuda)
+        grid = triton.cdiv(num_samples, run * settings["RUNS"]), triton.cdiv(channels, settings["CHANNELS"])
+        _activate[grid](
             x, out, bias, self._speeds, self._weights, bounds, bounds.shape[1], num_samples, rate, phases_in,
-            phases_out, run, UP=self._up, DOWN=self._down, channels=channels, RUNS=runs, CHANNELS=at_once,
-            APPROXIMATE=x.is_cuda, num_warps=1 if run > _SHORT_RUN else 2,
+            phases_out, run, **settings,
         )  # fmt: skip
         return out
+
+    def compile(self, bias: torch.Tensor, rate: int, run: int) -> None:
+        """Compile the kernel of calls with such runs; `bias` and `rate` are as in a call."""
+        _activate.warmup(
+            bias.dtype, bias.dtype, bias.dtype, torch.float32, torch.float32, torch.int32, 0, 0, rate, 1, 1, run,
+            grid=(1,), **self._settings(len(bias), run, is_cuda=bias.is_cuda),
+        )  # fmt: skip
+
+    def _settings(self, channels: int, run: int, *, is_cuda: bool) -> dict[str, Any]:
+        at_once = min(max(channels & -channels, 8), _AT_ONCE)
+        return {
+            "UP": self._up, "DOWN": self._down, "channels": channels, "RUNS": _AT_ONCE // at_once,
+            "CHANNELS": at_once, "APPROXIMATE": is_cuda, "num_warps": 1 if run > _SHORT_RUN else 2,
+        }  # fmt: skip
+
+
+def compile_ahead(activations: Iterable[tuple[FusedActivation, torch.Tensor, int]]) -> None:
+    """Compile the kernels of calls of any length, for activations with the `bias` and the `rate` of their calls.
+
+    Several at a time: one by one, those of the real vocoder take half a minute.
+    """
+    with ThreadPoolExecutor() as threads:
+        compiled = [
+            threads.submit(activation.compile, bias, rate, run)
+            for activation, bias, rate in activations
+            for run in {_run_of(rate, _SHORT_RUN), _run_of(rate, _LONGEST_RUN)}
+        ]
+        for each in compiled:
+            each.result()
 
 
 @functools.cache

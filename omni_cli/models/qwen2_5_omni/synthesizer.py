@@ -56,11 +56,11 @@ class Synthesizer:
             if stage.execution == "eager" and self._precision == "float32":
                 self.velocity.fuse()
         elif self._is_packed:
-            from omni_cli.models.qwen2_5_omni.fused_activation import FusedActivation
+            from omni_cli.models.qwen2_5_omni.fused_activation import FusedActivation, compile_ahead
             from omni_cli.models.qwen2_5_omni.fused_mean import fused_mean
 
             self.velocity.fuse()
-            self.vocoder = PackedVocoder(vocoder, FusedActivation, fused_mean)
+            self.vocoder = PackedVocoder(vocoder, FusedActivation, fused_mean, compile_ahead)
         # Without packing, shapes follow the number of codes: code is compiled for all shapes, and there is one graph
         # per number of codes, which pays off within its first request. With packing, there is one per bucket.
         self.denoiser = prepare_denoiser(

@@ -104,10 +104,16 @@ class PackedVocoder(Vocoder):
     """transformers' BigVGAN over several spectrograms, concatenated in time; see `PackedBigVGAN`."""
 
     def __init__(
-        self, vocoder: nn.Module, make_activation: Callable[[nn.Module], Activation], mean: Mean = plain_mean
+        self,
+        vocoder: nn.Module,
+        make_activation: Callable[[nn.Module], Activation],
+        mean: Mean = plain_mean,
+        compile_ahead: Callable[..., object] = list,
     ) -> None:
+        """`compile_ahead` compiles what calls of activations need; it takes those of `PackedBigVGAN.activations`."""
         super().__init__(vocoder)
         self._packed = PackedBigVGAN(vocoder, make_activation, mean)
+        self._compile_ahead = compile_ahead
         self._graphs: Denoiser | None = None
         self._graph_sizes: list[int] = []
         self.gap = self._packed.gap
@@ -119,9 +125,10 @@ class PackedVocoder(Vocoder):
         self._graphs = prepare(self._packed, max_graphs=len(self._graph_sizes))
 
     def capture_ahead(self) -> None:
+        self._compile_ahead(self._packed.activations())
         mel = torch.zeros(1, 1, self.module.config.mel_dim, device=self.module.conv_pre.weight.device)
-        # The largest first, whose memory the others then share; before them a call without a graph, for its kernels.
-        for size in (MAX_FRAMES_PER_CALL, *reversed(self._graph_sizes)):
+        # The largest first, whose memory the others then share.
+        for size in reversed(self._graph_sizes):
             self._samples(*self.pack([mel.expand(1, size - self.gap, -1)]))
 
     def waveforms(self, inputs: Sequence[VocoderInput]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -203,6 +210,11 @@ class PackedBigVGAN(nn.Module):
         # Of so many frames, the samples of every stage fall into whole phases.
         dilations = math.lcm(*itertools.chain(*config.resblock_dilation_sizes))
         self.multiple = math.lcm(*(dilations // math.gcd(dilations, rate) for rate in self._rates[1:]))
+
+    def activations(self) -> Iterator[tuple[Activation, torch.Tensor, int]]:
+        """Yield an activation of each stage, with the bias (channels,) and the samples per frame of its calls."""
+        for blocks, rate, biases in zip(self._blocks, self._rates[1:], self._biases, strict=True):
+            yield self._activations[blocks[0].activations[0]], biases[0][0], rate
 
     def forward(self, spectrum: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
         """Return samples (num_frames * samples_per_frame,) float32.

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from support.answers import answer_of
 
 pytestmark = pytest.mark.slow
 
@@ -23,3 +24,8 @@ def test_the_kernels_compute_what_torchs_operations_do():
     # A sum and its norm, a product, attention in four ways, a rotation, a step's parts with guidance and without.
     assert len(found) == len(CASES) + 2 + 1 + 5 + 2 * 5
     assert max(found.values()) < 2e-5, found
+
+
+def test_calls_of_any_length_run_kernels_that_were_compiled_ahead(tmp_path):
+    """48 channels with short runs only, and 24 with short and long ones; 999 frames are no multiple of 4."""
+    assert answer_of("compiled_ahead", {}, tmp_path) == {"ahead": 3, "in calls": [3, 3, 3, 3]}
