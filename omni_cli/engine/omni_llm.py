@@ -57,12 +57,21 @@ from omni_cli.stage.recording import (
 class OmniLLM:
     """Loads a profile's stages and runs requests through them; owned by one event loop."""
 
-    def __init__(self, config: EngineConfig, *, verbose: bool = False, records: bool = False) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        verbose: bool = False,
+        records: bool = False,
+        max_concurrency: int | None = None,
+    ) -> None:
         """`verbose` forwards the libraries' output to stderr, from the fork server and from every stage.
 
-        With `records`, stages can record their activity (`record`).
+        With `records`, stages can record their activity (`record`). With `max_concurrency`, they prepare for no more
+        requests at once.
         """
         self._records = records
+        self._max_concurrency = max_concurrency
         self._recordings: dict[str, asyncio.Future[RecordingReport]] = {}
         self._verbose = verbose
         self.config = config
@@ -121,6 +130,7 @@ class OmniLLM:
                 seed=self.config.seed,
                 trust_remote_code=self.config.trust_remote_code,
                 records=self._records,
+                max_concurrency=self._max_concurrency,
             )
             client = StageClient(spec, self._handle, verbose=self._verbose)
             self._clients[client.name] = client

@@ -16,7 +16,8 @@ class StageSpec:
     """Everything that a stage's process needs to load it.
 
     `model` is resolved, to a folder or a repo id; `architecture` is the checkpoint's name for it. With `records`, the
-    stage can record its activity, starting with its loading.
+    stage can record its activity, starting with its loading. `max_concurrency` is how many requests it will have at
+    once at most, if that is known: kernels and graphs for more need not be made ahead.
     """
 
     stage: StageConfig
@@ -27,6 +28,7 @@ class StageSpec:
     seed: int
     trust_remote_code: bool
     records: bool = False
+    max_concurrency: int | None = None
 
     @property
     def ar(self) -> ARStageConfig:

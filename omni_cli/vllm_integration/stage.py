@@ -285,7 +285,7 @@ class TextStage(VllmStage):
                 self.run_warm_up()
 
     def run_warm_up(self) -> None:
-        """Run short requests, sampled as in the profile, in batches of 1, 2, 4, ... `max_num_seqs`.
+        """Run short requests, sampled as in the profile, in batches of 1, 2, 4, ... that there can be.
 
         Kernels of sampling and of input preparation depend on the size of the batch and are compiled when they first
         run; vLLM's graphs do not contain them.
@@ -294,6 +294,7 @@ class TextStage(VllmStage):
         if request is None:
             return
         limit = self.engine.vllm_config.scheduler_config.max_num_seqs
+        limit = min(limit, self.spec.max_concurrency or limit)
         for size in itertools.takewhile(lambda size: size <= limit, (1 << power for power in itertools.count())):
             for index in range(size):
                 sampling = {"max_tokens": 3, "min_tokens": 0}

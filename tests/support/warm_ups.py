@@ -1,12 +1,14 @@
 """Runs the warm-up requests of a profile's AR stages in this process; a script: vLLM binds its process.
 
-The profile's name is in argv. Prints, as JSON, per stage the reports' types and whether something is left to do.
+The profile's name is in argv. Prints, as JSON, per stage the reports' types, those with two requests at once at most,
+and whether something is left to do.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 
 def main() -> None:
@@ -28,7 +30,11 @@ def main() -> None:
             step = stage.step
             stage.step = lambda step=step, reports=reports: reports.extend(step())
             stage.run_warm_up()
-            found[given.name] = [[type(report).__name__ for report in reports], stage.has_work()]
+            of_any = [type(report).__name__ for report in reports]
+            reports.clear()
+            stage.spec = replace(stage.spec, max_concurrency=2)
+            stage.run_warm_up()
+            found[given.name] = [of_any, [type(report).__name__ for report in reports], stage.has_work()]
             stage.close()
     sys.stdout.write(json.dumps(found))
 

@@ -45,11 +45,11 @@ def generate(options: GenerateOptions) -> int:
     return run(decode_specs(specs, config), config, options)
 
 
-def make_engine(config: EngineConfig, *, verbose: bool) -> GenerateEngine:
+def make_engine(config: EngineConfig, *, verbose: bool, max_concurrency: int) -> GenerateEngine:
     """Create the engine of a profile, not started yet."""
     from omni_cli.engine.omni_llm import OmniLLM
 
-    return OmniLLM(config, verbose=verbose)
+    return OmniLLM(config, verbose=verbose, max_concurrency=max_concurrency)
 
 
 def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, options: GenerateOptions) -> ExitCode:
@@ -62,11 +62,12 @@ def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, o
         writer.prepare()
     else:
         config = _text_only(config)
-    progress = _choose_progress(config, sum(isinstance(request, PendingRequest) for request in requests), options)
+    num_usable = sum(isinstance(request, PendingRequest) for request in requests)
+    progress = _choose_progress(config, num_usable, options)
     printer = _choose_printer(requests, progress, options)
 
     async def run_on_engine() -> RunOutcome:
-        engine = make_engine(config, verbose=options.verbose)
+        engine = make_engine(config, verbose=options.verbose, max_concurrency=num_usable)
         session = GenerateRun(engine, requests, writer=writer, printer=printer, progress=progress)
         return await session.run(timeout_s=options.timeout)
 

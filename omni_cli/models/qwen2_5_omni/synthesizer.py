@@ -184,11 +184,12 @@ class Synthesizer:
             ]
         )
 
-    def capture_ahead(self, request: SynthesisRequest) -> None:
+    def capture_ahead(self, request: SynthesisRequest, max_concurrency: int | None) -> None:
         """Capture the graphs of all buckets up to that of a full batch, with the settings of `request`."""
         if not self._is_packed or not self._has_graphs:
             return
-        largest = bucket((self._stage.max_num_seqs or 1) * TYPICAL_BLOCKS)
+        most = self._stage.max_num_seqs or 1
+        largest = bucket(min(most, max_concurrency or most) * TYPICAL_BLOCKS)
         with self.arithmetic():
             # The largest first, whose memory the others then share.
             for size in reversed(list(buckets(largest))):

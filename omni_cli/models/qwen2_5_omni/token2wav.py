@@ -51,12 +51,15 @@ class Qwen2_5OmniToken2WavForDiffusion(DiffusionModel):
         return self.synthesizer.denoiser
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
-        """Run one step of a request, so that the first real one compiles nothing and errors show early."""
+    def warm_up(self, max_concurrency: int | None) -> None:
+        """Run one step of a request, so that the first real one compiles nothing and errors show early.
+
+        Graphs are captured for up to `max_concurrency` requests at once, by default `max_num_seqs`.
+        """
         codes = torch.zeros(WARM_UP_CODES, dtype=torch.long, device=self.token2wav.device)
         speaker = next(iter(self.speakers))
         request = SynthesisRequest("warm-up", codes, 0, 0, WARM_UP_CODES, 0, speaker, DenoisingSettings(2, 0.5, -1.0))
-        self.synthesizer.capture_ahead(request)
+        self.synthesizer.capture_ahead(request, max_concurrency)
         self.batch.add(request)
         while not self.batch.advance():
             pass

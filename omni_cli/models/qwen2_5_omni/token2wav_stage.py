@@ -101,7 +101,7 @@ class Token2WavStage(VllmStage):
         self.denoiser = model.prepare(spec.stage)
         self._synthesizer = model.synthesizer
         if execution != "eager":
-            model.warm_up()
+            model.warm_up(spec.max_concurrency)
         self._batch = model.batch
         self._batch.precedence = self._precedence
 

@@ -19,7 +19,8 @@ def test_every_ar_stage_finishes_its_warm_up_requests(profile):
     assert done.returncode == 0, done.stderr[-3000:]
     stages = json.loads(done.stdout.splitlines()[-1])
     assert stages
-    for reports, is_left in stages.values():
+    for reports, of_two, is_left in stages.values():
         assert reports.count("RequestDone") == 1 + 2 + 4 + 8  # batches up to max_num_seqs
         assert "Failure" not in reports
+        assert of_two.count("RequestDone") == 1 + 2
         assert not is_left

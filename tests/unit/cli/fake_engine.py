@@ -40,9 +40,10 @@ class FakeEngine:
 
     instances: list[FakeEngine] = []  # noqa: RUF012 - what a test looks at afterwards
 
-    def __init__(self, config: EngineConfig, *, verbose: bool = False) -> None:
+    def __init__(self, config: EngineConfig, *, verbose: bool, max_concurrency: int) -> None:
         self.config = config
         self.verbose = verbose
+        self.max_concurrency = max_concurrency
         self.requests: list[GenerateRequest] = []
         self.closed = 0
         self.stages: tuple[StageInfo, ...] = ()

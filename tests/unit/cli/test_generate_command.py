@@ -293,7 +293,8 @@ def test_requests_finish_in_any_order_and_are_listed_in_theirs(omni: Omni) -> No
 def test_requests_run_concurrently(omni: Omni) -> None:
     path = requests_file(*({"prompt": "late"} for _ in range(32)))
     started = time.monotonic()
-    assert omni("--requests", path, "--modalities", "text").code == 0
+    result = omni("--requests", path, "--modalities", "text")
+    assert result.code == 0 and result.engines[0].max_concurrency == 32
     assert time.monotonic() - started < 32 * 0.2 / 2
 
 
