@@ -61,7 +61,7 @@ class OmniRunnerMixin(VllmRunner):
         self.payload_limits = DEFAULT_LIMITS
         self._row_owners: dict[str, RequestRows] = {}
         self._has_later_positions = False
-        # vLLM's executor uses one rank's outputs, so the others copy nothing; an external launcher gives each its own.
+        # vLLM's executor uses one rank's outputs, so others copy nothing. An external launcher's ranks each have one.
         is_alone = self.parallel_config.distributed_executor_backend == "external_launcher"
         self.returns_outputs: bool = get_pp_group().is_last_rank and (is_alone or get_tp_group().is_first_rank)
         self._triton_cache = os.environ.get(TRITON_CACHE)
