@@ -5,7 +5,8 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
 from omni_cli.vllm_integration.code_runner import CodeRunnerMixin
-from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin, DiffusionRunnerMixin, OmniRunnerMixin
+from omni_cli.vllm_integration.diffusion_runner import DiffusionRunnerMixin
+from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin, OmniRunnerMixin
 from omni_cli.vllm_integration.workers import OmniWorkerMixin
 
 

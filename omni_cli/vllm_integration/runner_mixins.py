@@ -3,7 +3,7 @@
     OmniRunnerMixin            decodes request payloads, sets M-RoPE positions from a request
     ├── ARRunnerMixin          hidden states per request, beside unchanged tokens
     │   └── CodeRunnerMixin    the codes of a frame after its token (`code_runner.py`)
-    └── DiffusionRunnerMixin   one tensor per request, no logits and no sampling
+    └── DiffusionRunnerMixin   one tensor per request, no logits and no sampling (`diffusion_runner.py`)
 
 `workers.py` makes vLLM build one of these in place of its own.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,16 +26,8 @@ from omni_cli.execution.ranges import mark
 from omni_cli.stage.payloads import DEFAULT_LIMITS
 from omni_cli.stage.request_payloads import RequestPayload, read_request_payload
 from omni_cli.vllm_integration.arriving_conditions import Arrived, arrived_with
-from omni_cli.vllm_integration.diffusion_entry import (
-    DiffusionInput,
-    Made,
-    NoOutput,
-    diffusion_entry,
-    one_tensor_per_request,
-    start_together,
-)
 from omni_cli.vllm_integration.graph_counters import GraphCounters
-from omni_cli.vllm_integration.outputs import AsyncOmniModelRunnerOutput, OmniModelRunnerOutput, with_payloads
+from omni_cli.vllm_integration.outputs import with_payloads
 from omni_cli.vllm_integration.row_ledger import ComputedSpan, RequestRows, RowLedger
 from omni_cli.vllm_integration.row_staging import OwedRows, RowStaging, StepRows
 
@@ -61,7 +53,8 @@ class OmniRunnerMixin(VllmRunner):
         self.payload_limits = DEFAULT_LIMITS
         self._row_owners: dict[str, RequestRows] = {}
         self._has_later_positions = False
-        # vLLM's executor uses one rank's outputs, so others copy nothing. An external launcher's ranks each have one.
+        # vLLM's executor uses the outputs of one rank, so the others copy nothing. With an external launcher each
+        # rank has its own executor.
         is_alone = self.parallel_config.distributed_executor_backend == "external_launcher"
         self.returns_outputs: bool = get_pp_group().is_last_rank and (is_alone or get_tp_group().is_first_rank)
         self._triton_cache = os.environ.get(TRITON_CACHE)
@@ -306,95 +299,3 @@ def _joined(spans: list[ComputedSpan]) -> list[tuple[int, int]]:
         begin = rows.pop()[0] if rows and rows[-1][1] == span.row else span.row
         rows.append((begin, span.row + span.length))
     return rows
-
-
-class DiffusionRunnerMixin(OmniRunnerMixin):
-    """A diffusion: the model turns each request's tokens and information into one tensor, in one step or several.
-
-    A model that keeps requests between steps forgets those that have ended in its `drop`.
-    """
-
-    broadcast_pp_output: bool
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
-        # The configuration is that of the whole model, with M-RoPE; a diffusion stage has no positions.
-        self.uses_mrope = False
-        # With an external launcher each pipeline rank has its own engine, which waits for the outputs. vLLM broadcasts
-        # logits to them; a diffusion has none, so the last rank's outputs are broadcast instead.
-        self._broadcasts = self.broadcast_pp_output
-        self.broadcast_pp_output = False
-        self.returns_outputs = self.returns_outputs or self._broadcasts
-
-    def load_model(self, *args: object, **kwargs: object) -> None:
-        super().load_model(*args, **kwargs)
-        model = self.get_model()
-        self._diffuse = diffusion_entry(model)
-        self._drop: Callable[[str], None] | None = getattr(model, "drop", None)
-
-    def _forget_request(self, request_id: str) -> None:
-        super()._forget_request(request_id)
-        if self._drop is not None:
-            self._drop(request_id)
-
-    def _model_forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        positions: torch.Tensor | None = None,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        **model_kwargs: object,
-    ) -> object:
-        assert input_ids is not None
-        inputs = [
-            DiffusionInput(
-                request_id=span.request_id,
-                token_ids=input_ids[span.row : span.row + span.length],
-                information=self.request_payloads[span.request_id].information,
-            )
-            for span in self._spans()
-        ]
-        with mark("model forward"):
-            if intermediate_tensors is not None:
-                return self._diffuse(inputs, intermediate_tensors=intermediate_tensors)
-            return self._diffuse(inputs)
-
-    def execute_model(self, *args: object, **kwargs: object) -> object:
-        """Run a step as vLLM does; with an external launcher, all pipeline ranks return the last one's outputs."""
-        output = super().execute_model(*args, **kwargs)
-        if not self._broadcasts or not isinstance(output, IntermediateTensors):
-            return output
-        pipeline = get_pp_group()
-        pipeline.send_tensor_dict(output.tensors, all_gather_group=get_tp_group())
-        received = pipeline.broadcast_tensor_dict(src=pipeline.world_size - 1)
-        assert received is not None
-        return self._output_of([received[str(index)] for index in range(len(received))])
-
-    def _pool(self, hidden_states: object, *args: object, **kwargs: object) -> AsyncOmniModelRunnerOutput:
-        """Return the outputs; `hidden_states` is the model's result: a tensor, a list or a dict by request."""
-        tensors = list(one_tensor_per_request(hidden_states, list(self.input_batch.req_ids)).values())
-        if self._broadcasts:
-            pipeline = get_pp_group()
-            named = {
-                str(index): made.contiguous() if isinstance(made, torch.Tensor) else made
-                for index, made in enumerate(tensors)
-            }
-            pipeline.broadcast_tensor_dict(named, src=pipeline.world_size - 1)
-        return self._output_of(tensors)
-
-    def _output_of(self, made: list[Made]) -> AsyncOmniModelRunnerOutput:
-        """Build the step's output from one device tensor per request, in batch order."""
-        request_ids = list(self.input_batch.req_ids)
-        outputs = dict(zip(request_ids, made, strict=True))
-        tensors = {name: tensor for name, tensor in outputs.items() if isinstance(tensor, torch.Tensor)}
-        output = ModelRunnerOutput(req_ids=request_ids, req_id_to_index=dict(self.input_batch.req_id_to_index))
-        # Some models return host tensors, such as transformers' vocoder.
-        here = {name: tensor for name, tensor in tensors.items() if tensor.device.type != self.device.type}
-        there = {name: tensor for name, tensor in tensors.items() if name not in here}
-        with mark("output copy"):
-            arrived = start_together(there, self.output_copy) if self.returns_outputs else dict
-        missing = {name: reason for name, reason in outputs.items() if isinstance(reason, NoOutput)}
-        at_once = {**here, **missing}
-        if not self.returns_outputs:
-            return AsyncOmniModelRunnerOutput(lambda: OmniModelRunnerOutput.with_payloads(output, {}))
-        return AsyncOmniModelRunnerOutput(lambda: OmniModelRunnerOutput.with_payloads(output, {**arrived(), **at_once}))

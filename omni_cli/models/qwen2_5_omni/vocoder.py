@@ -108,7 +108,7 @@ class PackedVocoder(Vocoder):
         vocoder: nn.Module,
         make_activation: Callable[[nn.Module], Activation],
         mean: Mean = plain_mean,
-        compile_ahead: Callable[..., object] = list,
+        compile_ahead: Callable[..., object] | None = None,
     ) -> None:
         """`compile_ahead` compiles what calls of activations need; it takes those of `PackedBigVGAN.activations`."""
         super().__init__(vocoder)
@@ -125,7 +125,8 @@ class PackedVocoder(Vocoder):
         self._graphs = prepare(self._packed, max_graphs=len(self._graph_sizes))
 
     def capture_ahead(self) -> None:
-        self._compile_ahead(self._packed.activations())
+        if self._compile_ahead is not None:
+            self._compile_ahead(self._packed.activations())
         mel = torch.zeros(1, 1, self.module.config.mel_dim, device=self.module.conv_pre.weight.device)
         # The largest first, whose memory the others then share.
         for size in reversed(self._graph_sizes):

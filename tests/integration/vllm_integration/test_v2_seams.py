@@ -14,7 +14,8 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from omni_cli.families import families, load
 from omni_cli.vllm_integration.code_runner import CodeRunnerMixin
-from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin, DiffusionRunnerMixin, OmniRunnerMixin
+from omni_cli.vllm_integration.diffusion_runner import DiffusionRunnerMixin
+from omni_cli.vllm_integration.runner_mixins import ARRunnerMixin, OmniRunnerMixin
 
 V2 = "vllm.v1.worker.gpu"
 RUNNER = f"{V2}.model_runner:GPUModelRunner"
