@@ -11,11 +11,11 @@ from typing import Protocol
 
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAntiAliasedActivation1d
 
 from omni_cli.execution.denoiser import Denoiser
 from omni_cli.models.qwen2_5_omni.buckets import ALIGNMENT, VOCODER, buckets
+from omni_cli.models.qwen2_5_omni.row_convolution import RowConvolution
 from omni_cli.models.qwen2_5_omni.speech_request import SynthesisRequest
 
 # Frames on either side that affect a frame: with 16, samples differ from the whole's by float32's rounding.
@@ -25,9 +25,6 @@ MAX_FRAMES_PER_CALL = 4000
 
 # Frames of the largest CUDA graph, almost 5 s of sound: for more, launches take less time than the work.
 LARGEST_GRAPH = 480
-
-# Up to so many channels cuDNN convolves images of one column faster than those of one row.
-COLUMN_CHANNELS = 48
 
 
 class Activation(Protocol):
@@ -178,8 +175,8 @@ class PackedBigVGAN(nn.Module):
 
     Convolutions run over all of them; activations, which keep sequences apart, leave silence in between. Samples are
     rows, (num_samples, channels), the layout in which cuDNN's products run without copies. A dilated convolution is
-    one without dilation over rows in the order of its phases, in which the activation before it writes them. Biases
-    are added by the activation that reads next.
+    one without dilation over rows in the order of its phases, in which the activation before it writes them: the last
+    gap keeps phases apart as well. Biases are added by the activation that reads next.
     """
 
     def __init__(self, vocoder: nn.Module, make_activation: Callable[[nn.Module], Activation], mean: Mean) -> None:
@@ -196,21 +193,29 @@ class PackedBigVGAN(nn.Module):
         ]
         self._mean_biases = [sum(sums[-1] for sums in stage) / per_stage for stage in self._biases]
         self._activations: dict[nn.Module, Activation] = {}
+        self._convolutions: dict[nn.Module, RowConvolution] = {}
         for module in vocoder.modules():
             if isinstance(module, Qwen2_5OmniAntiAliasedActivation1d):
                 self._activations[module] = make_activation(module)
             elif isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
-                images = module.weight.detach()[:, :, None].contiguous(memory_format=torch.channels_last)
-                module.weight = nn.Parameter(images[:, :, 0], requires_grad=False)
+                self._convolutions[module] = RowConvolution(module)
         reach = max(
             (size - 1) // 2 * max(dilations)
             for size, dilations in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
         )
         # The reach of any convolution in frames, which is longest after the first upsampling.
         self.gap = max(vocoder.conv_pre.padding[0], math.ceil(reach / self._rates[1]))
-        # Of so many frames, the samples of every stage fall into whole phases.
-        dilations = math.lcm(*itertools.chain(*config.resblock_dilation_sizes))
-        self.multiple = math.lcm(*(dilations // math.gcd(dilations, rate) for rate in self._rates[1:]))
+        # Of so many frames, the samples of every stage fall into whole phases and rows.
+        self.multiple = self._multiple(1, [vocoder.conv_pre])
+        for upsample, blocks, rate in zip(vocoder.ups, self._blocks, self._rates[1:], strict=True):
+            self.multiple = math.lcm(self.multiple, self._multiple(rate, [*upsample, *blocks]))
+
+    def _multiple(self, rate: int, parts: Sequence[nn.Module]) -> int:
+        """Of so many frames, `parts` with `rate` samples per frame have whole phases and rows."""
+        convolutions = [each for part in parts for each in part.modules() if each in self._convolutions]
+        dilations = (each.dilation[0] for each in convolutions)
+        samples = math.lcm(*dilations, *(self._convolutions[each].samples_made for each in convolutions))
+        return samples // math.gcd(samples, rate)
 
     def activations(self) -> Iterator[tuple[Activation, torch.Tensor, int]]:
         """Yield an activation of each stage, with the bias (channels,) and the samples per frame of its calls."""
@@ -225,17 +230,17 @@ class PackedBigVGAN(nn.Module):
         """
         vocoder = self.vocoder
         sounds = (bounds[1] > bounds[0])[:, None]
-        hidden = _convolved(vocoder.conv_pre, spectrum.where(sounds, 0.0))
+        hidden = self._convolutions[vocoder.conv_pre](spectrum.where(sounds, 0.0))
         hidden = self._mean([hidden], vocoder.conv_pre.bias, bounds, 1)
         for (upsample,), blocks, rate, biases, bias in zip(
             vocoder.ups, self._blocks, self._rates[1:], self._biases, self._mean_biases, strict=True
         ):
-            hidden = _upsampled(upsample, hidden)
+            hidden = self._convolutions[upsample](hidden)
             made = [self._residual(*each, hidden, bounds, rate) for each in zip(blocks, biases, strict=True)]
             hidden = self._mean(list(itertools.chain(*made)), bias, bounds, rate, share=1 / len(made))
         post = self._activations[vocoder.activation_post]
         hidden = post(hidden, bounds, self._rates[-1], bias=torch.zeros_like(bias))
-        return _convolved(vocoder.conv_post, hidden).float().clamp_(-1.0, 1.0).reshape(-1)
+        return self._convolutions[vocoder.conv_post](hidden).float().clamp_(-1.0, 1.0).reshape(-1)
 
     def _residual(
         self, block: nn.Module, biases: Sequence[torch.Tensor], hidden: torch.Tensor, bounds: torch.Tensor, rate: int
@@ -247,9 +252,9 @@ class PackedBigVGAN(nn.Module):
             hidden = hidden if branch is None else hidden + branch
             (phases,) = first.dilation
             made = next(activations)(hidden, bounds, rate, bias=bias, phases_out=phases)
-            made = _convolved(first, made, phases)
+            made = self._convolutions[first](made)
             made = next(activations)(made, bounds, rate, bias=first.bias, phases_in=phases)
-            branch = _convolved(second, made)
+            branch = self._convolutions[second](made)
         return hidden, branch
 
 
@@ -280,24 +285,3 @@ def _on_host(samples: torch.Tensor) -> torch.Tensor:
     copy.copy_(samples, non_blocking=True)
     torch.cuda.current_stream(samples.device).synchronize()
     return copy
-
-
-def _convolved(convolution: nn.Conv1d, rows: torch.Tensor, phases: int = 1) -> torch.Tensor:
-    """Convolve rows (num_samples, channels) in the order of their phases, without the bias."""
-    num_samples, channels = rows.shape
-    length, reach = num_samples // phases, (convolution.weight.shape[-1] - 1) // 2
-    if channels <= COLUMN_CHANNELS:
-        images, weight, padding = rows.view(phases, length, 1, channels), convolution.weight[..., None], (reach, 0)
-    else:
-        images, weight, padding = rows.view(phases, 1, length, channels), convolution.weight[:, :, None], (0, reach)
-    made = functional.conv2d(images.permute(0, 3, 1, 2), weight, padding=padding)
-    return made.permute(0, 2, 3, 1).reshape(num_samples, -1)
-
-
-def _upsampled(convolution: nn.ConvTranspose1d, rows: torch.Tensor) -> torch.Tensor:
-    """Convolve rows (num_samples, channels) to a higher rate, without the bias."""
-    image, weight = rows.mT[None, :, None], convolution.weight[:, :, None]
-    made = functional.conv_transpose2d(
-        image, weight, stride=(1, *convolution.stride), padding=(0, *convolution.padding)
-    )
-    return made[0, :, 0].mT.contiguous()

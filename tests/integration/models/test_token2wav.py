@@ -35,9 +35,10 @@ from omni_cli.models.qwen2_5_omni.velocity import Velocity  # noqa: E402
 from omni_cli.models.qwen2_5_omni.vocoder import PackedVocoder, Vocoder, VocoderInput  # noqa: E402
 
 
-def token2wav() -> Qwen2_5OmniToken2WavModel:
+def token2wav(vocoder_channels: int = 64) -> Qwen2_5OmniToken2WavModel:
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(resolve_model("builtin:tiny-omni")).token2wav_config
+    config.bigvgan_config.upsample_initial_channel = vocoder_channels
     return Qwen2_5OmniToken2WavModel(config).eval()
 
 
@@ -241,8 +242,10 @@ def test_buckets_grow_by_the_smallest_or_less_than_a_quarter(smallest):
     assert list(buckets(272, 8)) == [8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256]
 
 
-def test_spectrograms_of_different_lengths_are_vocoded_together_as_they_are_alone():
-    vocoder = loud_vocoder().double()
+# With 384 there are stages of 192, 96, 48 and 24 channels, which have several samples in a row.
+@pytest.mark.parametrize("channels", [64, 384])
+def test_spectrograms_of_different_lengths_are_vocoded_together_as_they_are_alone(channels):
+    vocoder = loud_vocoder(channels).double()
     draw = torch.Generator().manual_seed(0)
     mels = [torch.randn(1, frames, 80, generator=draw, dtype=torch.float64) for frames in (100, 66, 7, 1)]
     heard = [VocoderInput(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
@@ -295,8 +298,9 @@ def test_activations_as_products_are_those_of_the_vocoder_at_every_length():
 
 
 @torch.inference_mode()
-def test_a_spectrogram_that_is_not_a_number_spoils_no_other_waveform():
-    vocoder = PackedVocoder(loud_vocoder(), PlainActivation)
+@pytest.mark.parametrize("channels", [64, 384])
+def test_a_spectrogram_that_is_not_a_number_spoils_no_other_waveform(channels):
+    vocoder = PackedVocoder(loud_vocoder(channels), PlainActivation)
     mels = [torch.randn(1, frames, 80) for frames in (20, 30, 20)]
     heard = [VocoderInput(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
     expected = dict(vocoder.waveforms(heard))
@@ -312,9 +316,9 @@ def pointwise(x, bounds, rate, *, bias, phases_in=1, phases_out=1) -> torch.Tens
     return in_phases((in_phases(x, len(x) // phases_in) + bias).tanh().where(sounds, 0.0), phases_out)
 
 
-def loud_vocoder() -> torch.nn.Module:
+def loud_vocoder(channels: int = 64) -> torch.nn.Module:
     """With weights that preserve a signal's scale, unlike transformers' initial ones."""
-    vocoder = token2wav().code2wav_bigvgan_model
+    vocoder = token2wav(channels).code2wav_bigvgan_model
     for module in vocoder.modules():
         if isinstance(module, torch.nn.Conv1d):
             module.weight.data.normal_(0, module.weight[0].numel() ** -0.5)
