@@ -45,7 +45,9 @@ def main() -> None:
         return run(self, *args, warmup=True, **keys)
 
     JITFunction.run = compile_only
-    config = Qwen2_5OmniBigVGANConfig(upsample_initial_channel=160, upsample_rates=[5, 3], upsample_kernel_sizes=[11, 7])
+    config = Qwen2_5OmniBigVGANConfig(
+        upsample_initial_channel=160, upsample_rates=[5, 3], upsample_kernel_sizes=[11, 7]
+    )
     packed = PackedBigVGAN(
         Qwen2_5OmniToken2WavBigVGANModel(config).eval(), fused_activation.FusedActivation, plain_mean
     )

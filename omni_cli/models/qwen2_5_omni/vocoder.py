@@ -130,13 +130,21 @@ class PackedVocoder(Vocoder):
             self._samples(*self.pack([mel.expand(1, size - self.gap, -1)]))
 
     def waveforms(self, inputs: Sequence[VocoderInput]) -> Iterator[tuple[str, torch.Tensor]]:
+        running: list[tuple[list[VocoderInput], ComingSamples]] = []
         for group in grouped(inputs):
-            frames = [each.frames for each in group]
-            samples = _on_host(self._samples(*self.pack(frames)))
-            start = 0
-            for each, length in zip(group, self._lengths(frames), strict=True):
-                yield each.request_id, each.wanted(samples[start * self.samples_per_frame :])
-                start += length
+            coming = ComingSamples(self._samples(*self.pack([each.frames for each in group])))
+            running.append((group, coming))
+            # The device works on this group while the host returns the one before.
+            if len(running) == 2:
+                yield from self._separated(*running.pop(0))
+        for each in running:
+            yield from self._separated(*each)
+
+    def _separated(self, group: list[VocoderInput], coming: ComingSamples) -> Iterator[tuple[str, torch.Tensor]]:
+        samples, start = coming.wait(), 0
+        for each, length in zip(group, self._lengths([each.frames for each in group]), strict=True):
+            yield each.request_id, each.wanted(samples[start * self.samples_per_frame :])
+            start += length
 
     def pack(self, frames: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (1, mel_dim, num_frames) with gaps, and (2, num_frames) int32 bounds of each frame's sequence."""
@@ -168,6 +176,25 @@ class PackedVocoder(Vocoder):
             eager = self._graphs.eagerly()
         with eager:
             return self._packed(spectrum, bounds.to(mel.device))
+
+
+class ComingSamples:
+    """Samples on their way to page-locked memory of the host.
+
+    `execution.copies` would sleep while it waits, or copy to memory that lacks pages yet.
+    """
+
+    def __init__(self, samples: torch.Tensor) -> None:
+        self._samples, self._copied = samples, None
+        if samples.is_cuda:
+            self._samples = torch.empty(samples.shape, dtype=samples.dtype, pin_memory=True)
+            self._samples.copy_(samples, non_blocking=True)
+            self._copied = torch.cuda.current_stream(samples.device).record_event()
+
+    def wait(self) -> torch.Tensor:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._samples
 
 
 class PackedBigVGAN(nn.Module):
@@ -275,13 +302,3 @@ def grouped(inputs: Sequence[VocoderInput]) -> Iterator[list[VocoderInput]]:
         num_frames += each.frames.shape[1]
     if group:
         yield group
-
-
-def _on_host(samples: torch.Tensor) -> torch.Tensor:
-    """Copy to page-locked memory, and wait: `execution.copies` would sleep, or copy to memory that lacks pages yet."""
-    if not samples.is_cuda:
-        return samples
-    copy = torch.empty(samples.shape, dtype=samples.dtype, pin_memory=True)
-    copy.copy_(samples, non_blocking=True)
-    torch.cuda.current_stream(samples.device).synchronize()
-    return copy

@@ -244,10 +244,12 @@ def test_buckets_grow_by_the_smallest_or_less_than_a_quarter(smallest):
 
 # With 384 there are stages of 192, 96, 48 and 24 channels, which have several samples in a row.
 @pytest.mark.parametrize("channels", [64, 384])
-def test_spectrograms_of_different_lengths_are_vocoded_together_as_they_are_alone(channels):
+def test_spectrograms_of_different_lengths_are_vocoded_together_as_they_are_alone(monkeypatch, channels):
+    # Calls of 107 frames, of 66 and of 46.
+    monkeypatch.setattr("omni_cli.models.qwen2_5_omni.vocoder.MAX_FRAMES_PER_CALL", 110)
     vocoder = loud_vocoder(channels).double()
     draw = torch.Generator().manual_seed(0)
-    mels = [torch.randn(1, frames, 80, generator=draw, dtype=torch.float64) for frames in (100, 66, 7, 1)]
+    mels = [torch.randn(1, frames, 80, generator=draw, dtype=torch.float64) for frames in (100, 7, 66, 45, 1)]
     heard = [VocoderInput(str(index), mel, 0, mel.shape[1] * 240) for index, mel in enumerate(mels)]
     alone = dict(Vocoder(vocoder).waveforms(heard))
     together = dict(PackedVocoder(vocoder, PlainActivation).waveforms(heard))
