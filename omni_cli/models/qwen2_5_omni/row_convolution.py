@@ -6,23 +6,26 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-# Samples in a row that is read and in one that is made, by channels. cuDNN's products are made for more than 100
-# channels: with several samples each, most of the weights are zeros, and an H200 takes half of the time.
-_SAMPLES = {24: (4, 8), 48: (2, 4), 96: (1, 2), 192: (1, 2)}
+# Samples in a row that is read and in one that is made, by channels. cuDNN's kernels make at least 128 channels at once,
+# so that with several samples an H200 takes half of the time, although most weights are zeros.
+# benchmarks/gpu/row_convolutions.py measures it.
+SAMPLES = {24: (4, 8), 48: (2, 4), 96: (1, 2), 192: (1, 2)}
 
 
 class RowConvolution:
     """A convolution of samples in rows, (num_samples, channels), without dilation and bias."""
 
     @torch.no_grad()
-    def __init__(self, module: nn.Conv1d | nn.ConvTranspose1d) -> None:
-        """Take over the weights of `module`, which no longer runs by itself; only its padding may be at the ends."""
+    def __init__(self, module: nn.Conv1d | nn.ConvTranspose1d, samples: tuple[int, int] | None = None) -> None:
+        """Take over the weights of `module`, which no longer runs by itself. `samples` are those in a row that is read
+        and in one that is made, by default `SAMPLES`.
+        """
         if isinstance(module, nn.ConvTranspose1d):
             (raised,), (padding,), taps = module.stride, module.padding, module.weight.transpose(0, 1)
         else:
             raised, padding, taps = 1, (module.weight.shape[-1] - 1) // 2, module.weight.flip(-1)
         made, read, num_taps = taps.shape
-        samples_read, samples_made = _SAMPLES.get(read, (1, 1))
+        samples_read, samples_made = samples or SAMPLES.get(read, (1, 1))
         self.samples_made = max(samples_made, samples_read * raised)
         self._samples_read, self._channels = samples_read, made
         self._stride = self.samples_made // (samples_read * raised)
