@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-# Samples in a row that is read and in one that is made, by channels. cuDNN's kernels make at least 128 channels at once,
-# so that with several samples an H200 takes half of the time, although most weights are zeros.
-# benchmarks/gpu/row_convolutions.py measures it.
+# Samples in a row that is read and in one that is made, by channels. cuDNN makes at least 128 channels at once, so that
+# with several samples an H200 takes half of the time, although most weights are zeros. Measured by
+# benchmarks/gpu/row_convolutions.py.
 SAMPLES = {24: (4, 8), 48: (2, 4), 96: (1, 2), 192: (1, 2)}
 
 
