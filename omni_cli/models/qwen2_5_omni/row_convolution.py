@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-# Samples in a row that is read and in one that is made, by channels. cuDNN makes at least 128 channels at once, so that
-# with several samples an H200 takes half of the time, although most weights are zeros. Measured by
-# benchmarks/gpu/row_convolutions.py.
+# Samples in a row that is read and in one that is made, by channels. With few channels cuDNN's products are far from
+# their rate. With several samples in a row an H200 takes about half of the time in TF32, although most weights are
+# zeros then; benchmarks/gpu/row_convolutions.py measures it.
 SAMPLES = {24: (4, 8), 48: (2, 4), 96: (1, 2), 192: (1, 2)}
 
 
@@ -42,6 +42,7 @@ class RowConvolution:
         weight = weight.view(self.samples_made * made, 1, num_rows, samples_read * read)
         # As images of one row, whose channels lie together.
         self._weight = weight.permute(0, 3, 1, 2)
+        # The same memory, so that weights are kept once, and their precision can be read back.
         module.weight = nn.Parameter(self._weight[:, :, 0], requires_grad=False)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:

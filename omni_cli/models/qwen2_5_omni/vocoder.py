@@ -130,15 +130,13 @@ class PackedVocoder(Vocoder):
             self._samples(*self.pack([mel.expand(1, size - self.gap, -1)]))
 
     def waveforms(self, inputs: Sequence[VocoderInput]) -> Iterator[tuple[str, torch.Tensor]]:
-        running: list[tuple[list[VocoderInput], ComingSamples]] = []
+        before: Iterator[tuple[str, torch.Tensor]] = iter(())
         for group in grouped(inputs):
             coming = ComingSamples(self._samples(*self.pack([each.frames for each in group])))
-            running.append((group, coming))
             # The device works on this group while the host returns the one before.
-            if len(running) == 2:
-                yield from self._separated(*running.pop(0))
-        for each in running:
-            yield from self._separated(*each)
+            yield from before
+            before = self._separated(group, coming)
+        yield from before
 
     def _separated(self, group: list[VocoderInput], coming: ComingSamples) -> Iterator[tuple[str, torch.Tensor]]:
         samples, start = coming.wait(), 0
