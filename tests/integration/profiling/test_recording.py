@@ -20,9 +20,9 @@ from omni_cli.engine.recording.rates import measure_rates
 from omni_cli.engine.recording.target import residents_of
 from omni_cli.engine.recording.tracer import Tracer
 from omni_cli.engine.recording.work import WorkCounter
+from omni_cli.execution.cpu_linear import OneDnnLinear
 from omni_cli.execution.denoiser import prepare_denoiser
 from omni_cli.execution.lanes import Lanes
-from omni_cli.execution.onednn import OneDnnLinear
 from omni_cli.execution.ranges import listen, mark, request_began, request_ended
 from omni_cli.profiling.operators import read_operators
 from omni_cli.profiling.trace_file import read_trace
