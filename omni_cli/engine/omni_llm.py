@@ -19,6 +19,7 @@ from omni_cli.config.roles import for_family
 from omni_cli.config.schema import ARStageConfig, EngineConfig, StageConfig
 from omni_cli.engine.checkpoint_fit import check_fit, check_start
 from omni_cli.engine.devices import has_cuda_device
+from omni_cli.engine.mps import MpsServer
 from omni_cli.engine.process.building import provide_in_child
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.engine.process.stage_client import StageClient
@@ -64,11 +65,12 @@ class OmniLLM:
         verbose: bool = False,
         records: bool = False,
         max_concurrency: int | None = None,
+        keep_warm_s: float | None = None,
     ) -> None:
         """`verbose` forwards the libraries' output to stderr, from the fork server and from every stage.
 
         With `records`, stages can record their activity (`record`). With `max_concurrency`, they prepare for no more
-        requests at once.
+        requests at once. `keep_warm_s` is as of `ForkServer`.
         """
         self._records = records
         self._max_concurrency = max_concurrency
@@ -82,7 +84,8 @@ class OmniLLM:
         self._requests: dict[str, asyncio.Queue[tuple[str, Report]]] = {}
         self._dead: dict[str, Failure] = {}
         self._on_event: Callable[[Event], None] = lambda event: None
-        self._fork_server = ForkServer(config, verbose=verbose)
+        self._fork_server = ForkServer(config, verbose=verbose, keep_warm_s=keep_warm_s)
+        self._mps = MpsServer() if config.mps else None
         self._watchdog: asyncio.Task[None] | None = None
 
     @property
@@ -113,6 +116,8 @@ class OmniLLM:
     async def _start(self) -> None:
         model = await asyncio.to_thread(check_start, self.config)
         is_here = Path(model).is_dir()
+        if self._mps is not None:
+            await asyncio.to_thread(self._mps.start)
         context = self._fork_server.start()
         if not is_here:
             model = await provide_in_child(model, self._fork_server)
@@ -131,6 +136,7 @@ class OmniLLM:
                 trust_remote_code=self.config.trust_remote_code,
                 records=self._records,
                 max_concurrency=self._max_concurrency,
+                mps=self.config.mps,
             )
             client = StageClient(spec, self._handle, verbose=self._verbose)
             self._clients[client.name] = client
@@ -168,6 +174,8 @@ class OmniLLM:
             if not future.cancel() and not future.cancelled():
                 future.exception()
         self._fork_server.stop()
+        if self._mps is not None:
+            await asyncio.to_thread(self._mps.stop)
 
     def kill(self) -> None:
         """Kill every stage's process now, without waiting; for a second Ctrl-C."""

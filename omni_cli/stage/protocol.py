@@ -17,7 +17,8 @@ class StageSpec:
 
     `model` is resolved, to a folder or a repo id; `architecture` is the checkpoint's name for it. With `records`, the
     stage can record its activity, starting with its loading. `max_concurrency` is how many requests it will have at
-    once at most, if that is known: kernels and graphs for more need not be made ahead.
+    once at most, if that is known: kernels and graphs for more need not be made ahead. With `mps` it has to be a client
+    of an MPS server.
     """
 
     stage: StageConfig
@@ -29,6 +30,7 @@ class StageSpec:
     trust_remote_code: bool
     records: bool = False
     max_concurrency: int | None = None
+    mps: bool = False
 
     @property
     def ar(self) -> ARStageConfig:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+from omni_cli.engine.process.warm_process import ForkRequest, become_fork_server
 from support.answers import forked
 from support.reaper import NO_RUN, RUN
 
@@ -57,8 +57,11 @@ def start_warm(descriptor, pid):
     def fork_exec(arguments, programs, close, kept, cwd, environment, *others):
         words = [os.fsdecode(word) for word in arguments]
         if channel.fileno() != -1 and words[-1].startswith("from multiprocessing.forkserver import main"):
-            python = dict(path=sys.path, executable=sys.executable)
-            ask(list(kept), code=words[-1], environment=dict(os.environ), cwd=os.getcwd(), places=list(kept), **python)
+            umask = os.umask(0o077)
+            os.umask(umask)
+            request = dict(code=words[-1], places=list(kept), environment=dict(os.environ), folder=os.getcwd())
+            request |= dict(umask=umask, keep_s=0.0)
+            ask(list(kept), request=request, path=sys.path, executable=sys.executable)
             channel.close()
             note("python")
             return pid
@@ -170,7 +173,7 @@ def _wait(channel: socket.socket, mark: str) -> NoReturn:
         if not content:
             os._exit(0)
         message = json.loads(content)
-        if "code" in message:
+        if "request" in message:
             channel.close()
             with contextlib.suppress(SystemExit):  # its usual end
                 _become_fork_server(message, received)
@@ -189,24 +192,17 @@ def _start_beside(message: Mapping[str, Any], ends: Sequence[int]) -> int:
 
 
 def _become_fork_server(message: Mapping[str, Any], received: list[int]) -> None:
-    environment = message["environment"]
-    aside = [fcntl.fcntl(number, fcntl.F_DUPFD, 1000) for number in received]
-    for number, place in zip(aside, message["places"], strict=True):
-        os.dup2(number, place)
-        os.close(number)
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(message["cwd"])
+    request = ForkRequest(**message["request"])
     tempfile.tempdir = None
-    again = "omni_cli.engine.process.preload_"
-    if PLANTED in environment or message["executable"] != sys.executable:
-        again = "omni_cli."
+    is_changed = PLANTED in request.environment or message["executable"] != sys.executable
     sys.path[:], sys.executable = message["path"], message["executable"]
-    for name in [name for name in sys.modules if name.startswith(again) and "compat" not in name]:
-        del sys.modules[name]
-    if PLANTED in environment:
-        runpy.run_path(environment[PLANTED])
-    exec(message["code"], {"__name__": "__main__"})
+    if is_changed:
+        for name in [name for name in sys.modules if name.startswith("omni_cli.") and "compat" not in name]:
+            del sys.modules[name]
+    if PLANTED in request.environment:
+        os.environ.update(request.environment)
+        runpy.run_path(request.environment[PLANTED])
+    become_fork_server(request, received)
 
 
 def _show(mark: str) -> None:

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from omni_cli.cli.generate.options import GenerateOptions
+from omni_cli.cli.options import check_keep_warm
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, UsageError
@@ -33,6 +34,7 @@ def generate(options: GenerateOptions) -> int:
     replicas, requests = options.replicas, options.requests
     if replicas is not None and requests is None:
         raise UsageError("`--replicas` is for many requests", hint="give them as `--requests FILE.jsonl`")
+    check_keep_warm(options.keep_warm, replicas)
     config = profile_source(options).load()
     if options.help_inputs:
         from omni_cli.cli.generate.help_inputs import show_inputs
@@ -45,11 +47,11 @@ def generate(options: GenerateOptions) -> int:
     return run(decode_specs(specs, config), config, options)
 
 
-def make_engine(config: EngineConfig, *, verbose: bool, max_concurrency: int) -> GenerateEngine:
+def make_engine(config: EngineConfig, options: GenerateOptions, *, max_concurrency: int) -> GenerateEngine:
     """Create the engine of a profile, not started yet."""
     from omni_cli.engine.omni_llm import OmniLLM
 
-    return OmniLLM(config, verbose=verbose, max_concurrency=max_concurrency)
+    return OmniLLM(config, verbose=options.verbose, max_concurrency=max_concurrency, keep_warm_s=options.keep_warm)
 
 
 def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, options: GenerateOptions) -> ExitCode:
@@ -67,7 +69,7 @@ def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, o
     printer = _choose_printer(requests, progress, options)
 
     async def run_on_engine() -> RunOutcome:
-        engine = make_engine(config, verbose=options.verbose, max_concurrency=num_usable)
+        engine = make_engine(config, options, max_concurrency=num_usable)
         session = GenerateRun(engine, requests, writer=writer, printer=printer, progress=progress)
         return await session.run(timeout_s=options.timeout)
 

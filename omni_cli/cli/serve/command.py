@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from omni_cli.cli.options import check_keep_warm
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.serve.options import DEFAULT_VIDEOS, ServeOptions
 from omni_cli.cli.terminal import console
@@ -38,6 +39,7 @@ def serve(options: ServeOptions) -> int:
         raise UsageError(
             "the API key is empty", hint="omit `--api-key` and unset `OMNI_API_KEY` to serve without a key"
         )
+    check_keep_warm(options.keep_warm, options.replicas)
     config = profile_source(options).load()
     if options.hang_timeout is not None:
         timeouts = {"step_timeout_s": options.hang_timeout}
@@ -56,23 +58,23 @@ def serve(options: ServeOptions) -> int:
     folder = options.output_dir or DEFAULT_VIDEOS
     settings = ServerSettings(api_key, is_local and api_key is None, options.drain_timeout, limits, folder)
     log = AccessLog(only_failures=quiet)
-    engine = _make_engine(config, options.replicas, limits, log, verbose=verbose)
+    engine = _make_engine(config, options, limits, log)
     server = Server(engine, config, settings, log)
     asyncio.run(_run(server, config, listener, as_json=options.as_json, verbose=verbose, quiet=quiet))
     return ExitCode.OK
 
 
-def _make_engine(
-    config: EngineConfig, replicas: int | None, limits: Limits, log: AccessLog, *, verbose: bool
-) -> Engine:
+def _make_engine(config: EngineConfig, options: ServeOptions, limits: Limits, log: AccessLog) -> Engine:
     """Create an engine in this process, or replicas on Ray; not started yet."""
-    if replicas is None:
+    if options.replicas is None:
         from omni_cli.engine.omni_llm import OmniLLM
 
-        return OmniLLM(config, verbose=verbose)
+        return OmniLLM(config, verbose=options.verbose, keep_warm_s=options.keep_warm)
     from omni_cli.replicas.replicated_engine import ReplicatedEngine
 
-    return ReplicatedEngine(config, replicas, max_requests=limits.max_requests, on_log_event=log.event, verbose=verbose)
+    return ReplicatedEngine(
+        config, options.replicas, max_requests=limits.max_requests, on_log_event=log.event, verbose=options.verbose
+    )
 
 
 async def _run(

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from omni_cli.checkpoints.hub import download
 from omni_cli.checkpoints.resolve import remove_unfinished, resolve_model
-from omni_cli.engine.process.fork_server import ForkServer, become_group_leader
+from omni_cli.engine.process.fork_server import ForkServer
+from omni_cli.engine.process.process_group import become_group_leader
 from omni_cli.errors import OmniError
 from omni_cli.stage.messages import Failure
 

@@ -8,13 +8,16 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
 from importlib.util import find_spec
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from typing import Any, ClassVar
 
 from omni_cli.config.schema import EngineConfig
+from omni_cli.engine.process.process_group import stop_signals_blocked
+from omni_cli.engine.process.slow_imports import FAMILY_MODULES
+from omni_cli.engine.process.warm_process import warm_process
 from omni_cli.families import family_of_stages
 from omni_cli.temporary_folder import temporary_folder
 
@@ -23,34 +26,6 @@ from omni_cli.temporary_folder import temporary_folder
 _TRACKER_FILTER = "ignore:resource_tracker:UserWarning"
 
 
-# Sent to a whole process group by a terminal, `timeout` or a service manager. Only the command handles them.
-_GROUP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-
-
-@contextlib.contextmanager
-def _stop_signals_blocked() -> Iterator[None]:
-    """Block these signals for processes started within, from their first instruction on; here they stay pending."""
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-
-
-def become_group_leader() -> None:
-    """Give a process from the fork server its own group, which can be killed as a whole.
-
-    It then gets no Ctrl-C, which goes to the command only, and SIGTERM has its usual effect again.
-    """
-    os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
-
-
-# Passes the family's modules to `preload_family`.
-FAMILY_MODULES = "OMNI_FAMILY_MODULES"
 # The folder of a stage's sockets, so that whoever kills the stage can remove them.
 SOCKETS_FOLDER = "OMNI_SOCKETS_FOLDER"
 # The longest path that multiprocessing appends to a temporary folder.
@@ -72,11 +47,13 @@ class ForkServer:
 
     _users: ClassVar[set[int]] = set()
 
-    def __init__(self, config: EngineConfig, *, verbose: bool = False) -> None:
+    def __init__(self, config: EngineConfig, *, verbose: bool = False, keep_warm_s: float | None = None) -> None:
         """Choose the imports that the stages of `config` need.
 
-        `verbose` forwards output of the imports to stderr.
+        `verbose` forwards output of the imports to stderr. With `keep_warm_s` they are done in a process that stays for
+        so long after the command, unless another command has left one.
         """
+        self._keep_warm_s = keep_warm_s
         parts = ["verbose" if verbose else "quiet", *sorted(config.backends, reverse=True), "family"]
         self._preload = [f"omni_cli.engine.process.preload_{part}" for part in parts]
         for module in self._preload:
@@ -106,12 +83,22 @@ class ForkServer:
         resource_tracker.ensure_running()  # unblocks signals when it is done, so not within
         os.environ[FAMILY_MODULES] = " ".join(self._modules)
         try:
-            with _stop_signals_blocked():
-                forkserver.ensure_running()
+            with stop_signals_blocked():
+                self._ensure_running()
         finally:
             del os.environ[FAMILY_MODULES]
         self._users.add(id(self))
         return context
+
+    def _ensure_running(self) -> None:
+        server: Any = forkserver._forkserver
+        if self._keep_warm_s is None:
+            server.ensure_running()
+        elif server._forkserver_address is None:
+            # Without "verbose" or "quiet", which is for the output of this command.
+            with warm_process(self._preload[1:], self._keep_warm_s):
+                server.ensure_running()
+            server.ensure_running = lambda: None  # it waits for a child, which a fork of another process is not
 
     def stop(self) -> None:
         """Release the handle; forked processes continue. Idempotent."""
@@ -119,11 +106,17 @@ class ForkServer:
             return
         self._users.remove(id(self))
         server: Any = forkserver._forkserver  # multiprocessing has no call to end it
-        pid = server._forkserver_pid
-        if not self._users and pid is not None:
+        if self._users:
+            return
+        if server._forkserver_pid is not None:
             # Otherwise it would end only after its imports, which are no longer needed.
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(server._forkserver_pid, signal.SIGKILL)
             # Without multiprocessing's own clean-up, the next handle would use the killed server.
             with contextlib.suppress(ChildProcessError, FileNotFoundError):
                 server._stop()
+        elif server._forkserver_address is not None:
+            del server.ensure_running
+            os.close(server._forkserver_alive_fd)
+            Path(server._forkserver_address).unlink(missing_ok=True)
+            server._forkserver_address = server._forkserver_alive_fd = None

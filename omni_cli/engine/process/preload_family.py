@@ -3,8 +3,7 @@
 import importlib
 import os
 
-from omni_cli.engine.process.fork_server import FAMILY_MODULES
-from omni_cli.engine.process.slow_imports import slow_imports
+from omni_cli.engine.process.slow_imports import FAMILY_MODULES, slow_imports
 
 with slow_imports():
     for _name in os.environ.pop(FAMILY_MODULES).split():

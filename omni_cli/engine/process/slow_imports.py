@@ -12,6 +12,9 @@ from omni_cli.compat.libraries import prepare_libraries
 from omni_cli.engine.process.host_allocator import keep_freed_memory
 from omni_cli.engine.process.orphan_watch import OrphanWatch
 
+# Passes the family's modules to `preload_family`.
+FAMILY_MODULES = "OMNI_FAMILY_MODULES"
+
 
 @contextlib.contextmanager
 def slow_imports() -> Iterator[None]:

@@ -22,7 +22,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from omni_cli.engine.process.fork_server import become_group_leader
+from omni_cli.engine.mps import mps_effect
+from omni_cli.engine.process.process_group import become_group_leader
 from omni_cli.engine.process.stage_log import StageLog
 from omni_cli.engine.recording.recorder import Recorder
 from omni_cli.errors import OmniError, OutputError, StageError
@@ -111,11 +112,12 @@ def _run(
             cluster.enter_context(ray_for_ranks(spec.stage))
             stage = load_stage(spec, send_at_once)
             stage.warm_up()
+            effective = {**stage.effective, **mps_effect(spec.stage.name, required=spec.mps)}
     except Exception as error:  # noqa: BLE001 - whatever a library raises while loading must reach the user
         emit(load_failure(error, spec))
         return
     load_s = time.perf_counter() - started_s
-    emit(StageReady(load_s, stage.effective, memory_report(), stage.settings, stage.engagement))
+    emit(StageReady(load_s, effective, memory_report(), stage.settings, stage.engagement))
     forget_peaks()
     loaded.append(stage)
     if recorder is not None:

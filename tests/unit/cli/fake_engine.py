@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from omni_cli.cli.generate.options import GenerateOptions
 from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import CheckpointError, InputError, StageError
 from omni_cli.outputs import (
@@ -40,9 +41,9 @@ class FakeEngine:
 
     instances: list[FakeEngine] = []  # noqa: RUF012 - what a test looks at afterwards
 
-    def __init__(self, config: EngineConfig, *, verbose: bool, max_concurrency: int) -> None:
+    def __init__(self, config: EngineConfig, options: GenerateOptions, *, max_concurrency: int) -> None:
         self.config = config
-        self.verbose = verbose
+        self.verbose = options.verbose
         self.max_concurrency = max_concurrency
         self.requests: list[GenerateRequest] = []
         self.closed = 0
