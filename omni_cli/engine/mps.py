@@ -71,7 +71,7 @@ def mps_effect(stage: str, *, required: bool) -> dict[str, bool]:
     is_client = any(_group_of(pid) == os.getpgrp() for each in servers for pid in _numbers(f"get_client_list {each}"))
     if required and not is_client:
         raise StageError(
-            f"`mps: true`, but stage `{stage}` is no client of the server", stage=stage, hint="--set mps=false"
+            f"`mps: true`, but stage `{stage}` is not a client of the server", stage=stage, hint="--set mps=false"
         )
     return {"mps": is_client}
 

@@ -45,7 +45,7 @@ _ASIDE = 1000
 
 @dataclass(frozen=True)
 class ForkRequest:
-    """What a fork runs, and in which environment. `places` are the numbers of its descriptors."""
+    """The code of a fork server, and what it runs in; `places` are the numbers of its descriptors."""
 
     code: str
     places: list[int]

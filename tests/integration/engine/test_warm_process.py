@@ -74,7 +74,7 @@ def seen_by(process: subprocess.Popen[str]) -> dict:
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether a process that is no child of this one runs."""
+    """Tell whether a process runs that need not be a child of this one."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -19,7 +19,11 @@ from omni_cli.errors import StageError, UsageError
 CONTROL = """#!/bin/sh
 # Started with -d, else asked something on stdin. Its server's number is 7, and its clients are in a file.
 cd "$(dirname "$0")"
-if [ "$1" = -d ]; then echo "start ${CUDA_VISIBLE_DEVICES-all} $CUDA_MPS_PIPE_DIRECTORY" >>asked; [ ! -e broken ]; exit; fi
+if [ "$1" = -d ]; then
+    echo "start ${CUDA_VISIBLE_DEVICES-all} $CUDA_MPS_PIPE_DIRECTORY" >>asked
+    [ ! -e broken ]
+    exit
+fi
 read -r question
 echo "$question" >>asked
 case "$question" in get_server_list) echo 7;; "get_client_list 7") cat clients;; esac
@@ -78,7 +82,7 @@ def test_a_stage_tells_whether_it_is_a_client(control: Path, monkeypatch: pytest
     monkeypatch.setenv(PIPES, "/theirs")
     (control / "clients").write_text("1 999999999\n")
     assert mps_effect("thinker", required=False) == {"mps": False}
-    with pytest.raises(StageError, match="stage `thinker` is no client of the server"):
+    with pytest.raises(StageError, match="stage `thinker` is not a client of the server"):
         mps_effect("thinker", required=True)
     # A rank of the stage is in its group.
     (control / "clients").write_text(f"999999999\n{os.getpid()}\n")
