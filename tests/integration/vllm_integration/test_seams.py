@@ -17,6 +17,7 @@ import omni_cli
 from omni_cli.engine.devices import NO_RAY_ON_CPU
 
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+LOADER = "vllm.model_executor.model_loader.default_loader:DefaultModelLoader"
 
 QWEN3_OMNI = "transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe"
 THINKER_2_5 = "vllm.model_executor.models.qwen2_5_omni_thinker:Qwen2_5OmniThinkerMultiModal"
@@ -55,6 +56,17 @@ CALLABLES = [
     (f"{RUNNER}.load_model", [], "is overridden to find the diffusion's entry point and who fills conditions"),
     (f"{RUNNER}.capture_model", [], "is overridden to note which graphs there are and what they took"),
     (f"{RUNNER}.get_model", [], "is called for the loaded model"),
+    (f"{LOADER}.load_weights", ["model", "model_config"], "is overridden to know how much the model takes"),
+    (f"{LOADER}._prepare_weights", [], "is overridden to know how much the files hold"),
+    (f"{LOADER}._get_weights_iterator", ["source"], "is overridden to read weights ahead"),
+    ("vllm.model_executor.model_loader:register_model_loader", ["load_format"], "names that loader"),
+    (
+        "torch._inductor.runtime.compile_tasks:_set_triton_ptxas_path",
+        [],
+        "is called, so that Triton's kernels have one assembler whether or not Inductor compiles",
+    ),
+    ("torch._inductor.codecache:torch_key", [], "is called once for all stages"),
+    ("torch._inductor.codecache:triton_key", [], "is called once for all stages"),
     ("vllm.v1.worker.cpu_model_runner:CPUModelRunner.load_model", [], "is overridden as the GPU runner's"),
     ("vllm.v1.worker.cpu_model_runner:CPUModelRunner.initialize_kv_cache", [], "is overridden as the GPU runner's"),
     ("vllm.v1.worker.cpu_worker:CPUWorker.determine_available_memory", [], "is overridden to mark what loading does"),
@@ -348,6 +360,12 @@ ATTRIBUTES = [
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__",
         ["self.broadcast_pp_output", "self.discard_request_mask"],
     ),
+    (
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.load_model",
+        ["model_loader = get_model_loader(self.load_config)"],
+    ),
+    ("vllm.v1.worker.gpu_model_runner:GPUModelRunner.capture_model", ["with self._freeze_gc()"]),
+    ("vllm.utils.gc_utils:freeze_gc_for_cudagraph_capture", ["gc.freeze()", "gc.unfreeze()", "gc.collect()"]),
     ("vllm.v1.worker.worker_base:WorkerBase.__init__", ["self.distributed_init_method"]),
     ("vllm.model_executor.layers.fused_moe.routed_experts:RoutedExperts.__init__", ["self.moe_config"]),
     (
@@ -465,6 +483,8 @@ IMPORTED = [
     ("vllm.plugins:load_general_plugins", [], "is called before an engine is configured"),
     ("vllm.model_executor.models.registry:_RegisteredModel", [], "is a class that vLLM need not inspect again"),
     ("vllm.engine.arg_utils:EngineArgs", ["model", "worker_cls", "scheduler_cls", "hf_overrides"], "is an engine"),
+    ("vllm.config.load:LoadConfig", ["load_format"], "names the loader of weights"),
+    ("vllm.config.model:ModelConfig", [], "is passed on by it"),
     ("vllm.config:get_current_vllm_config", [], "is called while a layer is built"),
     ("vllm.config:CUDAGraphMode", ["NONE"], "tells whether a step is a replay"),
     ("vllm.config:CompilationMode", ["NONE"], "tells whether the code predictor is compiled"),

@@ -36,10 +36,10 @@ MOVES = {
     "_dummy_run": (f"{RUNNER}._dummy_run", "taking Triton's cache back"),
     "_dummy_sampler_run": (f"{RUNNER}._dummy_sampler_run", "skipping it where nothing is measured"),
     "initialize_kv_cache": (f"{RUNNER}.initialize_kv_cache", "rows of cached blocks"),
-    "load_model": (f"{RUNNER}.load_model", "the diffusion's entry point and who fills conditions"),
+    "load_model": (f"{RUNNER}.load_model", "the diffusion's entry point, who fills conditions, the loader"),
     "capture_model": (
         f"{GRAPHS}.capture",
-        "captured graphs; replays are those of `run_fullgraph`",
+        "captured graphs; replays are those of `run_fullgraph`, and nothing is unfrozen after it",
     ),
 }
 
