@@ -17,6 +17,7 @@ from typer.models import ArgumentInfo, OptionInfo
 from omni_cli.errors import UsageError
 
 DEFAULT_PROFILE = "tiny-omni"
+KEEP_WARM_VARIABLE = "OMNI_KEEP_WARM"
 MAX_SEED = 2**32 - 1  # the maximum seed of NumPy's generator, which vLLM also seeds
 
 
@@ -40,7 +41,8 @@ def seconds(value: float | None) -> float | None:
 def check_keep_warm(keep_warm: float | None, replicas: int | None) -> None:
     """Raise `UsageError` if the processes that `--keep-warm` is for are Ray's."""
     if keep_warm is not None and replicas is not None:
-        raise UsageError("`--keep-warm` does not work with `--replicas`", hint="Ray's processes stay by themselves")
+        hint = f"omit it, or unset `{KEEP_WARM_VARIABLE}`: Ray's processes stay by themselves"
+        raise UsageError("`--keep-warm` does not work with `--replicas`", hint=hint)
 
 
 def positive_seconds(value: float | None) -> float | None:
@@ -83,6 +85,8 @@ KeepWarmOption = Annotated[
         "SECONDS",
         "Keep a process with all imports done for this long after the command, and start from one that an earlier "
         "command with this option has left; 0 ends it with the command.",
+        envvar=KEEP_WARM_VARIABLE,
+        show_envvar=True,
         callback=seconds,
     ),
 ]

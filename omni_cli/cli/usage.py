@@ -41,7 +41,10 @@ def _message(error: Any) -> str:
     if param is not None and type(error).__name__ == "MissingParameter":
         text = f"missing {param.param_type_name} `{_name(param)}`"
     elif param is not None:
-        text = f"invalid value for `{_name(param)}`: {detail[:1].lower()}{detail[1:]}"
+        context = getattr(error, "ctx", None)
+        source = context and context.get_parameter_source(param.name)
+        name = param.envvar if source and source.name == "ENVIRONMENT" else _name(param)
+        text = f"invalid value for `{name}`: {detail[:1].lower()}{detail[1:]}"
     else:
         text = error.format_message().rstrip(".")
         text = text[:1].lower() + text[1:]

@@ -9,32 +9,41 @@ from torch import nn
 
 
 class OneDnnLinear(nn.Linear):
-    """Replaces `linear` for float32 on a CPU with weights that do not change; the operation is torch.compile's."""
+    """Replaces `linear`, and a GELU after it, for float32 on a CPU with weights that do not change.
 
-    def __init__(self, linear: nn.Linear) -> None:
+    The operation is the one that torch.compile uses.
+    """
+
+    def __init__(self, linear: nn.Linear, gelu: nn.GELU | None = None) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         # In oneDNN's layout.
         packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight)
         self.weight = nn.Parameter(packed, requires_grad=False)
         self.bias = linear.bias
+        self._activation = ("none", "") if gelu is None else ("gelu", gelu.approximate)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return (..., out_features) of `inputs` (..., in_features), both float32."""
-        made: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, "none", [], "")
+        name, algorithm = self._activation
+        made: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, name, [], algorithm)
         return made
 
 
-def fast_linear(linear: nn.Linear) -> nn.Linear:
-    """Return what replaces `linear` where oneDNN is faster than MKL, by which torch's own layers multiply.
+def fast_linear(linear: nn.Linear, gelu: nn.GELU | None = None) -> nn.Module:
+    """Return what replaces `linear`, and `gelu` after it: oneDNN's, or MKL's, by which torch's own layers multiply.
 
-    With AVX-512 it takes less than half of the time on AMD's processors, and as long on Intel's. With AVX2 MKL is
-    faster: 87 instead of 70 GFLOP/s on one core of an AMD EPYC.
+    With AVX-512 oneDNN takes less than half of MKL's time on AMD's processors, and as long on Intel's. With AVX2 MKL is
+    faster, 87 instead of 70 GFLOP/s on one core of an AMD EPYC, and oneDNN's GELU is four times as slow as `TanhGelu`.
     """
-    return linear if torch.backends.cpu.get_cpu_capability() == "AVX2" else OneDnnLinear(linear)
+    if torch.backends.cpu.get_cpu_capability() != "AVX2":
+        return OneDnnLinear(linear, gelu)
+    if gelu is None:
+        return linear
+    return nn.Sequential(linear, TanhGelu() if gelu.approximate == "tanh" else gelu)
 
 
 class TanhGelu(nn.Module):
-    """GELU approximated by tanh, in place: four times as fast as oneDNN's, and twice as fast as torch's.
+    """GELU approximated by tanh, in place; torch's own takes twice as long.
 
     The approximation is x * sigmoid(2 * y) with y = sqrt(2 / pi) * (x + 0.044715 * x^3).
     """

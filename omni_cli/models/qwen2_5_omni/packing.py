@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from omni_cli.execution.cpu_linear import TanhGelu, fast_linear
+from omni_cli.execution.cpu_linear import fast_linear
 from omni_cli.models.qwen2_5_omni.velocity import Velocity
 
 # Further than any layer attends.
@@ -213,11 +213,11 @@ class PackedLayer(nn.Module):
 
     def fuse(self) -> None:
         """Use a product with the activation in it on a GPU; on a CPU, the fastest of each."""
-        rise, _, _, fall = self.ff.ff
+        rise, gelu, _, fall = self.ff.ff
         if rise.weight.is_cuda:
             self.ff.ff = nn.ModuleList([GeluLinear(rise), fall])
             return
-        self.ff.ff = nn.ModuleList([fast_linear(rise), TanhGelu(), fast_linear(fall)])
+        self.ff.ff = nn.ModuleList([fast_linear(rise, gelu), fast_linear(fall)])
         self.attn.to_qkv, self.attn.to_out = fast_linear(self.attn.to_qkv), fast_linear(self.attn.to_out)
 
 

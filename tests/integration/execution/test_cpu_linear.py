@@ -18,13 +18,12 @@ def test_gelu_in_place_is_torchs_approximation_by_tanh():
     torch.testing.assert_close(made.double(), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(("capability", "is_onednn"), [("AVX2", False), ("AVX512", True)])
 @torch.inference_mode()
-def test_onednns_product_is_torchs():
-    linear, inputs = nn.Linear(24, 40), torch.randn(3, 7, 24)
-    torch.testing.assert_close(OneDnnLinear(linear)(inputs), linear(inputs))
-
-
-@pytest.mark.parametrize(("capability", "replaced"), [("AVX2", False), ("AVX512", True)])
-def test_onednn_multiplies_where_it_is_faster(monkeypatch, capability, replaced):
+def test_products_are_torchs_and_onednns_where_it_is_faster(monkeypatch, capability: str, is_onednn: bool):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert isinstance(fast_linear(nn.Linear(8, 8)), OneDnnLinear) == replaced
+    linear, inputs = nn.Linear(24, 40), torch.randn(3, 7, 24)
+    assert isinstance(fast_linear(linear), OneDnnLinear) == is_onednn
+    torch.testing.assert_close(fast_linear(linear)(inputs), linear(inputs))
+    for gelu in (nn.GELU(approximate="tanh"), nn.GELU()):
+        torch.testing.assert_close(fast_linear(linear, gelu)(inputs), gelu(linear(inputs)), rtol=1e-4, atol=1e-5)

@@ -45,6 +45,7 @@ class FakeEngine:
         self.config = config
         self.verbose = options.verbose
         self.max_concurrency = max_concurrency
+        self.keep_warm = options.keep_warm
         self.requests: list[GenerateRequest] = []
         self.closed = 0
         self.stages: tuple[StageInfo, ...] = ()

@@ -390,6 +390,19 @@ def test_replicas_are_for_a_file(omni: Omni) -> None:
     assert "--requests FILE.jsonl" in result.err
 
 
+def test_keep_warm_is_an_option_or_a_variable(omni: Omni, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert omni("hello").engines[0].keep_warm is None
+    assert omni("hello", "--keep-warm", "5").engines[0].keep_warm == 5
+    monkeypatch.setenv("OMNI_KEEP_WARM", "60")
+    assert omni("hello").engines[0].keep_warm == 60
+    assert omni("hello", "--keep-warm", "0").engines[0].keep_warm == 0
+    result = omni("--requests", requests_file({"prompt": "hello"}), "--replicas", "2")
+    assert result.code == ExitCode.USAGE and "unset `OMNI_KEEP_WARM`" in result.err
+    monkeypatch.setenv("OMNI_KEEP_WARM", "long")
+    result = omni("hello")
+    assert result.code == ExitCode.USAGE and "invalid value for `OMNI_KEEP_WARM`: " in result.err
+
+
 @needs_diffusers
 def test_help_inputs_lists_what_a_pipeline_takes(omni: Omni, tmp_path: Path) -> None:
     model = pipeline_folder(tmp_path, "StableDiffusionInpaintPipeline")
