@@ -8,8 +8,9 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,13 +53,20 @@ GONE_S = 20.0
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Starts such a command, with a folder for sockets of this test; `keep_s` is how long the process stays."""
+def sockets() -> Iterator[Path]:
+    """A folder for sockets of this test alone; the name of `tmp_path` may be too long for them."""
+    with tempfile.TemporaryDirectory(prefix="omni-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def command(tmp_path: Path, sockets: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Starts such a command; `keep_s` is how long the process stays."""
     script = tmp_path / "command.py"
     script.write_text(COMMAND)
 
     def start(keep_s: float, *, waits: bool = False, **options) -> subprocess.Popen[str]:
-        environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"} | options.pop("extra", {})
+        environment = os.environ | {"TMPDIR": str(sockets), "PYTHONDONTWRITEBYTECODE": "1"} | options.pop("extra", {})
         arguments = [sys.executable, str(script), str(keep_s), *(["waits"] if waits else [])]
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         return subprocess.Popen(arguments, **streams, text=True, env=environment, cwd=tmp_path, **options)
@@ -88,18 +96,20 @@ def ends(pid: int) -> bool:
     return not is_running(pid)
 
 
-def test_later_commands_fork_from_the_process_of_the_first_with_their_own_surroundings(command, tmp_path: Path):
+def test_later_commands_fork_from_the_process_of_the_first_with_their_own_surroundings(
+    command, tmp_path: Path, sockets: Path
+):
     first = seen_by(command(60, umask=0o022))
     second = seen_by(command(60, umask=0o027, extra={"TERM": "other"}))
     assert first["warm"] == second["warm"] != os.getpid() and first["server"] != second["server"]
     assert (first["umask"], second["umask"], second["term"]) == (0o022, 0o027, "other")
     assert first["folder"] == second["folder"] == str(tmp_path)
     assert first["again"] and second["again"], "modules that act on their process run in each fork server"
-    assert stat.S_IMODE((tmp_path / f"omni-{os.getuid()}").stat().st_mode) == 0o700
+    assert stat.S_IMODE((sockets / f"omni-{os.getuid()}").stat().st_mode) == 0o700
 
     last = seen_by(command(0))
     assert last["warm"] == first["warm"] and ends(last["warm"])
-    assert [path.name for path in (tmp_path / f"omni-{os.getuid()}").iterdir()] == ["lock"]
+    assert [path.name for path in (sockets / f"omni-{os.getuid()}").iterdir()] == ["lock"]
 
 
 def test_it_stays_while_a_command_runs_and_its_fork_ends_with_a_killed_command(command):
