@@ -169,7 +169,7 @@ def test_weights_that_cannot_be_read_are_one_error(pair):
 
 
 def test_the_command_gates_them(alexnet, clip, tmp_path):
-    arguments = ("bench", "-p", "tiny-image", "--vary", "image.num_inference_steps=20,30", "--num-iters", "1",
+    arguments = ("bench", "-p", "tiny-image", "--vary", "image.num_inference_steps=20,30", "--num-iters", "5",
                  "--num-iters-warmup", "1", "--quality", f"lpips={alexnet}", "--quality",
                  f"clip_score={clip}", "--json")  # fmt: skip
     ended = run_omni(tmp_path, *arguments, "--quality", "lpips<=0.0000001", "--quality", "clip_score>=0")
