@@ -10,7 +10,8 @@ in one process differ by more than what is measured here (up to 18 % of speed, e
 A round runs the same concurrent requests three times, interleaved (stock, without, with; with, without, stock; ...),
 greedy and with a fixed number of tokens; `with` means that every request wants its hidden states, and that they are
 read when it ends. Every run has its own cache salt, so that nothing comes from the prefix cache. The tokens must be the
-same on all sides, or nothing is printed. Two rounds warm up.
+same on all sides, or nothing is printed. Two rounds warm up, and so does a run before each that is timed: when the
+runner's class has changed, Python's interpreter specializes its code again, which no engine does that keeps its class.
 
 `--clock cpu` measures this process's processor time instead, which a busy machine disturbs less; it is meaningful on a
 CPU with one thread (`VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1`), since waiting threads spin.
@@ -78,9 +79,13 @@ class Engine:
 
     def run(self, side: str, turn: int, count: int, max_tokens: int) -> tuple[float, list[list[int]]]:
         """Seconds from the first request in to the last one out, and every request's tokens."""
-        wants = side == WITH
         self._llm.collective_rpc(_be_vllms if side == STOCK else _be_ours)
         self._llm.output_processor.__class__ = self._processors[side != STOCK]
+        self._timed(side, f"{side} {turn}, to warm up", turn, count, max_tokens)
+        return self._timed(side, f"{side} {turn}", turn, count, max_tokens)
+
+    def _timed(self, side: str, salt: str, turn: int, count: int, max_tokens: int) -> tuple[float, list[list[int]]]:
+        wants = side == WITH
         params = SamplingParams(
             temperature=0,
             max_tokens=max_tokens,
@@ -88,7 +93,7 @@ class Engine:
             extra_args={WANTS_HIDDEN_STATES: True} if wants else None,
         )
         prompts = [f"Round {turn}: {PROMPTS[i % len(PROMPTS)]}" for i in range(count)]
-        salted = [{"prompt": prompt, "cache_salt": f"{side} {turn}"} for prompt in prompts]
+        salted = [{"prompt": prompt, "cache_salt": salt} for prompt in prompts]
         rendered = self._llm.renderer.render_cmpl(salted)
         tokens: dict[str, list[int]] = {}
         began_s = self._clock()
