@@ -29,6 +29,7 @@ def main() -> None:
     from vllm.engine.arg_utils import EngineArgs
 
     from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
+    from omni_cli.vllm_integration.device_settings import with_given_cache
     from omni_cli.vllm_integration.output_processor import TextEngine
     from omni_cli.vllm_integration.registry import register_models, resolve_in_process
 
@@ -36,18 +37,15 @@ def main() -> None:
     register_models()
     resolve_in_process("Qwen2_5OmniModel")
     worker = {} if task["stock"] else {"worker_cls": _worker()}
-    engine = TextEngine.from_engine_args(
-        EngineArgs(
-            model=task["model"],
-            dtype="float32",
-            enforce_eager=True,
-            disable_log_stats=True,
-            skip_mm_profiling=True,
-            mm_processor_cache_gb=0,
-            **worker,
-            **task["engine"],
-        )
-    )
+    given = {
+        "model": task["model"],
+        "dtype": "float32",
+        "enforce_eager": True,
+        "disable_log_stats": True,
+        "skip_mm_profiling": True,
+        "mm_processor_cache_gb": 0,
+    }
+    engine = TextEngine.from_engine_args(EngineArgs(**with_given_cache({**given, **worker, **task["engine"]})))
     drafts = _count_drafts(engine)
     processor = engine.output_processor
     if task["late"]:
