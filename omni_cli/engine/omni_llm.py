@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from multiprocessing.context import ForkServerContext
@@ -87,6 +88,8 @@ class OmniLLM:
         self._fork_server = ForkServer(config, verbose=verbose, keep_warm_s=keep_warm_s)
         self._mps = MpsServer() if config.mps else None
         self._watchdog: asyncio.Task[None] | None = None
+        # Seconds that the stages' processes waited for the fork server's imports.
+        self.imports_s = 0.0
 
     @property
     def stages(self) -> tuple[StageInfo, ...]:
@@ -143,8 +146,10 @@ class OmniLLM:
             self._loaded[client.name] = loop.create_future()
         self._watchdog = asyncio.create_task(Watchdog(lambda: self._clients.values(), self._give_up).run())
         groups = _load_groups(list(self._clients.values()))
+        began_s = time.perf_counter()
         for client in (client for group in groups for client in group[0]):
             await self._start_client(client, context)
+        self.imports_s = time.perf_counter() - began_s
         await asyncio.gather(*(self._load_in_turn(group, context) for group in groups))
         for name, failure in self._dead.items():
             raise failure.error(name)  # it had loaded, and ended while the others were loading

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from omni_cli.cli.generate.options import GenerateOptions
-from omni_cli.cli.options import check_keep_warm
+from omni_cli.cli.options import KEEP_WARM_VARIABLE, check_keep_warm
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, UsageError
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from omni_cli.cli.terminal.progress import ProgressDisplay
     from omni_cli.config.schema import EngineConfig
     from omni_cli.inputs.request_spec import BadRequest, RequestSpec
+
+# Somebody who waits for them this long wants to know how not to.
+_LONG_IMPORTS_S = 8.0
 
 
 def generate(options: GenerateOptions) -> int:
@@ -68,13 +71,16 @@ def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, o
     progress = _choose_progress(config, num_usable, options)
     printer = _choose_printer(requests, progress, options)
 
+    engine = make_engine(config, options, max_concurrency=num_usable)
+
     async def run_on_engine() -> RunOutcome:
-        engine = make_engine(config, options, max_concurrency=num_usable)
         session = GenerateRun(engine, requests, writer=writer, printer=printer, progress=progress)
         return await session.run(timeout_s=options.timeout)
 
     outcome = asyncio.run(run_on_engine())
     _show_end(outcome, config, options)
+    if outcome.exit_code is ExitCode.OK and options.keep_warm is None and not (options.quiet or options.as_json):
+        _suggest_keep_warm(engine.imports_s)
     return outcome.exit_code
 
 
@@ -144,3 +150,12 @@ def _show_end(outcome: RunOutcome, config: EngineConfig, options: GenerateOption
         console.print_note(summary_line(outcome.records, outcome.stages, outcome.total_s))
     if outcome.stopped is not None:
         console.print_error(outcome.stopped, verbose=options.verbose)
+
+
+def _suggest_keep_warm(imports_s: float) -> None:
+    """Tell somebody at a terminal how later commands do without imports that took long."""
+    from omni_cli.report.units import seconds
+
+    if imports_s >= _LONG_IMPORTS_S and sys.stderr.isatty():
+        way = f"`{KEEP_WARM_VARIABLE}=600` in the environment keeps them for later commands"
+        console.print_note(f"\nhint: imports took {seconds(imports_s)}; {way}")

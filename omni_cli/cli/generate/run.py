@@ -39,6 +39,9 @@ class GenerateEngine(Protocol):
     @property
     def stages(self) -> tuple[StageInfo, ...]: ...
 
+    @property
+    def imports_s(self) -> float: ...
+
 
 @dataclass(frozen=True)
 class PendingRequest:

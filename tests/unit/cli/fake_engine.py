@@ -36,7 +36,7 @@ class FakeEngine:
 
     Words with a meaning: `late` finishes after the others, `stall` stops after its text, `input-error` and
     `stage-error` fail, `crash` raises what no engine should. The models `fail_start`, `stall_start` and
-    `stall_close` do so while loading and closing.
+    `stall_close` do so while loading and closing; `slow_imports` says that the imports took long.
     """
 
     instances: list[FakeEngine] = []  # noqa: RUF012 - what a test looks at afterwards
@@ -49,6 +49,7 @@ class FakeEngine:
         self.requests: list[GenerateRequest] = []
         self.closed = 0
         self.stages: tuple[StageInfo, ...] = ()
+        self.imports_s = 12.3 if "slow_imports" in config.model else 0.5
         FakeEngine.instances.append(self)
 
     async def start(self, on_event: Callable[[Event], None] | None = None) -> None:

@@ -390,6 +390,33 @@ def test_replicas_are_for_a_file(omni: Omni) -> None:
     assert "--requests FILE.jsonl" in result.err
 
 
+@pytest.mark.parametrize(
+    ("model", "arguments", "is_terminal", "is_told"),
+    [
+        ("slow_imports", (), True, True),
+        ("slow_imports", (), False, False),
+        ("slow_imports", ("--quiet",), True, False),
+        ("slow_imports", ("--json",), True, False),
+        ("slow_imports", ("--keep-warm", "5"), True, False),
+        ("quick", (), True, False),
+    ],
+)
+def test_a_terminal_is_told_how_later_commands_do_without_long_imports(
+    omni: Omni,
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    arguments: tuple[str, ...],
+    is_terminal: bool,
+    is_told: bool,
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    result = omni("hello", "-p", "tiny-omni", "--model", model, *arguments)
+    assert result.code == ExitCode.OK
+    hint = "\nhint: imports took 12.3 s; `OMNI_KEEP_WARM=600` in the environment keeps them for later commands\n"
+    assert result.err.endswith(hint) == is_told and ("imports" in result.err) == is_told
+
+
 def test_keep_warm_is_an_option_or_a_variable(omni: Omni, monkeypatch: pytest.MonkeyPatch) -> None:
     assert omni("hello").engines[0].keep_warm is None
     assert omni("hello", "--keep-warm", "5").engines[0].keep_warm == 5
