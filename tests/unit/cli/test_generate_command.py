@@ -391,7 +391,7 @@ def test_replicas_are_for_a_file(omni: Omni) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "arguments", "is_terminal", "is_told"),
+    ("model", "arguments", "is_terminal", "is_shown"),
     [
         ("slow_imports", (), True, True),
         ("slow_imports", (), False, False),
@@ -401,20 +401,20 @@ def test_replicas_are_for_a_file(omni: Omni) -> None:
         ("quick", (), True, False),
     ],
 )
-def test_a_terminal_is_told_how_later_commands_do_without_long_imports(
+def test_a_hint_follows_long_imports_in_a_terminal(
     omni: Omni,
     monkeypatch: pytest.MonkeyPatch,
     model: str,
     arguments: tuple[str, ...],
     is_terminal: bool,
-    is_told: bool,
+    is_shown: bool,
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     result = omni("hello", "-p", "tiny-omni", "--model", model, *arguments)
     assert result.code == ExitCode.OK
     hint = "\nhint: imports took 12.3 s; `OMNI_KEEP_WARM=600` in the environment keeps them for later commands\n"
-    assert result.err.endswith(hint) == is_told and ("imports" in result.err) == is_told
+    assert result.err.endswith(hint) == is_shown and ("imports" in result.err) == is_shown
 
 
 def test_keep_warm_is_an_option_or_a_variable(omni: Omni, monkeypatch: pytest.MonkeyPatch) -> None:
