@@ -70,7 +70,6 @@ def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, o
     num_usable = sum(isinstance(request, PendingRequest) for request in requests)
     progress = _choose_progress(config, num_usable, options)
     printer = _choose_printer(requests, progress, options)
-
     engine = make_engine(config, options, max_concurrency=num_usable)
 
     async def run_on_engine() -> RunOutcome:
@@ -79,8 +78,8 @@ def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, o
 
     outcome = asyncio.run(run_on_engine())
     _show_end(outcome, config, options)
-    if outcome.exit_code is ExitCode.OK and options.keep_warm is None and not (options.quiet or options.as_json):
-        _suggest_keep_warm(engine.imports_s)
+    if outcome.exit_code is ExitCode.OK:
+        _suggest_keep_warm(engine.imports_s, options)
     return outcome.exit_code
 
 
@@ -152,10 +151,12 @@ def _show_end(outcome: RunOutcome, config: EngineConfig, options: GenerateOption
         console.print_error(outcome.stopped, verbose=options.verbose)
 
 
-def _suggest_keep_warm(imports_s: float) -> None:
+def _suggest_keep_warm(imports_s: float, options: GenerateOptions) -> None:
     """Tell somebody at a terminal how later commands do without imports that took long."""
     from omni_cli.report.units import seconds
 
-    if imports_s >= _LONG_IMPORTS_S and sys.stderr.isatty():
-        way = f"`{KEEP_WARM_VARIABLE}=600` in the environment keeps them for later commands"
-        console.print_note(f"\nhint: imports took {seconds(imports_s)}; {way}")
+    wants_no_hint = options.quiet or options.as_json or options.keep_warm is not None or not sys.stderr.isatty()
+    if imports_s < _LONG_IMPORTS_S or wants_no_hint:
+        return
+    way = f"`{KEEP_WARM_VARIABLE}=600` in the environment keeps them for later commands"
+    console.print_note(f"\nhint: imports took {seconds(imports_s)}; {way}")

@@ -81,7 +81,7 @@ def test_a_long_prompt_and_many_images(limited: OmniServer) -> None:
 
 
 def test_more_requests_than_may_be_in_flight_get_a_retry_time(limited: OmniServer) -> None:
-    """Those inside do not end meanwhile: their bodies follow."""
+    """Those inside do not end meanwhile, because their bodies follow."""
     let_in = [without_body(limited) for _ in range(3)]
     limited.wait_until(lambda: inside(limited) == 3)
     with ThreadPoolExecutor(5) as pool:
