@@ -22,6 +22,7 @@ import torch
 from vllm.distributed import get_pp_group, get_tp_group
 from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.sample.sampler import Sampler
 
 from omni_cli.execution.copies import make_output_copy
 from omni_cli.execution.ranges import mark
@@ -30,6 +31,7 @@ from omni_cli.stage.request_payloads import RequestPayload, read_request_payload
 from omni_cli.vllm_integration.arriving_conditions import Arrived, arrived_with
 from omni_cli.vllm_integration.graph_counters import GraphCounters
 from omni_cli.vllm_integration.outputs import with_payloads
+from omni_cli.vllm_integration.repetition_penalties import RepetitionPenalties
 from omni_cli.vllm_integration.row_ledger import ComputedSpan, RequestRows, RowLedger
 from omni_cli.vllm_integration.row_staging import OwedRows, RowStaging, StepRows
 
@@ -184,6 +186,8 @@ class ARRunnerMixin(OmniRunnerMixin):
         self._row_owners = self.row_ledger.owners
         self._row_staging = RowStaging(self.row_ledger, lambda: self.output_copy)
         self.graph_counters = GraphCounters()
+        self.repetition_penalties = RepetitionPenalties(self.max_num_reqs, self.device)
+        self.sampler.apply_penalties = self._apply_penalties
         self._num_preemptions = 0
         # The requests of the last step if it had one position of each, and the sum of their next positions.
         self._single_step: tuple[list[str], int] = ([], 0)
@@ -223,10 +227,13 @@ class ARRunnerMixin(OmniRunnerMixin):
         super()._begin_request(request)
         if self.request_payloads[request.req_id].wants_hidden_states:
             self.row_ledger.begin(request.req_id)
+        if self.speculative_config is None:  # drafts are penalised elsewhere
+            request.sampling_params = self.repetition_penalties.begin(request.req_id, request.sampling_params)
 
     def _forget_request(self, request_id: str) -> None:
         super()._forget_request(request_id)
         self.row_ledger.forget(request_id)
+        self.repetition_penalties.forget(request_id)
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         super().load_model(*args, **kwargs)
@@ -275,6 +282,17 @@ class ARRunnerMixin(OmniRunnerMixin):
         if kept is None:
             return output
         return with_payloads(output, lambda plain: self._returned(kept, plain))
+
+    def _sample(self, logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        request_ids = self.input_batch.req_ids
+        self.repetition_penalties.use(request_ids, self.requests, logits.shape[-1])
+        output = super()._sample(logits, *args, **kwargs)
+        self.repetition_penalties.note(output.sampled_token_ids[:, 0], self.discard_request_mask.np[: len(request_ids)])
+        return output
+
+    def _apply_penalties(self, logits: torch.Tensor, *args: Any) -> torch.Tensor:
+        self.repetition_penalties.apply(logits)
+        return Sampler.apply_penalties(logits, *args)
 
     def _keep_rows(self, hidden_states: torch.Tensor) -> StepRows | None:
         """Keep the rows (num_rows, hidden_size) of the requests that want them, before they are overwritten."""

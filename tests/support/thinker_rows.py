@@ -1,9 +1,10 @@
 """Runs a thinker on vLLM in this process and writes what it made; a script, since vLLM binds its process.
 
 Reads a JSON task from stdin: `model`, `engine` (EngineArgs), `rounds` (lists of requests, each round run to its end:
-`id`, `prompt`, `max_tokens`, `wants`, `logprobs`, `abort_after` steps), `stock` (vLLM's own worker), `late` (outputs
-travel through an asynchronous copy on a device that is late, and what they are copied from is overwritten at once),
-`compile_cache` (the answer has where Triton's kernels go once vLLM has used that folder to compile).
+`id`, `prompt`, `max_tokens`, `wants`, `logprobs`, `repetition_penalty`, `abort_after` steps), `stock` (vLLM's own
+worker), `late` (outputs travel through an asynchronous copy on a device that is late, and what they are copied from is
+overwritten at once), `compile_cache` (the answer has where Triton's kernels go once vLLM has used that folder to
+compile).
 With a `speculative_config` the answer has how many draft tokens were scheduled and how many of them accepted. Writes
 JSON to the path in argv. `positions` tells of each step whether M-RoPE positions are those that vLLM's runner sets.
 """
@@ -61,6 +62,7 @@ def main() -> None:
                 max_tokens=request["max_tokens"],
                 ignore_eos=True,
                 logprobs=request.get("logprobs"),
+                repetition_penalty=request.get("repetition_penalty", 1.0),
                 extra_args=extra,
             )
             prompt: dict[str, Any] = {"prompt": request["prompt"]}

@@ -57,6 +57,18 @@ def assert_rows(result: dict[str, Any], thinker: Any) -> None:
     np.testing.assert_allclose(rows, expected, atol=2e-4, rtol=0)
 
 
+def assert_penalised(result: dict[str, Any], penalty: float, thinker: Any) -> None:
+    """Each token is the likeliest after transformers' penalty for those before it."""
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    penalise, start = RepetitionPenaltyLogitsProcessor(penalty), len(result["prompt_token_ids"])
+    ids = torch.tensor([result["prompt_token_ids"] + result["token_ids"]])
+    with torch.no_grad():
+        logits = thinker(input_ids=ids).logits
+    likeliest = [penalise(ids[:, :n], logits[:, n - 1]).argmax().item() for n in range(start, ids.shape[1])]
+    assert result["token_ids"] == likeliest
+
+
 @pytest.fixture(scope="module")
 def plain(tiny_omni_path, tmp_path_factory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("plain")
@@ -68,7 +80,7 @@ def mixed_requests(**fields: Any) -> list[dict[str, Any]]:
         request("short", "hello"),
         request("long", prompt(150), **fields),
         request("unwanted", prompt(40, "Now"), wants=False, **fields),
-        request("middle", prompt(60, "Then"), max_tokens=30),
+        request("middle", prompt(60, "Then"), max_tokens=30, repetition_penalty=1.3),
         request("one", "a", max_tokens=1),
     ]
 
@@ -122,15 +134,20 @@ def test_rows_of_a_prefix_served_from_the_cache(tiny_omni_path, tmp_path, thinke
         assert_rows(results[name], thinker)
 
 
-def test_rows_of_requests_preempted_and_recomputed(tiny_omni_path, tmp_path, thinker):
-    requests = [request(f"r{i}", prompt(60 + 7 * i, f"Number {i}"), max_tokens=160) for i in range(4)]
+def test_rows_and_penalties_of_requests_preempted_and_recomputed(tiny_omni_path, tmp_path, thinker):
+    requests = [
+        request(f"r{i}", prompt(60 + 7 * i, f"Number {i}"), max_tokens=160, repetition_penalty=1 + i / 10)
+        for i in range(4)
+    ]
     bytes_a_block = 32 * 2 * 2 * 2 * 32 * 4  # tokens, keys and values, layers, key-value heads, head size, float32
     answer = run(
         tiny_omni_path, tmp_path, [requests], block_size=32, max_model_len=512, kv_cache_memory_bytes=22 * bytes_a_block
     )
     assert answer["preemptions"] > 0
-    for name in answer["results"]:
-        assert_rows(answer["results"][name], thinker)
+    for asked in requests:
+        result = answer["results"][asked["id"]]
+        assert_rows(result, thinker)
+        assert_penalised(result, asked["repetition_penalty"], thinker)
 
 
 def test_late_copies_of_several_steps_whose_memory_the_next_step_overwrites(tiny_omni_path, tmp_path, thinker, plain):
