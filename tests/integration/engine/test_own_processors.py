@@ -21,11 +21,16 @@ def allowed() -> dict[int, set[int]]:
     return {int(path.name): os.sched_getaffinity(int(path.name)) for path in Path("/proc/self/task").iterdir()}
 
 
+def start_threads(count: int) -> None:
+    torch.set_num_threads(count)
+    torch.ones(1 << 22).exp_()
+
+
 @pytest.fixture
 def pool() -> Iterator[set[int]]:
     """OpenMP's threads beside this one, which stays on one processor, so that the test knows which."""
     before = torch.get_num_threads()
-    torch.set_num_threads(before + 1)  # starts those that there are not yet
+    start_threads(before + 1)
     threads = set(openmp_threads())
     assert threads
     os.sched_setaffinity(0, FIRST)
@@ -72,7 +77,7 @@ def test_threads_that_started_since_are_kept_off_too(pool):
     processors.keep_off()
     processors.give_back()
     os.sched_setaffinity(0, ALL)  # which they inherit
-    torch.set_num_threads(len(pool) + 3)
+    start_threads(len(pool) + 3)
     os.sched_setaffinity(0, FIRST)
     processors.keep_off()
     now = allowed()
