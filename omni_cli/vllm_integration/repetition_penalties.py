@@ -80,7 +80,7 @@ class RepetitionPenalties:
             apply_repetition_penalties(logits, seen, seen, self._batch_penalties)
 
     def note(self, sampled: torch.Tensor, is_discarded: np.ndarray) -> None:
-        """Add the tokens (num_requests,) that were sampled, but for those of requests with a part of a prompt."""
+        """Add the tokens (num_requests,) that were sampled, except those of requests with a part of a prompt."""
         if self._batch_rows is None:
             return
         rows, tokens = self._batch_rows, sampled.long()
