@@ -80,10 +80,14 @@ class RepetitionPenalties:
             apply_repetition_penalties(logits, seen, seen, self._batch_penalties)
 
     def note(self, sampled: torch.Tensor, is_discarded: np.ndarray) -> None:
-        """Add the tokens (num_requests,) that were sampled, except those of requests with a part of a prompt."""
+        """Add the tokens (num_requests, 1) that were sampled, except where `is_discarded`: a part of a prompt has none.
+
+        The latter has at least as many elements as there are requests.
+        """
         if self._batch_rows is None:
             return
-        rows, tokens = self._batch_rows, sampled.long()
+        rows, tokens = self._batch_rows, sampled[:, 0].long()
+        is_discarded = is_discarded[: len(self._batch)]
         if is_discarded.any():
             kept = self._sent(np.flatnonzero(~is_discarded))
             rows, tokens = rows[kept], tokens[kept]

@@ -287,7 +287,7 @@ class ARRunnerMixin(OmniRunnerMixin):
         request_ids = self.input_batch.req_ids
         self.repetition_penalties.use(request_ids, self.requests, logits.shape[-1])
         output = super()._sample(logits, *args, **kwargs)
-        self.repetition_penalties.note(output.sampled_token_ids[:, 0], self.discard_request_mask.np[: len(request_ids)])
+        self.repetition_penalties.note(output.sampled_token_ids, self.discard_request_mask.np)
         return output
 
     def _apply_penalties(self, logits: torch.Tensor, *args: Any) -> torch.Tensor:

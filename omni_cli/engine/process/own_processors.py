@@ -34,16 +34,18 @@ class OwnProcessors:
             self._threads, self._num_links = openmp_threads(), num_links
         processor, self._allowed = _processor(), {}
         for thread in self._threads:
-            with contextlib.suppress(ProcessLookupError):
+            # Where the system refuses, or the thread has ended, nothing is lost but time.
+            with contextlib.suppress(OSError):
                 allowed = os.sched_getaffinity(thread)
-                if others := allowed - {processor}:
+                if _is_ours(thread) and (others := allowed - {processor}):
                     os.sched_setaffinity(thread, others)
                     self._allowed[thread] = allowed
 
     def give_back(self) -> None:
         for thread, allowed in (self._allowed or {}).items():
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(thread, allowed)
+            with contextlib.suppress(OSError):
+                if _is_ours(thread):
+                    os.sched_setaffinity(thread, allowed)
         self._allowed = None
 
 
@@ -58,6 +60,11 @@ def openmp_threads() -> list[int]:
             if thread not in pythons and (tasks / str(thread) / "comm").read_bytes() == name:
                 found.append(thread)
     return found
+
+
+def _is_ours(thread: int) -> bool:
+    """Tell whether this process has the thread: the number of one that has ended may be another process's."""
+    return Path(f"/proc/self/task/{thread}").exists()
 
 
 def _processor() -> int:

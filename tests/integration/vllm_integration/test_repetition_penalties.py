@@ -49,7 +49,7 @@ def test_logits_are_vllms_while_requests_come_return_move_and_end(seed):
         ours.apply(logits)
         sampled = torch.randint(VOCABULARY, (len(batch),), generator=torch_rng, dtype=torch.int32)
         is_discarded = np.array([rng.random() < 0.2 for _ in batch])
-        ours.note(sampled, is_discarded)
+        ours.note(sampled[:, None], np.append(is_discarded, True))
 
         torch.testing.assert_close(logits, expected, atol=0, rtol=0)
         for name, token, discarded in zip(batch, sampled.tolist(), is_discarded, strict=True):
