@@ -307,10 +307,11 @@ class EngineConfig(StrictKeys):
         description="Type of weights and activations."
     )
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of requests without their own.")
-    mps: bool = Field(
+    mps: Literal["auto"] | bool = Field(
         False,
         description="Run a server of NVIDIA's Multi-Process Service with the engine, so that stages that share a GPU "
-        "run on it at the same time instead of alternating. A fault of one stage on the device then ends all of them.",
+        "run on it at the same time instead of alternating; `auto`: if there are such stages, and this machine has it. "
+        "A fault of one stage on the device then ends all of them.",
     )
     stages_by_name: Annotated[
         dict[StageName, Annotated[StageConfig, Field(discriminator="kind")]],

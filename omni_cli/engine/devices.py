@@ -34,7 +34,7 @@ def check_devices(config: EngineConfig) -> None:
             check_ray(stage.name, has_device=has_cuda_device(), has_ray=has_ray())
     if has_cuda_device():
         return
-    if config.mps:
+    if config.mps is True:
         raise UsageError("`mps: true` needs a CUDA device, and this machine has none", hint="--set mps=false")
     for stage in config.stages:
         for key, value, without in _needs_device(stage):

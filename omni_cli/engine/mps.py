@@ -6,72 +6,111 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 
+from omni_cli.config.schema import EngineConfig
+from omni_cli.engine.devices import has_cuda_device
 from omni_cli.errors import StageError, UsageError
+from omni_cli.stage.protocol import StageSpec
 
 _CONTROL = "nvidia-cuda-mps-control"
-# Where the processes of a server find it; set by whoever has started one.
+# Where its clients find a server; set by a user who has started one.
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 _LOGS = "CUDA_MPS_LOG_DIRECTORY"
 # A shell that starts the server and ends it, with its folder, once its stdin closes: also when the command is killed.
 _GUARD = f'{_CONTROL} -d && echo started && read -r _; echo quit | {_CONTROL}; rm -rf -- "$0"'
 _STOP_S = 10.0
+# Fails with the driver's number of the error if CUDA cannot be used.
+_FIRST_CLIENT = """
+import ctypes
+cuda, device, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p()
+error = cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0)
+error = error or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+raise SystemExit(f"error {error}" if error else 0)
+"""
 
 
 class MpsServer:
-    """A server for the processes that are started while it runs; the one that the user has started, if there is one."""
+    """A server for the stages of one engine; the one that the user has started, if there is one.
 
-    def __init__(self) -> None:
+    `folder` is where its clients find it, None if there is none.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.folder = os.environ.get(PIPES)
         self._guard: subprocess.Popen[str] | None = None
+        self._required = config.mps is True
+        self._wanted = self._required or (config.mps == "auto" and _share_a_device(config))
 
     def start(self) -> None:
-        """Start the server. Raises `UsageError` if this machine has none, or if it does not start."""
-        if PIPES in os.environ:
+        """Start the server, unless the profile does not want one.
+
+        Raises `UsageError` if `mps: true` asks for one and there can be none here. With `mps: auto` there is none then.
+        """
+        if not self._wanted or self.folder is not None:
             return
+        try:
+            self._start()
+        except UsageError:
+            self.stop()
+            if self._required:
+                raise
+
+    def _start(self) -> None:
         if shutil.which(_CONTROL) is None:
             raise UsageError(
                 f"`mps: true` needs `{_CONTROL}`, which is not installed here",
                 hint="it comes with NVIDIA's driver, in some distributions as a package of its own; or --set mps=false",
             )
-        folder = tempfile.mkdtemp(prefix="omni-mps-")
-        os.environ |= {PIPES: folder, _LOGS: folder}
+        self.folder = tempfile.mkdtemp(prefix="omni-mps-")
+        environment = {**os.environ, PIPES: self.folder, _LOGS: self.folder}
         # The server numbers all devices, and its clients' variable names some of these.
-        environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        server = {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
         self._guard = subprocess.Popen(
-            ["sh", "-c", _GUARD, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, env=environment, start_new_session=True,
+            ["sh", "-c", _GUARD, self.folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, env=server, start_new_session=True,
         )  # fmt: skip
         assert self._guard.stdout is not None
         said = self._guard.stdout.readline().strip()
         if said != "started":
-            self.stop()
             raise UsageError(f"`mps: true`: `{_CONTROL}` did not start: {said}", hint="--set mps=false")
+        # Where the server runs, its clients may still not: in some containers, or on a part of a device.
+        command = [sys.executable, "-ISs", "-c", _FIRST_CLIENT]
+        client = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if client.returncode:
+            said = (client.stdout + client.stderr).strip().rpartition("\n")[2]
+            raise UsageError(f"`mps: true`: CUDA does not start as a client of the server: {said}", hint="--set mps=false")
 
     def stop(self) -> None:
         """End the server that `start` has started, whose clients have ended. Idempotent."""
         if self._guard is None:
             return
-        guard, self._guard = self._guard, None
-        del os.environ[PIPES], os.environ[_LOGS]
+        guard, self._guard, self.folder = self._guard, None, None
         # Later it ends by itself: with the last client.
         with contextlib.suppress(subprocess.TimeoutExpired):
             guard.communicate(timeout=_STOP_S)
 
 
-def mps_effect(stage: str, *, required: bool) -> dict[str, bool]:
-    """Tell whether this stage's process, or one of its ranks, is a client of a server; empty if there is no server.
+def _share_a_device(config: EngineConfig) -> bool:
+    devices = [stage.devices for stage in config.stages]
+    return has_cuda_device() and len(set(devices)) < len(devices)
 
-    Raises `StageError` if it has to be one.
+
+def mps_effect(spec: StageSpec) -> dict[str, bool]:
+    """Tell whether this stage's process, or one of its ranks, is a client of a server.
+
+    Empty if the profile has `mps: false` and there is no server. Raises `StageError` if it has to be a client.
     """
     if PIPES not in os.environ:
-        return {}
+        return {"mps": False} if spec.mps else {}
     servers = _numbers("get_server_list")
     is_client = any(_group_of(pid) == os.getpgrp() for each in servers for pid in _numbers(f"get_client_list {each}"))
-    if required and not is_client:
+    if spec.mps is True and not is_client:
+        name = spec.stage.name
         raise StageError(
-            f"`mps: true`, but stage `{stage}` is not a client of the server", stage=stage, hint="--set mps=false"
+            f"`mps: true`, but stage `{name}` is not a client of the server", stage=name, hint="--set mps=false"
         )
     return {"mps": is_client}
 

@@ -86,7 +86,7 @@ class OmniLLM:
         self._dead: dict[str, Failure] = {}
         self._on_event: Callable[[Event], None] = lambda event: None
         self._fork_server = ForkServer(config, verbose=verbose, keep_warm_s=keep_warm_s)
-        self._mps = MpsServer() if config.mps else None
+        self._mps = MpsServer(config)
         self._watchdog: asyncio.Task[None] | None = None
         # Seconds that the stages' processes waited for the fork server's imports.
         self.imports_s = 0.0
@@ -119,9 +119,8 @@ class OmniLLM:
     async def _start(self) -> None:
         model = await asyncio.to_thread(check_start, self.config)
         is_here = Path(model).is_dir()
-        if self._mps is not None:
-            await asyncio.to_thread(self._mps.start)
         context = self._fork_server.start()
+        await asyncio.to_thread(self._mps.start)  # during the imports
         if not is_here:
             model = await provide_in_child(model, self._fork_server)
             check_fit(self.config, model)
@@ -140,6 +139,7 @@ class OmniLLM:
                 records=self._records,
                 max_concurrency=self._max_concurrency,
                 mps=self.config.mps,
+                mps_folder=self._mps.folder,
             )
             client = StageClient(spec, self._handle, verbose=self._verbose)
             self._clients[client.name] = client
@@ -179,8 +179,7 @@ class OmniLLM:
             if not future.cancel() and not future.cancelled():
                 future.exception()
         self._fork_server.stop()
-        if self._mps is not None:
-            await asyncio.to_thread(self._mps.stop)
+        await asyncio.to_thread(self._mps.stop)
 
     def kill(self) -> None:
         """Kill every stage's process now, without waiting; for a second Ctrl-C."""

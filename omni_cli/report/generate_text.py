@@ -63,9 +63,9 @@ def summary_line(records: Sequence[RequestRecord], stages: Iterable[StageInfo], 
 
 
 def _execution(stage: StageInfo) -> str:
-    if "cudagraph_mode" in stage.effective:
-        return f"cudagraph {stage.effective['cudagraph_mode']}"
-    return str(stage.effective.get("execution", ""))
+    effective = stage.effective
+    mode = f"cudagraph {effective['cudagraph_mode']}" if "cudagraph_mode" in effective else effective.get("execution", "")
+    return f"{mode}, MPS" if effective.get("mps") else str(mode)
 
 
 def _peak_bytes(stage: StageInfo) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from omni_cli.config.pipeline_keys import Dtype
 from omni_cli.config.schema import ARStageConfig, StageConfig
@@ -17,8 +17,8 @@ class StageSpec:
 
     `model` is resolved, to a folder or a repo id; `architecture` is the checkpoint's name for it. With `records`, the
     stage can record its activity, starting with its loading. `max_concurrency` is how many requests it will have at
-    once at most, if that is known: kernels and graphs for more need not be made ahead. With `mps` it has to be a client
-    of an MPS server.
+    once at most, if that is known: kernels and graphs for more need not be made ahead. `mps` is as in the profile, and
+    `mps_folder` where the engine's MPS server is, if it has one.
     """
 
     stage: StageConfig
@@ -30,7 +30,8 @@ class StageSpec:
     trust_remote_code: bool
     records: bool = False
     max_concurrency: int | None = None
-    mps: bool = False
+    mps: Literal["auto"] | bool = False
+    mps_folder: str | None = None
 
     @property
     def ar(self) -> ARStageConfig:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from omni_cli.compat.cuda_properties import capabilities_by_nvml
 from omni_cli.compat.libraries import prepare_libraries
+from omni_cli.compat.package_names import quick_package_names
 from omni_cli.engine.process.host_allocator import keep_freed_memory
 from omni_cli.engine.process.orphan_watch import OrphanWatch
 
@@ -31,7 +32,7 @@ def slow_imports() -> Iterator[None]:
     try:
         keep_freed_memory()
         prepare_libraries()
-        with capabilities_by_nvml():
+        with capabilities_by_nvml(), quick_package_names():
             yield
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "omni_cli":

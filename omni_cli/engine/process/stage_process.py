@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from omni_cli.engine.mps import mps_effect
+from omni_cli.engine.mps import PIPES, mps_effect
 from omni_cli.engine.process.own_processors import OwnProcessors
 from omni_cli.engine.process.process_group import become_group_leader
 from omni_cli.engine.process.stage_log import StageLog
@@ -113,7 +113,7 @@ def _run(
             cluster.enter_context(ray_for_ranks(spec.stage))
             stage = load_stage(spec, send_at_once)
             stage.warm_up()
-            effective = {**stage.effective, **mps_effect(spec.stage.name, required=spec.mps)}
+            effective = {**stage.effective, **mps_effect(spec)}
     except Exception as error:  # noqa: BLE001 - whatever a library raises while loading must reach the user
         emit(load_failure(error, spec))
         return
@@ -304,6 +304,8 @@ def _set_environment(spec: StageSpec, scratch: Path) -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{user}"))
     # vLLM's workers are separate processes, and would put their sockets into the system's temporary folder.
     os.environ.setdefault("VLLM_RPC_BASE_PATH", str(scratch))
+    if spec.mps_folder is not None:
+        os.environ[PIPES] = spec.mps_folder
     # A diffusers pipeline on one device is placed by its name, whose number counts all visible devices.
     if spec.stage.devices is not None and (spec.stage.backend == "vllm" or spec.stage.num_ranks > 1):
         os.environ["CUDA_VISIBLE_DEVICES"] = spec.stage.devices

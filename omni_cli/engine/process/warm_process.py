@@ -33,10 +33,7 @@ from omni_cli.temporary_folder import temporary_folder
 
 # What differs from one terminal or command to the next, and no library reads while it is imported. A fork imports the
 # family's modules that it lacks.
-_IGNORED = frozenset(
-    {"_", "PWD", "OLDPWD", "SHLVL", "TERM", "COLUMNS", "LINES", FAMILY_MODULES}
-    | {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
-)
+_IGNORED = frozenset({"_", "PWD", "OLDPWD", "SHLVL", "TERM", "COLUMNS", "LINES", FAMILY_MODULES})
 _SOCKET_ROOM = len("/omni-1234567890/0123456789abcdef0123")
 _PRELOAD = "omni_cli.engine.process.preload_"
 # Descriptors are received above those that the code names.

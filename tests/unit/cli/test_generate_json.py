@@ -114,11 +114,11 @@ def test_a_tensor_has_its_field_s_name() -> None:
 def test_lines_for_people() -> None:
     assert file_line(OUTPUTS[1]) == "out/0.wav   0.48 s audio, 24 kHz"
     assert file_line(OUTPUTS[2]) == "out/0.png   64x48 image"
-    effective = {"device": "cpu", "execution": "eager"}
+    effective = {"device": "cpu", "execution": "eager", "mps": True}
     second = StageInfo("token2wav", "diffusion", 14.94, {"device": 3 * 2**30, "host": 5}, effective)
     assert loaded_lines([STAGE, second]) == [
         "  0 thinker    ar         cudagraph none  copy async  loaded in 4.10 s  123 MiB",
-        "  1 token2wav  diffusion  eager                       loaded in 14.9 s  3.0 GiB",
+        "  1 token2wav  diffusion  eager, MPS                  loaded in 14.9 s  3.0 GiB",
     ]
     one = RequestRecord("0", OUTPUTS, TRACES, total_s=0.35)
     assert summary_line([one], [STAGE], 9.0) == (
