@@ -84,7 +84,8 @@ KeepWarmOption = Annotated[
         "--keep-warm",
         "SECONDS",
         "Keep a process with all imports done for this long after the command, and start from one that an earlier "
-        "command with this option has left; 0 ends it with the command.",
+        "command has left; 0 ends it with the command. "
+        "Default: 300 for `omni generate` at a terminal, else no such process.",
         envvar=KEEP_WARM_VARIABLE,
         show_envvar=True,
         callback=seconds,

@@ -81,7 +81,9 @@ class MpsServer:
         client = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if client.returncode:
             said = (client.stdout + client.stderr).strip().rpartition("\n")[2]
-            raise UsageError(f"`mps: true`: CUDA does not start as a client of the server: {said}", hint="--set mps=false")
+            raise UsageError(
+                f"`mps: true`: CUDA does not start as a client of the server: {said}", hint="--set mps=false"
+            )
 
     def stop(self) -> None:
         """End the server that `start` has started, whose clients have ended. Idempotent."""

@@ -64,8 +64,10 @@ def summary_line(records: Sequence[RequestRecord], stages: Iterable[StageInfo], 
 
 def _execution(stage: StageInfo) -> str:
     effective = stage.effective
-    mode = f"cudagraph {effective['cudagraph_mode']}" if "cudagraph_mode" in effective else effective.get("execution", "")
-    return f"{mode}, MPS" if effective.get("mps") else str(mode)
+    mode = str(effective.get("execution", ""))
+    if "cudagraph_mode" in effective:
+        mode = f"cudagraph {effective['cudagraph_mode']}"
+    return f"{mode}, MPS" if effective.get("mps") else mode
 
 
 def _peak_bytes(stage: StageInfo) -> int:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from omni_cli.config.schema import EngineConfig
     from omni_cli.inputs.request_spec import BadRequest, RequestSpec
 
-# Somebody who waits for them this long wants to know how not to.
-_LONG_IMPORTS_S = 8.0
+_DEFAULT_KEEP_WARM_S = 300.0
+# Shorter, a process was there to fork from.
+_NO_IMPORTS_S = 1.0
 
 
 def generate(options: GenerateOptions) -> int:
@@ -50,11 +51,13 @@ def generate(options: GenerateOptions) -> int:
     return run(decode_specs(specs, config), config, options)
 
 
-def make_engine(config: EngineConfig, options: GenerateOptions, *, max_concurrency: int) -> GenerateEngine:
+def make_engine(
+    config: EngineConfig, *, verbose: bool, max_concurrency: int, keep_warm_s: float | None
+) -> GenerateEngine:
     """Create the engine of a profile, not started yet."""
     from omni_cli.engine.omni_llm import OmniLLM
 
-    return OmniLLM(config, verbose=options.verbose, max_concurrency=max_concurrency, keep_warm_s=options.keep_warm)
+    return OmniLLM(config, verbose=verbose, max_concurrency=max_concurrency, keep_warm_s=keep_warm_s)
 
 
 def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, options: GenerateOptions) -> ExitCode:
@@ -70,7 +73,9 @@ def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, o
     num_usable = sum(isinstance(request, PendingRequest) for request in requests)
     progress = _choose_progress(config, num_usable, options)
     printer = _choose_printer(requests, progress, options)
-    engine = make_engine(config, options, max_concurrency=num_usable)
+    by_default = options.keep_warm is None and _keeps_warm_by_default(options)
+    keep_warm_s = _DEFAULT_KEEP_WARM_S if by_default else options.keep_warm
+    engine = make_engine(config, verbose=options.verbose, max_concurrency=num_usable, keep_warm_s=keep_warm_s)
 
     async def run_on_engine() -> RunOutcome:
         session = GenerateRun(engine, requests, writer=writer, printer=printer, progress=progress)
@@ -78,8 +83,8 @@ def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, o
 
     outcome = asyncio.run(run_on_engine())
     _show_end(outcome, config, options)
-    if outcome.exit_code is ExitCode.OK:
-        _suggest_keep_warm(engine.imports_s, options)
+    if by_default and not 0 < engine.imports_s < _NO_IMPORTS_S:
+        _tell_of_warm_process(engine.imports_s)
     return outcome.exit_code
 
 
@@ -151,12 +156,19 @@ def _show_end(outcome: RunOutcome, config: EngineConfig, options: GenerateOption
         console.print_error(outcome.stopped, verbose=options.verbose)
 
 
-def _suggest_keep_warm(imports_s: float, options: GenerateOptions) -> None:
-    """Tell somebody at a terminal how later commands do without imports that took long."""
+def _keeps_warm_by_default(options: GenerateOptions) -> bool:
+    """Tell whether somebody at a terminal, who may run a command like this again, can be told of the process."""
+    from omni_cli.engine.process.warm_process import can_keep_warm
+
+    is_shown = sys.stderr.isatty() and not (options.quiet or options.as_json or options.verbose)
+    return is_shown and can_keep_warm()
+
+
+def _tell_of_warm_process(imports_s: float) -> None:
+    """Tell of the process that does the imports, or has done them if `imports_s` is not 0."""
     from omni_cli.report.units import seconds
 
-    wants_no_hint = options.quiet or options.as_json or options.keep_warm is not None or not sys.stderr.isatty()
-    if imports_s < _LONG_IMPORTS_S or wants_no_hint:
-        return
-    way = f"`{KEEP_WARM_VARIABLE}=600` in the environment keeps them for later commands"
-    console.print_note(f"\nhint: imports took {seconds(imports_s)}; {way}")
+    done = f"Imports took {seconds(imports_s)}. A process keeps them" if imports_s else "A process does the imports"
+    minutes = f"{_DEFAULT_KEEP_WARM_S / 60:.0f} minutes"
+    without = f"`{KEEP_WARM_VARIABLE}=0` in the environment ends it with the command"
+    console.print_note(f"\n{done} for the next commands, and stays for {minutes}; {without}.")

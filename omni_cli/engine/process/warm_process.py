@@ -33,7 +33,11 @@ from omni_cli.temporary_folder import temporary_folder
 
 # What differs from one terminal or command to the next, and no library reads while it is imported. A fork imports the
 # family's modules that it lacks.
-_IGNORED = frozenset({"_", "PWD", "OLDPWD", "SHLVL", "TERM", "COLUMNS", "LINES", FAMILY_MODULES})
+_IGNORED = frozenset(
+    {"_", "PWD", "OLDPWD", "SHLVL", "TERM", "TERM_SESSION_ID", "COLORTERM", "COLUMNS", "LINES", "WINDOWID"}
+    | {"TMUX", "TMUX_PANE", "STY", "SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "XDG_SESSION_ID"}
+    | {FAMILY_MODULES, "OMNI_KEEP_WARM"}
+)
 _SOCKET_ROOM = len("/omni-1234567890/0123456789abcdef0123")
 _PRELOAD = "omni_cli.engine.process.preload_"
 # Descriptors are received above those that the code names.
@@ -71,6 +75,16 @@ def warm_process(preload: Sequence[str], keep_s: float) -> Iterator[None]:
 
     with patch.object(multiprocessing.util, "spawnv_passfds", ask):
         yield
+
+
+def can_keep_warm() -> bool:
+    """Tell whether a process can stay here, without asking for one: on Linux, with a folder for its socket."""
+    if not hasattr(os, "pidfd_open"):
+        return False
+    try:
+        return os.access(_folder(), os.W_OK)
+    except (OmniError, OSError):
+        return False
 
 
 def _folder() -> Path:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from omni_cli.cli.generate.options import GenerateOptions
 from omni_cli.config.schema import EngineConfig
 from omni_cli.errors import CheckpointError, InputError, StageError
 from omni_cli.outputs import (
@@ -41,11 +40,11 @@ class FakeEngine:
 
     instances: list[FakeEngine] = []  # noqa: RUF012 - what a test looks at afterwards
 
-    def __init__(self, config: EngineConfig, options: GenerateOptions, *, max_concurrency: int) -> None:
+    def __init__(self, config: EngineConfig, *, verbose: bool, max_concurrency: int, keep_warm_s: float | None) -> None:
         self.config = config
-        self.verbose = options.verbose
+        self.verbose = verbose
         self.max_concurrency = max_concurrency
-        self.keep_warm = options.keep_warm
+        self.keep_warm = keep_warm_s
         self.requests: list[GenerateRequest] = []
         self.closed = 0
         self.stages: tuple[StageInfo, ...] = ()

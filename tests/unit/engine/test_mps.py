@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.engine import mps
