@@ -22,6 +22,8 @@ class OmniOutputProcessor(OutputProcessor):
         super().__init__(*args, **kwargs)
         self.hidden_rows: dict[str, list[torch.Tensor]] = {}
         self.owed_rows: dict[str, OwedRows] = {}
+        self._num_taken: dict[str, int] = {}
+        self._num_rows: dict[str, int] = {}  # in all, of ended requests
         self.not_numbers: set[str] = set()
 
     def process_outputs(self, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> OutputProcessorOutput:
@@ -40,21 +42,33 @@ class OmniOutputProcessor(OutputProcessor):
                 self.owed_rows[state.external_req_id] = made
             elif made is not None:
                 self.hidden_rows.setdefault(state.external_req_id, []).append(made)
+            if made is not None and output.finished:
+                # One for each position but that of the last token. A step that accepts draft tokens may have made more:
+                # its last tokens are dropped where the request ends before them.
+                num_tokens = state.detokenizer.num_output_tokens() + len(output.new_token_ids)
+                self._num_rows[state.external_req_id] = state.prompt_len + num_tokens - 1
         return super().process_outputs(engine_core_outputs, *args, **kwargs)
 
     def forget(self, request_id: str) -> None:
         """Drop the state of a request that has ended."""
         self.hidden_rows.pop(request_id, None)
         self.owed_rows.pop(request_id, None)
+        self._num_rows.pop(request_id, None)
+        self._num_taken.pop(request_id, None)
         self.not_numbers.discard(request_id)
 
     def take_hidden_rows(self, request_id: str) -> torch.Tensor | None:
         """Remove and return a request's rows so far, (num_rows, hidden_size); None if it asked for none."""
-        owed = self.owed_rows.pop(request_id, None)
-        if owed is not None:
-            return owed.take()
-        rows = self.hidden_rows.pop(request_id, None)
-        return None if rows is None else torch.cat(rows)
+        owed, steps = self.owed_rows.pop(request_id, None), self.hidden_rows.pop(request_id, None)
+        rows = owed.take() if owed is not None else torch.cat(steps) if steps is not None else None
+        num_taken, num_rows = self._num_taken.pop(request_id, 0), self._num_rows.pop(request_id, None)
+        if rows is not None and num_rows is not None:
+            return rows[: num_rows - num_taken]
+        if rows is not None:
+            num_taken += len(rows)
+        if num_taken and num_rows is None:
+            self._num_taken[request_id] = num_taken
+        return rows
 
 
 class TextEngine(LLMEngine):

@@ -77,14 +77,17 @@ def main() -> None:
                     results[output.request_id] = _result(output, processor.take_hidden_rows(output.request_id))
             for name in (name for name, after in aborts.items() if after == step):
                 engine.abort_request([name])
-                processor.take_hidden_rows(name)
+                processor.forget(name)
             if not engine.has_unfinished_requests():
                 break
     answer = {"results": results, "preemptions": preemptions[0], "drafts": drafts, "positions": positions}
     if ranks == 1 and not task["stock"]:
         # One more step tells the runner which requests have ended.
         engine.engine_core.engine_core.step()
-        answer["left"] = _left(_runner(engine)) + len(processor.hidden_rows) + len(processor.owed_rows)
+        answer["left"] = _left(_runner(engine)) + sum(
+            len(kept)
+            for kept in (processor.hidden_rows, processor.owed_rows, processor._num_taken, processor._num_rows)
+        )
     answer["triton_cache"] = _triton_cache(engine, task.get("compile_cache"))
     if not task["stock"]:
         (answer["engagement"],) = filter(None, engine.collective_rpc("engagement"))

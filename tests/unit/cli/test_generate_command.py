@@ -8,10 +8,8 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
-import os
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -25,6 +23,7 @@ from PIL import Image
 
 import omni_cli.cli.generate.command
 from omni_cli.cli.app import run
+from omni_cli.engine.process import warm_process
 from omni_cli.errors import ExitCode
 from omni_cli.video_encoding import encode_video
 
@@ -405,10 +404,9 @@ def test_replicas_are_for_a_file(omni: Omni) -> None:
     ],
 )
 @pytest.mark.parametrize("model", ["slow_imports", "quick"])
-def test_a_process_stays_by_default_where_somebody_has_note_of_it(
+def test_a_process_stays_by_default_where_a_note_is_shown(
     omni: Omni,
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
     arguments: tuple[str, ...],
     is_terminal: bool,
     has_folder: bool,
@@ -417,9 +415,7 @@ def test_a_process_stays_by_default_where_somebody_has_note_of_it(
 ) -> None:
     monkeypatch.delenv("OMNI_KEEP_WARM", raising=False)
     monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    if not has_folder:
-        (tmp_path / f"omni-{os.getuid()}").touch()
+    monkeypatch.setattr(warm_process, "can_keep_warm", lambda: has_folder)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     result = omni("hello", "-p", "tiny-omni", "--model", model, *arguments)
     assert result.code == ExitCode.OK and result.engines[0].keep_warm == keep_warm
