@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.devices import has_cuda_device
@@ -22,6 +22,7 @@ _LOGS = "CUDA_MPS_LOG_DIRECTORY"
 # A shell that starts the server and ends it, with its folder, once its stdin closes: also when the command is killed.
 _GUARD = f'{_CONTROL} -d && echo started && read -r _; echo quit | {_CONTROL}; rm -rf -- "$0"'
 _STOP_S = 10.0
+_FIRST_CLIENT_S = 60.0
 # Fails with the driver's number of the error if CUDA cannot be used.
 _FIRST_CLIENT = """
 import ctypes
@@ -77,13 +78,10 @@ class MpsServer:
         if said != "started":
             raise UsageError(f"`mps: true`: `{_CONTROL}` did not start: {said}", hint="--set mps=false")
         # Where the server runs, its clients may still not: in some containers, or on a part of a device.
-        command = [sys.executable, "-ISs", "-c", _FIRST_CLIENT]
-        client = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if client.returncode:
-            said = (client.stdout + client.stderr).strip().rpartition("\n")[2]
-            raise UsageError(
-                f"`mps: true`: CUDA does not start as a client of the server: {said}", hint="--set mps=false"
-            )
+        problem = _problem_of_a_client(environment)
+        if problem is not None:
+            reason = f"`mps: true`: CUDA does not start as a client of the server: {problem}"
+            raise UsageError(reason, hint="--set mps=false")
 
     def stop(self) -> None:
         """End the server that `start` has started, whose clients have ended. Idempotent."""
@@ -93,6 +91,18 @@ class MpsServer:
         # Later it ends by itself: with the last client.
         with contextlib.suppress(subprocess.TimeoutExpired):
             guard.communicate(timeout=_STOP_S)
+
+
+def _problem_of_a_client(environment: Mapping[str, str]) -> str | None:
+    """Start CUDA in a process of its own with these variables; return why it does not start."""
+    command = [sys.executable, "-ISs", "-c", _FIRST_CLIENT]
+    try:
+        subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_FIRST_CLIENT_S, check=True)
+    except subprocess.TimeoutExpired:
+        return f"no answer in {_FIRST_CLIENT_S:g} s"
+    except subprocess.CalledProcessError as error:
+        return str(error.stderr).strip().rpartition("\n")[2] or f"exit code {error.returncode}"
+    return None
 
 
 def _share_a_device(config: EngineConfig) -> bool:

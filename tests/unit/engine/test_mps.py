@@ -134,6 +134,7 @@ def test_a_stage_tells_whether_it_is_a_client(control: Path, monkeypatch: pytest
     [
         ("broken", "`nvidia-cuda-mps-control` did not start"),
         ("client", "CUDA does not start as a client of the server: error 805"),
+        ("silent client", "CUDA does not start as a client of the server: no answer in 0.2 s"),
         ("missing", "which is not installed here"),
     ],
 )
@@ -145,6 +146,9 @@ def test_what_cannot_start_is_an_error_or_no_server_with_auto(
         (control / "broken").touch()
     elif fault == "client":
         monkeypatch.setattr(mps, "_FIRST_CLIENT", "raise SystemExit('error 805')")
+    elif fault == "silent client":
+        monkeypatch.setattr(mps, "_FIRST_CLIENT", "import time; time.sleep(60)")
+        monkeypatch.setattr(mps, "_FIRST_CLIENT_S", 0.2)
     else:
         monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UsageError, match=error):
