@@ -62,11 +62,10 @@ class OmniOutputProcessor(OutputProcessor):
         owed, steps = self.owed_rows.pop(request_id, None), self.hidden_rows.pop(request_id, None)
         rows = owed.take() if owed is not None else torch.cat(steps) if steps is not None else None
         num_taken, num_rows = self._num_taken.pop(request_id, 0), self._num_rows.pop(request_id, None)
-        if rows is not None and num_rows is not None:
-            return rows[: num_rows - num_taken]
-        if rows is not None:
-            num_taken += len(rows)
-        if num_taken and num_rows is None:
+        if num_rows is not None:
+            return None if rows is None else rows[: num_rows - num_taken]
+        num_taken += 0 if rows is None else len(rows)
+        if num_taken:  # the request runs on
             self._num_taken[request_id] = num_taken
         return rows
 
