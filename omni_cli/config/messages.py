@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
@@ -83,7 +84,10 @@ def describe_error(error: Mapping[str, Any], path: Path, tree: Tree, models: Mod
         )
     if kind == "literal_error":
         key = _key_at(path, models)
-        choices = [str(choice) for choice in _literal_values(key.annotation)]
+        # As YAML writes them: `true` and `false`.
+        choices = [
+            choice if isinstance(choice, str) else json.dumps(choice) for choice in _literal_values(key.annotation)
+        ]
         hint = None
         if isinstance(value, str):
             hint = notes_on(key).elsewhere.get(value) or suggest(value, choices) or notes_on(key).pattern

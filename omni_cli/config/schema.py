@@ -307,7 +307,7 @@ class EngineConfig(StrictKeys):
         description="Type of weights and activations."
     )
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of requests without their own.")
-    mps: Literal["auto"] | bool = Field(
+    mps: Literal["auto", True, False] = Field(
         False,
         description="Run a server of NVIDIA's Multi-Process Service with the engine, so that stages that share a GPU "
         "run on it at the same time instead of alternating; `auto`: if there are such stages, and this machine has it. "

@@ -30,7 +30,7 @@ class StageSpec:
     trust_remote_code: bool
     records: bool = False
     max_concurrency: int | None = None
-    mps: Literal["auto"] | bool = False
+    mps: Literal["auto", True, False] = False
     mps_folder: str | None = None
 
     @property

@@ -117,6 +117,10 @@ SINGLE = {
         "8:21 'ful': invalid value for `cudagraph_mode`: expected one of none, piecewise, full,"
         " full_decode_only, full_and_piecewise (did you mean `full`?)",
     ),
+    "neither a word nor a switch": (
+        ("name: good\n", "name: good\nmps: tru\n"),
+        "3:6 'tru': invalid value for `mps`: expected one of auto, true, false (did you mean `true`?)",
+    ),
     "bad version": (("version: 1", "version: 2"), "1:10 '2': invalid value for `version`: expected 1"),
     "bad name": (
         ("name: good", "name: a b"),
