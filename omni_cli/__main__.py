@@ -1,11 +1,9 @@
 """`omni`, also as `python -m omni_cli`. Imports nothing before Ctrl-C ends it without a traceback."""
 
-from __future__ import annotations
-
 import os
-import signal
 import sys
-from typing import NoReturn
+
+from omni_cli.child_python import leave_out_current_folder
 
 _INTERRUPTED = 130
 
@@ -31,8 +29,11 @@ def _open_closed_streams() -> None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
-def main() -> NoReturn:
-    """The console script."""
+def main() -> None:
+    """The console script; `python -m` has the current folder on the module path until its first line."""
+    leave_out_current_folder()
+    import signal
+
     # If Ctrl-C is ignored (`nohup`, a background job), keep ignoring it.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end_at_once)

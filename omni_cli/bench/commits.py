@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from omni_cli.child_python import users_environment
 from omni_cli.errors import OmniError, UsageError
 from omni_cli.text import visible
 
@@ -127,6 +128,7 @@ async def run_program(command: str, folder: Path, timeout_s: float | None = None
         asyncio.create_subprocess_shell(
             command,
             cwd=folder,
+            env=users_environment(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from omni_cli.child_python import python_command
 from omni_cli.errors import ExitCode, OmniError, UsageError
 from omni_cli.results import WEIGHTED_MEASURES
 from omni_cli.text import suggest, visible
@@ -76,7 +76,7 @@ def measure_pairs(weights: Mapping[str, Path], pairs: Sequence[tuple[Path, Path]
         {name: str(folder.absolute()) for name, folder in weights.items()}, [(str(a), str(b)) for a, b in pairs]
     )
     ended = subprocess.run(
-        [sys.executable, "-P", "-m", "omni_cli.bench.quality_worker"],
+        python_command("-m", "omni_cli.bench.quality_worker"),
         input=msgspec.json.encode(work),
         capture_output=True,
     )

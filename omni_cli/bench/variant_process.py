@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import site
-import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping
@@ -32,6 +31,7 @@ from omni_cli.bench.protocol import (
     decode_reply,
     encode,
 )
+from omni_cli.child_python import python_command
 from omni_cli.engine.process.fork_server import SOCKET, SOCKETS_FOLDER
 from omni_cli.engine.process.stage_log import StageLog
 from omni_cli.errors import ExitCode, OmniError
@@ -101,11 +101,7 @@ class VariantProcess:
         """Start Python with the variant's environment. Raises `VariantError`."""
         self._sockets = tempfile.mkdtemp(prefix="omni-", dir=temporary_folder(len("/omni-01234567" + SOCKET)))
         self._started = await asyncio.create_subprocess_exec(
-            sys.executable,
-            # PYTHONPATH decides, not an `omni_cli` in the working directory.
-            "-P",
-            "-m",
-            _MODULE,
+            *python_command("-m", _MODULE),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=self._log.fileno(),

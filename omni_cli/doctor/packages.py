@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Literal
 
+from omni_cli.child_python import python_command
 from omni_cli.doctor.requirements import VERIFIED
 
 Build = Literal["cpu", "cuda"]
@@ -78,7 +79,7 @@ def start_torch_probe() -> subprocess.Popen[str] | None:
     """Start importing torch in another process (a second or two); None if torch is not installed."""
     if installed("torch") is None:
         return None
-    return subprocess.Popen([sys.executable, "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(python_command("-c", _PROBE), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finish_torch_probe(process: subprocess.Popen[str]) -> TorchProbe:
