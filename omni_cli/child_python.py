@@ -1,4 +1,4 @@
-"""How the Pythons below a command start: none of them imports from the current folder, which may be a stranger's.
+"""Start of the Pythons below a command: none imports from the current folder, which may be a stranger's.
 
 Imported before the current folder is off the module path: imports only what each Python has loaded at its start.
 """

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.engine.mps import PIPES, mps_effect
-from omni_cli.engine.process.own_processors import OwnProcessors
 from omni_cli.engine.process.process_group import become_group_leader
 from omni_cli.engine.process.stage_log import StageLog
 from omni_cli.engine.recording.recorder import Recorder
@@ -134,11 +133,7 @@ def _run(
 def _serve(
     spec: StageSpec, stage: Stage, inbox: queue.SimpleQueue[Command], emit: _Emitter, recorder: Recorder | None
 ) -> None:
-    # An AR stage's threads stay where they are: two such stages that work at the same time are slower apart.
-    processors = OwnProcessors() if spec.stage.kind == "diffusion" and _cuda() is None else None
     while True:
-        if processors is not None and not stage.has_work():
-            processors.give_back()
         while not stage.has_work() or not inbox.empty():
             command = inbox.get()
             match command:
@@ -150,8 +145,6 @@ def _serve(
                     _take(spec, stage, command, emit)
                 case StartRecording() | StopRecording() | DescribeStage() | MeasureRates():
                     _record(recorder, command, emit)
-        if processors is not None:
-            processors.keep_off()
         with ranges.mark("engine step"):
             reports = stage.step()
         _note_ends(reports)
