@@ -3,7 +3,7 @@
     python benchmarks/first_output.py [--runs 3] COMMAND...
 
     python benchmarks/first_output.py omni generate "hello" -p qwen2.5-omni-7b --model out/seven --max-tokens 32 \\
-        --set talker.sampling.max_tokens=100 --keep-warm 300
+        --set talker.sampling.max_tokens=100
 
 Text is streamed to stdout, so for an omni model this is the time to the first token. The lines on stderr that say how
 long each stage took to load follow. The first run on a machine compiles kernels.

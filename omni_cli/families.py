@@ -158,12 +158,12 @@ class Family:
     names. `vllm_models` maps an architecture's name to the model class that vLLM lacks. `builtins` maps the name of a
     built-in checkpoint to a function of an output folder and a seed; a built checkpoint is kept until that function's
     module, or one that it imports, changes. `profile` is a function of a checkpoint folder and a `Machine`; it returns
-    the stages of a profile, as YAML would contain them. `preload` names modules that the stages import late, such as
-    vLLM's own models; `inner_architectures` are those that vLLM looks up while it builds one of them. `published` maps
-    repo ids of the Hugging Face hub to their needs, for `omni doctor`. `prompt_frame` is the text around the words of a
-    generated prompt, for models that need the tokens of a conversation's turns. `unsaved_parts` are those that a
-    pipeline's index names and its folder lacks, because the pipeline makes them itself. `check` is a function of a
-    `GenerateRequest` and an `EngineConfig` that raises `InputError` for what can be rejected before anything is loaded.
+    the stages of a profile, as YAML would contain them. `inner_architectures` are those that vLLM looks up while it
+    builds one of `vllm_models`. `published` maps repo ids of the Hugging Face hub to their needs, for `omni doctor`.
+    `prompt_frame` is the text around the words of a generated prompt, for models that need the tokens of a
+    conversation's turns. `unsaved_parts` are those that a pipeline's index names and its folder lacks, because the
+    pipeline makes them itself. `check` is a function of a `GenerateRequest` and an `EngineConfig` that
+    raises `InputError` for what can be rejected before anything is loaded.
     """
 
     name: str
@@ -175,7 +175,6 @@ class Family:
     builtins: Mapping[str, Reference] = field(default_factory=dict)
     profile: Reference | None = None
     check: Reference | None = None
-    preload: tuple[str, ...] = ()
     inner_architectures: tuple[str, ...] = ()
     published: Mapping[str, CheckpointNeeds] = field(default_factory=dict)
     prompt_frame: tuple[str, str] = ("", "")
@@ -186,12 +185,6 @@ class Family:
         if len(self.roles) == 1:
             return self.roles[0]
         return next((role for role in self.roles if role.name == name), None)
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """The modules that the stages need, to be imported before they start."""
-        references = [*(role.stage for role in self.roles), *self.vllm_models.values()]
-        return (*dict.fromkeys(reference.partition(":")[0] for reference in references), *self.preload)
 
     def fits(self, stages: Iterable[StageShape]) -> bool:
         """True if a profile's stages are stages of this family."""

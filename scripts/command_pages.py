@@ -193,7 +193,7 @@ class Shell:
 
 def _environment(folder: Path) -> dict[str, str]:
     """This process's environment without what changes the output of commands; `omni` is this checkout's."""
-    variables = ("OMNI_API_KEY", "OMNI_KEEP_WARM", "OPENAI_API_KEY", "OPENAI_BASE_URL", "BASH_ENV")
+    variables = ("OMNI_API_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL", "BASH_ENV")
     changes = ("COLUMNS", "LINES", "FORCE_COLOR", *variables)
     kept = {name: value for name, value in os.environ.items() if name not in changes}
     path = os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])

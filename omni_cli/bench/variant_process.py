@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import site
 import sysconfig
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,10 +30,8 @@ from omni_cli.bench.protocol import (
     encode,
 )
 from omni_cli.child_python import python_command
-from omni_cli.engine.process.fork_server import SOCKET, SOCKETS_FOLDER
 from omni_cli.engine.process.stage_log import StageLog
 from omni_cli.errors import ExitCode, OmniError
-from omni_cli.temporary_folder import temporary_folder
 
 HELLO_TIMEOUT_S = 60.0
 CLOSE_GRACE_S = 10.0
@@ -80,7 +76,6 @@ class VariantProcess:
         self._log = StageLog(passed_on=verbose)
         self._started: asyncio.subprocess.Process | None = None
         self._protocol = 0
-        self._sockets: str | None = None
         self._closed = False
 
     @property
@@ -99,13 +94,12 @@ class VariantProcess:
 
     async def start(self) -> None:
         """Start Python with the variant's environment. Raises `VariantError`."""
-        self._sockets = tempfile.mkdtemp(prefix="omni-", dir=temporary_folder(len("/omni-01234567" + SOCKET)))
         self._started = await asyncio.create_subprocess_exec(
             *python_command("-m", _MODULE),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=self._log.fileno(),
-            env={**child_environment(os.environ, self.launch), SOCKETS_FOLDER: self._sockets},
+            env=child_environment(os.environ, self.launch),
             limit=MAX_LINE_BYTES,
             # Ctrl-C in a terminal goes to the command alone.
             start_new_session=True,
@@ -154,8 +148,6 @@ class VariantProcess:
             except TimeoutError:
                 self.kill()
                 await self._process.wait()
-        if self._sockets is not None:
-            shutil.rmtree(self._sockets, ignore_errors=True)  # the process may be removing it as well
         self._log.close()
 
     def kill(self) -> None:

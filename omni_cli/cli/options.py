@@ -14,10 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from omni_cli.errors import UsageError
-
 DEFAULT_PROFILE = "tiny-omni"
-KEEP_WARM_VARIABLE = "OMNI_KEEP_WARM"
 MAX_SEED = 2**32 - 1  # the maximum seed of NumPy's generator, which vLLM also seeds
 
 
@@ -30,19 +27,6 @@ def option(flags: str, metavar: str | None, help_text: str, **rules: Any) -> Opt
 def argument(metavar: str, help_text: str) -> ArgumentInfo:
     declared: ArgumentInfo = typer.Argument(metavar=metavar, help=help_text)
     return declared
-
-
-def seconds(value: float | None) -> float | None:
-    if value is not None and not (math.isfinite(value) and value >= 0):
-        raise typer.BadParameter("expected a number of seconds, 0 or more")
-    return value
-
-
-def check_keep_warm(keep_warm: float | None, replicas: int | None) -> None:
-    """Raise `UsageError` if the processes that `--keep-warm` is for are Ray's."""
-    if keep_warm is not None and replicas is not None:
-        hint = f"omit it, or unset `{KEEP_WARM_VARIABLE}`: Ray's processes stay by themselves"
-        raise UsageError("`--keep-warm` does not work with `--replicas`", hint=hint)
 
 
 def positive_seconds(value: float | None) -> float | None:
@@ -77,19 +61,6 @@ OutputDirOption = Annotated[Path, option("--output-dir", "DIR", "Folder for outp
 TimeoutOption = Annotated[
     float | None,
     option("--timeout", "SECONDS", "Stop with an error after this many seconds.", callback=positive_seconds),
-]
-KeepWarmOption = Annotated[
-    float | None,
-    option(
-        "--keep-warm",
-        "SECONDS",
-        "Keep a process with all imports done for this long after the command, and start from one that an earlier "
-        "command has left; 0 ends it with the command. "
-        "Default: 300 for `omni generate` at a terminal, else no such process.",
-        envvar=KEEP_WARM_VARIABLE,
-        show_envvar=True,
-        callback=seconds,
-    ),
 ]
 VerboseOption = Annotated[bool, option("--verbose -v", None, "Show the libraries' logs and tracebacks of errors.")]
 QuietOption = Annotated[bool, option("--quiet -q", None, "Show only results, warnings and errors.")]

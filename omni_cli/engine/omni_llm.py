@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from multiprocessing.context import ForkServerContext
@@ -66,12 +65,11 @@ class OmniLLM:
         verbose: bool = False,
         records: bool = False,
         max_concurrency: int | None = None,
-        keep_warm_s: float | None = None,
     ) -> None:
         """`verbose` forwards the libraries' output to stderr, from the fork server and from every stage.
 
         With `records`, stages can record their activity (`record`). With `max_concurrency`, they prepare for no more
-        requests at once. `keep_warm_s` is as of `ForkServer`.
+        requests at once.
         """
         self._records = records
         self._max_concurrency = max_concurrency
@@ -85,11 +83,9 @@ class OmniLLM:
         self._requests: dict[str, asyncio.Queue[tuple[str, Report]]] = {}
         self._dead: dict[str, Failure] = {}
         self._on_event: Callable[[Event], None] = lambda event: None
-        self._fork_server = ForkServer(config, verbose=verbose, keep_warm_s=keep_warm_s)
+        self._fork_server = ForkServer(config, verbose=verbose)
         self._mps = MpsServer(config)
         self._watchdog: asyncio.Task[None] | None = None
-        # Seconds that the stages' processes waited for the fork server's imports.
-        self.imports_s = 0.0
 
     @property
     def stages(self) -> tuple[StageInfo, ...]:
@@ -146,10 +142,8 @@ class OmniLLM:
             self._loaded[client.name] = loop.create_future()
         self._watchdog = asyncio.create_task(Watchdog(lambda: self._clients.values(), self._give_up).run())
         groups = _load_groups(list(self._clients.values()))
-        began_s = time.perf_counter()
         for client in (client for group in groups for client in group[0]):
             await self._start_client(client, context)
-        self.imports_s = time.perf_counter() - began_s
         await asyncio.gather(*(self._load_in_turn(group, context) for group in groups))
         for name, failure in self._dead.items():
             raise failure.error(name)  # it had loaded, and ended while the others were loading

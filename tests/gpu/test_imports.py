@@ -10,9 +10,9 @@ from pathlib import Path
 SCRIPT = """
 import torch
 
-from omni_cli.engine.process.slow_imports import slow_imports
+from omni_cli.engine.process.preload import preloading
 
-with slow_imports():
+with preloading():
     import diffusers.pipelines.pipeline_utils
     import transformers.modeling_utils
 assert torch.cuda.is_available() and not torch.cuda.is_initialized()

@@ -200,9 +200,6 @@ class OmniProcess:
         names = sorted(path.name for path in self.temporary.iterdir())
         # torch's cache of compiled kernels, one a user, is meant to stay.
         stays = ("torchinductor_",)
-        if self.popen.returncode == -signal.SIGKILL:
-            # Python's own, for the socket of its fork server; whoever would remove it was killed.
-            stays += ("pymp-",)
         temporary = (f"temporary {name}" for name in names if not name.startswith(stays))
         shared = (f"shared memory {path.name}" for path in self._shared_memory.iterdir())
         return (*processes, *temporary, *shared)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import re
@@ -24,7 +25,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from omni_cli.engine.process.warm_process import ForkRequest, become_fork_server
 from support.answers import forked
 from support.reaper import NO_RUN, RUN
 
@@ -32,6 +32,9 @@ from support.reaper import NO_RUN, RUN
 VARIABLE = "OMNI_TEST_WARM"
 # A script that changes modules of ours in each Python of a run, before others import from them.
 PLANTED = "OMNI_TEST_PLANTED"
+_PRELOAD = "omni_cli.engine.process.preload_"
+# Descriptors are received above those that the code names.
+_ASIDE = 1000
 _CLONE_NEWNS, _CLONE_PARENT = 0x00020000, 0x00008000
 _CLONE = {"x86_64": 56, "aarch64": 220}
 
@@ -51,7 +54,7 @@ def start_warm(descriptor, pid):
     def of_libraries(environment):
         """What may change what is imported, and what that reads then."""
         folders = set(environment.get("PYTHONPATH", "").split(os.pathsep))
-        names = environment.keys() - {{"PYTHONPATH", "OMNI_SOCKETS_FOLDER"}}
+        names = environment.keys() - {{"PYTHONPATH"}}
         return folders, {{name: environment[name] for name in names}}
 
     def fork_exec(arguments, programs, close, kept, cwd, environment, *others):
@@ -60,7 +63,7 @@ def start_warm(descriptor, pid):
             umask = os.umask(0o077)
             os.umask(umask)
             request = dict(code=words[-1], places=list(kept), environment=dict(os.environ), folder=os.getcwd())
-            request |= dict(umask=umask, keep_s=0.0)
+            request |= dict(umask=umask)
             ask(list(kept), request=request, path=sys.path, executable=sys.executable)
             channel.close()
             note("python")
@@ -192,17 +195,31 @@ def _start_beside(message: Mapping[str, Any], ends: Sequence[int]) -> int:
 
 
 def _become_fork_server(message: Mapping[str, Any], received: list[int]) -> None:
-    request = ForkRequest(**message["request"])
+    """Run the code of a command's fork server in this fork, with the descriptors `received` for its places."""
+    request = message["request"]
+    environment = request["environment"]
     tempfile.tempdir = None
-    is_changed = PLANTED in request.environment or message["executable"] != sys.executable
+    is_changed = PLANTED in environment or message["executable"] != sys.executable
     sys.path[:], sys.executable = message["path"], message["executable"]
     if is_changed:
         for name in [name for name in sys.modules if name.startswith("omni_cli.") and "compat" not in name]:
             del sys.modules[name]
-    if PLANTED in request.environment:
-        os.environ.update(request.environment)
-        runpy.run_path(request.environment[PLANTED])
-    become_fork_server(request, received)
+    if PLANTED in environment:
+        os.environ.update(environment)
+        runpy.run_path(environment[PLANTED])
+    aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ASIDE) for descriptor in received]
+    for descriptor, place in zip(aside, request["places"], strict=True):
+        os.dup2(descriptor, place)
+    for descriptor in (*aside, *(set(received) - set(request["places"]))):
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.umask(request["umask"])
+    os.chdir(request["folder"])
+    # These act on their process: each runs again where it is imported.
+    for name in [name for name in sys.modules if name.startswith(_PRELOAD)]:
+        del sys.modules[name]
+    exec(request["code"], {"__name__": "__main__"})
 
 
 def _show(mark: str) -> None:

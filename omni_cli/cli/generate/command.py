@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from omni_cli.cli.generate.options import GenerateOptions
-from omni_cli.cli.options import KEEP_WARM_VARIABLE, check_keep_warm
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.errors import ExitCode, UsageError
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
     from omni_cli.config.schema import EngineConfig
     from omni_cli.inputs.request_spec import BadRequest, RequestSpec
 
-_DEFAULT_KEEP_WARM_S = 300.0
-# Shorter, a process was there to fork from.
-_NO_IMPORTS_S = 1.0
-
 
 def generate(options: GenerateOptions) -> int:
     """Run a model end to end and write its text, audio and images.
@@ -38,7 +33,6 @@ def generate(options: GenerateOptions) -> int:
     replicas, requests = options.replicas, options.requests
     if replicas is not None and requests is None:
         raise UsageError("`--replicas` is for many requests", hint="give them as `--requests FILE.jsonl`")
-    check_keep_warm(options.keep_warm, replicas)
     config = profile_source(options).load()
     if options.help_inputs:
         from omni_cli.cli.generate.help_inputs import show_inputs
@@ -51,13 +45,11 @@ def generate(options: GenerateOptions) -> int:
     return run(decode_specs(specs, config), config, options)
 
 
-def make_engine(
-    config: EngineConfig, *, verbose: bool, max_concurrency: int, keep_warm_s: float | None
-) -> GenerateEngine:
+def make_engine(config: EngineConfig, *, verbose: bool, max_concurrency: int) -> GenerateEngine:
     """Create the engine of a profile, not started yet."""
     from omni_cli.engine.omni_llm import OmniLLM
 
-    return OmniLLM(config, verbose=verbose, max_concurrency=max_concurrency, keep_warm_s=keep_warm_s)
+    return OmniLLM(config, verbose=verbose, max_concurrency=max_concurrency)
 
 
 def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, options: GenerateOptions) -> ExitCode:
@@ -73,9 +65,7 @@ def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, o
     num_usable = sum(isinstance(request, PendingRequest) for request in requests)
     progress = _choose_progress(config, num_usable, options)
     printer = _choose_printer(requests, progress, options)
-    by_default = options.keep_warm is None and _keeps_warm_by_default(options)
-    keep_warm_s = _DEFAULT_KEEP_WARM_S if by_default else options.keep_warm
-    engine = make_engine(config, verbose=options.verbose, max_concurrency=num_usable, keep_warm_s=keep_warm_s)
+    engine = make_engine(config, verbose=options.verbose, max_concurrency=num_usable)
 
     async def run_on_engine() -> RunOutcome:
         session = GenerateRun(engine, requests, writer=writer, printer=printer, progress=progress)
@@ -83,8 +73,6 @@ def run(requests: Sequence[PendingRequest | BadRequest], config: EngineConfig, o
 
     outcome = asyncio.run(run_on_engine())
     _show_end(outcome, config, options)
-    if by_default and not 0 < engine.imports_s < _NO_IMPORTS_S:
-        _tell_of_warm_process(engine.imports_s)
     return outcome.exit_code
 
 
@@ -154,21 +142,3 @@ def _show_end(outcome: RunOutcome, config: EngineConfig, options: GenerateOption
         console.print_note(summary_line(outcome.records, outcome.stages, outcome.total_s))
     if outcome.stopped is not None:
         console.print_error(outcome.stopped, verbose=options.verbose)
-
-
-def _keeps_warm_by_default(options: GenerateOptions) -> bool:
-    """Tell whether somebody at a terminal, who may run a command like this again, can be told of the process."""
-    from omni_cli.engine.process.warm_process import can_keep_warm
-
-    is_shown = sys.stderr.isatty() and not (options.quiet or options.as_json or options.verbose)
-    return is_shown and can_keep_warm()
-
-
-def _tell_of_warm_process(imports_s: float) -> None:
-    """Tell of the process that does the imports, or has done them if `imports_s` is not 0."""
-    from omni_cli.report.units import seconds
-
-    done = f"Imports took {seconds(imports_s)}. A process keeps them" if imports_s else "A process does the imports"
-    minutes = f"{_DEFAULT_KEEP_WARM_S / 60:.0f} minutes"
-    without = f"`{KEEP_WARM_VARIABLE}=0` in the environment ends it with the command"
-    console.print_note(f"\n{done} for the next commands, and stays for {minutes}; {without}.")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from omni_cli.cli.options import KeepWarmOption, OutputDirOption, ProfileOptions, TimeoutOption, argument, option
+from omni_cli.cli.options import OutputDirOption, ProfileOptions, TimeoutOption, argument, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,6 @@ class RunOptions(ProfileOptions):
     ] = False
     output_dir: OutputDirOption = Path("out")
     timeout: TimeoutOption = None
-    keep_warm: KeepWarmOption = None
 
 
 @dataclass(frozen=True, kw_only=True)

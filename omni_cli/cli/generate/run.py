@@ -39,9 +39,6 @@ class GenerateEngine(Protocol):
     @property
     def stages(self) -> tuple[StageInfo, ...]: ...
 
-    @property
-    def imports_s(self) -> float: ...
-
 
 @dataclass(frozen=True)
 class PendingRequest:

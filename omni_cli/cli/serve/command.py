@@ -7,7 +7,6 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from omni_cli.cli.options import check_keep_warm
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.serve.options import DEFAULT_VIDEOS, ServeOptions
 from omni_cli.cli.terminal import console
@@ -39,7 +38,6 @@ def serve(options: ServeOptions) -> int:
         raise UsageError(
             "the API key is empty", hint="omit `--api-key` and unset `OMNI_API_KEY` to serve without a key"
         )
-    check_keep_warm(options.keep_warm, options.replicas)
     config = profile_source(options).load()
     if options.hang_timeout is not None:
         timeouts = {"step_timeout_s": options.hang_timeout}
@@ -69,7 +67,7 @@ def _make_engine(config: EngineConfig, options: ServeOptions, limits: Limits, lo
     if options.replicas is None:
         from omni_cli.engine.omni_llm import OmniLLM
 
-        return OmniLLM(config, verbose=options.verbose, keep_warm_s=options.keep_warm)
+        return OmniLLM(config, verbose=options.verbose)
     from omni_cli.replicas.replicated_engine import ReplicatedEngine
 
     return ReplicatedEngine(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from omni_cli.cli.options import KeepWarmOption, ProfileOptions, option, positive_seconds
+from omni_cli.cli.options import ProfileOptions, option, positive_seconds
 from omni_cli.serve.limits import Limits
 
 _DEFAULT = Limits()
@@ -58,7 +58,6 @@ class ServeOptions(ProfileOptions):
             min=1,
         ),
     ] = None
-    keep_warm: KeepWarmOption = None
     max_requests: Annotated[
         int, option("--max-requests", "N", "Limit of requests in flight; further ones get status 429.", min=1)
     ] = _DEFAULT.max_requests

@@ -8,38 +8,21 @@ import os
 import signal
 import sys
 import tempfile
-from importlib.util import find_spec
-from multiprocessing import forkserver, resource_tracker, util
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
-from pathlib import Path
 from typing import Any, ClassVar
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.engine.process.process_group import stop_signals_blocked
-from omni_cli.engine.process.slow_imports import FAMILY_MODULES
-from omni_cli.engine.process.warm_process import warm_process
-from omni_cli.families import family_of_stages
+from omni_cli.errors import OmniError
 from omni_cli.temporary_folder import temporary_folder
 
 # Killed stages leave semaphores of their libraries behind. Python's resource tracker, a separate process, removes them
 # and would warn the user; its warning filters are set here.
 _TRACKER_FILTER = "ignore:resource_tracker:UserWarning"
-
-
-# The folder of a stage's sockets, so that whoever kills the stage can remove them.
-SOCKETS_FOLDER = "OMNI_SOCKETS_FOLDER"
-# The longest path that multiprocessing appends to a temporary folder.
-SOCKET = "/pymp-01234567/listener-01234567"
-
-
-def _settle_sockets() -> None:
-    """Make multiprocessing create its folder, which it does once, where the names of its sockets fit."""
-    usual = tempfile.tempdir
-    tempfile.tempdir = os.environ.get(SOCKETS_FOLDER) or temporary_folder(len(SOCKET))
-    try:
-        util.get_temp_dir()
-    finally:
-        tempfile.tempdir = usual
+# The longest path that follows the temporary folder's.
+_SOCKET = "/omni-01234567/listener-01234567"
+_DESCRIPTORS = "/proc/self/fd"
 
 
 class ForkServer:
@@ -47,22 +30,10 @@ class ForkServer:
 
     _users: ClassVar[set[int]] = set()
 
-    def __init__(self, config: EngineConfig, *, verbose: bool = False, keep_warm_s: float | None = None) -> None:
-        """Choose the imports that the stages of `config` need.
-
-        `verbose` forwards output of the imports to stderr. With `keep_warm_s` they are done in a process that stays for
-        so long after the command, unless another command has left one.
-        """
-        self._keep_warm_s = keep_warm_s
-        parts = ["verbose" if verbose else "quiet", *sorted(config.backends, reverse=True), "family"]
+    def __init__(self, config: EngineConfig, *, verbose: bool = False) -> None:
+        """Choose the imports that the stages of `config` need; `verbose` forwards their output to stderr."""
+        parts = ["verbose" if verbose else "quiet", *sorted(config.backends, reverse=True)]
         self._preload = [f"omni_cli.engine.process.preload_{part}" for part in parts]
-        for module in self._preload:
-            if (
-                find_spec(module) is None
-            ):  # the fork server would ignore a missing module, and stages would start slowly
-                raise ValueError(f"there is no module {module} to preload")
-        family = family_of_stages(config.model, config.stages)
-        self._modules = () if family is None else family.modules
 
     def start(self) -> ForkServerContext:
         """Start the imports, unless they have started, and return the context to start processes with."""
@@ -79,26 +50,11 @@ class ForkServer:
         # The imports ask torch whether there is a CUDA device. By default torch then initialises CUDA, which processes
         # forked later cannot use. With this setting it asks the driver's library.
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        _settle_sockets()
         resource_tracker.ensure_running()  # unblocks signals when it is done, so not within
-        os.environ[FAMILY_MODULES] = " ".join(self._modules)
-        try:
-            with stop_signals_blocked():
-                self._ensure_running()
-        finally:
-            del os.environ[FAMILY_MODULES]
+        with stop_signals_blocked():
+            _ensure_running()
         self._users.add(id(self))
         return context
-
-    def _ensure_running(self) -> None:
-        server: Any = forkserver._forkserver
-        if self._keep_warm_s is None:
-            server.ensure_running()
-        elif server._forkserver_address is None:
-            # Without "verbose" or "quiet", which is for the output of this command.
-            with warm_process(self._preload[1:], self._keep_warm_s):
-                server.ensure_running()
-            server.ensure_running = lambda: None  # it waits for a child, which a fork of another process is not
 
     def stop(self) -> None:
         """Release the handle; forked processes continue. Idempotent."""
@@ -106,17 +62,44 @@ class ForkServer:
             return
         self._users.remove(id(self))
         server: Any = forkserver._forkserver  # multiprocessing has no call to end it
-        if self._users:
+        if self._users or server._forkserver_pid is None:
             return
-        if server._forkserver_pid is not None:
-            # Otherwise it would end only after its imports, which are no longer needed.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(server._forkserver_pid, signal.SIGKILL)
-            # Without multiprocessing's own clean-up, the next handle would use the killed server.
-            with contextlib.suppress(ChildProcessError, FileNotFoundError):
-                server._stop()
-        elif server._forkserver_address is not None:
-            del server.ensure_running
-            os.close(server._forkserver_alive_fd)
-            Path(server._forkserver_address).unlink(missing_ok=True)
-            server._forkserver_address = server._forkserver_alive_fd = None
+        # Otherwise it would end only after its imports, which are no longer needed.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server._forkserver_pid, signal.SIGKILL)
+        _forget_socket(server)
+        # Without multiprocessing's own clean-up, the next handle would use the killed server.
+        with contextlib.suppress(ChildProcessError):
+            server._stop()
+
+
+def _ensure_running() -> None:
+    """Start multiprocessing's fork server, unless it runs, so that no file of its socket outlives a killed command.
+
+    The socket is connected to by a descriptor of it, and its folder removed. Raises `OmniError` if there can be none.
+    """
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        running = os.waitid(os.P_PID, server._forkserver_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        if running:
+            return
+        _forget_socket(server)
+    own = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    parent = temporary_folder(len(_SOCKET))
+    try:
+        with tempfile.TemporaryDirectory(prefix="omni-", dir=parent) as own["tempdir"]:
+            server.ensure_running()
+            descriptor = os.open(server._forkserver_address, os.O_PATH)
+    except OSError as error:
+        reason = f"cannot create a socket in the temporary folder {parent}: {error.strerror or error}"
+        raise OmniError(reason, hint="set TMPDIR to a folder that can be written") from error
+    finally:
+        del own["tempdir"]
+    server._forkserver_address = f"{_DESCRIPTORS}/{descriptor}"
+
+
+def _forget_socket(server: Any) -> None:
+    folder, _, descriptor = server._forkserver_address.rpartition("/")
+    if folder == _DESCRIPTORS:  # else multiprocessing has started another server itself
+        os.close(int(descriptor))
+        server._forkserver_address = "\0"  # an address without a file to remove

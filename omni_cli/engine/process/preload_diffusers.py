@@ -3,9 +3,9 @@
 Importing starts no thread pool and touches no device: processes are forked from here.
 """
 
-from omni_cli.engine.process.slow_imports import slow_imports
+from omni_cli.engine.process.preload import preloading
 
-with slow_imports():
+with preloading():
     from diffusers import DiffusionPipeline  # noqa: F401
 
     import omni_cli.diffusers_integration.stage  # noqa: F401

@@ -3,14 +3,9 @@
 Importing starts no thread pool and touches no device: processes are forked from here.
 """
 
-from omni_cli.engine.process.slow_imports import slow_imports
+from omni_cli.engine.process.preload import preloading
 
-# What vLLM imports while it loads a stage, and more of it where it compiles models.
-_WHILE_LOADING = (
-    "transformers.tokenization_mistral_common",
-    "vllm.distributed.elastic_ep.elastic_execute",
-    "vllm.model_executor.layers.quantization.online.base",
-)
+# What vLLM imports where it compiles models.
 _WHILE_COMPILING = (
     "sympy.tensor.tensor",
     "torch._inductor.fx_passes.fuse_attention",
@@ -21,7 +16,7 @@ _WHILE_COMPILING = (
     "vllm.v1.attention.backends.flex_attention",
 )
 
-with slow_imports():
+with preloading():
     import importlib
 
     import torch
@@ -29,9 +24,9 @@ with slow_imports():
     from omni_cli.vllm_integration.stage import VllmStage
 
     importlib.import_module(VllmStage.worker_cls("ar").rpartition(".")[0])
-    for name in (*_WHILE_LOADING, *(_WHILE_COMPILING if torch.version.cuda else ())):
-        importlib.import_module(name)
     if torch.version.cuda:
+        for name in _WHILE_COMPILING:
+            importlib.import_module(name)
         from torch._inductor.codecache import torch_key, triton_key
 
         # Hashes of the libraries' sources for the keys of compiled code, which each process would compute.

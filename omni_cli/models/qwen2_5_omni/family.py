@@ -53,7 +53,6 @@ FAMILY = Family(
         "tiny-omni": f"{_HERE}.checkpoint.builder:tiny_omni",
         "small-omni": f"{_HERE}.checkpoint.builder:small_omni",
     },
-    preload=("vllm.model_executor.models.qwen2_5_omni_thinker",),
     inner_architectures=INNER,
     profile=f"{_HERE}.profile:stages_of",
     published={

@@ -56,7 +56,6 @@ FAMILY = Family(
         CODE2WAV: f"{_HERE}.code2wav:Qwen3OmniMoeCode2WavForDiffusion",
     },
     builtins={"tiny-qwen3-omni": f"{_HERE}.checkpoint.builder:tiny_qwen3_omni"},
-    preload=("vllm.model_executor.models.qwen3_omni_moe_thinker",),
     inner_architectures=INNER,
     profile=f"{_HERE}.profile:stages_of",
     # The talker's prompt repeats the users' turns and ends with the head of the assistant's turn.

@@ -13,7 +13,9 @@ import pytest
 # As in a stage's process, where vLLM has imported Ray already.
 _SCRIPT = """
 import json, signal, sys
-import omni_cli.engine.process.preload_vllm
+from omni_cli.compat.libraries import prepare_libraries
+prepare_libraries()
+import omni_cli.vllm_integration.stage
 assert "ray" in sys.modules
 import ray
 from omni_cli.config.schema import ARStageConfig

@@ -35,20 +35,18 @@ class FakeEngine:
 
     Words with a meaning: `late` finishes after the others, `stall` stops after its text, `input-error` and
     `stage-error` fail, `crash` raises what no engine should. The models `fail_start`, `stall_start` and
-    `stall_close` do so while loading and closing; `slow_imports` says that the imports took long.
+    `stall_close` do so while loading and closing.
     """
 
     instances: list[FakeEngine] = []  # noqa: RUF012 - what a test looks at afterwards
 
-    def __init__(self, config: EngineConfig, *, verbose: bool, max_concurrency: int, keep_warm_s: float | None) -> None:
+    def __init__(self, config: EngineConfig, *, verbose: bool, max_concurrency: int) -> None:
         self.config = config
         self.verbose = verbose
         self.max_concurrency = max_concurrency
-        self.keep_warm = keep_warm_s
         self.requests: list[GenerateRequest] = []
         self.closed = 0
         self.stages: tuple[StageInfo, ...] = ()
-        self.imports_s = 12.3 if "slow_imports" in config.model else 0.5
         FakeEngine.instances.append(self)
 
     async def start(self, on_event: Callable[[Event], None] | None = None) -> None:

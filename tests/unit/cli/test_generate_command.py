@@ -23,7 +23,6 @@ from PIL import Image
 
 import omni_cli.cli.generate.command
 from omni_cli.cli.app import run
-from omni_cli.engine.process import warm_process
 from omni_cli.errors import ExitCode
 from omni_cli.video_encoding import encode_video
 
@@ -389,55 +388,6 @@ def test_replicas_are_for_a_file(omni: Omni) -> None:
     result = omni("hello", "--replicas", "2")
     assert result.code == ExitCode.USAGE
     assert "--requests FILE.jsonl" in result.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "is_terminal", "has_folder", "keep_warm"),
-    [
-        ((), True, True, 300),
-        ((), False, True, None),
-        ((), True, False, None),
-        (("--quiet",), True, True, None),
-        (("--json",), True, True, None),
-        (("--verbose",), True, True, None),
-        (("--keep-warm", "5"), True, True, 5),
-    ],
-)
-@pytest.mark.parametrize("model", ["slow_imports", "quick"])
-def test_a_process_stays_by_default_where_a_note_is_shown(
-    omni: Omni,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
-    is_terminal: bool,
-    has_folder: bool,
-    keep_warm: float | None,
-    model: str,
-) -> None:
-    monkeypatch.delenv("OMNI_KEEP_WARM", raising=False)
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setattr(warm_process, "can_keep_warm", lambda: has_folder)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    result = omni("hello", "-p", "tiny-omni", "--model", model, *arguments)
-    assert result.code == ExitCode.OK and result.engines[0].keep_warm == keep_warm
-    note = (
-        "\nImports took 12.3 s. A process keeps them for the next commands, and stays for 5 minutes; "
-        "`OMNI_KEEP_WARM=0` in the environment ends it with the command.\n"
-    )
-    has_note = keep_warm == 300 and model == "slow_imports"
-    assert result.err.endswith(note) == has_note and ("mports" in result.err) == has_note
-
-
-def test_keep_warm_is_an_option_or_a_variable(omni: Omni, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert omni("hello").engines[0].keep_warm is None
-    assert omni("hello", "--keep-warm", "5").engines[0].keep_warm == 5
-    monkeypatch.setenv("OMNI_KEEP_WARM", "60")
-    assert omni("hello").engines[0].keep_warm == 60
-    assert omni("hello", "--keep-warm", "0").engines[0].keep_warm == 0
-    result = omni("--requests", requests_file({"prompt": "hello"}), "--replicas", "2")
-    assert result.code == ExitCode.USAGE and "unset `OMNI_KEEP_WARM`" in result.err
-    monkeypatch.setenv("OMNI_KEEP_WARM", "long")
-    result = omni("hello")
-    assert result.code == ExitCode.USAGE and "invalid value for `OMNI_KEEP_WARM`: " in result.err
 
 
 @needs_diffusers

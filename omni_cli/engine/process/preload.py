@@ -13,16 +13,12 @@ from omni_cli.compat.package_names import quick_package_names
 from omni_cli.engine.process.host_allocator import keep_freed_memory
 from omni_cli.engine.process.orphan_watch import OrphanWatch
 
-# Passes the family's modules to `preload_family`.
-FAMILY_MODULES = "OMNI_FAMILY_MODULES"
-
 
 @contextlib.contextmanager
-def slow_imports() -> Iterator[None]:
+def preloading() -> Iterator[None]:
     """Import within this context; the process ends immediately if the command ends.
 
-    A third-party package that cannot be imported is ignored here, where it would end the fork server; the stage that
-    needs it reports it. A missing module of ours raises `RuntimeError`.
+    What cannot be imported is ignored here, where it would end the fork server; the stage that needs it reports it.
 
     Garbage collection is off, which saves a tenth of the time: imported objects live as long as the process and its
     forks.
@@ -34,9 +30,7 @@ def slow_imports() -> Iterator[None]:
         prepare_libraries()
         with capabilities_by_nvml(), quick_package_names():
             yield
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "omni_cli":
-            raise RuntimeError(f"preload: {error}") from error
+    except Exception as error:  # noqa: BLE001 - whatever a library raises while it is imported
         sys.stderr.write(f"preload: {type(error).__name__}: {error}\n")
     finally:
         gc.freeze()
